@@ -84,6 +84,12 @@ class Draft:
         return any(p.text is not None or p.rounds is not None or p.index != i for i, p in enumerate(self.pieces))
 
     @property
+    def has_removed(self) -> bool:
+        """Whether this request is the one that takes something out, or makes it shorter."""
+        edits = (*self.edits.values(), *self.tool_edits)
+        return self.cut is not None or any(edit.kind not in ADDING for edit in edits)
+
+    @property
     def applied(self) -> dict[str, int]:
         """How many edits of each kind are in the array, replayed ones included."""
         counts: dict[str, int] = {}
@@ -172,7 +178,7 @@ def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMe
         return (piece,)
     if edit.kind is EditKind.RECALL:
         return (PlannedMessage(None, edit.tokens, edit.text, edit.kind), piece)
-    beside = 0 if piece.rounds is None else piece.rounds.tokens
+    beside = piece.tokens - piece.own_tokens
     return (PlannedMessage(piece.index, edit.tokens + beside, edit.text, edit.kind, piece.rounds),)
 
 
@@ -198,13 +204,16 @@ def replace_content(transcript: Transcript, index: int, text: str, *, kind: Edit
     message = transcript.messages[index]
     occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     position = index - transcript.head
+    tokens = MESSAGE_OVERHEAD + counter.count(text)
+    if message.call_ids:  # they stay, and so does what they take
+        tokens = message.tokens - counter.count(transcript.read(index).text) + counter.count(text)
     return Edit(
         digest=message.digest,
         occurrence=occurrences[index],
         kind=kind,
         text=text,
         ref=message.ref,
-        tokens=MESSAGE_OVERHEAD + counter.count(text),
+        tokens=tokens,
         chain=transcript.chain[position] if 0 <= position < len(transcript.chain) else b"",
     )
 
@@ -302,6 +311,11 @@ class ConversationState:
     def triggered(self) -> bool:
         """Whether a trigger has fired in this conversation."""
         return bool(self.edits or self.cuts)
+
+    @property
+    def has_removed(self) -> bool:
+        """Whether something is out of the window of this conversation, or was shortened."""
+        return bool(self.cuts) or any(edit.kind not in ADDING for edit in self.edits.values())
 
     @property
     def pins(self) -> frozenset[bytes]:

@@ -151,6 +151,11 @@ class PlannedMessage:
     rounds: Edit | None = None
 
     @property
+    def own_tokens(self) -> int:
+        """Its tokens without those of its hidden rounds."""
+        return self.tokens - (0 if self.rounds is None else self.rounds.tokens)
+
+    @property
     def is_summary(self) -> bool:
         """Whether it stands for what a cut covers."""
         return self.index is None and self.kind is None

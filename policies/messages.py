@@ -70,7 +70,6 @@ class Message:
         answers: the tool call id that a tool result answers, else None.
         keep: True for "never remove", False for "first to go", None for unmarked.
         media: number of parts that are not text.
-        joined: True for one that stays or goes with the unit before it.
         thought: the tokens among them of thinking that its provider signed or sealed, 0 for none.
     """
 
@@ -81,7 +80,6 @@ class Message:
     answers: str | None = None
     keep: bool | None = None
     media: int = 0
-    joined: bool = False
     thought: int = 0
 
     @property

@@ -43,6 +43,7 @@ from policies.strategies import (
     LayerReport,
     Pages,
     PlanWork,
+    PruneTools,
     cap_results,
     clip,
     is_due,
@@ -136,10 +137,10 @@ def plan(
 
     ``trend`` is what earlier requests said about growth, ``at`` the time of this one, s of any clock. ``ceiling`` (raw
     tokens) is set after an upstream refused what the budget allowed; ``summarizer_input`` is what the summariser reads
-    at once, ``readings`` what earlier compactions have read, ``pages`` what was searched before, ``elsewhere`` what the
-    archive has, ``edits`` what the client asks for; ``unbinds`` says that no thinking of the array is valid any more,
-    ``announce`` hears what was done. Raises BudgetUnreachable if what is protected does not fit, BucketExceeded where a
-    full bucket is refused, InvalidConversation for a broken array.
+    at once, ``readings``, ``pages`` are of earlier requests, ``elsewhere`` what the archive has, ``edits`` what the
+    client asks for; ``unbinds`` says that no thinking is valid any more, ``announce`` hears what was done. Raises
+    BudgetUnreachable if what is protected does not fit, BucketExceeded where a full bucket is refused,
+    InvalidConversation for a broken array.
     """
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
@@ -185,6 +186,7 @@ def _manage(
 ) -> Flow[Bounds]:
     """Do what a request of this size needs: cap results, the client's own edits, layers, rungs; the bounds of it."""
     settings = bounds.settings
+    _refuse_hopeless(work.draft, bounds)
     if (bounds.known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         work.draft = cap_results(work.draft, bounds, new_only=True)
@@ -212,8 +214,9 @@ def _recall(work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence
 
 
 def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
-    """Take out the thinking that is not valid behind what is new."""
-    valid = leave_out_unbound(work.draft, bounds, all_of_it=all_of_it)
+    """Take out the thinking that is not valid behind what is new: behind a definition that comes first, any."""
+    brings_tool = bounds.settings.recall.tool and not bounds.known.has_removed and work.draft.has_removed
+    valid = leave_out_unbound(work.draft, bounds, all_of_it=all_of_it or brings_tool)
     if valid is not work.draft and not work.trail:
         yield Offload()
     work.draft = valid
@@ -343,14 +346,30 @@ def _has_large_new_result(bounds: Bounds) -> bool:
     return any(m.is_result and m.tokens > cap for m in transcript.messages[first_new:])
 
 
+def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
+    """Raise BudgetUnreachable before anything is read, where what no layer and no rung can touch is too much alone."""
+    if draft.tokens <= bounds.hard_limit or bounds.ceiling is not None:
+        return
+    guarded, untouchable = bounds.protection.all, bounds.protection.head | bounds.protection.pinned
+    fixed = sum(p.tokens for p in draft.pieces if p.index in untouchable)
+    if not any(layer.strategy == PruneTools.name for layer in bounds.settings.layers):
+        fixed += draft.tools
+    if fixed + draft.transcript.priming > bounds.hard_limit:
+        raise _unreachable(replace(draft, pieces=tuple(p for p in draft.pieces if p.index in guarded)), bounds)
+
+
+def _unreachable(draft: Draft, bounds: Bounds) -> BudgetUnreachable:
+    return BudgetUnreachable(
+        window=bounds.budget.window,
+        reserve=bounds.budget.reserve,
+        buckets=bounds.budget.estimate_each(draft.buckets()),
+        protected=bounds.budget.estimate(_protected_tokens(draft, bounds)),
+    )
+
+
 def _checked(draft: Draft, bounds: Bounds) -> Draft:
     if draft.tokens > bounds.hard_limit:
-        raise BudgetUnreachable(
-            window=bounds.budget.window,
-            reserve=bounds.budget.reserve,
-            buckets=bounds.budget.estimate_each(draft.buckets()),
-            protected=bounds.budget.estimate(_protected_tokens(draft, bounds)),
-        )
+        raise _unreachable(draft, bounds)
     _refuse_full_buckets(draft, bounds)
     broken = broken_rules(draft)
     if broken:

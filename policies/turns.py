@@ -38,35 +38,33 @@ class Unit:
 
 
 def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
-    """The units of ``messages[start:]`` in order; together they cover every message exactly once."""
+    """The units of ``messages[start:]`` in order; together they cover every message exactly once.
+
+    A result that comes after something else (Responses) holds all that stands between together with its call.
+    """
     found: list[Unit] = []
+    late: dict[str, int] = {}  # calls that nothing has answered yet, and where their step begins
     index = start
     while index < len(messages):
-        stop = index + 1
-        message = messages[index]
-        if message.call_ids:
-            waiting = list(message.call_ids)
+        stop, message = index + 1, messages[index]
+        waiting, begin = list(message.call_ids), index
+        if message.call_ids or message.is_result:
             while stop < len(messages) and messages[stop].is_result:
-                answered = messages[stop].answers
-                if answered in waiting:
-                    waiting.remove(answered)
-                elif answered is None and waiting:
+                stop += 1
+            for result in messages[index + (not message.is_result) : stop]:
+                if result.answers in waiting:
+                    waiting.remove(result.answers or "")
+                elif result.answers is None and waiting:
                     waiting.pop(0)
-                stop += 1
-            found.append(Unit(_start(messages, index, found), stop, bool(waiting)))
-        elif message.is_result:
-            while stop < len(messages) and messages[stop].is_result:
-                stop += 1
-            found.append(Unit(index, stop))
-        else:
-            found.append(Unit(index, stop))
+                elif late and result.answers in late:
+                    begin = min(begin, late.pop(result.answers or ""))
+        while found and found[-1].stop > begin:
+            begin = min(begin, found.pop().start)
+        is_open = bool(waiting) or (bool(late) and max(late.values()) >= begin)
+        found.append(Unit(begin, stop, is_open))
+        late |= dict.fromkeys(waiting, begin)
         index = stop
     return tuple(found)
-
-
-def _start(messages: Sequence[Message], index: int, found: list[Unit]) -> int:
-    """Where the unit of a step begins: with the one before it, which it takes the place of, where it is joined."""
-    return found.pop().start if messages[index].joined and found else index
 
 
 def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:

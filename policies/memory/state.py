@@ -71,11 +71,11 @@ def read_state(
     new = [s for s in sources if s.position > until]
     task = base.goal or goal or next((s.text for s in sources if s.is_users), "")
     before = [] if base.goal or any(s.text == task for s in new) else [Source(-1, "user", task)]
-    notes = notes_in(new, tools)
+    notes, readings = notes_in(new, tools), Readings() if readings is None else readings
     others = [f"{n.category}: {n.text}" for n in notes if n.category not in {"task_progress", "decisions", "learnings"}]
     return base.advance(
         goal=task,
-        constraints=_statements([*before, *new], goal=task, known=base.constraints, readings=readings or Readings()),
+        constraints=_statements([*before, *new], goal=task, known=base.constraints, readings=readings),
         subtasks=subtasks_of(new, tools, known=base.subtasks),
         decisions=_with_decisions(base.decisions, [TaskDecision(_line(text)) for text in _texts(notes, "decisions")]),
         open_issues=_open_issues(new, known=base.open_issues),

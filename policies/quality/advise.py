@@ -226,7 +226,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mission-critical": ("hybrid",),
     }
 )
-"""The chooser of the field guide that Weir follows (docs/requirements.md, row A0.40)."""
+"""The chooser of the field guide that Weir follows (docs/development/requirements.md, row A0.40)."""
 
 
 def recommend(traffic: Traffic) -> Recommendation:
@@ -274,7 +274,7 @@ LARGE_RESULT = 4_000
 
 
 def worst_tools(traffic: Traffic, *, most: int = 5) -> tuple[ToolAdvice, ...]:
-    """The tools with the most tokens, the worst first (docs/requirements.md, row A3.17)."""
+    """The tools with the most tokens, the worst first (docs/development/requirements.md, row A3.17)."""
     total = sum(tool.tokens for tool in traffic.tools)
     worst = sorted((tool for tool in traffic.tools if tool.tokens), key=lambda tool: (-tool.tokens, tool.name))
     return tuple(ToolAdvice(tool=tool, share=tool.tokens / total, advice=_tool_advice(tool)) for tool in worst[:most])
@@ -311,7 +311,7 @@ CONSTANTLY = 0.5
 
 
 def advise_budget(conversations: Sequence[BucketUse]) -> BudgetAdvice:
-    """Advice on the division of the window (docs/requirements.md, rows A0.88 and A0.94).
+    """Advice on the division of the window (docs/development/requirements.md, rows A0.88 and A0.94).
 
     Nothing is advised before 10 conversations were observed. A bucket is constantly over its soft limit if it is
     for half of the requests in half of the conversations.

@@ -4,7 +4,7 @@ A strategy takes a draft and the bounds of the request, and gives the next draft
 """
 
 from policies.strategies.base import Strategy
-from policies.strategies.clear import leave_out_unbound
+from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, summarize
 from policies.strategies.drop import DropOldest
 from policies.strategies.layers import (
@@ -28,6 +28,7 @@ __all__ = [
     "LayerReport",
     "Pages",
     "PlanWork",
+    "PruneTools",
     "Strategy",
     "cap_results",
     "clip",

@@ -343,8 +343,8 @@ class Reasoning(Strategy):
             body = read(index)
             if not body.reasoning or not (body.text.strip() or body.calls):
                 continue
-            left = max(MESSAGE_OVERHEAD, piece.tokens - bounds.counter.count(body.reasoning))
-            if left < piece.tokens:
+            left = max(MESSAGE_OVERHEAD, piece.own_tokens - bounds.counter.count(body.reasoning))
+            if left < piece.own_tokens:
                 edits[index] = replace(edited(bounds, index, "", EditKind.REASONING), tokens=left)
         return draft.with_edits(edits)
 
@@ -365,7 +365,7 @@ def leave_out_unbound(draft: Draft, bounds: Bounds, *, all_of_it: bool = False) 
             continue
         message = draft.transcript.messages[piece.index]
         if message.thought:
-            left = max(MESSAGE_OVERHEAD, piece.tokens - message.thought)
+            left = max(MESSAGE_OVERHEAD, piece.own_tokens - message.thought)
             edits[piece.index] = replace(edited(bounds, piece.index, "", EditKind.UNBOUND), tokens=left)
     return draft.with_edits(edits)
 

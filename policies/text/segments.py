@@ -298,11 +298,14 @@ class Readings:
         """Keep what was read, unless it is kept already, and let go of the oldest."""
         if key in self._kept:
             return
-        self._kept[key] = made
-        self._held += 2 + len(made.segments)
+        size = 2 + len(made.segments)
+        self._kept[key] = made  # nothing is called between these two, or those below: a thread may end at a call
+        self._held += size
         while self._held > self._most and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
-            self._held -= 2 + len(dropped.segments)
+            oldest = next(iter(self._kept))
+            size = 2 + len(self._kept[oldest].segments)
+            del self._kept[oldest]
+            self._held -= size
 
 
 def sources_of(transcript: Transcript, indices: Sequence[int], calls: Mapping[int, ToolCall]) -> list[Source]:

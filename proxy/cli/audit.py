@@ -109,13 +109,13 @@ def list_rows(
       weir audit list --type budget_violation --limit 20 --json
     """
 
-    async def read(store: Store) -> tuple[list[AuditRow], _Names]:
+    async def read(store: Store) -> tuple[list[AuditRow], dict[str, str]]:
         only = None if tenant is None else await _tenant(store, tenant)
         known = None if conversation is None else await store.conversation(only, conversation)
         wanted = conversation if known is None else known.id
         rows = await store.audit(only, conversation=wanted, kind=kind, limit=limit)
         keys = await key_names(store, config) if rows else {}
-        return rows, _Names(keys, {each.id: each.name for each in await named(store)})
+        return rows, keys | {each.id: each.name for each in await named(store)}
 
     rows, names = reading(config, read)
     if as_json:
@@ -232,15 +232,7 @@ def _why_lost(head: _Head, chains: list[Verified]) -> str:
     return "is not in any chain: one was truncated or rewritten"
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """What people call a tenant's key and a conversation, by their ids."""
-
-    keys: Mapping[str, str]
-    conversations: Mapping[str, str]
-
-
-def _audit_cells(row: AuditRow, names: _Names) -> tuple[object, ...]:
+def _audit_cells(row: AuditRow, names: Mapping[str, str]) -> tuple[object, ...]:
     facts = json.dumps(row.told, ensure_ascii=False)  # with blanks, at which a narrow terminal breaks lines
     facts = facts if len(facts) <= FACTS_SHOWN else f"{facts[:FACTS_SHOWN]}…"
     return (
@@ -248,8 +240,8 @@ def _audit_cells(row: AuditRow, names: _Names) -> tuple[object, ...]:
         row.seq,
         row.type,
         facts,
-        names.conversations.get(row.conversation or "", row.conversation or "-"),
-        _chain_name(row.tenant, names.keys),
+        names.get(row.conversation or "", row.conversation or "-"),
+        _chain_name(row.tenant, names),
         row.request or "-",
     )
 

@@ -12,7 +12,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import textwrap
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -44,7 +43,6 @@ from proxy.wire.counting import Tokenizer
 
 MODEL = "sim"
 NAME = "demo"
-WIDTH = 80
 SUMMARIZER = "sim-summarizer"
 MAX_TOKENS = 512
 ENCODING = "o200k_base"
@@ -434,8 +432,7 @@ class _Events:
         for name, side in _sides(self._played):
             if not side.last.answered and name not in self._refused:
                 self._refused.add(name)
-                said = f"request {number:>3}: {name}, refused: "
-                yield said + textwrap.shorten(side.last.message, max(1, WIDTH - len(said)), placeholder=" …")
+                yield f"request {number:>3}: {name}, refused: {side.last.code}"
         if batch is not None:
             did = f"{batch.before:,} > {batch.after:,} tokens ({batch.actions})"
             yield f"request {number:>3}: {MANAGED}, {did}"

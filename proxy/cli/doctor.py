@@ -140,11 +140,11 @@ def _clock(answer: Reached, name: str) -> Iterator[Diagnosis]:
     except ValueError:
         return
     ahead = time.time() - theirs.timestamp()
-    state: Literal["ok", "warn", "fail"] = "ok" if abs(ahead) < CLOCK_WARN else "warn"
-    state = "fail" if abs(ahead) >= CLOCK_FAIL else state
-    apart = f"{abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'}"
-    said = "agrees with" if state == "ok" else f"is {apart}"
-    yield Diagnosis("clock", state, f"{said} that of {name}", "" if state == "ok" else "set this machine's clock")
+    if abs(ahead) < CLOCK_WARN:
+        yield Diagnosis("clock", "ok", f"agrees with that of {name}")
+        return
+    apart = f"is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} that of {name}"
+    yield Diagnosis("clock", "fail" if abs(ahead) >= CLOCK_FAIL else "warn", apart, "set this machine's clock")
 
 
 def _model(config: Config, model: str | None, listed: Sequence[str]) -> Diagnosis:
@@ -178,9 +178,6 @@ def _store(config: Config) -> Iterator[Diagnosis]:
     async def keys(store: Store) -> tuple[int, str]:
         return len([key for key in await store.list_keys() if key.revoked is None]), store.schema
 
-    async def ping(store: Store) -> None:
-        await store.ping()
-
     file = Path(config.store.url.removeprefix(SQLITE))
     known = len(config.keys)
     if config.store.url.startswith(SQLITE) and not file.exists():
@@ -193,7 +190,7 @@ def _store(config: Config) -> Iterator[Diagnosis]:
     else:
         try:
             made, schema = reading(config, keys)
-            writing(config, ping)
+            writing(config, Store.ping)
         except Failure as fault:
             yield Diagnosis("store", "fail", fault.message, "check store.url, the file's owner and the free space")
             return
@@ -216,20 +213,13 @@ def _vocabulary(model: str | None) -> Diagnosis:
 
 def _port(config: Config) -> Diagnosis:
     host, port = config.listen.host, config.listen.port
-    where = f"{host}:{port}"
+    where, family = f"{host}:{port}", socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server(
-            (host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ).close()
+        socket.create_server((host.strip("[]"), port), family=family).close()
     except OSError as fault:
         if fault.errno != errno.EADDRINUSE:
             return Diagnosis("port", "fail", f"{where}: {fault.strerror or fault}", "choose another address (listen)")
-        try:
-            if is_weir(weir_address(None, config)):
-                return Diagnosis("port", "ok", f"a Weir answers on {where}")
-        except Unreached:
-            pass
-        return Diagnosis(
-            "port", "fail", f"another program has {where}", "end it, or choose another (weir serve --port)"
-        )
+        if is_weir(weir_address(None, config)):
+            return Diagnosis("port", "ok", f"a Weir answers on {where}")
+        return Diagnosis("port", "fail", f"another program has {where}", "end it, or choose another: --port")
     return Diagnosis("port", "ok", f"{where} is free")

@@ -5,7 +5,6 @@ import re
 import shlex
 import sys
 import tempfile
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,12 +20,9 @@ VARIABLES = {
     "api.openai.com": "OPENAI_API_KEY",
     "api.anthropic.com": "ANTHROPIC_API_KEY",
     "openrouter.ai": "OPENROUTER_API_KEY",
-    "api.mistral.ai": "MISTRAL_API_KEY",
-    "api.groq.com": "GROQ_API_KEY",
-    "api.deepseek.com": "DEEPSEEK_API_KEY",
 }
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-LOCAL_WINDOW = 8192
+LOCAL_WINDOW = "8192"
 CLIENTS = {
     "sdk": "python my_agent.py",
     "codex": "codex",
@@ -35,25 +31,7 @@ CLIENTS = {
     "aider": "aider",
     "other": "COMMAND",
 }
-RULE = """\
-models:                           # what you know better than Weir's tables; the first match wins
-  - match: {match}
-    window: {window}                  # tokens: the whole context window
-"""
-NO_RULE = """\
-models: []                        # windows come from the upstream, else from a table of known models; where neither
-                                  # knows: [{match: "local-*", window: 8192}]
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answers:
-    upstream: str
-    key_variable: str
-    client: str
-    model: str
-    window: int | None
-    access: str
+Answers = dict[str, str]
 
 
 @click.command()
@@ -90,39 +68,46 @@ def init(*, out: Path, yes: bool, **given: object) -> None:
     _say_what_next(answers, out)
 
 
-def _answered(given: dict[str, object], *, asking: bool) -> _Answers:
+def _answered(given: dict[str, object], *, asking: bool) -> Answers:
     """What the options say, then what is answered, then the defaults."""
+    answers: Answers = {}
 
-    def answer(
-        name: str, question: str, default: object, kind: click.Choice[str] | click.types.IntParamType | None = None
-    ) -> object:
-        if given[name] is not None or not asking:
-            return given[name] if given[name] is not None else default
-        return click.prompt(question, default=default, type=kind, err=True)
+    def ask(
+        name: str, question: str, default: str, kind: click.Choice[str] | click.types.IntParamType | None = None
+    ) -> str:
+        answer = given[name]
+        if answer is None:
+            answer = click.prompt(question, default=default, type=kind, err=True) if asking else default
+        answers[name] = str(answer)
+        return answers[name]
 
-    upstream = str(answer("upstream", "1. Where do requests go? Base URL", OPENAI)).rstrip("/")
-    host = urlsplit(upstream).hostname or ""
-    variable = PASS if host in LOCAL else VARIABLES.get(host, "OPENAI_API_KEY")
-    variable = str(answer("key_variable", "   Environment variable with its key (pass: the client's own)", variable))
+    host = urlsplit(ask("upstream", "1. Where do requests go? Base URL", OPENAI)).hostname or ""
+    usual = PASS if host in LOCAL else VARIABLES.get(host, "OPENAI_API_KEY")
+    variable = ask("key_variable", "   Environment variable with its key (pass: the client's own)", usual)
     if not re.fullmatch(r"[A-Za-z_]\w*", variable):
         raise click.UsageError("--key-variable should name an environment variable, not hold the key itself")
-    client = str(answer("client", "2. Which client will you use?", "other", click.Choice(list(CLIENTS))))
-    usual = LOCAL_WINDOW if host in LOCAL else 0
-    window = int(str(answer("window", "   Its model's context window, tokens (0: as it is known)", usual, click.INT)))
-    model = str(answer("model", "   Which models have it? A pattern", "*")) if window else "*"
-    access = click.Choice(["me", "keys"])
-    allowed = str(answer("access", "3. Who may use it? me: any program here, keys: known keys", "me", access))
-    return _Answers(
-        upstream=upstream, key_variable=variable, client=client, model=model, window=window or None, access=allowed
+    ask("client", "2. Which client will you use?", "other", click.Choice(list(CLIENTS)))
+    usual = LOCAL_WINDOW if host in LOCAL else "0"
+    if ask("window", "   Its model's context window, tokens (0: as it is known)", usual, click.INT) != "0":
+        ask("model", "   Which models have it? A pattern", "*")
+    ask("access", "3. Who may use it? me: any program here, keys: known keys", "me", click.Choice(["me", "keys"]))
+    return answers
+
+
+def _text(answers: Answers, name: str) -> str:
+    variable, window = answers["key_variable"], answers["window"]
+    rule = f"[{{match: {json.dumps(answers['model'])}, window: {window}}}]" if window != "0" else "[]"
+    return (
+        (files("proxy") / "defaults" / "init.yaml")
+        .read_text(encoding="utf-8")
+        .format(
+            name=name,
+            base_url=json.dumps(answers["upstream"]),
+            api_key=PASS if variable == PASS else f"${{{variable}:-{PASS}}}",
+            models=rule,
+            mode="keys" if answers["access"] == "keys" else "auto",
+        )
     )
-
-
-def _text(answers: _Answers, name: str) -> str:
-    key = PASS if answers.key_variable == PASS else f"${{{answers.key_variable}:-{PASS}}}"
-    rule = RULE.format(match=json.dumps(answers.model), window=answers.window) if answers.window else NO_RULE
-    mode = "keys" if answers.access == "keys" else "auto"
-    text = files("proxy").joinpath("defaults", "init.yaml").read_text(encoding="utf-8")
-    return text.format(name=name, base_url=json.dumps(answers.upstream), api_key=key, models=rule, mode=mode)
 
 
 def _check(text: str, name: str) -> None:
@@ -136,14 +121,13 @@ def _check(text: str, name: str) -> None:
             raise click.UsageError(fault.problems[0].replace(f"{folder}/", "")) from fault
 
 
-def _say_what_next(answers: _Answers, out: Path) -> None:
-    where = shlex.quote(str(out))
-    variable = answers.key_variable
+def _say_what_next(answers: Answers, out: Path) -> None:
+    where, variable = shlex.quote(str(out)), answers["key_variable"]
     click.echo(f"Wrote {out}. Next:")
     if variable != PASS and not environment().get(variable):
         click.echo(f"  export {variable}=…    # it is not set now: every client's own key would go up")
     click.echo(f"  weir doctor --config {where}")
-    if answers.access == "keys":
+    if answers["access"] == "keys":
         click.echo(f"  weir keys create --name me --config {where}")
     click.echo(f"  weir serve --config {where}")
-    click.echo(f"  weir run --config {where} -- {CLIENTS[answers.client]}    # in another terminal")
+    click.echo(f"  weir run --config {where} -- {CLIENTS[answers['client']]}    # in another terminal")

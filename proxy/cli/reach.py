@@ -58,7 +58,10 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def is_weir(root: str) -> bool:
-    """Whether a Weir answers at ``http://host:port``. Raises Unreached where nobody does."""
-    answer = get(f"{root}/healthz", seconds=HEALTH_SECONDS)
+def is_weir(root: str) -> bool | None:
+    """Whether a Weir answers at ``http://host:port``, None where nobody does."""
+    try:
+        answer = get(f"{root}/healthz", seconds=HEALTH_SECONDS)
+    except Unreached:
+        return None
     return answer.status == 200 and answer.json() == {"status": "ok"}

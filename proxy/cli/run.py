@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from proxy.cli import Failure
-from proxy.cli.reach import Unreached, is_weir
+from proxy.cli.reach import is_weir
 from proxy.cli.shared import config_option, loaded
 from proxy.config import Config, environment
 
@@ -94,17 +94,14 @@ def _arguments(root: str, program: str) -> list[str]:
 @contextlib.contextmanager
 def _weir_at(root: str, path: Path | None, *, serves: bool) -> Iterator[bool]:
     """A Weir that answers at ``root``; whether it was started for this, and ends with it."""
-    try:
-        if not is_weir(root):
-            raise Failure(f"what answers at {root} is not Weir; name Weir's address with --url")
-    except Unreached as fault:
-        if not serves:
-            start = f"weir serve{f' --config {shlex.quote(str(path))}' if path else ''}"
-            raise Failure(f"no Weir answers at {root} ({fault}): start one with {start}, or add --serve") from fault
-        with _serving(root, path):
-            yield True
-        return
-    yield False
+    there = is_weir(root)
+    if there is False:
+        raise Failure(f"what answers at {root} is not Weir; name Weir's address with --url")
+    if there is None and not serves:
+        start = f"weir serve{f' --config {shlex.quote(str(path))}' if path else ''}"
+        raise Failure(f"no Weir answers at {root}: start one with {start}, or add --serve")
+    with contextlib.nullcontext() if there else _serving(root, path):
+        yield not there
 
 
 @contextlib.contextmanager
@@ -123,7 +120,7 @@ def _serving(root: str, path: Path | None) -> Iterator[None]:
     click.echo(f"weir: started for this command, log in {log}", err=True)
     try:
         deadline = time.monotonic() + STARTS_WITHIN
-        while not _answers(root):
+        while not is_weir(root):
             if weir.poll() is not None or time.monotonic() > deadline:
                 last = (
                     Path(log).read_text(encoding="utf-8", errors="replace").strip() or "it said nothing"
@@ -136,13 +133,6 @@ def _serving(root: str, path: Path | None) -> Iterator[None]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             weir.wait(STOPS_WITHIN)
         weir.kill()
-
-
-def _answers(root: str) -> bool:
-    try:
-        return is_weir(root)
-    except Unreached:
-        return False
 
 
 def _replaced(arguments: list[str], env: Mapping[str, str]) -> int:

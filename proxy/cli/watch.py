@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import click
 from rich.console import Console
@@ -48,11 +48,10 @@ class Follower:
             if each["updated"] < self._since or self._looked.get(each["id"]) == each["updated"]:
                 continue
             since = max(self._since, self._looked.get(each["id"], 0.0) - LATE)
-            found = self._ask(
-                f"conversations/{quote(each['id'], safe='')}/timeline", since=f"{since:.3f}", limit=ROWS_ASKED
-            )
-            rows += [row for row in found if row["id"] not in self._seen]
-            self._seen += [row["id"] for row in found if row["id"] not in self._seen]
+            found = self._ask(f"conversations/{each['id']}/timeline", since=f"{since:.3f}", limit=ROWS_ASKED)
+            new = [row for row in found if row["id"] not in self._seen]
+            self._seen += [row["id"] for row in new]
+            rows += new
             self._looked[each["id"]] = each["updated"]
         return sorted(rows, key=lambda row: float(row["at"]))
 
@@ -61,9 +60,9 @@ class Follower:
         if answer.status == 404 and "/" in path:  # deleted between two questions
             return []
         if answer.status in (401, 403):
-            raise Failure(
-                "this key is refused: give the admin token, or a client's key, with --key or WEIR_ADMIN_TOKEN"
-            )
+            raise Failure("this key is refused: give the admin token or a client's key, --key or WEIR_ADMIN_TOKEN")
+        if answer.status >= 500:
+            raise Unreached(f"its database cannot be read now ({answer.status})")
         told = answer.json()
         if answer.status != 200 or not isinstance(told, dict) or "data" not in told:
             raise Failure(f"what answers at {self._root} is not Weir ({answer.status}); name its address with --url")

@@ -296,14 +296,12 @@ async def request(visit: PageVisit) -> View:
     """One request in two columns: what the client sent, what the model saw."""
     one = await talks.one(visit.asked())
     both = await inspect.both_sides(visit.asked())
-    trace, template = both.exchange.detail.get("trace"), visit.runtime.config.telemetry.trace_url
     values: dict[str, Any] = {
         "one": one,
         "both": both,
         "layers": charts.layers_of(both.exchange),
         "runs": inspect.runs(inspect.aligned(both)),
         "page": f"{PATH}/conversations/{quote(visit.path['id'], safe='')}",
-        "trace": template.replace("{trace_id}", str(trace)) if template and trace else None,
     }
     return View("request.html", values)
 

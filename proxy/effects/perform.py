@@ -35,6 +35,7 @@ from policies.effects import (
     Trim,
 )
 from policies.text.segments import Readings, TextReading
+from proxy.effects.apart import apart
 from proxy.errors import ProxyError
 from proxy.telemetry import NULL_SPAN, AnySpan
 
@@ -217,7 +218,7 @@ class EffectHandler(ABC):
 
     async def compare(self, effect: Compare) -> Reply:
         """How alike texts are."""
-        return await asyncio.to_thread(by_shingles, effect)
+        return await apart(by_shingles, effect)
 
     async def embed(self, effect: Embed) -> Reply:
         """The vectors of texts."""
@@ -272,7 +273,7 @@ async def _on_thread(flow: Flow[T], reply: Reply, span: AnySpan, *, between: boo
         span.resume(between=between)
         return step(flow, reply), span.now()
 
-    effect, ended = await asyncio.to_thread(work)
+    effect, ended = await apart(work)
     span.since(ended, "wait", "loop")
     return effect
 

@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-from policies.ledger import ADDING
 from proxy.exchange.send import Attempts
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.archive import Archive
 from proxy.recall.chat import ChatRecall
+from proxy.recall.elements import ListRecall
 from proxy.recall.messages import MessagesRecall
 from proxy.recall.responses import ResponsesRecall
-from proxy.recall.rounds import Rounds
-from proxy.recall.surface import RecallSurface
+from proxy.recall.rounds import RecallSurface, Rounds, Unseen
 from proxy.recall.tool import Offer, offer_for, with_tool
 from proxy.runtime import Runtime
 from proxy.stream.relay import UpstreamResponse
@@ -43,6 +42,8 @@ class Recalling:
         before, self.offer, asked = self.offer, None, self.asked
         if plan.limits is None or not asked.settings.recall.tool or not is_due(plan) or self._is_refused(plan):
             return plan
+        if asked.request.codec is not CHAT and not self.runtime.store.keeps_content:
+            return plan  # after a restart nothing would be known of hidden rounds that its answers depend on
         offer = before or offer_for(asked.request, asked.settings, asked.counter)
         if offer is None or not plan.limits.budget.hard_fits(plan.sent + offer.tokens):
             return plan
@@ -72,8 +73,9 @@ class Recalling:
     async def keep(self, rounds: Rounds, plan: Plan) -> None:
         """Have the hidden rounds of an answer go up again with it, before its client can send it back."""
         recognized = plan.recognized
-        edit = None if recognized is None else rounds.edit(recognized.transcript)
-        if recognized is not None and edit is not None:
+        if recognized is None or rounds.unseen is None:
+            return
+        if (edit := rounds.unseen.edit(recognized.transcript)) is not None:
             await self.runtime.planner.remember(recognized, edit, request=self.asked.id)
 
     def _carrying(self, body: bytes) -> bytes:
@@ -108,8 +110,10 @@ class Recalling:
             model=asked.settings.embeddings,
             embeddings=asked.settings.recall.embeddings,
         )
+        surface = surface_of(asked.request)
         return Rounds(
-            surface=surface_of(asked.request),
+            surface=surface,
+            unseen=Unseen(surface, asked.counter, asked.request.model) if isinstance(surface, ListRecall) else None,
             offer=offer,
             archive=archive,
             counter=asked.counter,
@@ -132,6 +136,12 @@ def surface_of(request: ClientRequest) -> RecallSurface:
     return MessagesRecall(joins=joins)
 
 
+def is_linked(request: ClientRequest) -> bool:
+    """Whether a request is one of those whose history the provider holds: under tools and ids that are the client's."""
+    link = request.codec.link
+    return link is not None and bytes(request.fields.get(link, b"null")) != b"null"
+
+
 def is_due(plan: Plan) -> bool:
     """Whether something is out of the window of a request's conversation, by this request's batch or an earlier one.
 
@@ -139,8 +149,7 @@ def is_due(plan: Plan) -> bool:
     """
     if plan.recognized is None or plan.decision is None:
         return False
-    known = plan.recognized.thread.known.at(len(plan.recognized.transcript.chain))
-    return bool(known.cuts) or any(edit.kind not in ADDING for edit in known.edits.values())
+    return plan.recognized.thread.known.at(len(plan.recognized.transcript.chain)).has_removed
 
 
 def refuses_tools(received: UpstreamResponse) -> bool:

@@ -32,7 +32,7 @@ from proxy.errors import (
 )
 from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
 from proxy.exchange.progress import ExchangeProgress, evicted_count
-from proxy.exchange.recall import Recalling
+from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import listened
 from proxy.exchange.request import Request, request_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
@@ -263,7 +263,7 @@ class ExchangeHandler:
             progress.trace,
             request.managed_by,
         )
-        if asked is None or not asked.settings.recall.tool:
+        if asked is None or not asked.settings.recall.tool or is_linked(request.client):
             return attempts, None
         return attempts, Recalling(self.runtime, asked, attempts)
 

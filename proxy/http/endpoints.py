@@ -13,10 +13,12 @@ import json
 import logging
 import re
 import secrets
+import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -483,14 +485,30 @@ class HealthRoutes:
 
 
 async def connects(base: str) -> bool:
-    """Whether somebody listens there."""
+    """Whether an upstream answers anything at all: one that is frozen still has its connections accepted for it."""
     parts = urlsplit(base)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), PROBE_PATIENCE)
+        async with asyncio.timeout(PROBE_PATIENCE):
+            reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=_handshake() if secure else None)
+            try:
+                if secure:
+                    return True
+                writer.write(
+                    f"HEAD {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n".encode()
+                )
+                writer.write(b"Connection: close\r\n\r\n")
+                return bool(await reader.read(1))
+            finally:
+                writer.transport.abort()
     except (OSError, TimeoutError):
         return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return True
+
+
+@cache
+def _handshake() -> ssl.SSLContext:
+    """Who it is does not matter to whether it lives."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

@@ -18,7 +18,8 @@ from proxy.http.archive import BLOBS, WHY
 from proxy.http.conversations import Exchange, exchange_of
 from proxy.http.request import ManagementRequest, Shape, Tokens
 from proxy.store.packing import Inspected
-from proxy.wire.messages import body_of, read_message
+from proxy.wire.codecs import view_of_stored
+from proxy.wire.messages import body_of
 
 MAX_ID_LEN = 100
 SUMMARY = "a summary of what was removed before it"
@@ -48,6 +49,7 @@ class BothSides(Shape):
     kept: Annotated[bool, Meta(description="whether the arrays are; the newest of a conversation are (inspect)")]
     tools: Tokens
     pruned: Annotated[list[str], Meta(description="tools whose definitions were left out")]
+    trace: Annotated[str | None, Meta(description="address of its trace, where telemetry.trace_url says where")]
     client: list[SideRow]
     model: list[SideRow]
 
@@ -81,11 +83,14 @@ async def both_sides(asked: ManagementRequest) -> BothSides:
     except KeyError:
         raise NotFound(f"The conversation has no request {request[:80]!r}.") from None
     exchange = exchange_of(told)
+    template, trace = asked.runtime.config.telemetry.trace_url, exchange.detail.get("trace")
+    link = template.replace("{trace_id}", str(trace)) if template and trace else None
     if found is None:
-        return BothSides(exchange=exchange, kept=False, tools=0, pruned=[], client=[], model=[])
+        return BothSides(exchange=exchange, kept=False, tools=0, pruned=[], trace=link, client=[], model=[])
     client, model = _sides(found, with_text=asked.tenant is not None)
+    pruned = list(found.pruned)
     return BothSides(
-        exchange=exchange, kept=True, tools=found.tools, pruned=list(found.pruned), client=client, model=model
+        exchange=exchange, kept=True, tools=found.tools, pruned=pruned, trace=link, client=client, model=model
     )
 
 
@@ -144,7 +149,7 @@ def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[Si
     return client, model
 
 
-_KEEPING = frozenset({str(EditKind.REASONING), str(EditKind.MEDIA)})
+_KEEPING = frozenset({str(EditKind.REASONING), str(EditKind.UNBOUND), str(EditKind.MEDIA)})
 """Edits whose text is not the whole of what the message says then."""
 
 
@@ -155,7 +160,7 @@ def _text(found: Inspected, ref: str | None) -> str | None:
 
 def _message(raw: bytes | None) -> str | None:
     """What a message says, with the calls that it makes and what is attached to it; None where it is not kept."""
-    return None if raw is None else said_in(body_of(read_message(raw)))
+    return None if raw is None else said_in(body_of(view_of_stored(raw)))
 
 
 def said_in(body: Body) -> str:

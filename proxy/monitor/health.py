@@ -199,7 +199,7 @@ def _requests_left(decision: Decision | None, settings: ContextSettings, *, limi
     manages = not settings.observes and settings.when_full == "manage"
     if decision is None:
         return None
-    brought_back = sum(report.after - report.before for report in decision.trail if report.layer == EditKind.RECALL)
+    brought_back = sum(p.tokens for p in decision.pieces or () if p.kind is EditKind.RECALL)
     if manages and decision.raw_after - brought_back <= limits.trigger:
         return None
     speed = None if decision.reading is None else decision.reading.velocity_tokens_per_turn

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from policies import (
     BucketExceeded,
@@ -61,7 +61,7 @@ MAX_REPLANS = 4
 CLAIMED = 60.0
 """Seconds after which a process that began to have a summary written, and never ended, is waited for no longer."""
 OTHERS_EVERY = 0.05
-MAX_LIMITS = 1_000
+MAX_LIMITS = MAX_REFUSED = 1_000
 HARDER = (0.8, 0.5)
 
 
@@ -87,6 +87,7 @@ class Planner:
     pages: Pages = field(default_factory=Pages)
     saved: Callable[[str], None] = lambda _: None
     _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
+    _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
         """Whose request it is and what fits; None where that failed, which is logged."""
@@ -174,7 +175,7 @@ class Planner:
             return Plan(body=body, degraded=(*failed, "plan"))
         decided, refused, degraded = None, None, recognized.degraded
         try:
-            decided = await self._decide(asked, recognized)
+            decided = await self._decide_or_refuse(asked, recognized)
         except ProxyError:
             raise
         except BudgetUnreachable as error:
@@ -278,6 +279,23 @@ class Planner:
             rows = await self.store.notes(thread.branch.tenant, thread.branch.conversation)
             thread.known = replace(thread.known, notes=tuple(row.note for row in rows))
             thread.has_notes = True
+
+    async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
+        """The decision; a request that was refused, and comes again as it was, is refused without being planned."""
+        branch, transcript, budget = recognized.branch, recognized.transcript, recognized.limits.budget
+        key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
+        case = (asked.settings, budget.window, budget.hard_limit, asked.edits)
+        before, facts = self._refused.get(key, (None, {}))
+        if before == case:
+            raise BudgetUnreachable(**facts)
+        try:
+            return await self._decide(asked, recognized)
+        except BudgetUnreachable as error:
+            if len(self._refused) >= MAX_REFUSED:
+                self._refused.clear()
+            if not isinstance(error, BucketExceeded):
+                self._refused[key] = (case, vars(error))
+            raise
 
     async def _decide(
         self, asked: PlanRequest, recognized: Recognized, *, ceiling: int | None = None

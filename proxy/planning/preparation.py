@@ -27,6 +27,7 @@ from policies import (
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import Note, Prepared
 from proxy.conversation.thread import Thread
+from proxy.effects.apart import apart
 from proxy.effects.perform import Ask, Background, drive, step
 from proxy.planning.planner import CLAIMED, Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
@@ -155,14 +156,14 @@ class Preparation:
         transcript = work.recognized.transcript
         found: tuple[Note, ...] = ()
         if settings.notes.enabled:
-            found = await asyncio.to_thread(notes_of, transcript, settings=settings, known=known)
+            found = await apart(notes_of, transcript, settings=settings, known=known)
         if settings.notes.enabled and wants_notes(transcript, settings=settings, known=known):
             reads = work.asked.summarizer_input or work.recognized.limits.budget.hard_limit
             flow = write_notes(transcript, known=known, counter=work.asked.counter, max_input=reads)
             found += await _asked(flow, work.ask)
         await self._keep_notes(thread, found)
         if settings.checkpoints.enabled and settings.checkpoints.milestones and work.save is None:
-            milestone = await asyncio.to_thread(milestone_of, transcript, settings=settings, known=known)
+            milestone = await apart(milestone_of, transcript, settings=settings, known=known)
             if milestone is not None:
                 await self._save_state(work, "milestone")
 
@@ -187,7 +188,7 @@ class Preparation:
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
         thread.read = len(transcript.chain)
-        state = await asyncio.to_thread(
+        state = await apart(
             state_of,
             transcript,
             settings=asked.settings,
@@ -211,7 +212,7 @@ class Preparation:
         work.thread.read = len(transcript.chain)
         readings = self._planner.readings
         known = work.recognized.known()
-        await asyncio.to_thread(
+        await apart(
             state_of, transcript, settings=asked.settings, known=known, counter=asked.counter, readings=readings
         )
 
@@ -278,7 +279,7 @@ class Preparation:
 
 async def _asked(flow: Flow[T], ask: Ask) -> T:
     """What a flow returns, every step of it off the event loop."""
-    return await drive(flow, await asyncio.to_thread(step, flow), ask)
+    return await drive(flow, await apart(step, flow), ask)
 
 
 def _still_needed(thread: Thread, prepared: Prepared) -> bool:

@@ -20,8 +20,7 @@ from typing import Any
 
 from policies import TokenCounter
 from proxy.errors import ProxyError
-from proxy.recall.surface import added_up, decoded
-from proxy.recall.tool import RecallTurn, read_call
+from proxy.recall.tool import RecallTurn, added_up, decoded, read_call
 from proxy.wire.codec import CHAT, Codec
 from proxy.wire.counting import count_message
 from proxy.wire.raw import DONE, EventFrame, Frames, write_value
@@ -79,7 +78,6 @@ class ChatRecall:
     """The rounds of a chat: nothing of them is put back later, since nothing that a client sends depends on them."""
 
     codec: Codec = CHAT
-    restores = False
 
     def __init__(self, *, joins: bool = True) -> None:
         self._joins = joins
@@ -96,23 +94,12 @@ class ChatRecall:
 
     def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Mapping[str, Any]]:
         """The message, and one for each answer."""
-        return [*turn.hidden, *self.outputs(turn, told)]
-
-    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Mapping[str, Any]]:
-        """A message of the tool's for each answer."""
-        return [
-            {"role": "tool", "tool_call_id": call.id, "content": text}
-            for call, text in zip(turn.calls, told, strict=True)
-        ]
+        answers = zip(turn.calls, told, strict=True)
+        return [*turn.hidden, *({"role": "tool", "tool_call_id": call.id, "content": text} for call, text in answers)]
 
     def overhead(self, turn: RecallTurn, counter: TokenCounter, *, model: str) -> int:
         """The tokens of the message."""
         return sum(count_message(message, counter, model=model) for message in turn.hidden)
-
-    def elements(self, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """None that matter."""
-        del answer
-        return []
 
     def final(self, answers: Sequence[Mapping[str, Any]], turns: Sequence[RecallTurn], name: str) -> dict[str, Any]:
         """The last completion: without calls of the tool, with the words and tokens of all rounds."""
@@ -148,14 +135,6 @@ class ChatRecall:
         """An error of Weir's own as an event."""
         del earlier
         return error.event()
-
-    def segment(self, elements: Sequence[Mapping[str, Any]]) -> bytes:
-        """Nothing, as there are none."""
-        raise NotImplementedError
-
-    def is_thought(self, element: Mapping[str, Any]) -> bool:
-        """Nothing is one."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)
@@ -200,8 +179,6 @@ class Filter:
     recalling: bool = False
     visible: bool = False
     dropped: bool = False
-    complete: bool = False
-    shown: tuple[Mapping[str, Any], ...] = ()
     usage: Mapping[str, Any] | None = None
     _frames: Frames = field(default_factory=Frames)
     _kept: list[bytes] = field(default_factory=list)

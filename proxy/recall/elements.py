@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from policies import TokenCounter
-from proxy.recall.surface import added_up, decoded
-from proxy.recall.tool import RecallTurn, read_call
+from proxy.errors import ProxyError
+from proxy.recall.tool import RecallTurn, added_up, decoded, read_call
 from proxy.wire.codec import Codec
 from proxy.wire.counting import count_message
 from proxy.wire.messages import SEALED
@@ -37,7 +37,6 @@ class ListRecall(ABC):
         own: types of the calls that a client answers, ``thoughts`` those of reasoning.
     """
 
-    restores = True
     codec: ClassVar[Codec]
     array: ClassVar[str]
     call: ClassVar[str]
@@ -64,6 +63,23 @@ class ListRecall(ABC):
     @abstractmethod
     def segment(self, elements: Sequence[Element]) -> bytes:
         """These elements as the client sends them back."""
+
+    @abstractmethod
+    def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
+        """What goes up behind the request for a turn that is answered so."""
+
+    @abstractmethod
+    def view(self, name: str, earlier: "Before | None", *, may_recall: bool) -> "ListView":
+        """The filter of one round's stream; ``earlier`` is what the one before has left."""
+
+    @abstractmethod
+    def refused(self, said: Element, earlier: "Before | None") -> bytes:
+        """The last event of a stream whose next round the upstream has refused."""
+
+    def broken(self, error: ProxyError, earlier: "Before | None") -> bytes:
+        """The last event of a stream that broke off."""
+        del earlier
+        return self.codec.error_event(error)
 
     def answer(self, value: Any) -> dict[str, Any] | None:
         """An answer that has a list."""

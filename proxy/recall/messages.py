@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.errors import ProxyError
 from proxy.recall.elements import Before, Element, ListRecall, ListView, named_event
 from proxy.recall.tool import RecallTurn
 from proxy.wire.anthropic import MESSAGES
@@ -67,11 +66,6 @@ class MessagesRecall(ListRecall):
         """The upstream's error as an event."""
         del earlier
         return b"\n\n" + named_event({**said, "type": "error"})
-
-    def broken(self, error: ProxyError, earlier: Before | None) -> bytes:
-        """An error of Weir's own as an event."""
-        del earlier
-        return self.codec.error_event(error)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class ResponsesRecall(ListRecall):
 
     def __init__(self, *, joins: bool = True, stateless: bool = False) -> None:
         super().__init__(joins=joins)
-        self._stateless = stateless
+        self.stateless = stateless
 
     def arguments(self, element: Element) -> str:
         """The arguments as the model wrote them."""
@@ -46,7 +46,7 @@ class ResponsesRecall(ListRecall):
     def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
         """The round's items, and one for each answer."""
         items = (*turn.shown, *turn.hidden)
-        if self._stateless and any(self.is_thought(item) and not item.get("encrypted_content") for item in items):
+        if self.stateless and any(self.is_thought(item) and not item.get("encrypted_content") for item in items):
             items = tuple({k: v for k, v in i.items() if k != "id"} for i in items if not self.is_thought(i))
         return [*items, *self.outputs(turn, told)]
 
@@ -61,7 +61,7 @@ class ResponsesRecall(ListRecall):
 
     def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "ResponsesView":
         """The filter of one round's stream."""
-        return ResponsesView(self, name, earlier, may_recall)
+        return ResponsesView(self, name, earlier, may_recall, stateless=self.stateless)
 
     def refused(self, said: Element, earlier: Before | None) -> bytes:
         """The upstream's error as the failure of the response."""
@@ -90,7 +90,12 @@ def failed(message: str, earlier: Before | None) -> Element:
 
 @dataclass(slots=True)
 class ResponsesView(ListView):
-    """One round of a streamed response."""
+    """One round of a streamed response.
+
+    All of it has the first round's id. Only its end has the last one's where that is stored: under it are all rounds.
+    """
+
+    stateless: bool = False
 
     def event(self, value: dict[str, Any]) -> Element | None:
         """An event as the client sees it."""
@@ -132,7 +137,8 @@ class ResponsesView(ListView):
         self.complete = not is_failure
         if self.earlier is None and not self.dropped:
             return value
-        named = {name: self.began[name] for name in ("id", "created_at") if name in self.began}
+        kept = ("id", "created_at") if self.stateless else ("created_at",)
+        named = {name: self.began[name] for name in kept if name in self.began}
         told = {**response, **named, "output": self.shown}
         return {**value, "response": told if usage is None else {**told, "usage": self.summed(usage)}}
 

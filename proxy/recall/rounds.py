@@ -31,8 +31,9 @@ from proxy.recall.answering import (
     tell_problem,
 )
 from proxy.recall.archive import Archive, SearchResult
-from proxy.recall.surface import RecallSurface, decoded
-from proxy.recall.tool import Offer, RecallCall, RecallTurn, with_more_messages
+from proxy.recall.chat import ChatRecall
+from proxy.recall.elements import ListRecall
+from proxy.recall.tool import Offer, RecallCall, RecallTurn, decoded, with_more_messages
 from proxy.store.records import StoreError
 from proxy.stream.relay import UpstreamResponse
 from proxy.tap import Tap, read_completion
@@ -44,6 +45,7 @@ from proxy.wire.rounds import HiddenRound, write_rounds
 SHARES = (1.0, 0.5, 0.0)
 NOT_OURS = frozenset({401, 402, 403, 408, 409, 425, 429})
 
+RecallSurface = ChatRecall | ListRecall
 AskAgain = Callable[[bytes], Awaitable[tuple[UpstreamResponse, Verdict]]]
 Ended = Callable[[UpstreamResponse, Tap | None], None]
 """RecallAnswer of each answer that another round follows, with what the upstream said of itself in it."""
@@ -69,8 +71,7 @@ class Rounds:
         most: rounds that are answered, ``max_tokens`` the most tokens of one answer.
         number: rounds so far; ``over`` once the tool is offered no more.
         recalled: what was answered.
-        shown: the elements of the answer that the client has, ``hidden`` the rounds in it that go up again with it.
-        whole: whether the client is about to have all of it.
+        unseen: what goes up again with the answer, None where nothing has to.
     """
 
     surface: RecallSurface
@@ -86,10 +87,7 @@ class Rounds:
     number: int = 0
     over: bool = False
     recalled: list[Recalled] = field(default_factory=list)
-    shown: list[Mapping[str, Any]] = field(default_factory=list)
-    hidden: list[HiddenRound] = field(default_factory=list)
-    whole: bool = False
-    _hidden_tokens: int = 0
+    unseen: "Unseen | None" = None
     _sent: list[bytes] = field(default_factory=list)
     _turn: RecallTurn | None = None
     _found: list[SearchResult | Past | None] = field(default_factory=list)
@@ -120,32 +118,6 @@ class Rounds:
         """Take note of the last round; the tool is offered no more."""
         self._keep()
         self.over = True
-
-    def end(self, shown: Sequence[Mapping[str, Any]]) -> None:
-        """The answer is whole: this is what the client has of all rounds."""
-        self.finish()
-        self.shown, self.whole = [*shown], True
-
-    def forget(self) -> None:
-        """The answer is not made behind what was recalled."""
-        self.hidden.clear()
-
-    def edit(self, transcript: Transcript) -> Edit | None:
-        """What has the hidden rounds go up again with the answer; None where nothing was hidden, or it goes on."""
-        last = transcript.messages[-1] if transcript.messages else None
-        if not self.whole or not self.hidden or last is None or last.role == "assistant":
-            return None
-        digest = digest_of(self.surface.codec.view(self.surface.segment(self.shown)))
-        nth = sum(message.digest == digest for message in transcript.messages)
-        return Edit(
-            digest=digest,
-            occurrence=occurrence_of_round(nth),
-            kind=EditKind.ROUND,
-            text=write_rounds(self.hidden, len(self.shown)),
-            ref=digest.hex()[:12],
-            tokens=self._hidden_tokens,
-            length=len(transcript.chain),
-        )
 
     async def _look(self, call: RecallCall) -> SearchResult | Past | None:
         if call.problem or self.number > self.most:
@@ -198,23 +170,73 @@ class Rounds:
         messages = self._messages()
         self._sent += messages
         overhead = self.surface.overhead(self._turn, self.counter, model=self.model)
-        answered = sum(told.tokens + 4 for told in self._told)
-        self.room -= overhead + answered
-        if self.surface.restores:
-            self._hide(self._turn, answered)
+        self.room -= overhead + sum(told.tokens + 4 for told in self._told)
+        if self.unseen is not None:
+            self.unseen.add(self._turn, self._told)
         self.recalled += (
             Recalled(self.number, _hash(call), told.hits, told.tokens)
             for call, told in zip(self._turn.calls, self._told, strict=True)
         )
         self._turn = None
 
-    def _hide(self, turn: RecallTurn, answered: int) -> None:
+
+@dataclass(slots=True)
+class Unseen:
+    """What of an answer its client has not seen: it goes up again with it, as long as the client sends it back.
+
+    ``shown`` are the elements that the client has got, ``whole`` says that these are all.
+    """
+
+    surface: ListRecall
+    counter: TokenCounter
+    model: str
+    shown: list[Mapping[str, Any]] = field(default_factory=list)
+    rounds: list[HiddenRound] = field(default_factory=list)
+    tokens: int = 0
+    skipped: int = 0
+    whole: bool = False
+
+    def give_up(self) -> None:
+        """What follows is not made behind what was recalled, nor behind what the client has got so far."""
+        self.rounds.clear()
+        self.tokens, self.skipped = 0, len(self.shown)
+
+    def add(self, turn: RecallTurn, answers: Sequence[RecallAnswer]) -> None:
+        """Take note of one more round."""
         self.shown += turn.shown
         said = sum(not self.surface.is_thought(element) for element in self.shown)
-        outputs = self.surface.outputs(turn, [told.text for told in self._told])
-        self.hidden.append(HiddenRound(len(self.shown), said, turn.hidden, outputs))
+        outputs = self.surface.outputs(turn, [told.text for told in answers])
+        self.rounds.append(HiddenRound(len(self.shown), said, turn.hidden, outputs))
         calls = replace(turn, shown=())
-        self._hidden_tokens += answered + self.surface.overhead(calls, self.counter, model=self.model)
+        self.tokens += self.surface.overhead(calls, self.counter, model=self.model)
+        self.tokens += sum(told.tokens + 4 for told in answers)
+
+    def end(self, shown: Sequence[Mapping[str, Any]], dropped: RecallTurn | None) -> None:
+        """The answer is whole: this is what the client has of all rounds.
+
+        Reasoning has to be followed by what it led to: a call that was ``dropped`` behind it is kept as refused.
+        """
+        self.shown, self.whole = [*shown], True
+        if dropped is not None and shown and self.surface.is_thought(shown[-1]):
+            refusal = RecallAnswer(REFUSED, self.counter.count(REFUSED))
+            self.add(replace(dropped, shown=()), [refusal] * len(dropped.calls))
+
+    def edit(self, transcript: Transcript) -> Edit | None:
+        """What has the rounds go up again; None where there are none, or the answer goes on with one that was given."""
+        last = transcript.messages[-1] if transcript.messages else None
+        if not self.whole or not (self.rounds or self.skipped) or last is None or last.role == "assistant":
+            return None
+        digest = digest_of(self.surface.codec.view(self.surface.segment(self.shown)))
+        nth = sum(message.digest == digest for message in transcript.messages)
+        return Edit(
+            digest=digest,
+            occurrence=occurrence_of_round(nth),
+            kind=EditKind.ROUND,
+            text=write_rounds(self.rounds, len(self.shown), self.skipped),
+            ref=digest.hex()[:12],
+            tokens=self.tokens,
+            length=len(transcript.chain),
+        )
 
 
 def _hash(call: RecallCall) -> str:
@@ -234,7 +256,8 @@ async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> Upstre
     if 400 <= received.answer.status < 500 and received.answer.status not in NOT_OURS:
         received.answer.close()
         rounds.finish()
-        rounds.forget()
+        if rounds.unseen is not None:
+            rounds.unseen.give_up()
         received, _ = await ask(rounds.plain)
     return received
 
@@ -258,7 +281,8 @@ async def follow_whole(received: UpstreamResponse, rounds: Rounds, ask: AskAgain
     if value is None or not (before or turn):
         return received
     final = surface.final([*before, value], turns, name)
-    rounds.end(surface.elements(final))
+    if rounds.unseen is not None:
+        rounds.unseen.end(rounds.unseen.surface.elements(final), turn)
     written = write_value(final)
     seen = read_completion(written, surface.codec)
     return replace(received, body=written, seen=seen, rewritten=True)

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
+from proxy.recall.chat import Filter
+from proxy.recall.elements import ListView
 from proxy.recall.rounds import AskAgain, Ended, Rounds, next_answer
-from proxy.recall.surface import RoundView, decoded
+from proxy.recall.tool import decoded
 from proxy.stream.relay import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import StreamBroken
@@ -128,7 +130,7 @@ class Relaying:
         await gate.close()
         return gate.tap.seen
 
-    async def _round(self, gate: Gate, view: RoundView, received: UpstreamResponse) -> Tap:
+    async def _round(self, gate: Gate, view: Filter | ListView, received: UpstreamResponse) -> Tap:
         """Relay one round; what the upstream said of itself in it comes back."""
         tap = StreamTap(codec=self.rounds.surface.codec)
         try:
@@ -151,9 +153,11 @@ class Relaying:
             received.answer.close()
         return tap.seen
 
-    async def _show(self, gate: Gate, view: RoundView, data: bytes) -> None:
-        if view.complete and not self.rounds.whole:
-            self.rounds.end(view.shown)
+    async def _show(self, gate: Gate, view: Filter | ListView, data: bytes) -> None:
+        unseen = self.rounds.unseen
+        if isinstance(view, ListView) and view.complete and unseen is not None and not unseen.whole:
+            self.rounds.finish()
+            unseen.end(view.shown, view.turn())
             await self.whole()
         await gate.write(data)
 

@@ -147,3 +147,32 @@ def _cursor(given: object) -> int:
     if isinstance(given, str) and given.strip().isascii() and given.strip().isdigit():
         given = int(given.strip()[:15])
     return given if isinstance(given, int) and 0 < given < 1 << 53 else 0
+
+
+def decoded(data: bytes) -> dict[str, Any] | None:
+    """A JSON object; None for anything else."""
+    try:
+        value = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def added_up(
+    usage: Mapping[str, Any], before: Sequence[Mapping[str, Any]], *, kind: str = "completion", asked: str = "prompt"
+) -> dict[str, Any]:
+    """The usage object of the last round with the answers of those ``before`` it: prompt of one, words of all."""
+    result, words, details_name = dict(usage), f"{kind}_tokens", f"{kind}_tokens_details"
+    result[words] = _sum(words, (*before, usage))
+    details = [d for each in (*before, usage) if isinstance(d := each.get(details_name), dict)]
+    if details:
+        names = dict.fromkeys(name for each in details for name in each)
+        summed = {n: _sum(n, details) for n in names if any(isinstance(each.get(n), int) for each in details)}
+        result[details_name] = {**details[-1], **summed}
+    if kind == "completion" or "total_tokens" in usage:
+        result["total_tokens"] = _sum(f"{asked}_tokens", (usage,)) + result[words]
+    return result
+
+
+def _sum(name: str, values: Sequence[Mapping[str, Any]]) -> int:
+    return sum(value for each in values if isinstance(value := each.get(name), int))

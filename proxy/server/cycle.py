@@ -17,6 +17,10 @@ DISCONNECT = "weir.disconnect"
 """The extension in a request's scope that has a function called when the client leaves."""
 
 
+CLOSING = 5.0
+"""Seconds for what is written and closed once the last answer is over."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
     """What one client may take: times in seconds, sizes in bytes.
@@ -41,6 +45,11 @@ class ServerLimits:
     notice: float = 0.0
     grace: float = 30.0
     farewell: float = 2.0
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a process that was asked to stop is ended, whatever it does."""
+        return self.notice + self.grace + self.farewell + CLOSING
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,9 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
         """Stops gracefully, or at once when interrupted a second time; the process then ends with status 0."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
+        if not self.should_exit:  # the kernel ends what does not end by itself, whoever holds the interpreter
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, self.config.limits.patience)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -179,8 +182,7 @@ def _supervise(config: ServerConfig, sockets: list[socket.socket], count: int) -
                 start()
     for worker in workers:
         worker.terminate()
-    limits = config.limits
-    end = time.monotonic() + limits.notice + limits.grace + limits.farewell + 5.0
+    end = time.monotonic() + config.limits.patience + 1.0
     for worker in workers:
         worker.join(max(0.0, end - time.monotonic()))
         if worker.is_alive():

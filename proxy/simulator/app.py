@@ -297,7 +297,7 @@ def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> St
 def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
     """OpenAI has chat and responses, Anthropic messages, vLLM and llama.cpp all three."""
     settings, counter = simulator.settings, simulator.model.counter
-    routes: list[BaseRoute] = []
+    routes: list[BaseRoute] = [Route("/", lambda _: Response(), methods=["HEAD"])]  # Claude Code asks before it begins
 
     def add(path: str, surface: Surface, counting: str) -> None:
         routes.append(Route(f"/v1/{path}/{counting}", _Counting(simulator, surface), methods=["POST"]))

@@ -17,7 +17,7 @@ from proxy.simulator.window import Problem, Rejected, Request
 
 Shape = Any
 
-_KEYS = json.loads((Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
+TABLES = json.loads((Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
 
 NAMED = {"name": str}
 SCHEMA = {"properties": {}, "required": [str], "enum": [object]}
@@ -126,7 +126,7 @@ class Keys:
 def keys_of(section: str) -> Mapping[str, Keys]:
     """A section of ``keys.json``: kinds of objects with their keys, ``needed … | optional …``."""
     kinds: dict[str, Keys] = {}
-    for kind, line in _KEYS[section].items():
+    for kind, line in TABLES[section].items():
         needed, _, optional = line.partition("|")
         kinds[kind] = Keys(tuple(needed.split()), frozenset([*needed.split(), *optional.split(), "type"]))
     return kinds

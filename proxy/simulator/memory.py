@@ -98,7 +98,3 @@ class ServerMemory:
     def of(self, credential: str) -> TenantMemory:
         """One credential's part."""
         return self._kept.setdefault(credential, TenantMemory())
-
-    def clear(self) -> None:
-        """Lose everything."""
-        self._kept.clear()

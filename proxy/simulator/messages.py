@@ -78,11 +78,12 @@ class SimulatedMessages(Surface):
             raise reject(f"{text} for {request['model']}")
 
     def _read(self, request: Request, sender: Sender) -> AdmittedRequest:
-        whole = self._continued(request, self.memory.of(sender.credential))
-        if self.settings.strict:
-            for problem in sequence(whole, whole["messages"]):
-                raise Rejected(problem)
         self._serial += 1
+        if not self.settings.strict:
+            return AdmittedRequest(request=request, sender=sender, place={"n": self._serial})
+        whole = self._continued(request, self.memory.of(sender.credential))
+        for problem in sequence(whole, whole["messages"]):
+            raise Rejected(problem)
         messages, dropped, place = self._verified(whole, sender)
         edited, notes = self._edited({**whole, "messages": messages})
         if BINDING in sender.beta:
@@ -125,10 +126,10 @@ class SimulatedMessages(Surface):
         """The messages without thinking that is bound elsewhere, what was dropped, and what new thinking is bound to.
 
         Thinking is bound to tools, system prompt and all that was said before, and to the thinking before it, of
-        which the first blocks may be missing; a summary that the API made frees what is older than it.
+        which the first blocks may be missing; a summary that the API made frees what is older and hides all before it.
         """
         tools = [tool for tool in request.get("tools") or () if not tool.get("defer_loading")]
-        before = _digest("", [blocks_of(request.get("system")), tools])
+        before = head = _digest("", [blocks_of(request.get("system")), tools])
         last = max((at for at, one in enumerate(request["messages"]) if one["role"] == "assistant"), default=-1)
         chain, dropped, messages, since = list[str](), list[Any](), list[Request](), 0
         for index, message in enumerate(request["messages"]):
@@ -136,8 +137,8 @@ class SimulatedMessages(Surface):
             kept = list[Block]()
             for at, block in enumerate(blocks):
                 path = f"messages.{index}.content.{at}"
-                if block["type"] == "compaction":
-                    since = self._summary(block, since)
+                if block["type"] == "compaction" and block.get("content"):
+                    since, before, chain = self._summary(block, since), head, []
                 if block["type"] not in THINKING:
                     before = _digest(before, [message["role"], _bare(block)])
                     kept.append(block)
@@ -175,7 +176,7 @@ class SimulatedMessages(Surface):
             if self._trusts:
                 return None
             raise reject(f"{path}: Invalid `signature` in `{block['type']}` block")
-        if at is not None and (value["text"] != _hash(block["thinking"]) or at != 0):
+        if at is not None and (value["text"] != _hash(block["thinking"]) or at != value["at"]):
             raise reject(
                 f"{path}: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified. "
                 "These blocks must remain as they were in the original response."
@@ -187,13 +188,13 @@ class SimulatedMessages(Surface):
     def _summary(self, block: Block, since: int) -> int:
         """When a summary of the server's was made; raises :class:`Rejected` for one that it did not make so."""
         sealed = block.get("signature") or block.get("encrypted_content")
-        if not block.get("content") or (self._trusts and self.sealer.read(SIGNATURE, str(sealed)) is None):
-            return since
         value = self.sealer.read(SIGNATURE, str(sealed))
+        if value is None and self._trusts:
+            return since
         if value is None:
             text = "The `compaction` block's `signature` does not verify."
             raise Rejected(coded(text, "compaction_signature_invalid"))
-        if value["text"] != _hash(block["content"]):
+        if value["text"] != _hash(str(block["content"])):
             text = "The `compaction` block's `content` differs from the text its `signature` recorded."
             raise Rejected(coded(text, "compaction_content_mismatch"))
         return int(value["n"])
@@ -230,7 +231,10 @@ class SimulatedMessages(Surface):
             if walls:
                 messages = [{**message, "content": blocks[walls[-1] :]}, *messages[index + 1 :]]
                 break
-        return [*pieces, *(PromptPart("message", message) for message in messages)]
+        said = [{"role": message.get("role"), "content": message.get("content")} for message in messages]
+        if request.get("cache_control") and said:  # stands for a marker on the last block
+            said[-1]["cache_control"] = request["cache_control"]
+        return [*pieces, *(PromptPart("message", message) for message in said)]
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
         """The message."""
@@ -264,7 +268,7 @@ class SimulatedMessages(Surface):
             if edit.get("pause_after_compaction"):
                 return blocks
         if spoken.reasoning:
-            value = {**admitted.place, "id": mark, "text": _hash(spoken.reasoning)}
+            value = {**admitted.place, "id": mark, "text": _hash(spoken.reasoning), "at": len(blocks)}
             sealed = self.sealer.close(SIGNATURE, value)
             blocks.append({"type": "thinking", "thinking": spoken.reasoning, "signature": sealed})
         if spoken.text or not spoken.calls:
@@ -318,20 +322,20 @@ def _bare(block: Block) -> Block:
 
 def _without_thinking(messages: Sequence[Request], edit: Request, _: int) -> tuple[list[Request], int]:
     keep = edit.get("keep") or {"type": "thinking_turns", "value": 1}
-    if keep == "all" or keep["type"] == "all":
+    if isinstance(keep, str) or keep.get("type") == "all":
         return list(messages), 0
     turns = [turn for turn in sides(messages) if turn.of(*THINKING)]
-    stale = turns[: max(0, len(turns) - keep["value"])]
+    stale = turns[: max(0, len(turns) - (keep.get("value") or 1))]
     gone = {(placed.message, placed.index) for turn in stale for placed in turn.of(*THINKING)}
     return _replaced(messages, lambda index, at, block: None if (index, at) in gone else block), len(stale)
 
 
 def _without_results(messages: Sequence[Request], edit: Request, tokens: int) -> tuple[list[Request], int]:
     calls = [placed.block for turn in sides(messages) for placed in turn.of("tool_use")]
-    trigger = edit.get("trigger") or {"type": "input_tokens", "value": TRIGGER}
-    if (len(calls) if trigger["type"] == "tool_uses" else tokens) <= trigger["value"]:
+    trigger = edit.get("trigger") or {}
+    if (len(calls) if trigger.get("type") == "tool_uses" else tokens) <= trigger.get("value", TRIGGER):
         return list(messages), 0
-    keep = (edit.get("keep") or {}).get("value", KEEP)
+    keep = dict(edit.get("keep") or {}).get("value", KEEP)
     spared = edit.get("exclude_tools") or ()
     stale = {call["id"] for call in calls[: len(calls) - keep] if call["name"] not in spared}
 

@@ -28,17 +28,25 @@ LEAST_BUDGET = 1024
 LEAST_TRIGGER = 50_000
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
+AMOUNT = {"type": str, "value": int}
+EDIT = {"type": str, "trigger": AMOUNT, "keep": (str, AMOUNT), "clear_at_least": AMOUNT, "exclude_tools": [str]}
+MARKER = {"type": str, "ttl": str}
+BLOCK = {
+    **dict.fromkeys(("type", "text", "id", "tool_use_id", "thinking", "signature", "data", "encrypted_content"), str),
+    "content": (str, [{"type": str, "text": str, "cache_control": MARKER}], {}),
+    "cache_control": MARKER,
+}
 REQUEST = {
     "model": str,
-    "messages": [{"role": str, "content": (str, [{"type": str, "text": str, "id": str, "tool_use_id": str}])}],
-    "system": (str, [{"type": str, "text": str}]),
+    "messages": [{"role": str, "content": (str, [BLOCK])}],
+    "system": (str, [{"type": str, "text": str, "cache_control": MARKER}]),
     "max_tokens": int,
     "stream": bool,
-    "tools": [{"type": str, "name": str, "input_schema": {}}],
+    "tools": [{"type": str, "name": str, "input_schema": {}, "cache_control": MARKER}],
     "tool_choice": {"type": str, "name": str},
-    "thinking": {"type": str, "budget_tokens": int},
-    "cache_control": {"type": str, "ttl": str},
-    "context_management": {"edits": [{"type": str}]},
+    "thinking": {"type": str, "budget_tokens": int, "block_binding": {"prefix_mismatch_behavior": str}},
+    "cache_control": MARKER,
+    "context_management": {"edits": [EDIT]},
     "compaction": {"type": str, "instructions": str},
     "thread": {"type": str, "previous_message_id": str},
 }
@@ -121,7 +129,7 @@ def form(body: Request, *, counting: bool = False) -> Iterator[Problem]:
     except Rejected as rejected:
         yield rejected.problem
         return
-    yield from _keys({"max_tokens": 1, **body} if counting else body, KEYS["request"], "")
+    yield from _keys(body, KEYS["count" if counting else "request"], "")
     if not body.get("messages"):
         yield refuse("messages: at least one message is required")
         return

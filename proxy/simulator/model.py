@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +71,7 @@ class SimulatorSettings:
         summary_model: requests of this model are summary requests; so are all whose system prompt asks for a summary,
             and conversations whose last message does. ``summarizer`` answers them.
         summary_seconds: seconds before a summary, in the place of ``latency``.
+        token_factor: tokens of its own for each that the counter finds, as of Claude, whose tokenizer is not public.
         wording: whose words an overflow error has, of a dialect or of ``wordings`` (status and body); None for the
             dialect's own.
         fault: a fault for every chat request, as in the header ``x-sim-fault``; ``faults`` are all that there are.
@@ -100,6 +102,7 @@ class SimulatorSettings:
     summary_model: str | None = None
     summarizer: SummaryWriter = field(default_factory=SummaryWriter)
     summary_seconds: float | None = None
+    token_factor: float = 1.0
     wording: str | None = None
     wordings: Mapping[str, Wording] = field(default_factory=dict)
     fault: str | None = None
@@ -261,7 +264,8 @@ class Model:
 
     def __init__(self, settings: SimulatorSettings, *, count: Count) -> None:
         self.settings = settings
-        self.counter = PromptCounter(count)
+        factor = settings.token_factor
+        self.counter = PromptCounter(count if factor == 1 else lambda text: math.ceil(count(text) * factor))
         self.cache = PrefixCache(entries=settings.cache_entries, minimum=settings.cache_minimum)
         self._met: Counter[str] = Counter()
         self._serial = 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.checks import check_shapes, missing, reject
+from proxy.simulator.checks import TABLES, check_shapes, missing, reject
 from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact
 from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory, owner
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
@@ -16,6 +16,7 @@ from proxy.simulator.responses_rules import (
     ITEM,
     REQUEST,
     Item,
+    apart,
     form,
     is_model,
     is_reasoning,
@@ -40,6 +41,7 @@ from proxy.simulator.window import (
 )
 
 SEALED = "gAAAAA"
+ECHOED: Mapping[str, Any] = TABLES["response"]
 TEXTS = frozenset({"input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text"})
 
 
@@ -58,6 +60,8 @@ def as_chat(item: Item) -> dict[str, Any]:
         output = item.get("output") or item.get("tools") or item.get("result") or ""
         output = output if isinstance(output, str | list) and kind != "shell_call_output" else json.dumps(output)
         return {"role": "tool", "tool_call_id": item.get("call_id") or item.get("id"), "content": _plain(output)}
+    if kind == "compaction":
+        return {"role": "system", "name": str(item.get("id")), "content": item.get("text")}
     return {"role": "assistant" if is_model(item) else "system", "content": json.dumps({**item, "id": None})}
 
 
@@ -99,7 +103,7 @@ class SimulatedResponses(Surface):
         given = [self._known(item, kept, sender) for item in items_of(request)]
         history = (*(before or ()), *given)
         if self.settings.strict:
-            for problem in (*sequence(history, known=before is not None), *_apart(history, kept)):
+            for problem in (*sequence(history, known=before is not None), *apart(history, kept.reasons)):
                 raise Rejected(problem)
         compacts = bool(history) and kind_of(history[-1]) == "compaction_trigger"
         shown, notes = self._bound(request, history[:-1] if compacts else history)
@@ -157,11 +161,7 @@ class SimulatedResponses(Surface):
         """The item that is meant; raises :class:`Rejected` where this server cannot know it, or did not write it so."""
         kind, name, sealed = kind_of(item), item.get("id"), item.get("encrypted_content")
         refuses = self.settings.strict and not self.settings.foreign and not self.is_open
-        if kind == "item_reference":
-            if name not in kept.items and refuses:
-                raise Rejected(not_found(name))
-            return kept.items.get(str(name), item)
-        if kind not in {"reasoning", "compaction", "compaction_summary"}:
+        if kind not in {"item_reference", "reasoning", "compaction", "compaction_summary"}:
             return item
         if not sealed:
             if name not in kept.items and refuses:
@@ -179,16 +179,20 @@ class SimulatedResponses(Surface):
         return {**item, "id": value["id"], "text": value["text"]}
 
     def _places(self, request: Request, items: Sequence[Item]) -> list[str]:
-        """What stands before each item, and behind them all, as digests that a change of any of it changes."""
+        """What stands before each item, and behind them all, as digests that a change of any of it changes.
+
+        Of what stands before a compaction they say nothing.
+        """
         form = (request.get("text") or {}).get("format")
         head = [PromptPart("tools", value) for value in (request.get("tools"), form) if value]
         measured = self.counter.measure([*head, *(PromptPart("message", as_chat(item)) for item in items)])
-        digest, places = b"", list[str]()
-        for at, one in enumerate((*measured.digests, b"")):
-            if at >= len(head):
-                places.append(digest.hex())
+        start = digest = b"".join(measured.digests[: len(head)])
+        places = list[str]()
+        for item, one in zip(items, measured.digests[len(head) :], strict=True):
+            digest = start if kind_of(item) == "compaction" else digest
+            places.append(digest.hex())
             digest = blake2b(digest + one, digest_size=12).digest()
-        return places
+        return [*places, digest.hex()]
 
     def _bound(self, request: Request, items: Sequence[Item]) -> tuple[list[Item], Mapping[str, Any]]:
         """The items that are shown, and what is said of those that are not."""
@@ -209,11 +213,11 @@ class SimulatedResponses(Surface):
             measured = self.counter.measure(self.pieces({**request, "input": items}))
             if not overflows(measured, window=window, asked=asked_tokens(request)):
                 break
-            gone = items.pop(0)
-            items = [item for item in items if not gone.get("call_id") or item.get("call_id") != gone["call_id"]]
-            while items and is_reasoning(gone) and is_model(items[0]):
-                gone = items.pop(0)
-                items = [item for item in items if not gone.get("call_id") or item.get("call_id") != gone["call_id"]]
+            run = 1
+            while run < len(items) and is_model(items[run - 1]) and is_model(items[run]):
+                run += 1
+            gone = {item.get("call_id") for item in items[:run]} - {None}
+            items = [item for item in items[run:] if item.get("call_id") not in gone]
         return items
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
@@ -272,6 +276,8 @@ class SimulatedResponses(Surface):
             said = "\n".join(text_of(as_chat(item).get("content")) for item in items_of(outcome.request))
             text = summarize(said, limit=400, count=self.counter.count)
             items.append(self._sealed("compaction", f"cmp_{mark}", text, admitted))
+            there = [{**items[0], "text": text}]
+            admitted = replace(admitted, place={**admitted.place, "before": self._places(outcome.request, there)[-1]})
         if spoken.reasoning:
             items.append(self._sealed("reasoning", f"rs_{mark}", spoken.reasoning, admitted))
         if spoken.text or not spoken.calls:
@@ -313,33 +319,18 @@ class SimulatedResponses(Surface):
     def body(self, outcome: Completion) -> Mapping[str, Any]:
         """The response."""
         request, finish = outcome.request, outcome.spoken.finish
-        reason = {"length": "max_output_tokens", "window": "max_output_tokens"}.get(finish)
-        reason = "content_filter" if finish == "content_filter" else reason
-        hidden = "reasoning.encrypted_content" not in (request.get("include") or ())
+        reason = {**dict.fromkeys(("length", "window"), "max_output_tokens"), "content_filter": finish}.get(finish)
         items = self.output(outcome)
-        if hidden:
+        if "reasoning.encrypted_content" not in (request.get("include") or ()):
             items = [{k: v for k, v in i.items() if k != "encrypted_content" or not is_reasoning(i)} for i in items]
         conversation = request.get("conversation")
         return {
             **_shell(outcome.id, outcome.model, outcome.created),
             "status": "incomplete" if reason else "completed",
             "incomplete_details": {"reason": reason} if reason else None,
-            "instructions": request.get("instructions"),
-            "max_output_tokens": request.get("max_output_tokens"),
-            "metadata": request.get("metadata") or {},
-            "output": items,
-            "parallel_tool_calls": request.get("parallel_tool_calls", True),
-            "previous_response_id": request.get("previous_response_id"),
+            **{name: value if request.get(name) is None else request[name] for name, value in ECHOED.items()},
             "conversation": {"id": conversation} if isinstance(conversation, str) else conversation,
-            "prompt_cache_key": request.get("prompt_cache_key"),
-            "reasoning": {"effort": None, "summary": None, **(request.get("reasoning") or {})},
-            "store": request.get("store") is not False,
-            "temperature": request.get("temperature", 1.0),
-            "text": request.get("text") or {"format": {"type": "text"}},
-            "tool_choice": request.get("tool_choice") or "auto",
-            "tools": request.get("tools") or [],
-            "top_p": request.get("top_p", 1.0),
-            "truncation": request.get("truncation") or "disabled",
+            "output": items,
             "usage": _usage(outcome),
             **outcome.admitted.notes,
         }
@@ -385,22 +376,6 @@ def _as_sent(item: Item) -> Item:
     content = item["content"]
     parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
     return {"status": "completed", **item, "type": "message", "content": parts}
-
-
-def _apart(items: Sequence[Item], kept: TenantMemory) -> Iterator[Problem]:
-    """Items that were made with reasoning, without it, and reasoning before what it was not made with."""
-    seen: set[str] = set()
-    for at, item in enumerate(items):
-        name = str(item.get("id"))
-        reason = kept.reasons.get(name)
-        if reason is not None and reason != name and reason not in seen:
-            text = f"Item '{name}' of type '{kind_of(item)}' was provided without its required 'reasoning' item:"
-            yield reject(f"{text} '{reason}'.", "input").problem
-        following = str(items[at + 1].get("id")) if at + 1 < len(items) else ""
-        if is_reasoning(item) and kept.reasons.get(following, name) != name:
-            text = f"Item '{name}' of type 'reasoning' was provided without its required following item."
-            yield reject(text, "input").problem
-        seen.add(name)
 
 
 def _unverified(sealed: str, reason: str) -> Rejected:

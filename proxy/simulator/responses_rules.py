@@ -49,7 +49,7 @@ REQUEST = {
     "input": (str, [{}]),
     "instructions": str,
     "tools": [{"type": str, "name": str, "tools": [{"type": str, "name": str}]}],
-    "tool_choice": (str, {"type": str, "name": str}),
+    "tool_choice": (str, {"type": str, "name": str, "tools": [{}]}),
     "text": {"format": {"type": str, "name": str, "schema": {}}},
     "max_output_tokens": int,
     "previous_response_id": str,
@@ -72,22 +72,38 @@ ITEM = {
     "namespace": str,
     "encrypted_content": str,
     "content": (str, [PART]),
+    "output": (str, [PART], {}),
     "summary": [PART],
 }
 STRINGS = {"function_call": "arguments", "mcp_call": "arguments", "custom_tool_call": "input"}
 
 
-def violations(body: Request, *, open_server: bool = False) -> list[Problem]:
+def violations(body: Request, *, open_server: bool = False, reasons: Mapping[str, str] | None = None) -> list[Problem]:
     """All that OpenAI would refuse in a request, as far as the request itself shows it; empty for a legal one.
 
-    ``open_server`` judges as vLLM and llama.cpp do, which take more fields and reasoning in plain words.
+    ``open_server`` judges as vLLM and llama.cpp do, which take more fields and reasoning in plain words; ``reasons``
+    is what the server knows of items that were made together, as :func:`reasons_of` finds it in a whole history.
     """
     found = list(form(body, open_server=open_server))
     if found:
         return found
     chained = body.get("previous_response_id") or body.get("conversation")
     items = items_of(body)
-    return [*_unstored(body, items), *sequence(items, known=not chained)]
+    return [*_unstored(body, items), *sequence(items, known=not chained), *apart(items, reasons or {})]
+
+
+def reasons_of(items: Iterable[Item]) -> dict[str, str]:
+    """The reasoning that each item was made with, by ids, as the order of an untouched history shows it."""
+    reasons: dict[str, str] = {}
+    reason: str | None = None
+    for item in items:
+        if is_reasoning(item):
+            reason = str(item.get("id"))
+        elif not is_model(item) and kind_of(item) not in OUTPUTS:
+            reason = None
+        if reason is not None and is_model(item) and item.get("id"):
+            reasons[str(item["id"])] = reason
+    return reasons
 
 
 def items_of(body: Request) -> list[Item]:
@@ -268,6 +284,21 @@ def sequence(items: Sequence[Item], *, known: bool = True) -> Iterator[Problem]:
             )
         if kind_of(item) == "compaction_trigger" and following is not None:
             yield _for_input("Item of type 'compaction_trigger' must be the last item of the input.")  # words: unknown
+
+
+def apart(items: Sequence[Item], reasons: Mapping[str, str]) -> Iterator[Problem]:
+    """Items without the reasoning that they were made with, and reasoning before what it was not made with."""
+    seen: set[str] = set()
+    for at, item in enumerate(items):
+        name = str(item.get("id"))
+        reason = reasons.get(name, name)
+        if reason != name and reason not in seen:
+            text = f"Item '{name}' of type '{kind_of(item)}' was provided without its required 'reasoning' item:"
+            yield _for_input(f"{text} '{reason}'.")
+        following = str(items[at + 1].get("id")) if at + 1 < len(items) else ""
+        if is_reasoning(item) and reasons.get(following, name) != name:
+            yield _for_input(f"Item '{name}' of type 'reasoning' was provided without its required following item.")
+        seen.add(name)
 
 
 def _for_input(text: str) -> Problem:

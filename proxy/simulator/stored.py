@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
@@ -16,51 +17,43 @@ from proxy.simulator.window import Problem, problem_body
 def stored_routes(responses: SimulatedResponses) -> list[BaseRoute]:
     """The routes beside the endpoint that is answered by the model."""
 
-    def kept(request: HTTPRequest) -> tuple[TenantMemory, str]:
-        return responses.memory.of(sender_of(request.headers).credential), request.path_params.get("name", "")
+    def tenant_of(request: HTTPRequest) -> TenantMemory:
+        return responses.memory.of(sender_of(request.headers).credential)
 
     def missing(what: str, name: str) -> Response:
         problem = Problem(message=f"{what} with id '{name}' not found.", status=404)
         return JSONResponse(problem_body(problem, responses.shape), 404)
 
     async def response(request: HTTPRequest) -> Response:
-        tenant, name = kept(request)
-        if name not in tenant.answers:
+        answers, name = tenant_of(request).answers, request.path_params["name"]
+        if name not in answers:
             return missing("Response", name)
         if request.method == "DELETE":
-            del tenant.answers[name]
+            del answers[name]
             return JSONResponse({"id": name, "object": "response", "deleted": True})
-        return JSONResponse(tenant.answers[name].body)
-
-    async def items(request: HTTPRequest) -> Response:
-        tenant, name = kept(request)
-        if name not in tenant.answers:
-            return missing("Response", name)
-        given = [
-            {"type": "message", "id": f"item_{name}_{at}", **item} for at, item in enumerate(tenant.answers[name].given)
-        ]
-        ends = {"first_id": given[0]["id"], "last_id": given[-1]["id"]} if given else {}
-        return JSONResponse({"object": "list", "data": given, "has_more": False, **ends})
+        if not request.url.path.endswith("/input_items"):
+            return JSONResponse(answers[name].body)
+        data = [{"type": "message", "id": f"item_{at}", **item} for at, item in enumerate(answers[name].given)]
+        return JSONResponse({"object": "list", "data": data, "has_more": False})
 
     async def create(request: HTTPRequest) -> Response:
-        tenant, _ = kept(request)
-        name = f"conv_{len(tenant.conversations):024x}"
-        given = await request.body()
-        tenant.conversations[name] = list((await request.json()).get("items") or ()) if given else []
+        conversations = tenant_of(request).conversations
+        name = f"conv_{uuid4().hex}"
+        conversations[name] = list((await request.json()).get("items") or ()) if await request.body() else []
         return JSONResponse(_conversation(name))
 
     async def conversation(request: HTTPRequest) -> Response:
-        tenant, name = kept(request)
-        if name not in tenant.conversations:
+        conversations, name = tenant_of(request).conversations, request.path_params["name"]
+        if name not in conversations:
             return missing("Conversation", name)
         if request.method == "DELETE":
-            del tenant.conversations[name]
+            del conversations[name]
             return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
         return JSONResponse(_conversation(name))
 
     return [
         Route("/v1/responses/{name}", response, methods=["GET", "DELETE"]),
-        Route("/v1/responses/{name}/input_items", items, methods=["GET"]),
+        Route("/v1/responses/{name}/input_items", response, methods=["GET"]),
         Route("/v1/conversations", create, methods=["POST"]),
         Route("/v1/conversations/{name}", conversation, methods=["GET", "DELETE"]),
     ]

@@ -114,7 +114,7 @@ def read_material(request: Request) -> str:
 
 def instruction_of(request: Request) -> str:
     """What the last message says behind the material."""
-    asked = text_of(request["messages"][-1].get("content"))
+    asked = text_of(request["messages"][-1].get("content")) if request["messages"] else ""
     return asked[len(_before_the_end(asked)) :]
 
 

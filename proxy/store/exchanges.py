@@ -45,6 +45,10 @@ ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
+BROKEN = (Damaged, ValueError, LookupError, TypeError)
+FEW = 8
+TIDIED = ("0", "8")
+"""How the ids of requests end after which arrays that are not kept any more go: every eighth."""
 ADD_INSPECTED = keep_first(inspected)
 ADD_PART = keep_first(inspected_parts)
 ARCHIVED = sa.select(originals.c.ref).where(
@@ -140,16 +144,17 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
     if row is None:
         raise KeyError(request)
     told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
-    ours = (inspected.c.tenant == conversation.tenant, inspected.c.id == request)
-    body = tx.scalar(sa.select(inspected.c.body).where(*ours))
-    if body is None:
-        return told, None
+    ours = (inspected.c.tenant == conversation.tenant, inspected.c.conversation == conversation.id)
+    kept = tx.execute(sa.select(inspected.c.at, inspected.c.body).where(*ours, inspected.c.id == request)).first()
     try:
-        found = inspected_of(body)
-    except (Damaged, ValueError, KeyError, TypeError):
+        found = None if kept is None else inspected_of(kept.body)
+    except BROKEN:
         tx.damage("inspected", conversation.tenant, request)
+        found = None
+    if kept is None or found is None:
         return told, None
-    return told, _with_bodies(tx, conversation, found)
+    newer = tx.scalar(sa.select(sa.func.count()).select_from(inspected).where(*ours, inspected.c.at > kept.at))
+    return told, None if (newer or 0) >= found.keep else _with_bodies(tx, conversation, found)
 
 
 def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspected) -> Inspected:
@@ -170,37 +175,45 @@ def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspecte
 
 
 def _inspect(tx: Transaction, row: ExchangeRow, arrays: Inspection, home: str) -> None:
-    """Keep the two arrays of a request, and no longer what only requests needed that are too old now."""
+    """Keep the two arrays of a request, and now and then no longer what only older ones needed."""
     own = {"tenant": row.tenant, "conversation": home}
     mine = (inspected_parts.c.tenant == row.tenant, inspected_parts.c.conversation == home)
-    bodies = tx.aside(arrays.bodies)
+    try:
+        bodies, packed = tx.aside(arrays.bodies), tx.aside(arrays.packed)
+    except (*BROKEN, OverflowError):  # a request that cannot be looked at is still one
+        return
     there = set[str]()
-    for refs in chunks(bodies):
+    for refs in chunks(bodies) if len(bodies) > FEW else ():  # a few are new: they cannot be in the archive
         there |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
     fresh = [(ref, body) for ref, body in sorted(bodies.items()) if ref not in there]
-    parts = tx.aside(lambda: [{**own, "ref": ref, "body": pack(body)} for ref, body in fresh])
-    tx.many(ADD_PART, parts)
+    tx.many(ADD_PART, tx.aside(lambda: [{**own, "ref": ref, "body": pack(body)} for ref, body in fresh]))
     if row.evicted or row.strategy:  # what has just been archived need not stand here too
         theirs = sa.select(originals.c.ref).where(originals.c.tenant == row.tenant)
         tx.execute(sa.delete(inspected_parts).where(*mine, inspected_parts.c.ref.in_(theirs)))
-    tx.many(ADD_INSPECTED, [{**own, "id": row.id, "at": row.at, "body": tx.aside(arrays.packed)}])
-    ours = (inspected.c.tenant == row.tenant, inspected.c.conversation == home)
+    tx.many(ADD_INSPECTED, [{**own, "id": row.id, "at": row.at, "body": packed}])
+    if row.id.endswith(TIDIED):
+        _tidy(tx, row.tenant, home, keep=arrays.keep)
+
+
+def _tidy(tx: Transaction, tenant: str, conversation: str, *, keep: int) -> None:
+    """Drop the arrays beyond those that are kept, and what only they needed."""
+    ours = (inspected.c.tenant == tenant, inspected.c.conversation == conversation)
     order = (inspected.c.at.desc(), inspected.c.id.desc())
     ids = list(tx.scalars(sa.select(inspected.c.id).where(*ours).order_by(*order)))
-    if len(ids) <= arrays.keep:
-        return
-    old, kept = ids[arrays.keep :], ids[: arrays.keep][::-1]
-    gone = set[str]().union(*(_refs(tx, row.tenant, each) for each in old))
+    old, kept = ids[keep:], ids[:keep][::-1]
+    gone = set[str]().union(*(_refs(tx, tenant, each) for each in old))
     for each in kept:  # the oldest first, which has nearly all of them
-        gone -= _refs(tx, row.tenant, each) if gone else set()
+        gone -= _refs(tx, tenant, each) if gone else set()
+    mine = (inspected_parts.c.tenant == tenant, inspected_parts.c.conversation == conversation)
     for refs in chunks(sorted(gone)):
         tx.execute(sa.delete(inspected_parts).where(*mine, inspected_parts.c.ref.in_(refs)))
-    tx.execute(sa.delete(inspected).where(*ours, inspected.c.id.in_(old)))
+    if old:
+        tx.execute(sa.delete(inspected).where(*ours, inspected.c.id.in_(old)))
 
 
 def _refs(tx: Transaction, tenant: str, request: str) -> set[str]:
     body = tx.scalar(sa.select(inspected.c.body).where(inspected.c.tenant == tenant, inspected.c.id == request))
-    with suppress(Damaged, ValueError, KeyError, TypeError):
+    with suppress(*BROKEN):
         return refs_of(inspected_of(body or b""))
     return set()
 

@@ -10,6 +10,7 @@ import math
 import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +19,7 @@ from proxy.store.answers import exported
 from proxy.store.archive import drop_unheld, forget_words, whole_body
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
-from proxy.store.packing import Damaged, unpack_text
+from proxy.store.packing import Damaged, inspected_of, unpack_text
 from proxy.store.records import ConversationRow
 from proxy.store.schema import (
     alerts,
@@ -55,7 +56,7 @@ STORED = sa.text(
     " + (SELECT count(*) * 1200 FROM exchanges) + (SELECT count(*) * 600 FROM edits)"
     " + (SELECT count(*) * 500 FROM audit)"
 )
-OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts, inspected, inspected_parts)
+OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts, inspected_parts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
 JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
 HIDDEN = frozenset({"tenant"})
@@ -78,6 +79,12 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
         query = sa.select(table).where(table.c.tenant == tenant, table.c.conversation == its_id)
         order = [table.c.at] if "at" in table.c else []
         found[table.name] = _rows(tx, query.order_by(*order, *table.primary_key.columns))
+    found["inspected"] = [
+        {"id": row.id, "at": row.at, **_inspected(row.body)}
+        for row in tx.execute(
+            sa.select(inspected).where(inspected.c.tenant == tenant, inspected.c.conversation == its_id)
+        )
+    ]
     for table in OF_BRANCHES:
         query = sa.select(table).where(table.c.tenant == tenant, table.c.branch.in_(own))
         found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
@@ -185,6 +192,14 @@ def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reaso
             counts = {"requests": requests, "removed": len(refs)}
             gone.append(of_deletion(tenant, conversation, name=name, at=at, reason=reason, counts=counts))
     return gone
+
+
+def _inspected(body: bytes) -> dict[str, object]:
+    """The references that were kept of a request; nothing where they are broken."""
+    with suppress(Damaged, ValueError, LookupError, TypeError):
+        arrays = inspected_of(body)
+        return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}
+    return {}
 
 
 def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ archive, or once among the parts of its conversation.
 
 import json
 import zlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,7 +15,7 @@ from hashlib import blake2b
 import zstandard
 
 from policies.ledger import PlannedMessage
-from policies.messages import Message
+from policies.messages import PIN_SIZE, Message
 
 MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 SIZE = 4
@@ -57,9 +58,9 @@ class Damaged(ValueError):
     """What is stored cannot be read."""
 
 
-def pack(*parts: bytes) -> bytes:
+def pack(*parts: bytes, level: int = 6) -> bytes:
     sizes = b"".join(len(part).to_bytes(SIZE, "big") for part in parts)
-    return zstandard.ZstdCompressor(level=6, dict_data=MESSAGES).compress(sizes + b"".join(parts))
+    return zstandard.ZstdCompressor(level=level, dict_data=MESSAGES).compress(sizes + b"".join(parts))
 
 
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:
@@ -151,15 +152,19 @@ class Inspection:
 
     def packed(self) -> bytes:
         """The references."""
+        names: dict[str, int] = {}
+        roles = array("H", [names.setdefault(message.role, len(names)) for message in self.messages])
+        tokens = array("I", [message.tokens for message in self.messages])
+        refs = b"".join([message.digest[:PIN_SIZE] for message in self.messages])
         said = {
-            "refs": "".join([message.ref for message in self.messages]),
-            "roles": [message.role for message in self.messages],
-            "tokens": [message.tokens for message in self.messages],
+            "keep": self.keep,
+            "roles": list(names),
             "sent": None if self.pieces is None else list(_runs(self.pieces)),
             "pruned": self.pruned,
             "tools": self.tools,
         }
-        return pack_text(json.dumps(said, separators=(",", ":")))
+        told = json.dumps(said, separators=(",", ":")).encode()
+        return pack(told, refs, roles.tobytes(), tokens.tobytes(), level=1)
 
     def bodies(self) -> dict[str, bytes]:
         """What the messages say that nobody was given before, and what stands in the place of others, by ref."""
@@ -176,12 +181,14 @@ class Inspected:
     """What was kept of one request.
 
     Attributes:
+        keep: how many of the conversation's requests were to be kept then.
         client: ref, role and tokens of each message that the client sent.
         sent: of each forwarded one its place among the client's (None: Weir's own), its edit, tokens, and the ref of
             its text (None: as the client sent it); None where the whole array was the client's.
         bodies: what is known by its ref: JSON of messages, UTF-8 of texts; ``archived`` the refs that the archive has.
     """
 
+    keep: int
     client: Sequence[tuple[str, str, int]]
     sent: Sequence[tuple[int | None, str | None, int, str | None]] | None
     pruned: tuple[str, ...]
@@ -190,22 +197,23 @@ class Inspected:
     archived: frozenset[str] = frozenset()
 
 
-REF = 12
 OWN = "t"
 
 
 def ref_of(text: str) -> str:
     """What a text of Weir's own is found by."""
-    return OWN + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=REF // 2).hexdigest()
+    return OWN + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=PIN_SIZE).hexdigest()
 
 
 def inspected_of(packed: bytes) -> Inspected:
     """The references that were packed, without the bodies. Raises :class:`Damaged`."""
-    said = json.loads(unpack_text(packed))
-    refs = [said["refs"][n : n + REF] for n in range(0, len(said["refs"]), REF)]
-    client = list(zip(refs, said["roles"], said["tokens"], strict=True))
+    told, refs, places, counts = unpack(packed, parts=4)
+    said, roles, tokens = json.loads(told), array("H", places), array("I", counts)
+    names = (refs[n : n + PIN_SIZE].hex() for n in range(0, len(refs), PIN_SIZE))
+    client = [(ref, said["roles"][role], count) for ref, role, count in zip(names, roles, tokens, strict=True)]
     sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
-    return Inspected(client=client, sent=sent, pruned=tuple(said["pruned"]), tools=said["tools"], bodies={})
+    pruned, tools = tuple(said["pruned"]), said["tools"]
+    return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=tools, bodies={})
 
 
 def refs_of(inspected: Inspected) -> set[str]:

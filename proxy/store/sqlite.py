@@ -337,9 +337,7 @@ class SqliteDatabase:
         self._inode = self._wal_inode = (0, 0)
         self._is_lost = False
         self._moved_since: float | None = None
-        self._counted = 0
-        self._commits = 0
-        self._checkpointed = 0
+        self._counted = self._commits = self._checkpointed = 0
 
     @classmethod
     async def open(cls, name: str | None, *, mode: Mode, patience: float) -> "SqliteDatabase":
@@ -376,10 +374,7 @@ class SqliteDatabase:
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` on one consistent view; never waits for a writer in WAL mode."""
-        worker = self._reader or self._writer
-        if worker is None:
-            raise StoreUnavailable("the store is closed", reason="closed")
-        return await worker.transaction(work)
+        return await self._reading().transaction(work)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` once it is committed and, as far as the disk tells the truth, durable."""
@@ -410,11 +405,8 @@ class SqliteDatabase:
         return await self._writer.raw(shrink)
 
     async def backup(self, path: Path) -> None:
-        """Write a copy to a new file, by SQLite's online backup, which waits for no writer of a WAL."""
-        worker = self._reader or self._writer
-        if worker is None:
-            raise StoreUnavailable("the store is closed", reason="closed")
-        await worker.raw(partial(back_up, path=path))
+        """Write a copy to a new file by SQLite's online backup; in WAL mode it waits for no writer."""
+        await self._reading().raw(partial(back_up, path=path))
 
     async def close(self) -> None:
         """Finish what has begun and close both connections; the locks go last."""
@@ -430,6 +422,12 @@ class SqliteDatabase:
             if lock is not None:
                 lock.close()
         self._lock = self._owner = None
+
+    def _reading(self) -> ConnectionWorker:
+        worker = self._reader or self._writer
+        if worker is None:
+            raise StoreUnavailable("the store is closed", reason="closed")
+        return worker
 
     async def _writing(self) -> ConnectionWorker:
         """The connection that writes to the file which stands at the path now."""

@@ -16,7 +16,7 @@ def pragma(driver: sqlite3.Connection, name: str) -> str:
 
 
 def back_up(driver: sqlite3.Connection, *, path: Path) -> None:
-    """Write a copy to a new file; StoreUnavailable where that cannot be made, CorruptStore where it is not whole."""
+    """Write a copy of one moment to a new file that only its owner can read; it is there whole or not at all."""
     unfinished = path.with_name(f"{path.name}.part")
     try:
         os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

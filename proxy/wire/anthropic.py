@@ -173,7 +173,7 @@ class MessagesCodec(Codec):
         role = messages[0].get("role")
         if role == "assistant":
             return {**_reply(blocks), **mark}
-        if isinstance(raw, TurnPart) and blocks and blocks[0].get("type") == "tool_result":
+        if len(blocks) == 1 and blocks[0].get("type") == "tool_result":
             return {**_result(blocks[0]), **mark}
         content = messages[0].get("content")
         return {"role": role, "content": content if isinstance(content, str) else blocks, **mark}

@@ -43,10 +43,6 @@ class NamingRun(bytes):
     meant: bytes = b""
 
 
-class JoinedRun(NamingRun):
-    """A segment that stays or goes with the one before it."""
-
-
 class Codec:
     """Chat completions. The codecs of other endpoints override what these say otherwise.
 
@@ -147,7 +143,8 @@ class Codec:
 
     def added(self, fields: Mapping[str, Raw]) -> bytes:
         """The elements of the array that the request has, with commas between."""
-        return bytes(fields.get(self.array, b"[]")).strip()[1:-1].strip()
+        said = bytes(fields.get(self.array, b"[]")).strip()
+        return said[1:-1].strip() if said[:1] == b"[" else b""
 
     def answer(self, body: bytes) -> GivenAnswer | None:
         """The answer that a body or a stream holds; None where it is not all there, or an error."""

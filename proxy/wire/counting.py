@@ -37,6 +37,7 @@ ENCODINGS = ("o200k_base", "cl100k_base")
 INLINE_CHARS = 8_192
 PIECE_CHARS = 50_000
 MIN_PIECE = 1_000
+PANIC = "PanicException"
 
 _CL100K = re.compile(r"gpt-(?:4(?![.\w])|3\.?5)|text-embedding-(?:3|ada-002)|(?:davinci|babbage)-002")
 _SAFE_CUT = re.compile(r"(?s).*(?:\n(?=[A-Za-z])|[A-Za-z](?= [A-Za-z]))")
@@ -247,9 +248,9 @@ def _count(encoding: tiktoken.Encoding, text: str) -> int:
     """
     try:
         return len(encoding.encode_ordinary(text))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:  # noqa: BLE001 - a panic in Rust arrives as a BaseException that cannot be imported
+    except BaseException as error:  # a panic in Rust arrives as a BaseException that cannot be imported
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
         if len(text) <= MIN_PIECE:
             return (len(text.encode("utf-8", "surrogatepass")) + 1) // 2
     half = len(text) // 2

@@ -2,8 +2,9 @@
 
 Segments are: a run of what the model made (reasoning, messages, calls), as role ``assistant``; one output of a call, as
 role ``tool``; one message of the user, the system or the developer. ``instructions`` stand before them. Ids, names,
-arguments and what is encrypted are never changed. A run with ids but without reasoning, directly behind outputs of a
-run that has it, shares that reasoning: they stay or go together ("was provided without its required 'reasoning' item").
+arguments and what is encrypted are never changed. A run with ids but without reasoning, behind outputs of a run that
+has it, may share that reasoning: where it goes without it, it goes without its ids, which nothing else asks for ("was
+provided without its required 'reasoning' item").
 """
 
 import json
@@ -17,7 +18,7 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, response_in
-from proxy.wire.codec import ERROR, ClientRequest, Codec, Compacted, JoinedRun, NamingRun, Segments, array_of
+from proxy.wire.codec import ERROR, ClientRequest, Codec, Compacted, NamingRun, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, marker_within, markers_of
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
 from proxy.wire.rounds import in_items
@@ -45,6 +46,8 @@ _FIXED = frozenset({"additional_tools", "configuration_update", "compaction_trig
 _UNCHANGED = frozenset(
     {"computer_call_output", "tool_search_output", "mcp_approval_response", "apply_patch_call_output"}
 )
+_NEEDS_NO_ID = frozenset({"message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call"})
+NAMELESS = "reasoning"
 _PART_TYPES = {"input_text": "text", "output_text": "text"}
 _ENDS = {"max_output_tokens": "length"}
 _LAST = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
@@ -64,6 +67,22 @@ _ITEM = msgspec.json.Decoder(_Item)
 
 class Instructions(bytes):
     """The field ``instructions`` as a message."""
+
+
+class JoinedRun(NamingRun):
+    """A run that was made with the reasoning of this id, which stands in a run before it."""
+
+    reasoning: str = ""
+
+    def like(self, data: bytes) -> "JoinedRun":
+        """The same run with other items."""
+        return _joined(data, self.reasoning)
+
+
+def _joined(data: bytes, reasoning: str) -> JoinedRun:
+    run = JoinedRun(data)
+    run.reasoning = reasoning
+    return run
 
 
 class Fixed(bytes):
@@ -111,9 +130,9 @@ class ResponsesCodec(Codec):
         return bytes(fields.get("store", b"")) != b"false"
 
     def added(self, fields: Mapping[str, Raw]) -> bytes:
-        """The items of ``input``; a string is a message of the user's."""
+        """The items of ``input``; a string is a message of the user's, anything else is none."""
         said = bytes(fields.get("input", b"[]")).strip()
-        return _message("user", said) if said[:1] == b'"' else said[1:-1].strip()
+        return _message("user", said) if said[:1] == b'"' else super().added(fields)
 
     def answer(self, body: bytes) -> GivenAnswer | None:
         """The response that a body holds, or the last event of a stream."""
@@ -141,7 +160,7 @@ class ResponsesCodec(Codec):
         if not any(item.id in known and _is_named_only(item, each) for item, each in items):
             return raw
         meant = [known.get(item.id, each) if _is_named_only(item, each) else each for item, each in items]
-        run = JoinedRun(raw) if isinstance(raw, JoinedRun) else NamingRun(raw)
+        run = raw.like(bytes(raw)) if isinstance(raw, JoinedRun) else NamingRun(raw)
         run.meant = b",".join(meant)
         return run
 
@@ -158,22 +177,22 @@ class ResponsesCodec(Codec):
         found: list[Raw] = [Compacted(raw) for raw in elements[:wall]]
         run: list[Raw] = []
         kinds: list[_Item] = []
-        shares = False  # whether the run before the outputs that have just come has reasoning
+        thought = ""  # the reasoning that a run of calls and outputs began with
 
         def end_run() -> None:
-            nonlocal shares
+            nonlocal thought
             if run:
-                thought = any(item.type == "reasoning" for item in kinds)
-                joined = shares and not thought and any(item.id for item in kinds)
-                found.append(JoinedRun(b",".join(run)) if joined else b",".join(run))
-                shares = thought or joined
+                own = next((item.id or NAMELESS for item in kinds if _is_reasoning(item)), "")
+                joined = thought and not own and any(item.id for item in kinds)
+                found.append(_joined(b",".join(run), thought) if joined else b",".join(run))
+                thought = own or thought
                 run.clear()
                 kinds.clear()
 
         for raw, item in zip(elements[wall:], items[wall:], strict=True):
             if item.type in _OUTPUTS or item.type in _FIXED or (item.type == "message" and item.role in _ROLES):
                 end_run()
-                shares = shares and item.type in _OUTPUTS
+                thought = thought if item.type in _OUTPUTS else ""
                 found.append(Fixed(raw) if item.type in _FIXED else raw)
             else:
                 run.append(raw)
@@ -222,13 +241,16 @@ class ResponsesCodec(Codec):
                 items[0]["content"] = [{"type": "input_text", "text": text, **marker}] if marker else text
         else:
             items = _other_run(items, text)
-        return b",".join(map(write_value, items))
+        written = b",".join(map(write_value, items))
+        return raw.like(written) if isinstance(raw, JoinedRun) else written
 
     def unmarked(self, raw: Raw) -> Raw:
         """A segment without Weir's own mark."""
         if f'"{MARK}"'.encode() not in bytes(raw):
             return raw
         written = b",".join(write_value({k: v for k, v in item.items() if k != MARK}) for item in _items(raw))
+        if isinstance(raw, JoinedRun):
+            return raw.like(written)
         return type(raw)(written) if isinstance(raw, bytes) else written
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
@@ -260,6 +282,12 @@ class ResponsesCodec(Codec):
             if request.messages is None or segments[0] is not request.messages.head[0]:
                 new["instructions"] = bytes(split_object(segments[0])["content"])
             segments = segments[1:]
+        if any(isinstance(raw, JoinedRun) for raw in segments):
+            there = {name for raw in segments for name in _reasoning_in(raw)}
+            segments = [
+                _without_ids(raw) if isinstance(raw, JoinedRun) and raw.reasoning not in there else raw
+                for raw in segments
+            ]
         return new | {"input": array_of(segments)}
 
     def stored(self, raw: Raw) -> bytes:
@@ -355,6 +383,31 @@ def _read(raw: Raw) -> _Item:
             identity if isinstance(identity, str) else "",
         )
     return item
+
+
+def _is_reasoning(item: _Item) -> bool:
+    """Whether it is reasoning, or a reference that its prefix says to be."""
+    return item.type == "reasoning" or (not item.role and item.id.startswith("rs_"))
+
+
+def _reasoning_in(raw: Raw) -> list[str]:
+    """The ids of the reasoning in a run."""
+    data = bytes(raw)
+    if b'"reasoning"' not in data and b'"rs_' not in data:
+        return []
+    return [item.id or NAMELESS for item in map(_read, split_array(b"[" + data + b"]") or ()) if _is_reasoning(item)]
+
+
+def _without_ids(raw: Raw) -> bytes:
+    """A run without the ids of its items, as far as these can do without."""
+    written: list[Raw] = []
+    for item in split_array(b"[" + raw + b"]") or ():
+        fields = split_object(bytes(item))
+        if _read(item).type in _NEEDS_NO_ID and "id" in fields:
+            kept = (write_value(name) + b":" + value for name, value in fields.items() if name != "id")
+            item = b"{" + b",".join(kept) + b"}"
+        written.append(item)
+    return b",".join(written)
 
 
 def _meant(raw: Raw) -> Raw:

@@ -24,9 +24,13 @@ class HiddenRound:
     outputs: Sequence[Mapping[str, Any]]
 
 
-def write_rounds(rounds: Sequence[HiddenRound], shown: int) -> str:
-    """The rounds of an answer of which the client has seen ``shown`` elements, as JSON text."""
-    return write_value({"of": shown, "rounds": [asdict(each) for each in rounds]}).decode("utf-8", "surrogatepass")
+def write_rounds(rounds: Sequence[HiddenRound], shown: int, skipped: int = 0) -> str:
+    """The rounds of an answer of which the client has seen ``shown`` elements, as JSON text.
+
+    The first ``skipped`` of them are of an answer that was given up: what follows was not made behind them.
+    """
+    kept = {"of": shown, "skipped": skipped, "rounds": [asdict(each) for each in rounds]}
+    return write_value(kept).decode("utf-8", "surrogatepass")
 
 
 def in_messages(raw: Raw, text: str, thoughts: Collection[str]) -> Raw:
@@ -36,10 +40,10 @@ def in_messages(raw: Raw, text: str, thoughts: Collection[str]) -> Raw:
     content = fields.get("content", b"null")
     said = read_value(content)
     blocks = split_array(content) or () if isinstance(said, list) else [_text(said)] if said else ()
-    cuts = _cuts(blocks, text, thoughts) if fields else []
-    if not cuts:
+    start, cuts = _cuts(blocks, text, thoughts) if fields else (0, [])
+    if not cuts and not 0 < start < len(blocks):
         return raw
-    found, start = list[bytes](), 0
+    found = list[bytes]()
     for place, each in cuts:
         asked = [*blocks[start:place], *map(write_value, each.calls)]
         found.append(b'{"role":"assistant","content":' + _array(asked) + b"}")
@@ -53,26 +57,27 @@ def in_messages(raw: Raw, text: str, thoughts: Collection[str]) -> Raw:
 def in_items(raw: Raw, text: str, thoughts: Collection[str]) -> Raw:
     """A run of items with its rounds in it."""
     items = list(split_array(b"[" + raw + b"]") or ())
-    for place, each in reversed(_cuts(items, text, thoughts)):
+    start, cuts = _cuts(items, text, thoughts)
+    for place, each in reversed(cuts):
         items[place:place] = map(write_value, (*each.calls, *each.outputs))
-    return b",".join(items)
+    return b",".join(items[start:] or items)
 
 
-def _cuts(elements: Sequence[Raw], text: str, thoughts: Collection[str]) -> list[tuple[int, HiddenRound]]:
-    """The rounds with the place of each in the answer as its client sends it back; none where nobody can tell.
+def _cuts(elements: Sequence[Raw], text: str, thoughts: Collection[str]) -> tuple[int, list[tuple[int, HiddenRound]]]:
+    """What is to be skipped of the answer as its client sends it back, and the rounds with the place of each in it.
 
-    A client may leave reasoning out: then the other elements tell.
+    A client may leave reasoning out: then the other elements tell. Nothing where nobody can tell.
     """
     kept = read_value(text.encode("utf-8", "surrogatepass"))
     if not isinstance(kept, dict):
-        return []
+        return 0, []
     rounds = [HiddenRound(**each) for each in kept["rounds"]]
     if len(elements) == kept["of"]:
-        return [(each.after, each) for each in rounds]
+        return kept["skipped"], [(each.after, each) for each in rounds]
     values = [read_value(element) for element in elements]
     if any(isinstance(value, dict) and value.get("type") in thoughts for value in values):
-        return []
-    return [(min(each.said, len(elements)), each) for each in rounds]
+        return 0, []
+    return 0, [(min(each.said, len(elements)), each) for each in rounds]
 
 
 def _text(said: object) -> bytes:

@@ -6,9 +6,10 @@ over the shared bytes finds it. A single message that was seen before, wherever 
 its slice.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, Protocol, Self, TypeVar
@@ -22,13 +23,12 @@ from proxy.wire.codec import (
     CHAT,
     ClientRequest,
     Codec,
-    JoinedRun,
     Segments,
     chosen_tools,
     tool_definitions,
     tool_description,
 )
-from proxy.wire.counting import TextCounter, count_messages, count_tools, tool_texts
+from proxy.wire.counting import INLINE_CHARS, TextCounter, count_messages, count_tools, tool_texts
 from proxy.wire.messages import SEALED, body_of, message_of, named_files
 from proxy.wire.raw import Raw, nests_beyond, read_value
 
@@ -173,7 +173,7 @@ class Transcripts:
                 read=_Bodies(codec, raws, new, first=len(array.messages) - len(new)).read,
                 chain=array.chain,
                 head=array.head,
-                tools=self._count_tools(request, counting),
+                tools=await self._count_tools(request, counting),
                 read_tools=partial(self._read_tools, request, counting),
                 by_role=array.by_role,
                 binds=binds,
@@ -202,9 +202,11 @@ class Transcripts:
     async def _entries(self, raws: Sequence[Raw], counting: _Counting) -> list[tuple[Message, bool]]:
         """What is known of each message, those never seen before being read and counted now."""
         seed, kind, files, seen = counting.seed, counting.kind, counting.files, self._seen
-        keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
-        unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
         view, is_chat = counting.codec.view, counting.codec is CHAT
+        keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
+        if not is_chat:  # what stands before a compaction is read as nothing, whatever it was before that came
+            keys = [(key, f"{kind} {type(raw).__name__}") for (key, _), raw in zip(keys, raws, strict=True)]
+        unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
         new = [(key, view(raw)) for key, raw in unseen]
         if new:
             for (_, raw), (_, value) in zip(unseen, new, strict=True):
@@ -218,7 +220,6 @@ class Transcripts:
                 tokens += 0 if is_chat else value.get(SEALED, 0)
                 seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
         entries = [seen[key] for key in keys]
-        entries = entries if is_chat else [_joins(raw, entry) for raw, entry in zip(raws, entries, strict=True)]
         while len(seen) > MAX_MESSAGES:
             seen.popitem(last=False)
         return entries
@@ -239,20 +240,23 @@ class Transcripts:
             self._defined.keep(key, defined)
         return Tools(defined, chosen_tools(request))
 
-    def _count_tools(self, request: ClientRequest, counting: _Counting) -> int:
+    async def _count_tools(self, request: ClientRequest, counting: _Counting) -> int:
         parts = {name: request.fields[name] for name in request.codec.counted if name in request.fields}
         if not parts:
             return 0
         key = _key_of(parts.values(), counting)
         known = self._tools.get(key)
         if known is None:
-            for name, part in parts.items():
-                self._judge_depth(part, name)
-            schema = request.codec.schema_of(request)
-            tools, functions = request.value("tools"), request.value("functions")
-            known = count_tools(tools, functions, schema, counting.counter, model=counting.model)
+            count = partial(self._count_definitions, request, parts, counting)
+            known = await asyncio.to_thread(count) if sum(map(len, parts.values())) > INLINE_CHARS else count()
             self._tools.keep(key, known)
         return known
+
+    def _count_definitions(self, request: ClientRequest, parts: Mapping[str, Raw], counting: _Counting) -> int:
+        for name, part in parts.items():
+            self._judge_depth(part, name)
+        tools, functions, schema = request.value("tools"), request.value("functions"), request.codec.schema_of(request)
+        return count_tools(tools, functions, schema, counting.counter, model=counting.model)
 
 
 def _key_of(parts: Iterable[Raw], counting: _Counting) -> tuple[bytes, str]:
@@ -336,10 +340,6 @@ def _joined(
 
 def _marks(entries: Sequence[tuple[Message, bool]], start: int) -> frozenset[int]:
     return frozenset([start + i for i, entry in enumerate(entries) if entry[1]])
-
-
-def _joins(raw: Raw, entry: tuple[Message, bool]) -> tuple[Message, bool]:
-    return (replace(entry[0], joined=True), entry[1]) if isinstance(raw, JoinedRun) else entry
 
 
 def _unreadable(digest: bytes, tokens: int) -> Message:

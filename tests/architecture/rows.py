@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CATALOGUE = ROOT / "docs" / "requirements.md"
+CATALOGUE = ROOT / "docs" / "development" / "requirements.md"
 ROW = re.compile(r"^\| ((?:A[0-4]\.|R\.|S\.|D|P)\d+) \| (.*?) \|", re.MULTILINE)
 
 

@@ -13,7 +13,7 @@ def test_every_requirement_mark_names_a_row_of_the_catalogue() -> None:
 
 
 def test_the_catalogue_has_no_row_twice() -> None:
-    text = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "development" / "requirements.md").read_text(encoding="utf-8")
     ids = re.findall(r"^\| ((?:A[0-4]\.|R\.|S\.|D|P)\d+) \|", text, re.MULTILINE)
     assert len(ids) == len(set(ids)) > 300
 

@@ -1,8 +1,10 @@
 """Pictures of every page for the documentation, from a real run: ``python -m tests.browser.screenshots [FOLDER]``."""
 
 import asyncio
+import sqlite3
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from tests.browser.browser import KEY, NAME, Watched, chromium, executable, sign_in, used, watched
@@ -16,12 +18,18 @@ async def pages(site: Watched) -> dict[str, list[tuple[str, str]]]:
     """The pages by the key that sees them, each with the name of its picture."""
     store = site.weir.runtime.store
     row = next(each for each in await store.conversations(None, limit=50) if each.name == NAME)
-    acted = next(each for each in reversed(await store.timeline(row)) if each.strategy or each.action != "none")
+    acted = next(each for each in reversed(await store.timeline(row)) if each.strategy)
     own = f"/conversations/{NAME}"
     mine = [("overview", ""), ("conversations", "/conversations"), ("conversation", own)]
     mine += [("removed", f"{own}?tab=removed"), ("request", f"{own}/requests/{acted.id}")]
     operators = [("policies", "/policies"), ("keys", "/keys"), ("usage", "/usage?by=model"), ("system", "/system")]
     return {KEY: mine, ADMIN: operators}
+
+
+def spread(site: Watched) -> None:
+    """Have the run have taken a working day."""
+    with closing(sqlite3.connect(site.database)) as file, file:
+        file.execute("UPDATE exchanges SET at = at - 1500.0 * ((SELECT max(rowid) FROM exchanges) - rowid)")
 
 
 async def draw(folder: Path) -> None:
@@ -30,6 +38,7 @@ async def draw(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as data:
         async with watched(Path(data)) as site, chromium(executable()) as browser:
             await used(site, steps=30)
+            spread(site)
             for key, shown in (await pages(site)).items():
                 for width, height in SIZES.items():
                     context = await browser.new_context(viewport={"width": width, "height": height})

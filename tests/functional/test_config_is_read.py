@@ -99,6 +99,14 @@ async def test_every_key_of_the_configuration_is_read_by_a_weir_that_serves(
             headers = {"authorization": "Bearer admin-0123456789"}
             async with session.get(f"{target.root}/weir/policies", headers=headers) as answer:
                 assert answer.status == 200
+            await runtime.settler.flush()
+            async with session.get(f"{target.root}/weir/ui/login") as answer:
+                assert answer.status == 200
+            (row,) = await runtime.store.conversations(None)
+            (exchange,) = await runtime.store.timeline(row)
+            at = f"{target.root}/weir/conversations/{row.id}/requests/{exchange.id}"
+            async with session.get(at, headers=headers) as answer:
+                assert answer.status == 200
             runtime.alerts.tell(Notice(alert=ALERT, tenant="t", conversation="c", policy="balanced", request="r"))
             await runtime.alerts.close()
             async with asyncio.timeout(60):

@@ -76,7 +76,7 @@ def test_most_of_what_weir_sends_is_in_the_upstreams_cache(report: dict[str, Any
 
 
 def test_progress_goes_to_stderr_when_a_program_reads_stdout(played: subprocess.CompletedProcess[str]) -> None:
-    assert "without Weir, refused: This model's maximum context length" in played.stderr
+    assert "without Weir, refused: context_length_exceeded" in played.stderr
     assert f"request  {STEPS} of {STEPS}" in played.stderr
     assert "\x1b" not in played.stderr
     assert "\x1b" not in played.stdout

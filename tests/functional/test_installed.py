@@ -78,3 +78,4 @@ def test_the_wheel_has_all_that_it_needs_wherever_it_is_put(kind: str, wheel: Pa
     assert shown["presets"] == sorted(path.stem for path in (ROOT / "config" / "presets").iterdir())
     (tmp_path / "weir.yaml").write_text(ran(weir, "config", "example", folder=tmp_path, env=env))
     assert yaml.safe_load((tmp_path / "weir.yaml").read_text())["listen"]["port"] == 8400
+    assert "Wrote first.yaml" in ran(weir, "init", "--yes", "--out", "first.yaml", folder=tmp_path, env=env)

@@ -77,6 +77,17 @@ def test_every_command_is_run_by_a_test_or_named_with_why_it_is_not() -> None:
     assert unused == []
 
 
+def test_every_link_leads_to_a_page_and_every_page_is_in_the_index() -> None:
+    for path in PAGES:
+        targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
+        lost = [each for each in targets if "://" not in each and not (path.parent / each).exists()]
+        assert lost == [], path.name
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert [name for name in pages if f"({name})" not in index] == []
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 250
+
+
 def test_every_command_that_is_only_mentioned_is_one() -> None:
     mentioned = [each for path in PAGES for each in re.findall(r"`(weir [^`]+)`", path.read_text())]
     assert len(mentioned) > 100
@@ -160,7 +171,7 @@ async def following(folder: Path) -> AsyncIterator[Place]:
             yield place
 
 
-@pytest.mark.timeout(240)  # some sixty commands
+@pytest.mark.timeout(600)  # some sixty commands
 async def test_a_newcomer_types_what_is_printed(tmp_path: Path) -> None:
     async with following(tmp_path) as place:
         (doctor,) = lines("README.md", "weir doctor")

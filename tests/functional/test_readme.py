@@ -13,6 +13,7 @@ import click
 import pytest
 
 from proxy.cli import main
+from proxy.cli.demo import ROWS
 from proxy.config import load_config
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
@@ -128,3 +129,12 @@ def test_every_command_of_the_table_exists_with_its_options() -> None:
             )
             known = {option for parameter in found.params for option in parameter.opts}
             assert {word for word in words if word.startswith("--")} <= known, f"weir {group} {' '.join(words)}"
+
+
+def test_the_demo_that_is_shown_has_the_rows_of_the_demo() -> None:
+    (shown,) = blocks("text", "without Weir")
+    rows = [re.split(r" {2,}", line)[0] for line in shown.splitlines()[1:]]
+
+    assert rows == [*(label for label, _ in ROWS), "batches of edits / summariser calls"]
+    answered = re.findall(r"^requests answered +(\d+) of 73 +73 of 73$", shown, re.MULTILINE)
+    assert len(answered) == 1

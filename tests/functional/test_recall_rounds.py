@@ -17,7 +17,7 @@ from proxy.recall.tool import definition_of
 from proxy.simulator import Dialect, Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.codecs import codec_of
-from tests.functional.harness import COUNTER, EVICTING, RunningWeir, answered, prose, weir
+from tests.functional.harness import COUNTER, EVICTING, Deployment, RunningWeir, answered, prose, weir
 
 WINDOW = 8192
 SECRET = "the deployment token is zx-4471-quebec"
@@ -138,18 +138,19 @@ class Scene:
     folder: Path
     yaml: str
     stack: AsyncExitStack
+    database: Path | str
     weir: RunningWeir | None = None
 
     async def start(self) -> RunningWeir:
         """A Weir on the same database."""
         await self.stack.aclose()
         options = {"yaml": self.yaml, "folder": self.folder, "window": None}
-        self.weir = await self.stack.enter_async_context(weir(self.upstream.base_url, self.folder / "w.db", **options))
+        self.weir = await self.stack.enter_async_context(weir(self.upstream.base_url, self.database, **options))
         return self.weir
 
-    async def client(self, steps: int = 22, **options: Any) -> Client:
+    async def client(self, steps: int = 22, *, secret: str = SECRET, **options: Any) -> Client:
         """A conversation that has outgrown its window."""
-        return Client(self.endpoint, self.weir or await self.start(), options=options).grow(steps)
+        return Client(self.endpoint, self.weir or await self.start(), options=options).grow(steps, secret=secret)
 
     @property
     def bodies(self) -> list[Any]:
@@ -164,7 +165,13 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    folder: Path, endpoint: str, *answers: Said, recall: str = "tool: true", **settings: Any
+    folder: Path,
+    endpoint: str,
+    *answers: Said,
+    recall: str = "tool: true",
+    store: str = "{}",
+    database: Path | str = "",
+    **settings: Any,
 ) -> AsyncIterator[Scene]:
     model = InOrder([*answers])
     dialect = Dialect.OPENAI if endpoint == "responses" else Dialect.ANTHROPIC
@@ -174,10 +181,11 @@ async def scene(
 upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}}}}
 models: [{{match: "*", upstream: up, window: {WINDOW}}}]
 auth: {{mode: open}}
+store: {store}
 policies: {{p: {{cascade: {json.dumps(EVICTING["cascade"])}, placeholder: marker, recall: {{auto: false, {recall}}}}}}}
 default_policy: p
 """
-        yield Scene(endpoint, upstream, model, folder, yaml, stack)
+        yield Scene(endpoint, upstream, model, folder, yaml, stack, database or folder / "w.db")
 
 
 def elements(answer: Any) -> list[Any]:
@@ -245,6 +253,24 @@ async def test_a_call_is_answered_unseen_and_goes_up_again_with_every_later_requ
 
 
 @both
+@pytest.mark.parametrize("deployment", [pytest.param(2, id="two in turns on PostgreSQL")], indirect=True)
+@pytest.mark.requirement("A4.25", "P7")
+async def test_another_process_sends_the_hidden_round_again(
+    tmp_path: Path, endpoint: str, deployment: Deployment
+) -> None:
+    async with scene(tmp_path, endpoint, looks(), ENDS, database=deployment.store, bound=True) as on:
+        client = await on.client()
+        await client.ask("Which token was it?")
+        options = {"yaml": on.yaml, "folder": tmp_path, "window": None}
+        async with weir(on.upstream.base_url, deployment.store, **options) as other:
+            for at in (other, client.at, other):
+                client.at = at
+                later = await client.ask("And what is next?")
+                assert texts(later) == ["Understood."]
+                assert begins_alike(on.arrays[-1], on.arrays[-2])
+
+
+@both
 @either_way
 @pytest.mark.requirement("A4.25", "P5")
 async def test_calls_of_the_clients_own_behind_one_of_the_tool_are_asked_for_again(
@@ -297,6 +323,45 @@ async def test_several_rounds_end_with_the_last_one_that_the_policy_allows(
 
 @both
 @either_way
+@pytest.mark.requirement("A4.25", "P5")
+async def test_reasoning_that_led_to_a_call_that_is_not_answered_any_more_is_not_left_without_it(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    silent = [looks("", CALL) for _ in range(3)]
+    async with scene(tmp_path, endpoint, *silent, recall="tool: true, rounds: 1, max_tokens: 300") as on:
+        client = await on.client()
+        answer = await client.ask(stream=stream)
+        assert kinds(answer) == ["thought"] * 3
+        later = await client.ask("Go on.", stream=stream)
+        assert texts(later) == ["Understood."]
+        assert begins_alike(on.arrays[-1], on.arrays[-2])
+        assert json.dumps(on.arrays[-1]).count("no further call") == 2
+
+
+@either_way
+@pytest.mark.requirement("A4.25", "P5")
+async def test_a_stored_answer_is_gone_on_from_with_all_of_its_rounds(tmp_path: Path, stream: bool) -> None:
+    async with scene(tmp_path, "responses", looks(), ENDS) as on:
+        client = await on.client()
+        answer = await client.ask(stream=stream, store=True)
+        client.history = []
+        later = await client.ask("And which gateway?", stream=stream, store=True, previous_response_id=answer.id)
+        assert texts(later) == ["Understood."]
+        assert "recall" not in json.dumps(on.bodies[-1]["tools"])
+
+
+@both
+@pytest.mark.requirement("A4.25")
+async def test_the_tool_is_not_offered_where_its_rounds_would_not_outlive_a_restart(
+    tmp_path: Path, endpoint: str
+) -> None:
+    async with scene(tmp_path, endpoint, store="{content: digest}") as on:
+        await (await on.client()).ask()
+        assert "recall" not in json.dumps(on.bodies[-1]["tools"])
+
+
+@both
+@either_way
 @pytest.mark.requirement("P5")
 async def test_usage_has_the_prompt_of_the_last_round_and_the_words_of_all(
     tmp_path: Path, endpoint: str, stream: bool
@@ -339,7 +404,7 @@ async def raw_events(client: Client, **more: Any) -> list[tuple[str, Any]]:
     """The events of a stream as they came, by name."""
     body = {"model": "sim", "stream": True, **more}
     if client.endpoint == "responses":
-        body |= {"input": client.history, "max_output_tokens": 512}
+        body |= {"input": client.history, "max_output_tokens": 512, "store": False}
     else:
         body |= {"messages": client.history, "max_tokens": 512}
     found, text, url = [], "", f"{client.at.base_url}/{client.endpoint}"
@@ -372,6 +437,46 @@ async def test_an_upstream_that_fails_in_a_later_round_says_so_itself_and_nothin
         assert failed.value.status_code == 500
         answer = await client.ask(stream=stream)
         assert texts(answer) == [TOLD]
+        await client.ask("And now?", stream=stream)
+        assert begins_alike(on.arrays[-1], on.arrays[-2])
+
+
+@both
+@either_way
+@pytest.mark.requirement("P4", "A4.25")
+async def test_an_upstream_that_refuses_the_round_itself_is_asked_as_if_there_were_no_tool(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    refuses = Rejected(Problem(status=422, message="this is not taken here"))
+    async with scene(tmp_path, endpoint, looks(), refuses, ENDS) as on:
+        client = await on.client()
+        answer = await client.ask(stream=stream)
+        assert texts(answer) == ["Let me look.", TOLD]
+        first, _, plain_one = on.bodies
+        assert plain_one == {**first, "tools": first["tools"][:-1]}
+        await client.ask("And now?", stream=stream)
+        assert "zx-4471-quebec.\n" not in json.dumps(on.arrays[-1])
+        assert "recall:" not in json.dumps(on.arrays[-1])
+
+
+@both
+@either_way
+@pytest.mark.requirement("P4", "A4.25")
+async def test_a_round_that_is_too_long_is_asked_with_less_and_kept_as_it_was_answered(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    async with scene(tmp_path, endpoint) as on:
+        client = await on.client(secret="\n".join(f"{SECRET} number {n} and more words" for n in range(220)))
+        await client.ask()
+        taken = answered(on.upstream)[-1].prompt_tokens
+        on.model.answers = [looks(), ENDS]
+        settings = on.upstream.simulator.model.settings
+        object.__setattr__(settings, "window", taken + 512 + 2_400)
+        await client.ask("Which token was it?", stream=stream)
+        object.__setattr__(settings, "window", WINDOW)
+        assert [seen.status for seen in asked(on)] == [200, 200, 400, 200]
+        sizes = [len(json.dumps(array(seen))) for seen in asked(on)]
+        assert sizes[3] < sizes[2]
         await client.ask("And now?", stream=stream)
         assert begins_alike(on.arrays[-1], on.arrays[-2])
 
@@ -421,3 +526,53 @@ async def test_a_client_that_leaves_in_a_later_round_ends_it_and_nothing_of_it_s
         await client.ask()
         assert begins_alike(on.arrays[-1], on.arrays[0])
         assert "zx-4471" not in json.dumps(on.arrays[-1])
+
+
+@both
+@either_way
+@pytest.mark.requirement("A4.25", "P5")
+async def test_a_long_run_on_bound_reasoning_is_never_refused_for_what_weir_has_recalled_in_it(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    def step(n: int) -> SimulatedAnswer:
+        call = SimulatedCall("read_file", json.dumps({"path": f"src/{n}.py"}))
+        return SimulatedAnswer(reasoning=f"Module {n} is next.", text=f"Step {n}.", calls=(call,))
+
+    script: list[Said] = [step(n) for n in range(STEPS)]
+    for place in (13, 11, 10):
+        script.insert(place, looks("", SimulatedCall("recall", json.dumps({"query": f"module {place % 3}"}))))
+    async with scene(tmp_path, endpoint, *script, recall="tool: true, max_tokens: 400", bound=True) as on:
+        client = Client(endpoint, await on.start(), options={"model": BINDING})
+        client.history.append({"role": "user", "content": f"Migrate the project. {prose(60, seed=2)}"})
+        made: list[tuple[int, list[str], list[Any]]] = []
+        for n in range(STEPS):
+            if n == 12:
+                client.at = await on.start()
+            answer = await client.ask(stream=stream)
+            assert calls(answer) == ["read_file"]
+            [own] = [each for each in elements(answer) if each.type in ("function_call", "tool_use")]
+            client.answer(getattr(own, "call_id", own.id), prose(560, seed=100 + n))
+            thoughts = [each.id for each in elements(answer) if each.type == "reasoning"]
+            made.append((len(asked(on)), thoughts, getattr(answer, "input_transformations", None) or []))
+        seen = asked(on)
+        assert [each.status for each in seen] == [200] * (STEPS + 3)
+        changes = [n for n in range(1, len(seen)) if not begins_alike(array(seen[n]), array(seen[n - 1]))]
+        assert 0 < len(changes) <= 3
+        valid = {name for number, thoughts, _ in made for name in thoughts if number > changes[-1]}
+        assert valid or endpoint == "messages"
+        assert valid.isdisjoint(each["id"] for each in made[-1][2])
+
+
+STEPS = 16
+BINDING = "claude-opus-5-5"
+
+
+def asked(on: Scene) -> list[Any]:
+    """What was asked of the endpoint, and how that went."""
+    return [each for each in on.upstream.ledger if each.method == "POST" and each.path.endswith(on.endpoint)]
+
+
+def array(seen: Any) -> list[Any]:
+    """The history of a request."""
+    body = seen.json()
+    return list(body.get("input") or body["messages"])

@@ -136,7 +136,7 @@ async def test_what_goes_wrong_is_said_with_what_to_do(running: RunningWeir, tmp
     nobody = f"http://127.0.0.1:{free_port()}"
     code, err = await here("--url", nobody, "--", "true")
     assert code == 1
-    assert "Connection refused): start one with weir serve, or add --serve" in err
+    assert f"no Weir answers at {nobody}: start one with weir serve, or add --serve" in err
 
     code, err = await here("--url", running.root, "--", "no-such-program")
     assert (code, err.splitlines()[-1]) == (127, "weir: no-such-program cannot be started: No such file or directory")

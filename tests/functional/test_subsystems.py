@@ -301,7 +301,7 @@ async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
     upstream: RunningSimulator, tmp_path: Path
 ) -> None:
     file, secret = tmp_path / "w.db", "The phrase of the system prompt is heliotrope-4417."
-    async with weir(upstream.base_url, file) as target:
+    async with weir(upstream.base_url, file, balanced={"inspect": {"requests": 0}}) as target:
         talk = Talk(target.client(), [{"role": "system", "content": secret}])
         await talk.chat(26)
     forwarded = answered(upstream)[-1].json()["messages"]

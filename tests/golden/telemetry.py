@@ -77,6 +77,12 @@ UNSTEADY = (
 )
 
 
+def _bare(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without what the messages of its arrays say."""
+    kept = row.get("inspection")
+    return {**row, "inspection": {**kept, "raws": len(kept["raws"])}} if kept else row
+
+
 def masked(value: object, name: str = "") -> Any:
     """A value as JSON has it, without what differs by run."""
     if name in VOLATILE and value:
@@ -206,7 +212,7 @@ async def exchanges() -> str:
         spans = [span for span in exporter.get_finished_spans() if not PART.match(span.name)]
         named = {span.context.span_id: span.name for span in spans}
         out += [span_line(span, named) for span in spans]
-        out += [line("ROW", {"type": type(row).__name__} | masked(row)) for row in rows]
+        out += [line("ROW", {"type": type(row).__name__} | _bare(masked(row))) for row in rows]
         said = [json.loads(text) for text in machines.getvalue().splitlines()]
         out += [
             line("JSON", each) for each in said if each["message"] in ("ctx", "alert")

@@ -12,12 +12,12 @@ from policies.draft import (
     replay,
     tokens_kept_verbatim,
 )
-from policies.ledger import Cut, Edit, EditKind
-from policies.messages import Transcript
+from policies.ledger import Cut, Edit, EditKind, occurrence_of_round
+from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
 from policies.turns import protect, units
-from tests.policies.play import Said, assistant, step, system, talk, user, window, words
+from tests.policies.play import Said, assistant, result, step, system, talk, user, window, words
 
 OLD = (system("s"), user("task"), *step(words(300)), assistant("read"), *step(words(200, "other")), assistant("ok"))
 GROWN = (*OLD, user("and now?"))
@@ -64,6 +64,28 @@ def test_an_edit_is_found_by_the_message_it_was_made_on_and_is_not_new() -> None
     assert draft.pieces[3].tokens == 5
     assert draft.edits == {}
     assert draft.applied == {"evict": 1}
+
+
+@pytest.mark.requirement("P2", "A4.25")
+def test_hidden_rounds_stay_beside_another_edit_of_their_answer_and_cost_what_they_cost() -> None:
+    transcript = talk(*GROWN)
+    other = edit_of(transcript, 4)
+    rounds = replace(other, kind=EditKind.ROUND, occurrence=occurrence_of_round(0), text="{}", tokens=40)
+    alone, both = replayed(GROWN, edits=[rounds]), replayed(GROWN, edits=[rounds, other])
+    assert alone.changed
+    assert (alone.pieces[4].text, alone.pieces[4].kind, alone.pieces[4].rounds) == (None, None, rounds)
+    assert alone.tokens == transcript.tokens + 40
+    assert alone.applied == {"round": 1}
+    assert (both.pieces[4].text, both.pieces[4].rounds) == ("gone", rounds)
+    assert both.pieces[4].tokens == other.tokens + 40
+    again = both.with_edits({4: replace(other, text="-", tokens=1)})
+    assert (again.pieces[4].rounds, again.pieces[4].tokens) == (rounds, 41)
+    assert again.pieces[4].own_tokens == 1
+    known = ConversationState(edits={rounds.key: rounds})
+    assert not known.has_removed
+    cut = replayed(GROWN, edits=[rounds], cuts=(cut_of(transcript, 3),))
+    assert cut.active_cut is not None
+    assert sum(p.rounds is not None for p in cut.pieces) == 1
 
 
 @pytest.mark.requirement("P1")
@@ -179,3 +201,12 @@ def test_a_cut_that_would_hide_something_protected_does_not_apply() -> None:
     protection = protect(transcript.messages, units(transcript.messages, transcript.head))
     assert applicable_cut(transcript, (cut_of(transcript, 3),), protection) is None
     assert applicable_cut(transcript, (cut_of(transcript, 1, before=()),), protection) is None
+
+
+@pytest.mark.requirement("A0.18")
+def test_the_calls_of_a_message_whose_content_is_replaced_are_still_counted() -> None:
+    call = ToolCall("call_0", "look", '{"path": "' + words(200) + '"}')
+    transcript = talk(user("task"), assistant(words(500), call), result("done"), user("and now?"))
+    before = transcript.messages[1].tokens
+    edit = edit_of(transcript, 1, EditKind.SUMMARY)
+    assert edit.tokens == before - CHARS4.count(words(500)) + CHARS4.count("gone") > 200

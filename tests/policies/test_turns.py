@@ -91,3 +91,23 @@ def test_units_start_after_however_many_system_messages_there_are(heads: int) ->
     transcript = talk(*[system(str(n)) for n in range(heads)], user("go"), step("1"))
     assert transcript.head == heads
     assert [u.start - heads for u in units(transcript.messages, transcript.head)] == [0, 1]
+
+
+@pytest.mark.requirement("P3")
+def test_a_result_that_comes_late_holds_what_stands_between_together() -> None:
+    """On Responses an output need not follow its call at once, and has to have it before it."""
+    messages = talk(
+        [
+            user("task"),
+            assistant("", ToolCall("a", "look", "{}"), ToolCall("b", "look", "{}")),
+            result("1", "a"),
+            user("meanwhile"),
+            assistant("", ToolCall("c", "look", "{}")),
+            result("3", "c"),
+            result("2", "b"),
+            assistant("", ToolCall("d", "look", "{}")),
+            result("4", "d"),
+        ]
+    ).messages
+    assert units(messages) == (Unit(0, 1), Unit(1, 7), Unit(7, 9))
+    assert [unit.open for unit in units(messages[:6])] == [False, True, False, False]

@@ -18,8 +18,7 @@ from proxy.recall.answering import Past, passages, rank, tell_found, tell_page, 
 from proxy.recall.archive import Archive, elsewhere, said
 from proxy.recall.chat import Earlier, Filter, turn_of
 from proxy.recall.streaming import patiently
-from proxy.recall.surface import added_up
-from proxy.recall.tool import definition_of, definition_tokens, offer_for, with_more_messages, with_tool
+from proxy.recall.tool import added_up, definition_of, definition_tokens, offer_for, with_more_messages, with_tool
 from proxy.store import Store
 from proxy.store.records import Change, Original
 from proxy.store.write_behind import WriteBehindQueue

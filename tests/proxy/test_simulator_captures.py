@@ -54,6 +54,7 @@ def test_a_simulator_answers_what_clients_send(dialect):
     captures = sample() if dialect in {Dialect.VLLM, Dialect.LLAMACPP} else both()
     statuses: Counter[int] = Counter()
     with run_simulator(settings, counter=Words()) as running, httpx.Client(base_url=running.origin) as client:
+        assert client.head("/").status_code == 200  # how Claude Code begins
         for capture in captures:
             if not capture.path.startswith(mine):
                 continue

@@ -36,6 +36,7 @@ def test_an_answer_has_blocks_a_stop_reason_and_usage():
     assert answer["usage"]["input_tokens"] == 3 + 6 + 6
     assert answer["usage"]["output_tokens"] == len(answer["content"][0]["text"].split())
     assert post(settings(), max_tokens=3).json()["stop_reason"] == "max_tokens"
+    assert post(settings(token_factor=1.5), system="be brief").json()["usage"]["input_tokens"] == 3 + 4 + 3 + 4 + 3
 
 
 def events_of(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -93,8 +94,8 @@ def test_marked_prefixes_are_written_once_and_read_later():
     ]
     with run_simulator(settings(), counter=Words()) as running:
 
-        def ask(messages: list[dict[str, Any]]) -> tuple[int, int, int]:
-            body = {"model": "claude", "max_tokens": 50, "messages": messages}
+        def ask(messages: list[dict[str, Any]], **more: Any) -> tuple[int, int, int]:
+            body = {"model": "claude", "max_tokens": 50, "messages": messages, **more}
             usage = httpx.post(f"{running.base_url}/messages", json=body).json()["usage"]
             return usage["input_tokens"], usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]
 
@@ -102,6 +103,7 @@ def test_marked_prefixes_are_written_once_and_read_later():
         assert ask(second) == (3, 10, 7)
         assert ask(second) == (3, 0, 17)
         assert ask([{"role": "user", "content": [bare]}]) == (10, 0, 0)
+        assert ask([{"role": "user", "content": [bare]}], cache_control={"type": "ephemeral"}) == (3, 0, 7)
 
 
 def use(name: str) -> dict[str, Any]:

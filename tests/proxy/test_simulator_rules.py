@@ -314,6 +314,25 @@ def test_a_broken_rule_of_responses_is_named_in_openais_words(name):
     assert any(words in problem.message and problem.param == param for problem in found), found
 
 
+def test_items_that_were_made_together_are_told_from_the_whole_history():
+    thoughts = [{**THOUGHT, "id": f"rs_{n}"} for n in (1, 2)]
+    calls = [{**CALL, "id": f"fc_{n}", "call_id": f"call_{n}"} for n in (1, 2)]
+    results = [{**DONE, "call_id": f"call_{n}"} for n in (1, 2)]
+    whole = [ASK, thoughts[0], calls[0], results[0], thoughts[1], calls[1], results[1]]
+    reasons = responses_rules.reasons_of(whole)
+    assert reasons == {"rs_1": "rs_1", "fc_1": "rs_1", "rs_2": "rs_2", "fc_2": "rs_2"}
+    assert responses_rules.violations(response(*whole), reasons=reasons) == []
+    (bare,) = responses_rules.violations(response(ASK, calls[0], results[0]), reasons=reasons)
+    assert (
+        bare.message
+        == "Item 'fc_1' of type 'function_call' was provided without its required 'reasoning' item: 'rs_1'."
+    )
+    left = responses_rules.violations(response(ASK, *thoughts, calls[1], results[1]), reasons=reasons)
+    assert [problem.message for problem in left] == [
+        "Item 'rs_1' of type 'reasoning' was provided without its required following item."
+    ]
+
+
 def test_vllm_takes_more_fields_and_plain_reasoning():
     body, _, _ = REFUSED_RESPONSES["reasoning with content"]
     assert responses_rules.violations({**body, "top_k": 3}, open_server=True) == []
@@ -322,6 +341,12 @@ def test_vllm_takes_more_fields_and_plain_reasoning():
 @pytest.mark.parametrize("name", ACCEPTED_MESSAGES)
 def test_a_legal_message_request_has_no_violation(name):
     assert messages_rules.violations(ACCEPTED_MESSAGES[name]) == []
+
+
+def test_what_is_only_counted_needs_no_limit_and_may_have_none():
+    assert messages_rules.violations({"model": "m", "messages": [HELLO]}, counting=True) == []
+    (problem,) = messages_rules.violations(message(HELLO), counting=True)
+    assert problem.message == "max_tokens: Extra inputs are not permitted"
 
 
 @pytest.mark.parametrize("name", REFUSED_MESSAGES)

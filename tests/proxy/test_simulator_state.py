@@ -229,8 +229,14 @@ def test_a_threshold_makes_the_server_compact_but_not_on_calls_alone(server):
         "reasoning",
         "function_call",
     ]
-    shorter = [long, *(item.model_dump(exclude_none=True) for item in first.output), *answered(first.output)]
-    assert client.responses.create(input=shorter, **SEALED).output
+    said = [*(item.model_dump(exclude_none=True) for item in first.output), *answered(first.output)]
+    with run_simulator(SimulatorSettings(answers=STEPS, bound=True), counter=Words()) as bound:
+        whose = responses_at(bound)
+        for items in ([long, *said], said):  # what stands before a compaction may go
+            answer = whose.responses.create(input=items, **SEALED).model_dump()
+            assert answer["input_transformations"] == []
+            assert answer["usage"]["input_tokens"] < 1700
+        whose.close()
 
 
 # Anthropic
@@ -399,6 +405,8 @@ def test_a_summary_is_made_signed_and_bound_thinking_outlives_it():
         first = {"role": "assistant", "content": [block]}
         after = [first, ASK, *history[3:]]
         assert client.beta.messages.create(messages=after, **THINK).content
+        history = loop(client, 1, after)
+        assert client.beta.messages.create(messages=history, **THINK).content
         for change, code in (
             ({"content": "another"}, "compaction_content_mismatch"),
             ({"signature": "EqoBx"}, "compaction_signature_invalid"),
@@ -409,17 +417,20 @@ def test_a_summary_is_made_signed_and_bound_thinking_outlives_it():
 
 
 def test_a_conversation_past_its_trigger_is_compacted_in_the_answer():
-    settings = SimulatorSettings(dialect=Dialect.ANTHROPIC, window=80_000)
+    answer = SimulatedAnswer(reasoning="Hm.", text="Well.")
+    settings = SimulatorSettings(dialect=Dialect.ANTHROPIC, window=80_000, bound=True, answers=(answer,) * 4)
     edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}
     with run_simulator(settings, counter=Words()) as running, messages_at(running) as client:
         ask: dict[str, Any] = {"model": "m", "max_tokens": 100, "betas": ["compact-2026-01-12"]}
         long = [{"role": "user", "content": "w " * 50_000}]
         answer = client.beta.messages.create(messages=long, context_management={"edits": [edit]}, **ask)
-        assert [block.type for block in answer.content] == ["compaction", "text"]
+        assert [block.type for block in answer.content] == ["compaction", "thinking", "text"]
         assert [one.type for one in answer.usage.iterations] == ["compaction", "message"]
         told = [block.model_dump(exclude_none=True) for block in answer.content]
         later = client.beta.messages.create(messages=[*long, {"role": "assistant", "content": told}, ASK], **ask)
         assert later.usage.input_tokens < 1000
+        dropped = client.beta.messages.create(messages=[{"role": "assistant", "content": told}, ASK], **ask)
+        assert dropped.usage.input_tokens == later.usage.input_tokens
         paused = client.beta.messages.create(
             messages=long, context_management={"edits": [{**edit, "pause_after_compaction": True}]}, **ask
         )

@@ -225,14 +225,36 @@ def test_a_body_that_is_not_json_is_refused_and_nothing_breaks():
 
 
 WORDS = ["function", "user", "text", "image_url", "tool_use", "tool_result", "required"]
+WORDS += [
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "thinking",
+    "compaction",
+    "compaction_trigger",
+]
+WORDS += ["clear_tool_uses_20250919", "clear_thinking_20251015", "continue", "create", "auto", "adaptive"]
 NAMES = ["type", "text", "id", "function", "name", "url", "json_schema", "schema", "include_usage", "content", "input"]
+NAMES += ["edits", "trigger", "keep", "value", "cache_control", "format", "tools", "previous_message_id", "summary"]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.sampled_from(WORDS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
     max_leaves=6,
 )
 KEYS = ["role", "content", "tool_calls", "tool_call_id", "name", "refusal", "function_call"]
-MORE = ["tools", "tool_choice", "max_tokens", "stream_options", "response_format", "n", "stream", "thinking", "system"]
+KEYS += ["type", "id", "call_id", "output", "arguments", "summary", "encrypted_content", "thinking", "signature"]
+MORE = [
+    "context_management",
+    "compaction",
+    "thread",
+    "text",
+    "truncation",
+    "previous_response_id",
+    "conversation",
+    "store",
+]
+MORE += ["tools", "tool_choice", "max_tokens", "stream_options", "response_format", "n", "stream", "thinking", "system"]
 ROLES = st.sampled_from(["user", "tool", "assistant", "system"])
 
 
@@ -262,7 +284,7 @@ MODELS = [
 )
 @settings(max_examples=200, deadline=None)
 def test_no_request_makes_the_simulator_fall_over(messages, more):
-    body = json.dumps({"model": "sim", "messages": messages, "input": messages, **more}).encode()
+    body = json.dumps({"model": "sim", "messages": messages, "input": messages, "max_tokens": 9, **more}).encode()
     for model, surface in MODELS:
         delivery, _ = model.exchange(surface, body, sender=Sender(), header=None)
         assert delivery.status in {200, 400, 404}

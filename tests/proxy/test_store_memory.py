@@ -610,6 +610,8 @@ async def test_an_export_has_everything_of_a_conversation_and_nothing_of_another
         "answers": 0,
         "audit": 4,
         "originals": 3,
+        "inspected": 0,
+        "inspected_parts": 0,
     }
     bodies = [each["body"] for each in told["originals"]]
     assert [base64.b64decode(body) for body in bodies[:2]] == [original(n, of="c1").body for n in range(2)]

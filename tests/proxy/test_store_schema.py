@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from sqlalchemy.dialects import postgresql
 
 from policies.ledger import Prepared
-from proxy.cli.audit import db
+from proxy.cli.db import db
 from proxy.store import (
     Store,
     archive,

@@ -1,6 +1,7 @@
 """A transcript is the same whether it was read cold or out of the caches, whatever came before."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -57,3 +58,36 @@ async def test_two_tenants_share_no_chain() -> None:
     two = await read(transcripts, messages, tenant="two")
     assert one.messages == two.messages
     assert not set(one.chain) & set(two.chain)
+
+
+class Where:
+    """Counts characters, and keeps in which threads it did."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def count(self, text: str) -> int:
+        self.threads.append(threading.current_thread().name)
+        return len(text) // 4
+
+
+@pytest.mark.requirement("P8")
+async def test_large_tool_definitions_are_counted_once_and_off_the_event_loop() -> None:
+    where = Where()
+    counter = Tokenizer(estimators={"where": where}).counter("where")
+    shape = {
+        "type": "object",
+        "properties": {f"field_{n}": {"type": "string", "description": "x" * 90} for n in range(90)},
+    }
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{n}", "description": "y" * 900, "parameters": shape}}
+        for n in range(100)
+    ]
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": tools}).encode()
+    assert len(body) > 1_000_000
+    transcripts = Transcripts()
+    for _ in range(2):
+        read = await transcripts.read(parse_chat(body), tenant="t", model="m", counter=counter)
+        assert read.transcript.tools > 200_000
+    assert len(where.threads) == len(tools) + 1
+    assert threading.main_thread().name not in [name for name in where.threads if name][1:]

@@ -12,8 +12,8 @@
         var colours = ["--soft", "--accent"];
         var axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, size: 46, font: "11px system-ui" };
         var options = {
-          width: Math.max(200, box.clientWidth), height: 150, padding: [8, 8, 0, 0],
-          axes: [Object.assign({}, axis, { size: 26 }), Object.assign({}, axis, {
+          width: Math.max(200, box.clientWidth), height: 164, padding: [8, 8, 0, 0],
+          axes: [Object.assign({}, axis, { size: 40 }), Object.assign({}, axis, {
             values: function (_, ticks) {
               return ticks.map(function (n) { return n >= 1e6 ? n / 1e6 + "M" : n >= 1e3 ? n / 1e3 + "K" : n; });
             }

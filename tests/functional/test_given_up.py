@@ -1,0 +1,149 @@
+"""Work that nobody waits for any more ends: a client gives up while its history is read, the process is to stop."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from proxy.effects.apart import apart
+from proxy.simulator import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, prose
+
+WORDS = prose(400, seed=1).split()
+GRACE = 0.2
+
+
+def history(messages: int, *, seed: int) -> bytes:
+    """A request with a history never seen, 3 KB of words a message."""
+    said = [
+        " ".join(f"{word}{seed}{n}" if w % 5 == 0 else word for w, word in enumerate(WORDS)) for n in range(messages)
+    ]
+    roles = ("user", "assistant")
+    chat = [{"role": roles[n % 2], "content": f"{text}. That was {n}."} for n, text in enumerate(said)]
+    return json.dumps({"model": "sim", "messages": [*chat, {"role": "user", "content": "Go on."}]}).encode()
+
+
+def seconds_of(process: int) -> float:
+    """The processor time that a process has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+@asynccontextmanager
+async def started(folder: Path, *, grace: float = 30) -> AsyncIterator[tuple[WeirProcess, httpx.AsyncClient, int]]:
+    async with serve_simulator(SimulatorSettings(window=4_000_000), counter=COUNTER) as simulator:
+        (folder / "weir.yaml").write_text(
+            f"upstreams: {{sim: {{kind: openai, base_url: '{simulator.base_url}'}}}}\n"
+            f"store: {{url: 'sqlite+aiosqlite:///{folder / 'w.db'}'}}\nlimits: {{grace: {grace}}}\n"
+            "models: [{match: '*', window: 131072, tokenizer: o200k_base}]\n"
+        )
+        async with (
+            WeirProcess(["--config", str(folder / "weir.yaml")], free_port()) as target,
+            httpx.AsyncClient(base_url=target.base_url, timeout=60, trust_env=False) as client,
+        ):
+            assert target.process is not None
+            yield target, client, target.process.pid
+
+
+async def until_it_plans(process: int, before: float, seconds: float) -> None:
+    """Return once the process has worked so long on a request."""
+    while seconds_of(process) - before < seconds:
+        await asyncio.sleep(0.01)
+
+
+async def until_idle(process: int) -> None:
+    """Return once none of its threads has wanted to run for a fifth of a second, however busy the machine is."""
+    seen = 0
+    while seen < 20:
+        stats = (path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat"))
+        seen = seen + 1 if all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats) else 0
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.requirement("P5")
+async def test_the_plan_of_a_client_that_gave_up_takes_no_more_time(tmp_path: Path) -> None:
+    async with started(tmp_path) as (_, client, process):
+        before = seconds_of(process)
+        assert (await client.post("/chat/completions", content=history(250, seed=1))).status_code == 200
+        whole = seconds_of(process) - before
+        await until_idle(process)
+        before = seconds_of(process)
+        asking = asyncio.create_task(client.post("/chat/completions", content=history(250, seed=2)))
+        await until_it_plans(process, before, whole / 4)
+        given_up = seconds_of(process)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until_idle(process)
+        assert seconds_of(process) - given_up < whole / 8
+
+
+@pytest.mark.requirement("R.73", "R.74")
+async def test_a_process_that_is_to_stop_does_not_wait_for_a_plan_longer_than_it_promised(tmp_path: Path) -> None:
+    async with started(tmp_path, grace=GRACE) as (target, client, process):
+        before = seconds_of(process)
+        asking = asyncio.create_task(client.post("/chat/completions", content=history(4_000, seed=3)))
+        await until_it_plans(process, before, 1.5)
+        assert target.process is not None
+        target.process.terminate()
+        async with asyncio.timeout(12):  # usually three seconds; the plan takes twenty
+            answer = await asking
+            assert await target.process.wait() == 0
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+
+
+STUCK = """
+import time, proxy.server.cycle
+proxy.server.cycle.CLOSING = 0.5
+from proxy.server import ServerLimits, run
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            said = await receive()
+            await send({"type": said["type"] + ".complete"})
+    print("stuck", flush=True)
+    time.sleep(1000)
+
+run(app, port=%d, limits=ServerLimits(grace=0.1, farewell=0.1))
+"""
+
+
+@pytest.mark.requirement("R.73")
+async def test_a_process_whose_loop_is_stuck_is_ended_all_the_same() -> None:
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STUCK % port, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        for _ in range(600):
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                break
+            except OSError:
+                await asyncio.sleep(0.05)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await process.stdout.readline() == b"stuck\n"
+        process.terminate()
+        assert await process.wait() != 0
+        writer.close()
+
+
+async def test_a_thread_that_was_left_does_its_next_work_undisturbed() -> None:
+    """What is raised in a thread must not strike what the thread does for somebody else."""
+
+    def count() -> int:
+        return sum(1 for _ in range(20_000))
+
+    for late in range(200):
+        task = asyncio.create_task(apart(count))
+        await asyncio.sleep(late / 100_000)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await asyncio.gather(*(apart(count) for _ in range(4))) == [20_000] * 4
