@@ -384,12 +384,16 @@ def _unverified(sealed: str, reason: str) -> Rejected:
 
 
 def _call(request: Request, call: SimulatedCall, mark: str, at: int) -> dict[str, Any]:
-    tool: Item = next((tool for tool in request.get("tools") or () if call.name in tool_names(tool)), {})
+    items = [item for item in items_of(request) if kind_of(item) == "additional_tools"]
+    declared = [tool for each in (request, *items) for tool in each.get("tools") or ()]
+    tool: Item = next((tool for tool in declared if call.name in tool_names(tool)), {})
     name = {"call_id": call.id or f"call_{mark}{at}", "name": call.name, "status": "completed"}
+    if tool.get("type") == "namespace":
+        name["namespace"] = tool["name"]
+        tool = next(member for member in tool["tools"] if member.get("name") == call.name)
     if tool.get("type") == "custom":
         return {"type": "custom_tool_call", "id": f"ctc_{mark}{at}", **name, "input": call.arguments}
-    space = {"namespace": tool["name"]} if tool.get("type") == "namespace" else {}
-    return {"type": "function_call", "id": f"fc_{mark}{at}", **name, **space, "arguments": call.arguments}
+    return {"type": "function_call", "id": f"fc_{mark}{at}", **name, "arguments": call.arguments}
 
 
 def _shell(name: str, model: str, created: int) -> dict[str, Any]:

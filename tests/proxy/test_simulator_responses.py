@@ -77,6 +77,19 @@ def test_a_run_without_state_is_answered_step_by_step(agent):
     assert history[4]["input"] == "*** Begin"
 
 
+def test_a_tool_that_an_item_declares_in_a_namespace_is_called_there(agent):
+    _, client = agent
+    space = {"type": "namespace", "name": "functions", "tools": [SEARCH, PATCH]}
+    declared = {"type": "additional_tools", "role": "developer", "tools": [space]}
+    response = client.responses.create(input=[declared, ASK], model="m", store=False)
+    calls = [item.model_dump() for item in response.output[2:]]
+    assert [(each["type"], each["namespace"]) for each in calls] == [
+        ("function_call", "functions"),
+        ("custom_tool_call", "functions"),
+    ]
+    assert calls[1]["input"] == "*** Begin"
+
+
 def test_a_stream_is_the_whole_answer_in_the_grammar_of_the_api(agent):
     _, client = agent
     with client.responses.stream(input=[ASK], **STATELESS) as stream:

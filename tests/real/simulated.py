@@ -1,7 +1,7 @@
 """The same script before ``weir simulate``, whose rules were written apart from those of :mod:`tests.real.scripted`."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,9 +24,10 @@ async def simulated(script: Script, endpoint: str, *, bound: bool = False) -> As
     """A simulator that follows the script; what it was asked is the script's once it has ended."""
 
     def answer(request: Request) -> SimulatedAnswer:
-        turn = script.turn(texts_of(request["messages"]), request.get("tools") or (), called=True)
+        turn = script.turn(texts_of(request["messages"]), tools_of(request), called=True)
         thinks = "input" in request or (request.get("thinking") or {}).get("type") in ("enabled", "adaptive")
-        calls = tuple(SimulatedCall(each.name, json.dumps(each.arguments)) for each in turn.calls)
+        given = [(each.name, each.arguments) for each in turn.calls]
+        calls = tuple(SimulatedCall(name, said if isinstance(said, str) else json.dumps(said)) for name, said in given)
         return SimulatedAnswer(text=turn.text, calls=calls, reasoning=turn.thought if thinks else "")
 
     settings = SimulatorSettings(window=script.window, answer=answer, dialect=DIALECTS[endpoint], bound=bound)
@@ -43,7 +44,7 @@ async def _asked(client: httpx.AsyncClient, seen: RecordedRequest) -> Asked:
     """An entry of the simulator's as the script has it; why it was refused is asked once more."""
     body = seen.json()
     said = texts_of(body["messages"]) if "messages" in body else outputs_of(body.get("input"))
-    main = bool(body.get("tools")) and bool(said) and SIDE.search(said[-1]) is None
+    main = bool(tools_of(body)) and bool(said) and SIDE.search(said[-1]) is None
     found = Asked(seen.path, dict(seen.headers), body, seen.body, main, seen.prompt_tokens, seen.status)
     found.step = max([int(match[1] or 0) for text in said for match in STEP.finditer(text)], default=0)
     if seen.status >= 400:
@@ -52,6 +53,13 @@ async def _asked(client: httpx.AsyncClient, seen: RecordedRequest) -> Asked:
         found.overflow = any(words in told for words in TOO_LONG)
         found.refused = "" if found.overflow or NO_ROOM in told else told
     return found
+
+
+def tools_of(body: Mapping[str, Any]) -> list[Any]:
+    """The tools that a request declares, in its field or in items."""
+    given = body.get("input")
+    items = [each for each in given if each.get("type") == "additional_tools"] if isinstance(given, list) else []
+    return [tool for each in (body, *items) for tool in each.get("tools") or ()]
 
 
 def outputs_of(items: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """The real clients of Responses and Messages through Weir, before models with a small window and strict rules."""
 
 import asyncio
+import itertools
 import json
 import re
 import sys
@@ -55,7 +56,7 @@ AGENTS = [
             window=window,
             streams=True,
         )
-        for way, window in (((), 49_152), (("-m", "gpt-5"), 32_768))
+        for way, window in (((), 40_960), (("-m", "gpt-5"), 32_768))
     ),
     Client(
         "Claude Code",
@@ -146,7 +147,8 @@ async def test_a_client_works_on_past_its_window_and_over_a_restart(
 async def test_a_client_does_not_see_that_the_window_is_half_of_what_it_was_said_to_be(
     client: Client, tmp_path: Path
 ) -> None:
-    script = Script(window=client.window, steps=client.steps)
+    said_in_stream = itertools.cycle((client.streams, not client.streams))
+    script = Script(window=client.window, steps=client.steps, overflows=said_in_stream)
     await run(client, tmp_path, scripted, script, window=2 * client.window, restart=False)
     assert script.overflowed > 0
 
