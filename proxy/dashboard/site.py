@@ -190,7 +190,8 @@ class Site:
             session = self._sessions.sign_in(scope, visit.field("key").strip())
         except ProxyError as fault:
             return View("login.html", {"problem": fault.message, "next": wanted}, fault.status)
-        is_ours = wanted == PATH or wanted.startswith((f"{PATH}/", f"{PATH}?"))
+        is_ours = (wanted == PATH or wanted.startswith((f"{PATH}/", f"{PATH}?"))) and wanted.isascii()
+        is_ours = is_ours and wanted.isprintable()
         return Redirect(wanted if is_ours else PATH, session)
 
     def _render(self, view: View, visit: PageVisit) -> bytes:

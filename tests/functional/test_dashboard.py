@@ -199,6 +199,9 @@ async def test_a_session_ends_by_signing_out_with_its_key_or_with_another_admin_
         assert "Sign in" in (await caller.get("/conversations")).text
         await caller.sign_in(Keys.mine)
         assert "Sign out" in (await caller.get()).text
+        for elsewhere in ("https://evil.example", "//evil.example", "/weir/ui/\r\nx: y", "/weir/uiX"):
+            signed = await caller.send("/login", page="/login", key=Keys.mine, next=elsewhere)
+            assert signed.url.path == "/weir/ui"
         cookie = caller.http.cookies["weir_session"]
         for forged in (cookie[:-2] + "00", cookie.partition(".")[0] + ".", "x.y", "." + cookie, cookie * 20):
             async with httpx.AsyncClient(cookies={"weir_session": forged}) as other:
