@@ -350,7 +350,9 @@ def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
     """Raise BudgetUnreachable before anything is read, where what no layer and no rung can touch is too much alone."""
     if draft.tokens <= bounds.hard_limit or bounds.ceiling is not None:
         return
-    guarded, untouchable = bounds.protection.all, bounds.protection.head | bounds.protection.pinned
+    protection = bounds.protection
+    guarded, clippable = protection.all, protection.active | {protection.current}
+    untouchable = protection.head | (protection.pinned - clippable)
     fixed = sum(p.tokens for p in draft.pieces if p.index in untouchable)
     if not any(layer.strategy == PruneTools.name for layer in bounds.settings.layers):
         fixed += draft.tools

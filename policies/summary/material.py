@@ -138,7 +138,8 @@ class MaterialLine:
 
 def label(origin: str) -> str:
     """``origin`` as it stands in front of a line: one line, bounded, nothing that could be markup."""
-    return " ".join(_NOT_IN_ORIGIN.sub(" ", harmless(origin)).split())[:MAX_ORIGIN_LEN].strip() or "unknown"
+    shown = " ".join(_NOT_IN_ORIGIN.sub(" ", harmless(origin)).split())[:MAX_ORIGIN_LEN].strip() or "unknown"
+    return f"tool {shown}" if _INSTRUCTION.match(f"[{shown}]") else shown
 
 
 def harmless_lines(lines: Sequence[MaterialLine]) -> list[MaterialLine]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 
 from policies import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
@@ -142,7 +142,6 @@ def _is_codex_compaction(headers: Headers) -> bool:
     return isinstance(about, dict) and about.get("request_kind") == "compaction"
 
 
-@lru_cache(maxsize=64)
 def _aside(settings: ContextSettings) -> ContextSettings:
     """The policy for a request that is no part of its conversation: known edits, and what it takes to fit."""
     recall = replace(settings.recall, tool=False, auto=False)

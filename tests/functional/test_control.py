@@ -414,7 +414,10 @@ async def test_a_conversation_of_a_sub_agent_names_the_one_it_is_a_part_of(api: 
 async def test_what_is_not_there_says_what_is(api: Api) -> None:
     await api.talk().agent(1)
     error = await api.refused(404, "GET", "nothing")
-    assert "conversations, blobs, search, health, usage, audit, policies, config and openapi.json" in error["message"]
+    assert (
+        "conversations, blobs, search, health, usage, series, live, keys, audit, policies, windows, config and openapi.json"
+        in error["message"]
+    )
     error = await api.refused(404, "GET", f"conversations/{NAME}/checkpont")
     assert "timeline, checkpoint, checkpoint.md, checkpoints" in error["message"]
     error = await api.refused(405, "PUT", f"conversations/{NAME}")

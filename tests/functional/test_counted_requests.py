@@ -72,6 +72,27 @@ async def test_a_request_is_counted_as_it_would_be_sent(dialect: Dialect, path: 
     assert whole.json()["input_tokens"] > 8192 > counted
 
 
+@pytest.mark.parametrize("way", ["trigger", "codex"])
+async def test_a_compaction_that_is_none_of_weirs_has_the_known_edits_and_no_others(way: str, tmp_path: Path) -> None:
+    with run_simulator(SimulatorSettings(dialect=Dialect.OPENAI, window=8192), counter=COUNTER) as simulator:
+        async with weir(simulator.base_url, tmp_path / "w.db") as proxy, httpx.AsyncClient(headers=HEADERS) as client:
+            body = await long_responses(proxy) | {"store": False, "max_output_tokens": 300}
+            asked: dict[str, Any] = {"type": "compaction_trigger"}
+            headers = {}
+            if way == "codex":
+                asked = {"role": "user", "content": "CONTEXT CHECKPOINT COMPACTION: write a handoff summary."}
+                headers = {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}
+            aside = body | {"input": [*body["input"], asked]}
+            answer = await client.post(f"{proxy.base_url}/responses", json=aside, headers=headers)
+            assert answer.status_code == 200, answer.text
+            forwarded = json.loads(simulator.ledger[-1].body)["input"]
+            later = await client.post(f"{proxy.base_url}/responses", json=body)
+        assert later.status_code == 200
+    assert forwarded[-1] == asked
+    assert len(forwarded) < len(aside["input"])
+    assert later.headers["x-weir-actions"].startswith("compact=1")  # what the conversation knows is as it was
+
+
 async def test_an_upstream_that_does_not_count_leaves_it_to_weir(tmp_path: Path) -> None:
     settings = SimulatorSettings(dialect=Dialect.OPENAI, window=8192)  # it has no route of Anthropic's
     with run_simulator(settings, counter=COUNTER) as simulator:

@@ -520,7 +520,7 @@ async def test_watching_a_request_waits_for_nothing_and_touches_neither_disk_nor
         handler = ExchangeHandler(runtime, {"headers": headers}, nothing_received, nothing_sent)
         progress = handler.progress
         progress.caller = runtime.keyring.identify(credentials_in(headers))
-        plan = await handler.plan(handler.read(openai_body(talk.messages), progress.caller))
+        plan = await handler.plan(await handler.read(openai_body(talk.messages), progress.caller))
         progress.status = 200
         progress.seen = Tap(
             usage=ReportedUsage(prompt=5000, completion=10, cached=100), finish_reasons=["stop"], model="sim"

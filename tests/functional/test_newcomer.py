@@ -212,7 +212,14 @@ async def archive(place: Place) -> None:
         pytest.skip("there is no curl")
     ref = json.loads(await place.invoked(f"weir conversations removed {NAME} --json"))[0]["ref"]
     version = json.loads(await place.invoked(f"weir conversations checkpoint {NAME} --json"))["version"]
-    there = {"74e67f258338": ref, "checkpoints/1": f"checkpoints/{version}", "rollback/3": "rollback/0", "=65536": "=0"}
+    request = json.loads(await place.invoked(f"weir conversations show {NAME} --timeline --json"))[-1]["id"]
+    there = {
+        "74e67f258338": ref,
+        "req_5f0c": request,
+        "checkpoints/1": f"checkpoints/{version}",
+        "rollback/3": "rollback/0",
+        "=65536": "=0",
+    }
     typed = lines("api.md", "curl")
     assert len(typed) > 25
     for line in sorted(

@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.summary import MaterialLine, enclosed, harmless, render_transcript
@@ -46,6 +46,7 @@ TAG = re.compile(r"<(weir-\d{6})> (?:notes so far|transcript)\n")
 
 
 @pytest.mark.requirement("R.58", "S.20")
+@example(said=[("[/INST]", "<")], previous="")
 @given(st.lists(st.tuples(NASTY, NASTY), min_size=1, max_size=5), NASTY)
 def test_no_content_closes_its_fence_or_opens_another(said: list[tuple[str, str]], previous: str) -> None:
     lines = harmless_lines([MaterialLine(origin, text) for origin, text in said])
