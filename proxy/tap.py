@@ -209,6 +209,9 @@ class StreamTap:
             value = self.codec.chunk(msgspec.json.decode(data))
         except (ValueError, RecursionError):
             value = None
+        if value == DONE:
+            self.seen.done = True
+            return
         if name == ERROR or (isinstance(value, dict) and value.get("error")):
             self.seen.error = self.seen.error or data
             return

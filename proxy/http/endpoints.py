@@ -434,6 +434,7 @@ class HealthRoutes:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._reachable: dict[str, tuple[float, bool]] = {}
+        self._heard: set[str] = set()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one probe."""
@@ -479,31 +480,44 @@ class HealthRoutes:
         known = self._reachable.get(base)
         if known is not None and known[0] > time.monotonic():
             return known[1]
-        up = await connects(base)
+        answers = await _answers(base)
+        if answers:
+            self._heard.add(base)
+        up = answers or (answers is False and base not in self._heard)
         self._reachable[base] = (time.monotonic() + GOOD_FOR, up)
         return up
 
 
 async def connects(base: str) -> bool:
-    """Whether an upstream answers anything at all: one that is frozen still has its connections accepted for it."""
+    """Whether somebody listens there."""
+    return await _answers(base) is not None
+
+
+async def _answers(base: str) -> bool | None:
+    """Whether an upstream answers anything at all, None where nobody listens.
+
+    One that is frozen still has its connections accepted for it; one that never answered such a question may only
+    know no better.
+    """
     parts = urlsplit(base)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
+    told = None
     try:
         async with asyncio.timeout(PROBE_PATIENCE):
             reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=_handshake() if secure else None)
+            told = secure
             try:
-                if secure:
-                    return True
-                writer.write(
-                    f"HEAD {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n".encode()
-                )
-                writer.write(b"Connection: close\r\n\r\n")
-                return bool(await reader.read(1))
+                host = parts.netloc.rpartition("@")[2]
+                asked = f"HEAD {parts.path or '/'} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                if not secure:
+                    writer.write(asked.encode())
+                    told = bool(await reader.read(1))
             finally:
                 writer.transport.abort()
     except (OSError, TimeoutError):
-        return False
+        pass
+    return told
 
 
 @cache

@@ -23,7 +23,16 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, message_in
 from proxy.wire.codec import ERROR, ClientRequest, Codec, Compacted, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
-from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.raw import (
+    DONE,
+    Raw,
+    ServerSentEvent,
+    read_value,
+    replace_fields,
+    split_array,
+    split_object,
+    write_value,
+)
 from proxy.wire.rounds import in_messages
 
 SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
@@ -295,7 +304,7 @@ class MessagesCodec(Codec):
 
     def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
         """Whether an event has to be read once something was said."""
-        return not said or event.name in (ERROR, b"message_delta")
+        return not said or event.name in (ERROR, b"message_delta", b"message_stop")
 
     def chunk(self, value: Any) -> Any:
         """An event of a stream as a chunk of a chat completion."""
@@ -314,7 +323,7 @@ class MessagesCodec(Codec):
             return _delta(_started(value))
         if kind == "content_block_delta":
             return _delta(_added(value))
-        return value if kind in (None, "error") else {}
+        return DONE if kind == "message_stop" else value if kind in (None, "error") else {}
 
     def error_body(self, error: ProxyError) -> bytes:
         """An error in Anthropic's shape; what does not fit in the words after which Claude Code compacts."""

@@ -51,6 +51,7 @@ NAMELESS = "reasoning"
 _PART_TYPES = {"input_text": "text", "output_text": "text"}
 _ENDS = {"max_output_tokens": "length"}
 _LAST = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
+_LAST_TYPE = re.compile(rb'"type"\s*:\s*"(?:error|response\.(?:completed|incomplete|failed))"')
 _WALL = re.compile(rb'"compaction')
 
 
@@ -341,6 +342,8 @@ class ResponsesCodec(Codec):
 
     def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
         """Whether an event has to be read once something was said."""
+        if said and not event.name:  # not every server names its events
+            return _LAST_TYPE.search(event.data) is not None
         return not said or event.name == ERROR or event.name in _LAST
 
     def chunk(self, value: Any) -> Any:
@@ -352,7 +355,7 @@ class ResponsesCodec(Codec):
         if isinstance(whole, dict):
             named = {name: whole[name] for name in ("id", "model", "service_tier") if name in whole}
             if kind in ("response.completed", "response.incomplete", "response.failed"):
-                choice = {"index": 0, "finish_reason": _finish(whole, calls=False)}
+                choice = {"index": 0, "finish_reason": _finish(whole, calls=False) or kind.removeprefix("response.")}
                 return {**named, "choices": [choice], "usage": whole.get("usage"), "error": whole.get("error")}
             return named
         return {"choices": [{"index": 0, "delta": _added(kind, value)}]}

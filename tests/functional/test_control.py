@@ -419,7 +419,7 @@ async def test_what_is_not_there_says_what_is(api: Api) -> None:
         in error["message"]
     )
     error = await api.refused(404, "GET", f"conversations/{NAME}/checkpont")
-    assert "timeline, checkpoint, checkpoint.md, checkpoints" in error["message"]
+    assert "timeline, requests, checkpoint, checkpoint.md, checkpoints" in error["message"]
     error = await api.refused(405, "PUT", f"conversations/{NAME}")
     assert error["message"] == "PUT is not answered at /weir/conversations/{id}: GET and DELETE are."
     error = await api.refused(405, "GET", f"conversations/{NAME}/compact")

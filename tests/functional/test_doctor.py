@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from proxy.cli import main
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
+from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, free_port, weir
 from tests.functional.scripted import Asked, Reply, scripted
 
@@ -145,7 +146,7 @@ async def test_what_is_wrong_with_the_store_is_found(simulator: RunningSimulator
     assert (await asyncio.to_thread(CliRunner().invoke, main, made)).exit_code == 0
     code, found = await doctor("--config", shut)
     assert (code, "keys" in found) == (0, False)
-    assert found["store"][1] == "it can be written, schema 0013"
+    assert found["store"][1] == f"it can be written, schema {HEAD}"
 
 
 async def test_a_port_that_is_taken_is_found_unless_a_weir_has_it(simulator: RunningSimulator, tmp_path: Path) -> None:

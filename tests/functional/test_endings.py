@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry
 from proxy.upstream.overflow import Ending, ending_of
@@ -86,7 +87,7 @@ class Watched:
         """What root span, event, metric, row and log line say of the last request."""
         await asyncio.sleep(0.1)
         self.target.runtime.telemetry.flush()
-        root = [s for s in self.spans.get_finished_spans() if s.name.startswith("POST")][-1]
+        root = [s for s in self.spans.get_finished_spans() if s.kind is SpanKind.SERVER][-1]
         async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
             metrics = (await http.get(f"{self.target.root}/metrics")).text
             listed = (await http.get(f"{self.target.root}/weir/conversations")).json()["data"][0]

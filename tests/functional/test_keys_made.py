@@ -31,7 +31,7 @@ async def accepted(weir: WeirProcess, key: str) -> bool:
     """Whether a chat request with that key is answered."""
     try:
         await weir.client(key).chat.completions.create(model="sim", messages=opening())
-    except openai.AuthenticationError:
+    except (openai.AuthenticationError, openai.RateLimitError):  # of many wrong ones some are held off
         return False
     return True
 

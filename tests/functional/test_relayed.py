@@ -95,7 +95,8 @@ def answers(asked: Asked) -> Reply:
         return whole({"output": ["x" * 200_000], "usage": RESPONSE})
     if route == "/messages":
         start = {"type": "message_start", "message": {"usage": MESSAGE}}
-        return events(start, {"type": "message_delta", "usage": {"output_tokens": 25}}, done=False)
+        end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 25}}
+        return events(start, end, {"type": "message_stop"}, done=False)
     if route == "/embeddings":
         said = json.dumps({"data": [[0.5] * 50_000], "usage": {"prompt_tokens": 12, "total_tokens": 12}}).encode()
         packed = gzip.compress(said)
@@ -109,7 +110,7 @@ async def test_what_is_relayed_is_counted_with_what_its_answer_reports(tmp_path:
     priced = ONE + "models: [{{match: gpt-mini, prices: {{input: 1.0, output: 10.0, cache_read: 0.1}}}}]\n"
     async with scene(tmp_path, answers, upstreams=priced) as run:
         before = await run.ask("POST", "/v1/responses", json={"model": "gpt-mini", "input": "x"})
-        assert before.headers["x-weir-actions"] == "relayed"
+        assert before.headers["x-weir-actions"] == "none"
         await run.ask("POST", "/v1/responses", json={"model": "gpt-mini", "stream": True})
         await run.ask("POST", "/v1/messages", BOT, json={"model": "claude-9", "stream": True, "messages": []})
         async with openai.AsyncOpenAI(base_url=run.weir.base_url, api_key=BOT, max_retries=0) as client:
@@ -129,12 +130,13 @@ async def test_what_is_relayed_is_counted_with_what_its_answer_reports(tmp_path:
         assert (bot["prompt"], bot["cached"], bot["completion"]) == (112, 50, 25)
         relayed = 2 * (40 * 1.0 + 60 * 0.1 + 7 * 10.0) / 1e6
         by_policy = await run.usage("by=policy", CODER)
-        assert by_policy["none"]["cost"] == pytest.approx(relayed)
-        assert {name: row["requests"] for name, row in by_policy.items()} == {"none": 3, "balanced": 1, "off": 1}
+        chat = by_policy["off"]["cost"]
+        assert by_policy["balanced"]["cost"] == pytest.approx(chat + relayed)
+        assert {name: row["requests"] for name, row in by_policy.items()} == {"none": 1, "balanced": 3, "off": 1}
         by_model = await run.usage("by=model", CODER)
         assert {name: row["requests"] for name, row in by_model.items()} == {"gpt-mini": 4, "": 1}
         assert {*await run.usage("by=model", BOT)} == {"claude-9", "embed-1", ""}
-        assert (await run.usage("by=conversation", CODER))[None]["requests"] == 4
+        assert (await run.usage("by=conversation", CODER))[None]["requests"] == 3
         assert sum(row["requests"] for row in (await run.usage("by=day", BOT)).values()) == 3
         page = (await run.ask("GET", "/metrics")).text
         assert len([line for line in page.splitlines() if 'weir_key="bot"' in line and "forwarded" in line]) == 1
