@@ -135,7 +135,7 @@ async def test_what_is_relayed_is_counted_with_what_its_answer_reports(tmp_path:
         assert {name: row["requests"] for name, row in by_policy.items()} == {"none": 1, "balanced": 3, "off": 1}
         by_model = await run.usage("by=model", CODER)
         assert {name: row["requests"] for name, row in by_model.items()} == {"gpt-mini": 4, "": 1}
-        assert {*await run.usage("by=model", BOT)} == {"claude-9", "embed-1", ""}
+        assert {*await run.usage("by=model", BOT)} == {"claude-9", "embed-1", "gpt-4"}
         assert (await run.usage("by=conversation", CODER))[None]["requests"] == 3
         assert sum(row["requests"] for row in (await run.usage("by=day", BOT)).values()) == 3
         page = (await run.ask("GET", "/metrics")).text
