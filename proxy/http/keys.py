@@ -87,7 +87,7 @@ async def listing(asked: ManagementRequest) -> Page[Key]:
     stated += [("database", row) for row in by_digest.values()]
 
     def shown(origin: Literal["file", "database"], row: KeyRow) -> Key:
-        tenant = row.digest[:32]
+        tenant = row.tenant or row.digest[:32]
         took = used.get(tenant)
         return Key(
             name=row.name,
@@ -115,19 +115,12 @@ async def create(asked: ManagementRequest) -> ManagementAnswer:
 
 
 async def rotate(asked: ManagementRequest) -> ManagementAnswer:
-    """Make a key that may what another one may, under the next free name, and revoke that one.
-
-    Conversations belong to the secret that they were made with: the old key's stay where they are.
-    """
+    """Give a key another secret, told this once; what was the old one's, conversations and usage, is the new one's."""
     await asked.fields(())
-    old = await _in_force(asked)
-    names, number = {row.name for row in await asked.store.list_keys()}, 2
-    stem = old.name.rpartition("-")[0] if old.name.rpartition("-")[2].isdigit() and "-" in old.name else old.name
-    while f"{stem}-{number}" in names:
-        number += 1
-    made = await _made(asked, replace(old, name=f"{stem}-{number}", created=asked.runtime.planner.clock()))
-    await asked.store.revoke_key(old.name, asked.runtime.planner.clock())
+    old, secret, at = await _in_force(asked), create_secret(), asked.runtime.planner.clock()
+    await asked.store.rotate_key(old.name, key_digest(asked.runtime.secret, secret.encode()), at=at, until=at)
     asked.runtime.take_keys(await asked.store.list_keys())
+    made = MadeKey(name=old.name, secret=secret, policy=old.policy, models=list(old.models), allow=list(old.allow))
     return as_json(made, status=201)
 
 
