@@ -5,8 +5,8 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 64_500,
-    "files": 230,
+    "lines": 63_300,
+    "files": 223,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 27,
