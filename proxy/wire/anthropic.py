@@ -21,7 +21,19 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, message_in
-from proxy.wire.codec import ERROR, ClientRequest, Codec, Compacted, Segments, array_of
+from proxy.wire.codec import (
+    ERROR,
+    ClientRequest,
+    Codec,
+    Compacted,
+    SystemField,
+    array_of,
+    first_object,
+    message_of,
+    object_of,
+    objects_in,
+    run_as_json,
+)
 from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
 from proxy.wire.raw import (
     DONE,
@@ -91,10 +103,6 @@ def _part(data: bytes, whole: bytes = b"", place: int = 0, parts: int = 0) -> Tu
     return part
 
 
-class SystemField(bytes):
-    """The top-level ``system`` as a message."""
-
-
 class MessagesCodec(Codec):
     """The codec of Messages."""
 
@@ -111,11 +119,6 @@ class MessagesCodec(Codec):
     schema = "output_config"
     headers = ((b"anthropic-version", b"2023-06-01"),)
     own_answer = frozenset({"stream", "max_tokens", "stop_sequences", "output_config", "diagnostics"})
-
-    def _array_of(self, raw: Raw, fields: Mapping[str, Raw]) -> Segments:
-        said = fields.get("system")
-        head = () if said is None or bytes(said) == b"null" else (SystemField(_message("system", bytes(said))),)
-        return Segments(raw, self, head)
 
     def least_output(self, request: ClientRequest) -> int:
         """More than the thinking may take: fewer are refused."""
@@ -172,8 +175,7 @@ class MessagesCodec(Codec):
         """A segment as a chat message."""
         if isinstance(raw, Compacted):
             return {"role": "system", "content": None}
-        elements = read_value(b"[" + raw + b"]")
-        messages = [each for each in elements if isinstance(each, dict)] if isinstance(elements, list) else []
+        messages = objects_in(raw)
         if not messages:
             return {}
         blocks = [block for message in messages for block in _blocks_of(message.get("content"))]
@@ -191,7 +193,7 @@ class MessagesCodec(Codec):
         """A segment as an edit leaves it; calls and thinking stay as they were given, whatever is said instead."""
         bare = self.unmarked(raw)
         if isinstance(raw, TurnPart | SystemField) or not _is_reply(raw):
-            value = dict(_only(bare))
+            value = first_object(bare)
             content = value.get("content")
             first = content[0] if isinstance(content, list) and content and isinstance(content[0], dict) else {}
             if isinstance(raw, TurnPart) and first.get("type") == "tool_result":
@@ -202,7 +204,7 @@ class MessagesCodec(Codec):
                 value["content"] = [{"type": "text", "text": text or GONE, **_last_marker(_blocks_of(content))}]
             written = write_value(value)
             return raw.like(written) if isinstance(raw, TurnPart) else written
-        elements = [dict(each) for each in _elements(bare)]
+        elements = objects_in(bare)
         for element in elements:
             element["content"] = _other_reply(_blocks_of(element.get("content")), kind, text)
             text = ""
@@ -212,7 +214,7 @@ class MessagesCodec(Codec):
         """A segment without Weir's own mark, on the message or on its blocks."""
         if f'"{MARK}"'.encode() not in bytes(raw):
             return raw
-        elements = [{k: v for k, v in each.items() if k != MARK} for each in _elements(raw)]
+        elements = [{k: v for k, v in each.items() if k != MARK} for each in objects_in(raw)]
         for each in elements:
             if isinstance(each.get("content"), list):
                 blocks = each["content"]
@@ -227,47 +229,40 @@ class MessagesCodec(Codec):
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
         """A block of Weir's own, which goes to the user's turn that it stands in."""
         del role
-        return _part(_message("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
+        return _part(message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
 
     def extended(self, raw: Raw, text: str) -> Raw:
         """The system prompt with more text behind its own."""
-        value = dict(_only(raw))
+        value = first_object(raw)
         value["content"] = [*_blocks_of(value.get("content")), {"type": "text", "text": text}]
         return SystemField(write_value(value))
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
         """The system prompt with a cache marker on its last text."""
-        value = dict(_only(raw))
+        value = first_object(raw)
         blocks = _blocks_of(value.get("content"))
         if not isinstance(raw, SystemField) or not blocks or not blocks[-1].get("text"):
             return None
         value["content"] = [*blocks[:-1], {**blocks[-1], **marker}]
         return SystemField(write_value(value))
 
-    def compose(self, request: ClientRequest, segments: Sequence[Raw]) -> dict[str, bytes]:
-        """The array that these segments make, each part in the turn where it stands, and the system prompt if changed.
+    def elements(self, request: ClientRequest, segments: Sequence[Raw]) -> Sequence[Raw]:
+        """The messages that these segments make, each part in the turn where it stands.
 
         Turns that are as they came keep their bytes.
         """
-        new: dict[str, bytes] = {}
-        if segments and isinstance(segments[0], SystemField):
-            head = segments[0]
-            if request.messages is None or head is not request.messages.head[0]:
-                new["system"] = bytes(split_object(head)["content"])
-            segments = segments[1:]
         places = {id(raw): n for n, raw in enumerate(request.messages or ())}
         written: list[Raw] = []
         for is_reply, group in groupby(segments, key=_is_reply):
             turn = list(group)
             if is_reply and not written and not isinstance(turn[0], Compacted):
-                written.append(_message("user", write_value(GONE)))
+                written.append(message_of("user", write_value(GONE)))
             written += turn if is_reply else _turn(turn, places)
-        return new | {"messages": array_of([raw for raw in written if raw])}
+        return [raw for raw in written if raw]
 
     def stored(self, raw: Raw) -> bytes:
         """A segment as JSON of its own, for the archive."""
-        elements = split_array(b"[" + raw + b"]") or ()
-        return bytes(raw) if len(elements) == 1 else array_of(elements)
+        return run_as_json(raw)
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
         """An answer cut in two at each hidden round, with its call behind the one half and its result between them."""
@@ -370,21 +365,7 @@ def _parts_of(raw: Raw, shape: _Shape) -> Iterator[Raw]:
     if others := [block for block, kind in zip(blocks, kinds, strict=True) if kind != "tool_result"]:
         groups.append(others)
     for place, group in enumerate(groups):
-        yield _part(_message("user", array_of(group)), whole, place, len(groups))
-
-
-def _message(role: str, content: bytes) -> bytes:
-    return b'{"role":"' + role.encode() + b'","content":' + content + b"}"
-
-
-def _elements(raw: Raw) -> list[dict[str, Any]]:
-    elements = read_value(b"[" + raw + b"]")
-    return [each for each in elements if isinstance(each, dict)] if isinstance(elements, list) else []
-
-
-def _only(raw: Raw) -> Mapping[str, Any]:
-    elements = _elements(raw)
-    return elements[0] if elements else {}
+        yield _part(message_of("user", array_of(group)), whole, place, len(groups))
 
 
 def _is_reply(raw: Raw) -> bool:
@@ -403,7 +384,7 @@ def _is_wall(raw: Raw) -> bool:
     """Whether a message holds a compaction, whose text stands for all before it."""
     if _WALL.search(bytes(raw)) is None:
         return False
-    return any(block.get("type") == "compaction" for block in _blocks_of(_only(raw).get("content")))
+    return any(block.get("type") == "compaction" for block in _blocks_of(first_object(raw).get("content")))
 
 
 def _blocks_of(content: object) -> list[dict[str, Any]]:
@@ -494,9 +475,8 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
         others = [block for block, first in zip(blocks, is_result, strict=True) if not first]
     content = array_of([*results, *others]) if blocks else write_value(GONE)
     client = [raw.whole if isinstance(raw, TurnPart) else bytes(raw) for raw in said]
-    first = next(filter(None, client), _message("user", b'""'))
-    fields = {name: bytes(raw) for name, raw in split_object(first).items()} | {"content": content}
-    return [b"{" + b",".join(write_value(name) + b":" + raw for name, raw in fields.items()) + b"}", *systems]
+    first = next(filter(None, client), message_of("user", b'""'))
+    return [object_of({**split_object(first), "content": content}), *systems]
 
 
 def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:

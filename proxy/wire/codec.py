@@ -37,6 +37,10 @@ class Compacted(bytes):
     """An element up to a compaction of the provider's: the model does not see it."""
 
 
+class SystemField(bytes):
+    """The field that holds the system prompt, as a message."""
+
+
 class NamingRun(bytes):
     """A segment whose ``meant`` has also what stands in it only by its name, and is empty where nothing does."""
 
@@ -53,6 +57,7 @@ class Codec:
         limits: fields for the length of the answer, the one that counts first.
         tool_fields: fields with definitions of tools.
         schema: the field that may hold a schema for the answer.
+        text_type: the type of a part that is text.
         headers: what a request of Weir's own has to be sent with.
         link: the field by which a request goes on from what its provider holds; ``unlinked`` is what it says in one
             that goes on from nothing, None where it then is not there.
@@ -72,6 +77,7 @@ class Codec:
     limits: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
     tool_fields: tuple[str, ...] = ("tools", "functions")
     schema = "response_format"
+    text_type = "text"
     own_answer = frozenset(
         {
             *("stream", "stream_options", "n", "response_format", "max_tokens", "max_completion_tokens", "stop"),
@@ -111,8 +117,8 @@ class Codec:
         return self.limits[-1], None
 
     def _array_of(self, raw: Raw, fields: Mapping[str, Raw]) -> "Segments":
-        del fields
-        return Segments(raw, self)
+        said = bytes(fields.get(self.system, b"null")) if self.system is not None else b"null"
+        return Segments(raw, self, () if said == b"null" else (SystemField(message_of("system", said)),))
 
     def least_output(self, request: "ClientRequest") -> int:
         """The shortest answer that may be asked for, tokens."""
@@ -214,22 +220,32 @@ class Codec:
 
     def extended(self, raw: Raw, text: str) -> Raw:
         """A segment of the system's with more text behind its own."""
-        value = dict(read_message(raw))
+        value = first_object(raw)
         content = value.get("content")
         if isinstance(content, list):
-            value["content"] = [*content, {"type": "text", "text": text}]
+            value["content"] = [*content, {"type": self.text_type, "text": text}]
         else:
             value["content"] = f"{content or ''}\n\n{text}"
-        return write_value(value)
+        written = write_value(value)
+        return SystemField(written) if isinstance(raw, SystemField) else written
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
         """A segment with a cache marker on its last text; None where it has none."""
         return marked_message(raw, marker)
 
     def compose(self, request: "ClientRequest", segments: Sequence[Raw]) -> dict[str, bytes]:
-        """The fields that change where the request's segments are these."""
+        """The fields that change where the request's segments are these: the array, and the system's if it changed."""
+        new: dict[str, bytes] = {}
+        if segments and isinstance(segments[0], SystemField) and self.system is not None:
+            if request.messages is None or segments[0] is not request.messages.head[0]:
+                new[self.system] = bytes(split_object(segments[0])["content"])
+            segments = segments[1:]
+        return new | {self.array: array_of(self.elements(request, segments))}
+
+    def elements(self, request: "ClientRequest", segments: Sequence[Raw]) -> Sequence[Raw]:
+        """What the array holds where its segments are these."""
         del request
-        return {self.array: array_of(segments)}
+        return segments
 
     def stored(self, raw: Raw) -> bytes:
         """A segment as JSON of its own, for the archive."""
@@ -415,6 +431,28 @@ def object_of(fields: Mapping[str, Raw]) -> bytes:
 def array_of(items: Sequence[Raw]) -> bytes:
     """A JSON array of raw elements."""
     return b"[" + b",".join(items) + b"]"
+
+
+def message_of(role: str, content: bytes) -> bytes:
+    """A message with this raw content."""
+    return b'{"role":"' + role.encode() + b'","content":' + content + b"}"
+
+
+def objects_in(raw: Raw) -> list[dict[str, Any]]:
+    """The elements of a segment that are objects."""
+    elements = read_value(b"[" + raw + b"]")
+    return [each for each in elements if isinstance(each, dict)] if isinstance(elements, list) else []
+
+
+def first_object(raw: Raw) -> dict[str, Any]:
+    """The first element of a segment; empty where there is none."""
+    return next(iter(objects_in(raw)), {})
+
+
+def run_as_json(raw: Raw) -> bytes:
+    """A segment that may have several elements as JSON of its own."""
+    elements = split_array(b"[" + raw + b"]") or ()
+    return bytes(raw) if len(elements) == 1 else array_of(elements)
 
 
 def _without_tools(request: ClientRequest, pruned: Collection[str]) -> dict[str, bytes]:

@@ -18,7 +18,18 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, response_in
-from proxy.wire.codec import ERROR, ClientRequest, Codec, Compacted, NamingRun, Segments, array_of
+from proxy.wire.codec import (
+    ERROR,
+    ClientRequest,
+    Codec,
+    Compacted,
+    NamingRun,
+    first_object,
+    message_of,
+    object_of,
+    objects_in,
+    run_as_json,
+)
 from proxy.wire.messages import MARK, SEALED, marker_within, markers_of
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
 from proxy.wire.rounds import in_items
@@ -66,10 +77,6 @@ class _Item(msgspec.Struct):
 _ITEM = msgspec.json.Decoder(_Item)
 
 
-class Instructions(bytes):
-    """The field ``instructions`` as a message."""
-
-
 class JoinedRun(NamingRun):
     """A run that was made with the reasoning of this id, which stands in a run before it."""
 
@@ -102,12 +109,8 @@ class ResponsesCodec(Codec):
     limits = ("max_output_tokens",)
     tool_fields = ("tools",)
     schema = "text"
+    text_type = "input_text"
     own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
-
-    def _array_of(self, raw: Raw, fields: Mapping[str, Raw]) -> Segments:
-        said = fields.get("instructions")
-        head = () if said is None or bytes(said) == b"null" else (Instructions(_message("system", bytes(said))),)
-        return Segments(raw, self, head)
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
         """Whether the provider holds the history without a trace, answers later, or answers nothing."""
@@ -133,7 +136,7 @@ class ResponsesCodec(Codec):
     def added(self, fields: Mapping[str, Raw]) -> bytes:
         """The items of ``input``; a string is a message of the user's, anything else is none."""
         said = bytes(fields.get("input", b"[]")).strip()
-        return _message("user", said) if said[:1] == b'"' else super().added(fields)
+        return message_of("user", said) if said[:1] == b'"' else super().added(fields)
 
     def answer(self, body: bytes) -> GivenAnswer | None:
         """The response that a body holds, or the last event of a stream."""
@@ -212,8 +215,8 @@ class ResponsesCodec(Codec):
     def view(self, raw: Raw) -> Mapping[str, Any]:
         """A segment as a chat message."""
         if isinstance(raw, Compacted | Fixed):
-            return {"role": "system", "content": None if isinstance(raw, Compacted) else json.dumps(_only(raw))}
-        items = _items(_meant(raw))
+            return {"role": "system", "content": None if isinstance(raw, Compacted) else json.dumps(first_object(raw))}
+        items = objects_in(_meant(raw))
         if not items:
             return {}
         marks = [found for item in items if isinstance(found := item.get(MARK), dict)]
@@ -228,7 +231,7 @@ class ResponsesCodec(Codec):
 
     def edited(self, raw: Raw, kind: EditKind | None, text: str) -> Raw:
         """A segment as an edit leaves it; what is encrypted or has an id of its own stays as it came."""
-        items = [dict(item) for item in _items(self.unmarked(raw))]
+        items = objects_in(self.unmarked(raw))
         first = items[0] if items else {}
         if first.get("type") in _UNCHANGED or kind in (EditKind.REASONING, EditKind.UNBOUND):
             return self.unmarked(raw)
@@ -249,7 +252,7 @@ class ResponsesCodec(Codec):
         """A segment without Weir's own mark."""
         if f'"{MARK}"'.encode() not in bytes(raw):
             return raw
-        written = b",".join(write_value({k: v for k, v in item.items() if k != MARK}) for item in _items(raw))
+        written = b",".join(write_value({k: v for k, v in item.items() if k != MARK}) for item in objects_in(raw))
         if isinstance(raw, JoinedRun):
             return raw.like(written)
         return type(raw)(written) if isinstance(raw, bytes) else written
@@ -260,42 +263,25 @@ class ResponsesCodec(Codec):
         speaker = "developer" if role == "system" else "user"
         return write_value({"type": "message", "role": speaker, "content": [part]})
 
-    def extended(self, raw: Raw, text: str) -> Raw:
-        """The instructions, or a message, with more text behind its own."""
-        value = dict(_only(raw))
-        content = value.get("content")
-        if isinstance(content, list):
-            value["content"] = [*content, {"type": "input_text", "text": text}]
-        else:
-            value["content"] = f"{content or ''}\n\n{text}"
-        written = write_value(value)
-        return Instructions(written) if isinstance(raw, Instructions) else written
-
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
         """None: OpenAI's cache needs no markers."""
         del raw, marker
         return None
 
-    def compose(self, request: ClientRequest, segments: Sequence[Raw]) -> dict[str, bytes]:
-        """The array that these segments make, and the instructions if they changed."""
-        new: dict[str, bytes] = {}
-        if segments and isinstance(segments[0], Instructions):
-            if request.messages is None or segments[0] is not request.messages.head[0]:
-                new["instructions"] = bytes(split_object(segments[0])["content"])
-            segments = segments[1:]
+    def elements(self, request: ClientRequest, segments: Sequence[Raw]) -> Sequence[Raw]:
+        """The items of these segments."""
+        del request
         if any(isinstance(raw, JoinedRun) for raw in segments):
             there = {name for raw in segments for name in _reasoning_in(raw)}
-            segments = [
+            return [
                 _without_ids(raw) if isinstance(raw, JoinedRun) and raw.reasoning not in there else raw
                 for raw in segments
             ]
-        return new | {"input": array_of(segments)}
+        return segments
 
     def stored(self, raw: Raw) -> bytes:
         """A segment as JSON of its own, for the archive."""
-        whole = _meant(raw)
-        elements = split_array(b"[" + whole + b"]") or ()
-        return bytes(whole) if len(elements) == 1 else array_of(elements)
+        return run_as_json(_meant(raw))
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
         """A run with the hidden calls of its rounds and their outputs where they were made."""
@@ -378,7 +364,7 @@ def _read(raw: Raw) -> _Item:
     try:
         item = _ITEM.decode(raw)
     except (ValueError, RecursionError):  # an id of null, or what the upstream judges
-        value = _only(raw)
+        value = first_object(raw)
         kind, role, identity = (value.get(name) for name in ("type", "role", "id"))
         item = _Item(
             kind if isinstance(kind, str) else "message",
@@ -407,8 +393,7 @@ def _without_ids(raw: Raw) -> bytes:
     for item in split_array(b"[" + raw + b"]") or ():
         fields = split_object(bytes(item))
         if _read(item).type in _NEEDS_NO_ID and "id" in fields:
-            kept = (write_value(name) + b":" + value for name, value in fields.items() if name != "id")
-            item = b"{" + b",".join(kept) + b"}"
+            item = object_of({name: value for name, value in fields.items() if name != "id"})
         written.append(item)
     return b",".join(written)
 
@@ -422,20 +407,6 @@ def _is_named_only(item: _Item, raw: Raw) -> bool:
     if item.type == "reasoning":
         return b'"encrypted_content":"' not in bytes(raw)
     return item.type == "item_reference" or (item.type == "message" and not item.role)
-
-
-def _message(role: str, content: bytes) -> bytes:
-    return b'{"role":"' + role.encode() + b'","content":' + content + b"}"
-
-
-def _items(raw: Raw) -> list[dict[str, Any]]:
-    items = read_value(b"[" + raw + b"]")
-    return [each for each in items if isinstance(each, dict)] if isinstance(items, list) else []
-
-
-def _only(raw: Raw) -> dict[str, Any]:
-    items = _items(raw)
-    return items[0] if items else {}
 
 
 def _content(content: object) -> object:
