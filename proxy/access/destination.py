@@ -362,7 +362,7 @@ def is_decided_by_model(config: Config, caller: Caller, route: Route) -> bool:
     return caller.is_restricted or len(config.upstreams) > 1 or bool(route.model)
 
 
-def for_chat(
+def for_managed(
     config: Config, caller: Caller, route: Route, request: ClientRequest, *, query: bytes, headers: Headers = ()
 ) -> tuple[Destination, ClientRequest]:
     """Where a managed request goes, and the request naming the model that its path names.

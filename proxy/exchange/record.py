@@ -23,8 +23,8 @@ from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import AnySpan, ModelCall, Trace
 from proxy.upstream.overflow import Ending
+from proxy.wire.chat import digest_of
 from proxy.wire.codec import ClientRequest
-from proxy.wire.messages import digest_of
 
 log = logging.getLogger("weir.settlement")
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from proxy.access.admission import without_grants
-from proxy.access.destination import CHAT, Caller, Route, for_chat
+from proxy.access.destination import CHAT, Caller, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
 from proxy.effects.evictions import stage_of, strategy_of
 from proxy.errors import (
@@ -204,7 +204,7 @@ class ExchangeHandler:
         """The request, with the upstream that it goes to and the policy that it is under."""
         progress, runtime = self.progress, self.runtime
         progress.chat = chat = self.codec.parse(body)
-        destination, progress.chat = for_chat(
+        destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )
         progress.settings = settings = settings_for(runtime, caller, progress.headers)

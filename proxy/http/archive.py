@@ -31,8 +31,8 @@ from proxy.http.request import (
     page_of_whole,
 )
 from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
+from proxy.wire.chat import body_of
 from proxy.wire.codecs import view_of_stored
-from proxy.wire.messages import body_of
 from proxy.wire.raw import split_array
 
 PAGE = 64 * 1024

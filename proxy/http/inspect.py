@@ -18,8 +18,8 @@ from proxy.http.archive import BLOBS, WHY
 from proxy.http.conversations import Exchange, exchange_of
 from proxy.http.request import ManagementRequest, Shape, Tokens
 from proxy.store.packing import Inspected
+from proxy.wire.chat import body_of
 from proxy.wire.codecs import view_of_stored
-from proxy.wire.messages import body_of
 
 MAX_ID_LEN = 100
 SUMMARY = "a summary of what was removed before it"

@@ -50,8 +50,8 @@ from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
+from proxy.wire.chat import breakpoint_for
 from proxy.wire.codec import rewritten, without_marks
-from proxy.wire.messages import breakpoint_for
 from proxy.wire.render import render
 from proxy.wire.transcripts import Transcripts
 

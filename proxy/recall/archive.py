@@ -18,8 +18,8 @@ from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
 from proxy.store import Store
 from proxy.store.records import Original, StoreError
 from proxy.store.write_behind import WriteBehindQueue
+from proxy.wire.chat import body_of
 from proxy.wire.codecs import view_of_stored
-from proxy.wire.messages import body_of
 
 FindAlike = Callable[[str], Awaitable[Sequence[tuple[Original, float]]]]
 

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 from policies import TokenCounter
 from proxy.errors import ProxyError
 from proxy.recall.tool import RecallTurn, added_up, decoded, read_call
+from proxy.wire.chat import SEALED
 from proxy.wire.codec import Codec
 from proxy.wire.counting import count_message
-from proxy.wire.messages import SEALED
 from proxy.wire.raw import EventFrame, Frames, write_value
 
 Element = Mapping[str, Any]

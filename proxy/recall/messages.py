@@ -7,7 +7,7 @@ from typing import Any
 from proxy.recall.elements import Before, Element, ListRecall, ListView, named_event
 from proxy.recall.tool import RecallTurn
 from proxy.wire.anthropic import MESSAGES
-from proxy.wire.messages import THINKING_TYPES
+from proxy.wire.chat import THINKING_TYPES
 from proxy.wire.raw import read_value, write_value
 
 GROWING = {

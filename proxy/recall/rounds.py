@@ -38,7 +38,7 @@ from proxy.store.records import StoreError
 from proxy.stream.relay import UpstreamResponse
 from proxy.tap import Tap, read_completion
 from proxy.upstream.overflow import Verdict
-from proxy.wire.messages import digest_of
+from proxy.wire.chat import digest_of
 from proxy.wire.raw import write_value
 from proxy.wire.rounds import HiddenRound, write_rounds
 

@@ -15,8 +15,8 @@ from typing import BinaryIO
 from policies import Body, Message, PlannedMessage, TokenCounter, Transcript
 from policies.messages import chain_of, head_length
 from proxy.errors import ProxyError
+from proxy.wire.chat import body_of, message_of
 from proxy.wire.counting import count_message, count_tools
-from proxy.wire.messages import body_of, message_of
 from proxy.wire.raw import Raw, read_value, split_array, split_object, write_value
 from proxy.wire.render import render
 

@@ -21,6 +21,7 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, message_in
+from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, markers_of, without_media
 from proxy.wire.codec import (
     ERROR,
     ClientRequest,
@@ -34,7 +35,6 @@ from proxy.wire.codec import (
     objects_in,
     run_as_json,
 )
-from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
 from proxy.wire.raw import (
     DONE,
     Raw,

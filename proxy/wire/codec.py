@@ -16,7 +16,7 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.wire.answers import GivenAnswer
-from proxy.wire.messages import (
+from proxy.wire.chat import (
     MARK,
     content_with,
     marked_message,

@@ -12,8 +12,8 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import PlannedMessage
 from policies.messages import HEAD_ROLES
+from proxy.wire.chat import MARK, marker_for_summary
 from proxy.wire.codec import CHAT, ClientRequest, Codec, rewritten
-from proxy.wire.messages import MARK, marker_for_summary
 from proxy.wire.raw import Raw, split_object, write_value
 
 

@@ -18,6 +18,7 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, response_in
+from proxy.wire.chat import MARK, SEALED, marker_within, markers_of
 from proxy.wire.codec import (
     ERROR,
     ClientRequest,
@@ -30,7 +31,6 @@ from proxy.wire.codec import (
     objects_in,
     run_as_json,
 )
-from proxy.wire.messages import MARK, SEALED, marker_within, markers_of
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
 from proxy.wire.rounds import in_items
 

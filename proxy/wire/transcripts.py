@@ -19,6 +19,7 @@ import xxhash
 from policies.limits import Summed, tokens_by_role
 from policies.messages import Body, Message, ToolDefinition, Tools, chain_of, extend_chain, head_length
 from proxy.errors import InvalidJSON, RequestTooLarge
+from proxy.wire.chat import SEALED, body_of, message_of, named_files
 from proxy.wire.codec import (
     CHAT,
     ClientRequest,
@@ -29,7 +30,6 @@ from proxy.wire.codec import (
     tool_description,
 )
 from proxy.wire.counting import INLINE_CHARS, TextCounter, count_messages, count_tools, tool_texts
-from proxy.wire.messages import SEALED, body_of, message_of, named_files
 from proxy.wire.raw import Raw, nests_beyond, read_value
 
 K = TypeVar("K")

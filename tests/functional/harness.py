@@ -27,8 +27,8 @@ from proxy.simulator import RecordedRequest
 from proxy.simulator.app import RunningSimulator
 from proxy.store import Store
 from proxy.telemetry import OtelSettings, Telemetry
+from proxy.wire.chat import digest_of
 from proxy.wire.counting import Tokenizer
-from proxy.wire.messages import digest_of
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer()

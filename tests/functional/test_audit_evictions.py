@@ -12,7 +12,7 @@ from proxy.cli import main
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import EvictionRow
-from proxy.wire.messages import digest_of
+from proxy.wire.chat import digest_of
 from tests.functional.harness import (
     COUNTER,
     EITHER,

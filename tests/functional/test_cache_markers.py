@@ -11,7 +11,7 @@ import pytest
 from proxy.simulator import RecordedRequest
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.wire.messages import digest_of
+from proxy.wire.chat import digest_of
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
     COUNTER,

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.wire.messages import unmarked
+from proxy.wire.chat import unmarked
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, answered, opening, prose
 

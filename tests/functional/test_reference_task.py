@@ -17,7 +17,7 @@ import pytest
 
 from proxy.simulator import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.wire.messages import digest_of
+from proxy.wire.chat import digest_of
 from tests.functional.harness import COUNTER, RunningWeir, answered, weir
 
 WINDOW = 8_192

@@ -15,8 +15,8 @@ import pytest
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store.packing import unpack_message, unpack_words
+from proxy.wire.chat import digest_of
 from proxy.wire.counting import count_message, count_tools
-from proxy.wire.messages import digest_of
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
     COUNTER,

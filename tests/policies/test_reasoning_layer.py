@@ -12,8 +12,8 @@ from policies.ledger import EditKind
 from policies.messages import Transcript, chain_of, count_occurrences, head_length
 from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
+from proxy.wire.chat import body_of, message_of
 from proxy.wire.counting import count_message
-from proxy.wire.messages import body_of, message_of
 from proxy.wire.render import render
 from tests.policies.play import strategy, window
 

@@ -18,8 +18,8 @@ from proxy.monitor.caching import CacheUse, follow, hit_ratio, prices_of, shown
 from proxy.planning.values import Plan, Recognized
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import ReportedUsage, read_completion
+from proxy.wire.chat import digest_of
 from proxy.wire.codec import parse_chat
-from proxy.wire.messages import digest_of
 from proxy.wire.transcripts import Transcripts
 from tests.functional.harness import COUNTER
 

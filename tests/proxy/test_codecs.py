@@ -10,8 +10,8 @@ from policies.ledger import EditKind
 from policies.turns import units
 from proxy.errors import ProxyError
 from proxy.wire.anthropic import MESSAGES
+from proxy.wire.chat import digest_of, message_of
 from proxy.wire.codec import ClientRequest, Codec, rewritten
-from proxy.wire.messages import digest_of, message_of
 from proxy.wire.raw import split_array
 from proxy.wire.responses import RESPONSES
 from proxy.wire.transcripts import Transcripts

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.access.destination import CHAT, Caller, Route, for_chat, for_relay, route_of
+from proxy.access.destination import CHAT, Caller, Route, for_managed, for_relay, route_of
 from proxy.config import Flags, UpstreamSettings, load_config
 from proxy.errors import InvalidRequest
 from proxy.wire.codec import parse_chat
@@ -45,11 +45,11 @@ def test_only_azures_older_addresses_have_the_model_in_the_path(base: str, path:
     config = load_config(env={}, flags=Flags(upstream=base))
     route = route_of("POST", "/openai/deployments/gpt%2f5/chat/completions")
     assert route is not None
-    found, request = for_chat(config, CALLER, route, parse_chat(CHAT_BODY), query=b"api-version=2024-10-21")
+    found, request = for_managed(config, CALLER, route, parse_chat(CHAT_BODY), query=b"api-version=2024-10-21")
     assert (found.path, found.model, request.model) == (path, "gpt/5", "gpt/5")
     assert json.loads(request.body) == {**json.loads(CHAT_BODY), "model": "gpt/5"}
     untouched = parse_chat(b'{"model":"gpt/5"}')
-    assert for_chat(config, CALLER, CHAT, untouched, query=b"") == (found, untouched)
+    assert for_managed(config, CALLER, CHAT, untouched, query=b"") == (found, untouched)
 
 
 @pytest.mark.requirement("P4")

@@ -22,9 +22,9 @@ from proxy.recall.tool import added_up, definition_of, definition_tokens, offer_
 from proxy.store import Store
 from proxy.store.records import Change, Original
 from proxy.store.write_behind import WriteBehindQueue
+from proxy.wire.chat import body_of, message_of
 from proxy.wire.codec import parse_chat
 from proxy.wire.counting import Tokenizer
-from proxy.wire.messages import body_of, message_of
 from proxy.wire.raw import Frames
 
 COUNTER = Tokenizer().counter("o200k_base")

@@ -16,8 +16,8 @@ from proxy.recall.messages import MessagesRecall
 from proxy.recall.responses import ResponsesRecall
 from proxy.recall.tool import offer_for
 from proxy.wire.anthropic import MESSAGES
+from proxy.wire.chat import digest_of
 from proxy.wire.counting import Tokenizer
-from proxy.wire.messages import digest_of
 from proxy.wire.responses import RESPONSES
 from proxy.wire.rounds import HiddenRound, write_rounds
 
