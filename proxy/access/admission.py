@@ -18,7 +18,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -69,16 +69,6 @@ def same_secret(given: str, expected: str | None) -> bool:
     return bool(expected) and hmac.compare_digest(given.encode(), (expected or "").encode())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    name: str
-    tenant: str
-    policy: str | None
-    models: tuple[str, ...]
-    allow: frozenset[str]
-    upstream_key: bytes | None
-
-
 class Keyring:
     """The keys of the file and of the store, as one immutable table; a reload makes a new one."""
 
@@ -93,7 +83,7 @@ class Keyring:
         """``auto`` is open until there was a key: a revoked one keeps the door shut."""
         self._secret = secret
         self._callers: dict[str, Caller] = {}
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Caller] = {}
         self._revoked: set[str] = set()
         self._names: dict[str, str] = {}
         for row in store_rows:
@@ -102,25 +92,26 @@ class Keyring:
             if row.revoked is not None and row.revoked <= time.time():
                 self._revoked.add(row.digest)
                 continue
-            self._known[row.digest] = _Known(
-                name=row.name,
+            self._known[row.digest] = Caller(
                 tenant=tenant,
+                key=row.digest,
+                name=row.name,
                 policy=row.policy,
                 models=row.models,
                 allow=frozenset(row.allow),
-                upstream_key=None,
             )
         for key in config_keys:
             digest = key_digest(secret, key.secret.get_secret_value().encode())
             self._revoked.discard(digest)
             self._names[digest[:_TENANT_DIGITS]] = key.name
-            self._known[digest] = _Known(
-                name=key.name,
+            self._known[digest] = Caller(
                 tenant=digest[:_TENANT_DIGITS],
+                key=digest,
+                name=key.name,
                 policy=key.policy,
                 models=key.models,
                 allow=frozenset(key.allow),
-                upstream_key=key.upstream_key.get_secret_value().encode() if key.upstream_key else None,
+                credential=key.upstream_key.get_secret_value().encode() if key.upstream_key else b"",
             )
         self.is_open = mode == "open" or (mode == "auto" and not self._names)
 
@@ -144,13 +135,13 @@ class Keyring:
                 self._callers[credential] = caller
         return caller
 
-    def again(self, tenant: str) -> Caller | None:
-        """Who a tenant is that was identified before; None once its key is revoked, or no stranger is let in."""
-        for digest, known in self._known.items():
-            if digest.startswith(tenant):
-                return Caller(tenant=tenant, name=known.name, policy=known.policy, models=known.models)
-        is_revoked = any(digest.startswith(tenant) for digest in self._revoked)
-        return Caller(tenant=tenant, allow=_ALL) if self.is_open and not is_revoked else None
+    def again(self, key: str) -> Caller | None:
+        """Who was identified by this key before; None once it is revoked, or no stranger is let in."""
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        is_stranger = self.is_open and key not in self._revoked
+        return Caller(tenant=key[:_TENANT_DIGITS], key=key, allow=_ALL) if is_stranger else None
 
     def _identified(self, credential: str) -> Caller:
         given = credential.encode("utf-8", "surrogateescape")
@@ -158,19 +149,12 @@ class Keyring:
         digest = key_digest(self._secret, given)
         known = self._known.get(digest)
         if known is not None:
-            own = b"" if credential.startswith(PREFIX) else given
-            return Caller(
-                tenant=known.tenant,
-                name=known.name,
-                policy=known.policy,
-                models=known.models,
-                allow=known.allow,
-                credential=known.upstream_key if known.upstream_key is not None else own,
-            )
+            goes_up = not known.credential and not credential.startswith(PREFIX)
+            return replace(known, credential=given) if goes_up else known
         # A key that looks like Weir's own and is not known must not become a stranger with every freedom.
         if not self.is_open or digest in self._revoked or credential.startswith(PREFIX):
             raise InvalidAPIKey(_REFUSALS[bool(credential)])
-        return Caller(tenant=digest[:_TENANT_DIGITS], allow=_ALL, credential=given)
+        return Caller(tenant=digest[:_TENANT_DIGITS], key=digest, allow=_ALL, credential=given)
 
 
 _REFUSALS = {

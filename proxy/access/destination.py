@@ -62,6 +62,7 @@ class Caller:
 
     Attributes:
         tenant: separates this caller's conversations from all others; 32 hex digits.
+        key: the digest of the credential that was sent; a rotated key has another one, and the same tenant.
         name: the key's name, None for a key that Weir does not know (mode ``open``).
         policy: the policy the key is bound to, None for the default.
         models: shell patterns of the models it may use; none means all.
@@ -70,6 +71,7 @@ class Caller:
     """
 
     tenant: str
+    key: str = ""
     name: str | None = None
     policy: str | None = None
     models: tuple[str, ...] = ()

@@ -174,7 +174,7 @@ class Site:
         )
 
     async def _with_form(self, visit: PageVisit, scope: Scope, receive: Receive) -> PageVisit:
-        """The visit with the fields of its form. Raises Forbidden for one that this session was not given."""
+        """The visit with the fields of its form. Raises Forbidden for one that this visitor was not given."""
         body = await read_body(receive, limit=MAX_FORM)
         kind = dict(scope["headers"]).get(b"content-type", b"")
         try:

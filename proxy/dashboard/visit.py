@@ -10,7 +10,7 @@ import json
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from types import MappingProxyType
@@ -42,14 +42,16 @@ class Session:
     """
 
     who: Who
-    tenant: str = ""
+    tenant: str
+    key: str
     nonce: str
     until: float
 
     @classmethod
-    def begun(cls, who: Who, *, now: float, tenant: str = "") -> Self:
+    def begun(cls, who: Who, *, now: float, caller: Caller | None = None) -> Self:
         """A new session."""
-        return cls(who=who, tenant=tenant, nonce=secrets.token_urlsafe(12), until=now + LIFETIME)
+        tenant, key = ("", "") if caller is None else (caller.tenant, caller.key)
+        return cls(who=who, tenant=tenant, key=key, nonce=secrets.token_urlsafe(12), until=now + LIFETIME)
 
     @property
     def reads_as(self) -> str | None:
@@ -82,12 +84,11 @@ class Sessions:
 
     def caller(self, session: Session) -> Caller | None:
         """The owner of the key that a session was opened with."""
-        return self.runtime.keyring.again(session.tenant) if session.who in ("guest", "caller") else None
+        return self.runtime.keyring.again(session.key) if session.who in ("guest", "caller") else None
 
     def cookie(self, session: Session, scope: Mapping[str, Any]) -> bytes:
         """The header that has a browser keep a session."""
-        said = {"who": session.who, "tenant": session.tenant, "nonce": session.nonce, "until": session.until}
-        body = urlsafe_b64encode(json.dumps(said, separators=(",", ":")).encode()).decode()
+        body = urlsafe_b64encode(json.dumps(asdict(session), separators=(",", ":")).encode()).decode()
         age = f"Max-Age={int(LIFETIME)}; " if session.who != "nobody" else ""
         value = f"{COOKIE}={body}.{self._sign(body, session.who)}; {age}Path={PATH}; HttpOnly; SameSite=Strict"
         return f"{value}{'; Secure' if _is_encrypted(scope) else ''}".encode()
@@ -96,7 +97,7 @@ class Sessions:
         """The session of who has not signed in: where no key is needed, that of who sends none."""
         now = self.runtime.planner.clock()
         try:
-            return Session.begun("guest", now=now, tenant=self.runtime.keyring.identify({}).tenant)
+            return Session.begun("guest", now=now, caller=self.runtime.keyring.identify({}))
         except InvalidAPIKey:
             return Session.begun("nobody", now=now)
 
@@ -106,15 +107,14 @@ class Sessions:
         if token is not None and same_secret(credential, token.get_secret_value()):
             return Session.begun("operator", now=now)
         header = (b"authorization", b"Bearer " + credential.encode("utf-8", "surrogateescape"))
-        caller = self.runtime.identify({**scope, "headers": [header]})
-        return Session.begun("caller", now=now, tenant=caller.tenant)
+        return Session.begun("caller", now=now, caller=self.runtime.identify({**scope, "headers": [header]}))
 
     def token(self, session: Session) -> str:
-        """What a form of this session carries, so that no other page can send it."""
+        """What this visitor's forms carry, so that no other page can send them."""
         return hmac.new(self._key, b"form" + session.nonce.encode(), sha256).hexdigest()
 
     def check(self, session: Session, given: str) -> None:
-        """Nothing, or Forbidden for a form that was not given to this session."""
+        """Nothing, or Forbidden for a form that was not given to this visitor."""
         if not hmac.compare_digest(self.token(session).encode(), given.encode("utf-8", "replace")):
             raise Forbidden("This form is too old, or not from here: load the page anew and send it again.")
 

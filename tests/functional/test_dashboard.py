@@ -217,6 +217,18 @@ async def test_a_session_ends_by_signing_out_with_its_key_or_with_another_admin_
         assert "Sign in" in (await operator.get("/system")).text
 
 
+@pytest.mark.requirement("P7")
+async def test_a_rotated_key_opens_its_conversations_and_ends_what_the_old_one_opened(keyed: Api) -> None:
+    await compacted(keyed, key=Keys.mine)
+    async with visitor(keyed, Keys.mine) as before, visitor(keyed) as after:
+        assert NAME in (await before.get("/conversations")).text
+        made = await keyed.ask("POST", "keys/mine/rotate", key=ADMIN)
+        assert "Sign in" in (await before.get("/conversations")).text
+        assert (await before.sign_in(Keys.mine)).status_code == 401
+        assert (await after.sign_in(made.json()["secret"])).status_code == 200
+        assert NAME in (await after.get("/conversations")).text
+
+
 @EITHER
 @pytest.mark.requirement("P8")
 async def test_any_replica_knows_a_session_and_draws_any_request(api: Api) -> None:
