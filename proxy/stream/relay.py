@@ -11,7 +11,7 @@ conversation by that answer where its opening does not tell.
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -278,7 +278,7 @@ def _choices_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
 
 def choices_of(stream: bytes, codec: Codec = CHAT) -> list[dict[str, Any]]:
     """The choices of a streamed completion as a whole one has them; what cannot be read is left out."""
-    choices: dict[int, dict[str, Any]] = {}
+    choices: dict[int, _Choice] = {}
     for event in Decoder().feed(stream):
         if event.data == DONE:
             continue
@@ -290,31 +290,52 @@ def choices_of(stream: bytes, codec: Codec = CHAT) -> list[dict[str, Any]]:
         for choice in given if isinstance(given, list) else ():
             index = choice.get("index", 0) if isinstance(choice, dict) else None
             if isinstance(index, int) and (index in choices or len(choices) < MAX_CHOICES):
-                _add(choices.setdefault(index, {"message": {"role": "assistant"}}), choice)
-    return [choices[index] for index in sorted(choices)]
+                choices.setdefault(index, _Choice()).add(choice)
+    return [choices[index].whole() for index in sorted(choices)]
 
 
-def _add(whole: dict[str, Any], choice: dict[str, Any]) -> None:
-    if choice.get("finish_reason"):
-        whole["finish_reason"] = choice["finish_reason"]
-    delta, message = choice.get("delta"), whole["message"]
-    for name, value in delta.items() if isinstance(delta, dict) else ():
-        if name == "tool_calls" and isinstance(value, list):
-            for call in value:
-                _add_call(message.setdefault("tool_calls", []), call)
-        elif isinstance(value, str) and name != "role":
-            message[name] = message.get(name, "") + value
+_NO_TEXT = frozenset({"role", "begun"})
 
 
-def _add_call(calls: list[dict[str, Any]], part: object) -> None:
-    index = part.get("index", len(calls)) if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(index, int) or not 0 <= index <= len(calls):
-        return
-    if index == len(calls):
-        calls.append({"function": {"name": "", "arguments": ""}})
-    call, said = calls[index], part.get("function")
-    if isinstance(part.get("id"), str):
-        call["id"] = part["id"]
-    for name in ("name", "arguments"):
-        if isinstance(said, dict) and isinstance(said.get(name), str):
-            call["function"][name] += said[name]
+@dataclass(slots=True)
+class _Choice:
+    """A choice as far as a stream has told it; its calls by the numbers that they are sent under.
+
+    Those of Responses and Messages count texts and thoughts too, so they have gaps.
+    """
+
+    texts: dict[str, str] = field(default_factory=dict)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    finish: Any = None
+
+    def add(self, choice: Mapping[str, Any]) -> None:
+        """Take what one chunk says."""
+        self.finish = choice.get("finish_reason") or self.finish
+        delta = choice.get("delta")
+        for name, value in delta.items() if isinstance(delta, dict) else ():
+            if name == "tool_calls" and isinstance(value, list):
+                for part in value:
+                    self._add_call(part)
+            elif isinstance(value, str) and name not in _NO_TEXT:
+                self.texts[name] = self.texts.get(name, "") + value
+
+    def _add_call(self, part: object) -> None:
+        number = part.get("index", len(self.calls)) if isinstance(part, dict) else None
+        if not isinstance(part, dict) or not isinstance(number, int):
+            return
+        given = part.get("function")
+        said = {k: v for k, v in given.items() if isinstance(v, str)} if isinstance(given, dict) else {}
+        if number not in self.calls and "name" not in said and "id" not in part:
+            return  # arguments of a call that never began
+        call = self.calls.setdefault(number, {"function": {"name": "", "arguments": ""}})
+        if isinstance(part.get("id"), str):
+            call["id"] = part["id"]
+        for name in ("name", "arguments"):
+            call["function"][name] += said.get(name, "")
+
+    def whole(self) -> dict[str, Any]:
+        """The choice as a whole completion has it."""
+        message: dict[str, Any] = {"role": "assistant", **self.texts}
+        if self.calls:
+            message["tool_calls"] = list(self.calls.values())
+        return {"message": message} | ({"finish_reason": self.finish} if self.finish else {})

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from proxy.stream.relay import choices_of
 from proxy.telemetry.names import MAX_BYTES, asked_in, said_in
+from proxy.wire.anthropic import MESSAGES
+from proxy.wire.responses import RESPONSES
 
 IN_WORDS = {"input.value", "output.value"}
 KEY = "sk-canary0123456789abcdef"
@@ -128,6 +130,39 @@ def test_a_stream_is_put_together_as_the_whole_answer_would_have_been() -> None:
         ],
         "finish_reason": "tool_calls",
     }
+
+
+def test_calls_of_every_endpoint_are_put_together_though_their_numbers_have_gaps() -> None:
+    def call(number: int, name: str) -> list[dict[str, Any]]:
+        item = {"type": "function_call", "call_id": f"c{number}", "name": name}
+        block = {"type": "tool_use", "id": f"c{number}", "name": name, "input": {}}
+        delta = {"type": "input_json_delta", "partial_json": '{"n":1}'}
+        return {
+            "responses": [
+                {"type": "response.output_item.added", "output_index": number, "item": item},
+                {"type": "response.function_call_arguments.delta", "output_index": number, "delta": '{"n":1}'},
+            ],
+            "messages": [
+                {"type": "content_block_start", "index": number, "content_block": block},
+                {"type": "content_block_delta", "index": number, "delta": delta},
+            ],
+        }[codec.name]
+
+    for codec in (RESPONSES, MESSAGES):
+        events = [*call(1, "read"), *call(3, "list")]
+        begun = {
+            "responses": {"type": "response.output_item.added", "output_index": 0, "item": {"type": "reasoning"}},
+            "messages": {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking"}},
+        }[codec.name]
+        data = b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in (begun, *events))
+        (choice,) = choices_of(data, codec)
+        assert choice["message"] == {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": "c1", "function": {"name": "read", "arguments": '{"n":1}'}},
+                {"id": "c3", "function": {"name": "list", "arguments": '{"n":1}'}},
+            ],
+        }
 
 
 @settings(max_examples=100, deadline=None)
