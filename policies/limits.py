@@ -400,6 +400,18 @@ def tokens_at(base: int, share: float) -> int:
     return math.floor(round(base * share, 6))
 
 
+def compaction_layer(settings: ContextSettings) -> Layer | None:
+    """The policy's first layer that summarises the history, None if it has none."""
+    return next((layer for layer in layers_of(settings) if layer.strategy == "compact"), None)
+
+
+def _compacts(settings: ContextSettings, budget: TokenBudget) -> int | None:
+    layer = compaction_layer(settings)
+    if layer is None:
+        return None
+    return limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a policy says in one budget, the same for every request: worked out once, by :func:`limits_for`.
@@ -409,7 +421,8 @@ class Limits:
         source: whose count these are compared with.
         usable: W - R - H in tokens.
         trigger: the most uncalibrated tokens of a whole request at which no layer is due, ``fits`` those that leave
-            reserve and headroom free.
+            reserve and headroom free, ``compacts`` those at which the first layer that summarises is not, None where
+            there is none.
         scoped: the same as the trigger for each layer about one bucket, as (bucket, tokens).
         refused: the caps of buckets above which a request is refused, as (bucket, tokens).
         bloat: the share of a request that tool results may take.
@@ -424,6 +437,7 @@ class Limits:
     usable: int
     trigger: int
     fits: int
+    compacts: int | None
     scoped: tuple[tuple[str, int], ...]
     refused: tuple[tuple[str, int], ...]
     bloat: float
@@ -450,6 +464,7 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         usable=budget.usable,
         trigger=first_trigger(settings, budget),
         fits=budget.soft_limit,
+        compacts=_compacts(settings, budget),
         scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
         bloat=bloat_limit(budget, settings.health.tool_bloat),

@@ -11,10 +11,10 @@ from dataclasses import replace
 from policies.draft import NO_LAYER, Bounds, ConversationState, Draft, bounds_for, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
 from policies.ledger import Prepared
-from policies.limits import TokenBudget, charged, layers_of, limit_for
+from policies.limits import Limits, TokenBudget, charged, compaction_layer, layers_of, limit_for
 from policies.messages import Transcript
 from policies.pressure import UNKNOWN, Trend
-from policies.settings import ContextSettings, Layer
+from policies.settings import ContextSettings
 from policies.strategies import (
     STRATEGIES,
     Compact,
@@ -179,15 +179,6 @@ def _growth(trend: Trend, scope: str) -> float:
     return max(sum(deltas) / len(deltas), deltas[-1]) if deltas else math.inf
 
 
-def is_near(tokens: int, *, share: float, settings: ContextSettings, budget: TokenBudget) -> bool:
+def is_near(tokens: int, limits: Limits, *, share: float) -> bool:
     """Whether a request of so many uncalibrated tokens has this share of what makes the policy summarise."""
-    layer = compaction_layer(settings)
-    if layer is None:
-        return False
-    limit = limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
-    return tokens > share * limit
-
-
-def compaction_layer(settings: ContextSettings) -> Layer | None:
-    """The policy's first layer that summarises the history, None if it has none."""
-    return next((layer for layer in layers_of(settings) if layer.strategy == "compact"), None)
+    return limits.compacts is not None and tokens > share * limits.compacts

@@ -56,35 +56,36 @@ def usage_from(value: object) -> ReportedUsage | None:
 
 def _usage_in(said: Mapping[str, Any]) -> ReportedUsage:
     """What a usage object says in OpenAI's spelling of chats or of Responses, or in Anthropic's of Messages."""
-    asked, answered = _details(said, "prompt", "input"), _details(said, "completion", "output")
-    read = _count(said, "cache_read_input_tokens")
+    asked = _details(said, "prompt_tokens_details", "input_tokens_details")
+    answered = _details(said, "completion_tokens_details", "output_tokens_details")
+    prompt, completion = _count(said, "prompt_tokens"), _count(said, "completion_tokens")
     # OpenAI, OpenRouter and vLLM put them into the details, DeepSeek and litellm beside them
-    cached = _first(read, _count(asked, "cached_tokens"), _count(said, "prompt_cache_hit_tokens"))
-    written = _first(_count(asked, "cache_write_tokens"), _count(said, "cache_creation_input_tokens"))
-    prompt, uncached = _count(said, "prompt_tokens"), _count(said, "input_tokens")
-    if prompt is None and uncached is not None:  # Anthropic's input_tokens leave out what the cache gave and took
-        prompt = uncached + (read or 0) + (_count(said, "cache_creation_input_tokens") or 0)
+    read, taken = _count(said, "cache_read_input_tokens"), _count(said, "cache_creation_input_tokens")
+    cached, written = _count(asked, "cached_tokens"), _count(asked, "cache_write_tokens")
+    if prompt is None and (uncached := _count(said, "input_tokens")) is not None:
+        prompt = uncached + (read or 0) + (taken or 0)  # Anthropic's input_tokens leave out what the cache gave and took
+    if read is None and cached is None:
+        cached = _count(said, "prompt_cache_hit_tokens")
+    reasoning = _count(answered, "reasoning_tokens")
     return ReportedUsage(
         prompt=prompt,
-        completion=_count(said, "completion_tokens", "output_tokens"),
-        cached=cached,
-        reasoning=_count(answered, "reasoning_tokens", "thinking_tokens"),
-        written=written,
+        completion=_count(said, "output_tokens") if completion is None else completion,
+        cached=cached if read is None else read,
+        reasoning=_count(answered, "thinking_tokens") if reasoning is None else reasoning,
+        written=taken if written is None else written,
     )
 
 
-def _details(said: Mapping[str, Any], *kinds: str) -> Mapping[str, Any]:
-    found = (said.get(f"{kind}_tokens_details") for kind in kinds)
-    return next((value for value in found if isinstance(value, dict)), {})
+def _details(said: Mapping[str, Any], name: str, other: str) -> Mapping[str, Any]:
+    found = said.get(name)
+    if not isinstance(found, dict):
+        found = said.get(other)
+    return found if isinstance(found, dict) else {}
 
 
-def _count(said: Mapping[str, Any], *names: str) -> int | None:
-    found = (said.get(name) for name in names)
-    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**53), None)
-
-
-def _first(*found: int | None) -> int | None:
-    return next((value for value in found if value is not None), None)
+def _count(said: Mapping[str, Any], name: str) -> int | None:
+    found = said.get(name)
+    return found if type(found) is int and 0 <= found < 2**53 else None
 
 
 @dataclass(slots=True)

@@ -83,7 +83,7 @@ class Conversations:
         found = self._in_memory(chain, messages)
         tried = _tried(doors, chain, opening, found, name)
         mine = self._behind_doors(tried, chain, messages, found) if self._has_resumed else None
-        strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
+        strays = found is None or found.length < min(found.thread.longest, len(chain))
         if self._shared or (mine is None and answered and strays):
             try:
                 found = await self._in_store(tenant, chain, found)
@@ -181,7 +181,7 @@ class Conversations:
         """Bring a thread up to what the store holds after another process has changed it."""
         branch = await self._store.branch(thread.branch.tenant, thread.branch.branch)
         if branch is not None:
-            thread.refresh(replace(branch, longest=thread.branch.longest))
+            thread.refresh(branch)
 
     async def restate(self, thread: Thread) -> None:
         """Have the store know of a thread what memory does, where it knows less. Raises StoreError."""
@@ -381,7 +381,7 @@ class Conversations:
 
     async def _continue(self, found: Match, chain: Sequence[bytes], opening: int, name: str | None) -> Match:
         thread, length = found.thread, found.length
-        more = thread.branch.longest - length if length < len(chain) else 0
+        more = thread.longest - length if length < len(chain) else 0
         two_answers = found.is_resumed and length <= opening + 1  # of two that resumed alike each has its own
         diverges = more > (0 if two_answers else REWRITTEN_END)
         renamed = name is not None and name != thread.branch.name
@@ -417,7 +417,7 @@ class Conversations:
         if known.triggered and name is None:
             branch = await self._store_fork(thread.branch, branch, known)
         forked = Thread(branch, known, parent=thread.branch.branch, trend=thread.trend, evicted=dict(thread.evicted))
-        forked.prefix, forked.doors = thread.prefix, thread.doors
+        forked.prefix, forked.doors, forked.longest = thread.prefix, thread.doors, length
         forked.shadow = None if thread.shadow is None else inherited(thread.shadow, chain, length)
         return Match(forked, length)
 
@@ -448,8 +448,7 @@ class Conversations:
 
     def _remember(self, thread: Thread, chain: Sequence[bytes], *, doors: Sequence[Door] = ()) -> None:
         branch = thread.branch
-        if branch.longest != len(chain):
-            thread.branch = branch = replace(branch, longest=len(chain))
+        thread.longest = len(chain)
         self._threads[branch.branch] = thread
         self._threads.move_to_end(branch.branch)
         self._names[(branch.tenant, branch.name)] = branch.conversation

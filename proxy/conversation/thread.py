@@ -71,6 +71,7 @@ class Thread:
     doors: tuple[Door, ...] = ()
     stored: bool = False
     inspected: int = 0
+    longest: int = 0
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
         """The hashes that the next request finds the thread by, once this one was sent."""
@@ -133,7 +134,7 @@ class Thread:
         elif branch.prepared not in (None, self.known.prepared) or branch.wanted != self.known.wanted:
             prepared = branch.prepared or self.known.prepared
             self.known = replace(self.known, prepared=prepared, wanted=branch.wanted)
-        self.branch = replace(self.branch, longest=branch.longest)
+        self.longest = branch.longest
         self.follow(branch.trend)
         self.health = branch.health
         self.has_notes = False
@@ -160,7 +161,7 @@ class Match:
 
     def is_repeat(self, chain: Sequence[bytes]) -> bool:
         """Whether the thread is resumed already, and nothing has come after this chain."""
-        return self.is_resumed and self.thread.branch.longest <= len(chain)
+        return self.is_resumed and self.thread.longest <= len(chain)
 
 
 def thread_from(branch: Branch) -> Thread:
@@ -175,7 +176,13 @@ def thread_from(branch: Branch) -> Thread:
         wanted=branch.wanted,
     )
     return Thread(
-        branch, known, trend=branch.trend or UNKNOWN, evicted=dict(branch.evicted), health=branch.health, stored=True
+        branch,
+        known,
+        trend=branch.trend or UNKNOWN,
+        evicted=dict(branch.evicted),
+        health=branch.health,
+        stored=True,
+        longest=branch.longest,
     )
 
 

@@ -89,7 +89,7 @@ class Preparation:
         ``save`` is a reason to save the state whatever the policy says of its marks; what is done has a trace under
         ``trace``, the request's.
         """
-        work = _work(asked, plan, save, trace)
+        work = self._work(asked, plan, save, trace)
         if work is None or self._background.is_closing:
             return
         branch = work.thread.branch.branch
@@ -99,6 +99,41 @@ class Preparation:
             return
         if self._background.has_room:
             self._start(branch, work)
+
+    def _work(self, asked: PlanRequest, plan: Plan, reason: str | None, trace: Trace) -> Work | None:
+        """What is worth doing after a request, None for nothing."""
+        decision, recognized, settings = plan.decision, plan.recognized, asked.settings
+        if decision is None or recognized is None or settings.observes:
+            return None
+        thread, length, budget = recognized.thread, len(recognized.transcript.chain), recognized.limits.budget
+        known = thread.known
+        soft = not decision.is_new and is_soft(
+            decision.raw_after,
+            length,
+            settings=settings,
+            budget=budget,
+            known=known,
+            buckets=decision.buckets,
+            trend=decision.trend,
+        )
+        at, level = settings.checkpoints.save_at, decision.pressure.level
+        above = at is not None and level > at
+        save = reason or ("safety" if above and not thread.above else None)
+        thread.above = above
+        if save is None and _lacks_state(decision, thread, length):
+            save = "batch"
+        if not settings.checkpoints.enabled:
+            save = None
+        named = thread.branch.name != thread.branch.conversation
+        near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
+        read = (named and length > 1) or (recognized.length > 0 and near_batch)
+        read = read and (settings.checkpoints.enabled or settings.notes.enabled)
+        grown = not decision.is_new and length > thread.read * GROWN
+        warm = grown and is_near(decision.raw_after, self._planner.limits_of(settings, budget), share=WARM_AT)
+        embed = settings.recall.embeddings is not None and decision.is_new
+        if not (soft or save or read or warm or embed):
+            return None
+        return Work(asked, recognized, soft, save, read, warm, len(known.cuts), embed, LOG_CONTEXT.get(), trace)
 
     @property
     def waiting(self) -> int:
@@ -292,39 +327,3 @@ def _lacks_state(decision: Decision, thread: Thread, length: int) -> bool:
     if decision.is_new and decision.checkpoint is None:
         return bool(decision.removed)
     return thread.known.triggered and thread.known.checkpoint is None and length > thread.read * GROWN
-
-
-def _work(asked: PlanRequest, plan: Plan, reason: str | None, trace: Trace) -> Work | None:
-    """What is worth doing after a request, None for nothing."""
-    decision, recognized, settings = plan.decision, plan.recognized, asked.settings
-    if decision is None or recognized is None or settings.observes:
-        return None
-    thread, length, budget = recognized.thread, len(recognized.transcript.chain), recognized.limits.budget
-    known = recognized.known()
-    soft = not decision.is_new and is_soft(
-        decision.raw_after,
-        length,
-        settings=settings,
-        budget=budget,
-        known=known,
-        buckets=decision.buckets,
-        trend=decision.trend,
-    )
-    at, level = settings.checkpoints.save_at, decision.pressure.level
-    above = at is not None and level > at
-    save = reason or ("safety" if above and not thread.above else None)
-    thread.above = above
-    if save is None and _lacks_state(decision, thread, length):
-        save = "batch"
-    if not settings.checkpoints.enabled:
-        save = None
-    named = thread.branch.name != thread.branch.conversation
-    near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
-    read = (named and length > 1) or (recognized.length > 0 and near_batch)
-    read = read and (settings.checkpoints.enabled or settings.notes.enabled)
-    near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=budget)
-    warm = near and not decision.is_new and length > thread.read * GROWN
-    embed = settings.recall.embeddings is not None and decision.is_new
-    if not (soft or save or read or warm or embed):
-        return None
-    return Work(asked, recognized, soft, save, read, warm, len(known.cuts), embed, LOG_CONTEXT.get(), trace)

@@ -54,6 +54,15 @@ ADD_PART = keep_first(inspected_parts)
 ARCHIVED = sa.select(originals.c.ref).where(
     of(originals, "tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True)), originals.c.body.is_not(None)
 )
+FORGET_ARCHIVED = sa.delete(inspected_parts).where(
+    of(inspected_parts, "tenant", "conversation"),
+    inspected_parts.c.ref.in_(sa.select(originals.c.ref).where(of(originals, "tenant"))),
+)
+INSPECTED = (
+    sa.select(inspected.c.id)
+    .where(of(inspected, "tenant", "conversation"))
+    .order_by(inspected.c.at.desc(), inspected.c.id.desc())
+)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(
     of(exchanges, "tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
@@ -109,9 +118,7 @@ def record(
         rows = follow_others(tx, rows, home)
     add_checkups(tx, rows, home)
     tx.many(ADD, [_values(row, home[row.id]) for row in rows])
-    for row in rows:
-        if row.inspection is not None:
-            _inspect(tx, row, row.inspection, home[row.id])
+    _inspect(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
     append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
     return rows
 
@@ -174,32 +181,32 @@ def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspecte
     return replace(found, bodies=bodies | archived, archived=frozenset(archived))
 
 
-def _inspect(tx: Transaction, row: ExchangeRow, arrays: Inspection, home: str) -> None:
-    """Keep the two arrays of a request, and now and then no longer what only older ones needed."""
-    own = {"tenant": row.tenant, "conversation": home}
-    mine = (inspected_parts.c.tenant == row.tenant, inspected_parts.c.conversation == home)
-    try:
-        bodies, packed = tx.aside(arrays.bodies), tx.aside(arrays.packed)
-    except (*BROKEN, OverflowError):  # a request that cannot be looked at is still one
-        return
-    there = set[str]()
-    for refs in chunks(bodies) if len(bodies) > FEW else ():  # a few are new: they cannot be in the archive
-        there |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
-    fresh = [(ref, body) for ref, body in sorted(bodies.items()) if ref not in there]
-    tx.many(ADD_PART, tx.aside(lambda: [{**own, "ref": ref, "body": pack(body)} for ref, body in fresh]))
-    if row.evicted or row.strategy:  # what has just been archived need not stand here too
-        theirs = sa.select(originals.c.ref).where(originals.c.tenant == row.tenant)
-        tx.execute(sa.delete(inspected_parts).where(*mine, inspected_parts.c.ref.in_(theirs)))
-    tx.many(ADD_INSPECTED, [{**own, "id": row.id, "at": row.at, "body": packed}])
-    if row.id.endswith(TIDIED):
-        _tidy(tx, row.tenant, home, keep=arrays.keep)
+def _inspect(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) -> None:
+    """Keep the two arrays of each request, and now and then no longer what only older ones needed."""
+    parts, arrays = list[dict[str, Any]](), list[dict[str, Any]]()
+    for row, inspection, home in batch:
+        own = {"tenant": row.tenant, "conversation": home}
+        try:
+            bodies, packed = tx.aside(inspection.bodies), tx.aside(inspection.packed)
+        except (*BROKEN, OverflowError):  # a request that cannot be looked at is still one
+            continue
+        there = set[str]()
+        for refs in chunks(bodies) if len(bodies) > FEW else ():  # a few are new: they cannot be in the archive
+            there |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
+        parts += [{**own, "ref": ref, "body": body} for ref, body in sorted(bodies.items()) if ref not in there]
+        arrays.append({**own, "id": row.id, "at": row.at, "body": packed})
+    tx.many(ADD_PART, tx.aside(lambda: [{**part, "body": pack(part["body"])} for part in parts]))
+    tx.many(ADD_INSPECTED, arrays)
+    for row, inspection, home in batch:
+        if row.evicted or row.strategy:  # what has just been archived need not stand here too
+            tx.execute(FORGET_ARCHIVED, {"of_tenant": row.tenant, "of_conversation": home})
+        if row.id.endswith(TIDIED):
+            _tidy(tx, row.tenant, home, keep=inspection.keep)
 
 
 def _tidy(tx: Transaction, tenant: str, conversation: str, *, keep: int) -> None:
     """Drop the arrays beyond those that are kept, and what only they needed."""
-    ours = (inspected.c.tenant == tenant, inspected.c.conversation == conversation)
-    order = (inspected.c.at.desc(), inspected.c.id.desc())
-    ids = list(tx.scalars(sa.select(inspected.c.id).where(*ours).order_by(*order)))
+    ids = list(tx.scalars(INSPECTED, {"of_tenant": tenant, "of_conversation": conversation}))
     old, kept = ids[keep:], ids[:keep][::-1]
     gone = set[str]().union(*(_refs(tx, tenant, each) for each in old))
     for each in kept:  # the oldest first, which has nearly all of them
@@ -208,6 +215,7 @@ def _tidy(tx: Transaction, tenant: str, conversation: str, *, keep: int) -> None
     for refs in chunks(sorted(gone)):
         tx.execute(sa.delete(inspected_parts).where(*mine, inspected_parts.c.ref.in_(refs)))
     if old:
+        ours = (inspected.c.tenant == tenant, inspected.c.conversation == conversation)
         tx.execute(sa.delete(inspected).where(*ours, inspected.c.id.in_(old)))
 
 

@@ -6,6 +6,7 @@ archive, or once among the parts of its conversation.
 """
 
 import json
+import threading
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,9 +59,26 @@ class Damaged(ValueError):
     """What is stored cannot be read."""
 
 
+class _Compressors(threading.local):
+    """A compressor for each level: making one costs ten times what packing a message does, and none is for two threads
+    at once."""
+
+    def __init__(self) -> None:
+        self.by_level = dict[int, zstandard.ZstdCompressor]()
+
+    def of(self, level: int) -> zstandard.ZstdCompressor:
+        found = self.by_level.get(level)
+        if found is None:
+            found = self.by_level[level] = zstandard.ZstdCompressor(level=level, dict_data=MESSAGES)
+        return found
+
+
+_COMPRESSORS = _Compressors()
+
+
 def pack(*parts: bytes, level: int = 6) -> bytes:
-    sizes = b"".join(len(part).to_bytes(SIZE, "big") for part in parts)
-    return zstandard.ZstdCompressor(level=level, dict_data=MESSAGES).compress(sizes + b"".join(parts))
+    sizes = b"".join([len(part).to_bytes(SIZE, "big") for part in parts])
+    return _COMPRESSORS.of(level).compress(sizes + b"".join(parts))
 
 
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:

@@ -145,6 +145,14 @@ NOT_SEMANTIC = frozenset(
 )
 
 
+def plain_text(message: object) -> str | None:
+    """The text of a message that has a role and a text and nothing else, as most have; None for any other."""
+    if type(message) is not dict or len(message) != 2 or type(message.get("role")) is not str:
+        return None
+    text = message.get("content")
+    return text if type(text) is str else None
+
+
 def read_message(raw: Raw) -> Mapping[str, Any]:
     """One message as a dict; empty if it is no object."""
     value = read_value(raw)
@@ -161,6 +169,9 @@ def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
     role = value.get("role")
     role = role if isinstance(role, str) else ""
     content = value.get("content")
+    if (text := plain_text(value)) is not None:
+        keep = True if KEEP_WORD in text and role in WORD_ROLES else None
+        return Message(role=role, digest=digest_of(value), tokens=tokens, keep=keep), False
     message = Message(
         role=role,
         digest=digest_of(value),
@@ -247,6 +258,8 @@ def digest_of(value: Mapping[str, Any]) -> bytes:
     A string equals a single text part; null, "" and absent are one; keys that clients change between turns do
     not count; arguments of tool calls are compared as JSON where they parse.
     """
+    if plain_text(value) and value["role"]:
+        return blake2b(_sorted(value), digest_size=DIGEST_SIZE).digest()
     canonical = {
         k: _canonical(v) for k, v in value.items() if k not in NOT_SEMANTIC and k not in ("content", "tool_calls")
     }

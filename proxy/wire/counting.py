@@ -31,6 +31,7 @@ from tiktoken_ext import openai_public  # type: ignore[import-untyped]  # a name
 
 from policies.media import bare_name, is_media, part_tokens
 from policies.tokens import CHARS2_5, HEURISTICS, CharCounter, TokenCounter
+from proxy.wire.chat import plain_text
 
 ESTIMATORS_GROUP = "weir.estimators"
 ENCODINGS = ("o200k_base", "cl100k_base")
@@ -360,6 +361,8 @@ async def count_all(items: Sequence[Countable], counter: TextCounter) -> list[in
 
 def message_texts(message: Any, *, model: str, image_tokens: int | None = None) -> Countable:
     """A message's framing, media and texts. Ids are not counted: no template shows them to the model."""
+    if (text := plain_text(message)) is not None:
+        return Countable(MESSAGE_OVERHEAD, (text,) if text else ())
     fixed, texts = MESSAGE_OVERHEAD, list[str]()
     if not isinstance(message, Mapping):
         return Countable(fixed, _texts(message))

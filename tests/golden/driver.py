@@ -249,7 +249,7 @@ class Play:
         self.known = replace(self.known, notes=(*self.known.notes, *found))
         length, near = (
             len(transcript.chain),
-            is_near(decision.raw_after, share=0.6, settings=self.settings, budget=self.budget),
+            is_near(decision.raw_after, limits_for(self.settings, self.budget), share=0.6),
         )
         soft = is_soft(
             decision.raw_after, length, budget=self.budget, buckets=decision.buckets, trend=decision.trend, **rules
