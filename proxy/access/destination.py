@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import parse_qsl, quote, unquote
 
+import msgspec
+
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import Forbidden, InvalidRequest, ModelNotAllowed, UnsupportedEncoding
 from proxy.wire.codec import ClientRequest
@@ -304,8 +306,7 @@ class Route:
     model: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
     """Where one request goes and for whom: the upstream, the path after its base URL, the model it is asked for."""
 
     upstream: UpstreamSettings

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from policies import ContextSettings, Mode
 from proxy.errors import InvalidRequest
 from proxy.planning.planner import Planner
@@ -60,16 +62,17 @@ class HeldState:
     async def followed(self, planner: Planner, asked: PlanRequest, client: ClientRequest, plan: Plan) -> Plan:
         """The plan with the client's own bytes wherever the provider's copy, or the client's, is what was planned."""
         if not self.chain:
-            return replace(plan, body=client.body) if plan.body is asked.request.body else plan
+            is_own = plan.body is asked.request.body is not client.body
+            return msgspec.structs.replace(plan, body=client.body) if is_own else plan
         recognized, decision, body = plan.recognized, plan.decision, client.body
         if recognized is None or recognized.marked:
             with suppress(Exception):  # nobody may have been able to read the messages
                 body = without_marks(client)
-        own = replace(plan, body=body)
+        own = msgspec.structs.replace(plan, body=body)
         if recognized is None or decision is None or asked.settings.observes:
             return own
         if decision.is_new:
-            return replace(plan, restarted=True)
+            return msgspec.structs.replace(plan, restarted=True)
         last, budget = self.chain[-1], recognized.limits.budget
         if not last.tokens:
             return own
@@ -77,9 +80,9 @@ class HeldState:
         held, planned = last.tokens + budget.estimate(sum(new)), budget.estimate(plan.sent)
         is_same = SAME * held <= planned <= held / SAME
         if held <= budget.estimate(planner.limits_of(asked.settings, budget).trigger):
-            return own if is_same else replace(own, sent=0)
+            return own if is_same else msgspec.structs.replace(own, sent=0)
         smaller = await planner.harder(asked, plan, attempt=1) if planned > SAME * held else plan
-        return own if smaller is None else replace(smaller, restarted=True)
+        return own if smaller is None else msgspec.structs.replace(smaller, restarted=True)
 
 
 NOTHING_HELD = HeldState()

@@ -6,6 +6,7 @@ An observed request is forwarded as it came: the headers say what went up.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from policies import ContextSettings, Mode, WindowPressure
 from policies.ledger import DROPPING
@@ -17,7 +18,7 @@ from proxy.effects.evictions import CUT
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.request import Request
 from proxy.exchange.send import Attempts
-from proxy.planning.values import Plan
+from proxy.planning.values import NO_PLAN, Plan
 from proxy.recall.rounds import Recalled
 from proxy.stream.relay import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
@@ -28,8 +29,7 @@ from proxy.wire.codec import ClientRequest
 CLIENT_CLOSED = 499
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(NamedTuple):
     """Calibrated tokens of a request as it came and as it went up, what W - R - H leaves, and the pressure of that."""
 
     before: int
@@ -56,7 +56,7 @@ class ExchangeProgress:
     settings: ContextSettings | None = None
     chat: ClientRequest | None = None
     request: Request | None = None
-    plan: Plan = field(default_factory=lambda: Plan(body=b""))
+    plan: Plan = NO_PLAN
     attempts: Attempts | None = None
     seen: Tap = field(default_factory=Tap)
     status: int | None = None

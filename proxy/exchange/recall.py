@@ -1,6 +1,8 @@
 """The recall tool of one exchange: whether its request carries it, and what its rounds start from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from proxy.exchange.send import Attempts
 from proxy.planning.values import Plan, PlanRequest
@@ -48,7 +50,7 @@ class Recalling:
         if offer is None or not plan.limits.budget.hard_fits(plan.sent + offer.tokens):
             return plan
         self.offer = offer
-        return replace(plan, sent=plan.sent + offer.tokens)
+        return msgspec.structs.replace(plan, sent=plan.sent + offer.tokens)
 
     async def make(self, body: bytes, plan: Plan) -> tuple[UpstreamResponse, Verdict]:
         """One attempt, with the tool where the request carries it; without where the upstream takes none."""

@@ -6,7 +6,8 @@ request is forwarded as it came: the metrics and the log say what went up, the t
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from policies import ContextSettings, Decision
 from policies.pressure import Event
@@ -29,8 +30,7 @@ from proxy.wire.codec import ClientRequest
 log = logging.getLogger("weir.settlement")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeRecord:
+class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request from beginning to end, complete when it exists.
 
     Attributes:

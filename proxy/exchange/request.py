@@ -1,8 +1,10 @@
 """A request as it is to be handled: what it asks, of which upstream, under which policy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+
+import msgspec
 
 from policies import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
@@ -33,8 +35,7 @@ from proxy.wire.raw import read_value
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
 
     ``client`` is what came, ``chat`` the whole that it stands for, ``held`` the provider's part in it. ``replies``

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from proxy.access.admission import without_grants
 from proxy.access.destination import CHAT, Caller, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
@@ -297,7 +299,7 @@ class ExchangeHandler:
             if (clamped := attempts.clamped(body, verdict)) is not None:
                 body = clamped
             elif (smaller := await self._smaller(asked, plan, recalling, attempt=attempts.retries + 1)) is not None:
-                plan = replace(smaller, restarted=bool(request.held.chain))
+                plan = msgspec.structs.replace(smaller, restarted=bool(request.held.chain))
                 body = plan.body
             else:
                 return received, body
@@ -328,7 +330,8 @@ class ExchangeHandler:
         if len(known) < MAX_BINDING:
             known.add((request.destination.upstream.name, asked.request.model))
         asked.unbinds = True
-        recognized = replace(recognized, transcript=replace(recognized.transcript, binds=not asked.drops_unbound))
+        transcript = replace(recognized.transcript, binds=not asked.drops_unbound)
+        recognized = msgspec.structs.replace(recognized, transcript=transcript)
         return await self.runtime.planner.first(asked, recognized)
 
     async def _announce(self, request: Request) -> None:

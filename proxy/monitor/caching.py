@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+import msgspec
 import xxhash
 
 from policies import EditKind
@@ -108,8 +109,7 @@ WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
 """Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheUse:
+class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the provider's cache saw it.
 
     Attributes:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
+import msgspec
+
 from policies import (
     BucketExceeded,
     BudgetUnreachable,
@@ -198,7 +200,7 @@ class Planner:
             return None
         sent = before.sent or before.recognized.transcript.tokens
         try:
-            recognized = replace(before.recognized, limits=await asked.limits())
+            recognized = msgspec.structs.replace(before.recognized, limits=await asked.limits())
             aim = min(recognized.limits.budget.soft_limit, int(sent * HARDER[min(attempt, len(HARDER)) - 1]))
             try:
                 decided = await self._decide(asked, recognized, ceiling=aim)
@@ -477,7 +479,7 @@ class Planner:
         is_changed = asked.unbinds or (decision is not None and decision.pieces is not None)
         drops = is_changed and not asked.settings.observes and asked.drops_unbound
         evictions, degraded = ((), ()) if decided is None else (decided.evictions, decided.degraded)
-        return replace(
+        return msgspec.structs.replace(
             before,
             body=with_unbound_dropped(body) if drops else body,
             betas=(DROPS_UNBOUND,) if drops else (),

@@ -1,8 +1,9 @@
 """What a request is to be planned with, what was recognised in it, and the plan: each complete when it exists."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from policies import ClientEdits, ContextSettings, ConversationState, Decision, Effect, Reply, Transcript
 from policies.pressure import Trend
@@ -39,8 +40,7 @@ class Paid(Traced, Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(msgspec.Struct, kw_only=True):
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
@@ -60,7 +60,7 @@ class PlanRequest:
     patience: Patience
     ask_later: Traced | None = None
     ask_about: Paid | None = None
-    pruned: set[str] = field(default_factory=set)
+    pruned: set[str] = msgspec.field(default_factory=set)
     summarizer_input: int | None = None
     resume: str | None = None
     parent: str | None = None
@@ -92,8 +92,7 @@ class PlanRequest:
         return self.resume is not None and self.resumes is not None and thread.known.resumed is None and begins
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recognized:
+class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     """A request's messages, the conversation that they belong to, and what fits.
 
     ``thread`` is the conversation's branch while the process lives, ``length`` how many messages behind the head an
@@ -131,8 +130,7 @@ class Recognized:
         return self.limits.facts.source not in ("last_resort", "unknown")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What goes up, and how it came about.
 
     Attributes:
@@ -172,3 +170,6 @@ class Plan:
     def has_media(self) -> bool:
         """Whether there are images or the like in it, whose price says nothing about that of text."""
         return self.recognized is not None and self.recognized.has_media
+
+
+NO_PLAN = Plan(body=b"")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import msgspec
 import zstandard
 
 from policies.ledger import PlannedMessage
@@ -147,8 +148,7 @@ def _text(said: bytes) -> str:
         raise Damaged("the text is broken") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """The two arrays of a request, as it went: what the client sent, and what the model saw.
 
     Attributes:

@@ -9,11 +9,11 @@ its slice.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, Protocol, Self, TypeVar
 
+import msgspec
 import xxhash
 
 from policies.limits import Summed, tokens_by_role
@@ -46,8 +46,7 @@ _MEDIA = attrgetter("media")
 MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTranscript:
+class RequestTranscript(msgspec.Struct, frozen=True):
     """A transcript, the indices of messages that carry Weir's own mark, and whether there are images or the like.
 
     ``new`` are the raw messages behind those whose array was seen before.
@@ -75,8 +74,7 @@ class _Array(NamedTuple):
     has_media: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Counting:
+class _Counting(msgspec.Struct, frozen=True):
     """How the messages of a request are counted; ``kind`` names all that a count depends on."""
 
     codec: Codec

@@ -41,6 +41,7 @@ from policies import (
     write_notes,
 )
 from policies.effects import Alike, Answers, Compare, Kept, Save, StateSaved, Together, Trim, Trimmed
+from policies.limits import limits_for
 from policies.messages import ToolDefinition, Tools
 from policies.pressure import Trend
 from policies.text.segments import Readings
