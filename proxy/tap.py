@@ -63,9 +63,7 @@ def _usage_in(said: Mapping[str, Any]) -> ReportedUsage:
     read, taken = _count(said, "cache_read_input_tokens"), _count(said, "cache_creation_input_tokens")
     cached, written = _count(asked, "cached_tokens"), _count(asked, "cache_write_tokens")
     if prompt is None and (uncached := _count(said, "input_tokens")) is not None:
-        prompt = (
-            uncached + (read or 0) + (taken or 0)
-        )  # Anthropic's input_tokens leave out what the cache gave and took
+        prompt = uncached + (read or 0) + (taken or 0)  # Anthropic leaves out what the cache gave and took
     if read is None and cached is None:
         cached = _count(said, "prompt_cache_hit_tokens")
     reasoning = _count(answered, "reasoning_tokens")

@@ -79,12 +79,7 @@ class Id(sa.types.TypeDecorator[str]):
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
         """The bytes that the digits stand for, where they give the same text back."""
-        if value is None or dialect.name != "sqlite":
-            return value
-        digits = value[len(self.prefix) :]
-        if not digits or not value.startswith(self.prefix) or not HEX(digits):
-            return value
-        return bytes.fromhex(digits)
+        return value if value is None or dialect.name != "sqlite" else _bytes_of(value, self.prefix)
 
     def process_result_value(self, value: object, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
         return self.shown(value)
@@ -92,6 +87,12 @@ class Id(sa.types.TypeDecorator[str]):
     def shown(self, stored: object) -> Any:
         """The text as it was given; what no id can be as it is."""
         return self.prefix + stored.hex() if isinstance(stored, bytes) else stored
+
+
+@lru_cache(maxsize=4_096)  # one batch has the same few many times
+def _bytes_of(value: str, prefix: str) -> str | bytes:
+    digits = value[len(prefix) :]
+    return bytes.fromhex(digits) if digits and value.startswith(prefix) and HEX(digits) else value
 
 
 class Packed(sa.types.TypeDecorator[str]):

@@ -4,13 +4,14 @@ A function of the store takes a :class:`Transaction` first. :func:`reading` and 
 of such functions; they call each other within one transaction.
 """
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, wraps
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -29,6 +30,9 @@ Statement = sa.Insert | sa.Update
 Rows = sa.Select[*tuple[Any, ...]]
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 AT_ONCE = 500
+_VALUES = re.compile(r"(?<= VALUES )\((?:\?, )*\?\)")
+_SIZES = (32, 8, 2, 1)
+"""How many rows one INSERT has: few lengths, so that each is prepared once."""
 ASIDE = "aside"
 """Where a connection whose transactions run on the event loop has what runs work apart from it."""
 
@@ -107,18 +111,19 @@ class Transaction:
         if not isinstance(statement, Statement):
             statement = statement[self.dialect]
         dialect = self.connection.dialect
-        text, order, fixed, types = _compiled(statement, dialect, tuple(rows[0]))
-        if order is None:
+        made = _compiled(statement, dialect, tuple(rows[0]))
+        if made is None:
             self.execute(statement, list(rows))
             return
-        if types:
-            rows = [
-                {**row, **{name: kind.process_bind_param(row[name], dialect) for name, kind in types if name in row}}
-                for row in rows
-            ]
-        self.connection.exec_driver_sql(
-            text, [tuple(row[name] if name in row else fixed[name] for name in order) for row in rows]
-        )
+        given = [made.values(row, dialect) for row in rows]
+        if not made.one:
+            self.connection.exec_driver_sql(made.begin, given)
+            return
+        for size in _SIZES:  # sqlite3 lets go of the interpreter for each execution, and waits for it after each
+            while len(given) >= size:
+                some, given = given[:size], given[size:]
+                text = made.begin + ", ".join([made.one] * size) + made.end
+                self.connection.exec_driver_sql(text, tuple(chain.from_iterable(some)))
 
     def aside(self, work: Callable[[], T]) -> T:
         """What ``work`` returns, which takes long and asks no database: off the event loop, where this runs on it."""
@@ -130,20 +135,46 @@ class Transaction:
         return self.execute(statement[self.dialect], row).rowcount == 1
 
 
-@lru_cache(maxsize=64)
-def _compiled(
-    statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]
-) -> tuple[str, tuple[str, ...] | None, Mapping[str, object], list[tuple[str, Any]]]:
-    """The SQL text, the order of its parameters (None where the driver has none), those with a fixed value, and types.
+class _Compiled(NamedTuple):
+    """SQL text in a driver's style: what stands before one row's values, these, and what stands behind them.
 
-    The types are of the parameters that are not stored as they are given.
+    All of it stands before them where one statement cannot take several rows. ``fixed`` are the values of parameters
+    that rows do not have, ``binds`` makes what is stored of those that are not stored as they are given.
     """
+
+    begin: str
+    one: str
+    end: str
+    order: tuple[str, ...]
+    fixed: Mapping[str, object]
+    binds: tuple[tuple[int, Callable[[Any, sa.Dialect], object]], ...]
+
+    def values(self, row: Mapping[str, object], dialect: sa.Dialect) -> tuple[object, ...]:
+        found = [row[name] if name in row else self.fixed[name] for name in self.order]
+        for at, bind in self.binds:
+            found[at] = bind(found[at], dialect)
+        return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) -> _Compiled | None:
+    """The statement for rows with these keys; None where the driver names its parameters."""
     compiled = statement.compile(dialect=dialect, column_keys=list(keys) if isinstance(statement, sa.Insert) else None)
-    order = tuple(compiled.positiontup) if compiled.positiontup else None
-    types = [
-        (name, each.type) for name, each in compiled.binds.items() if isinstance(each.type, sa.types.TypeDecorator)
+    if not compiled.positiontup:
+        return None
+    text, order, values = str(compiled), tuple(compiled.positiontup), None
+    kinds = {name: each.type for name, each in compiled.binds.items() if name in keys}
+    binds = [
+        (at, kind.process_bind_param)
+        for at, name in enumerate(order)
+        if isinstance(kind := kinds.get(name), sa.types.TypeDecorator)
     ]
-    return str(compiled), order, dict(compiled.params), types
+    if dialect.name == "sqlite":  # PostgreSQL takes no row twice in one INSERT
+        values = _VALUES.search(text)
+    if values is None or values.group().count("?") != len(order):
+        return _Compiled(text, "", "", order, compiled.params, tuple(binds))
+    begin, end = text[: values.start()], text[values.end() :]
+    return _Compiled(begin, values.group(), end, order, compiled.params, tuple(binds))
 
 
 class Transactions:
