@@ -195,7 +195,7 @@ def _inspect(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str
             there |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
         parts += [{**own, "ref": ref, "body": body} for ref, body in sorted(bodies.items()) if ref not in there]
         arrays.append({**own, "id": row.id, "at": row.at, "body": packed})
-    tx.many(ADD_PART, tx.aside(lambda: [{**part, "body": pack(part["body"])} for part in parts]))
+    tx.many(ADD_PART, tx.aside(lambda: [{**part, "body": pack(part["body"], level=1)} for part in parts]))
     tx.many(ADD_INSPECTED, arrays)
     for row, inspection, home in batch:
         if row.evicted or row.strategy:  # what has just been archived need not stand here too

@@ -170,8 +170,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     def packed(self) -> bytes:
         """The references."""
-        names: dict[str, int] = {}
-        roles = array("H", [names.setdefault(message.role, len(names)) for message in self.messages])
+        said_by = [message.role for message in self.messages]
+        names = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
+        roles = array("H", map(names.__getitem__, said_by))
         tokens = array("I", [message.tokens for message in self.messages])
         refs = b"".join([message.digest[:PIN_SIZE] for message in self.messages])
         said = {
