@@ -234,12 +234,15 @@ MAX_OF_A_LINE = 64 * 1024
 DONE = b"[DONE]"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSentEvent:
+class ServerSentEvent(msgspec.Struct, frozen=True):
     """One event: ``data`` lines joined by LF, and the event's name ("" for the default)."""
 
     data: bytes
     name: bytes = b""
+
+
+_ONE_EVENT = re.compile(rb"data: ?([^\r\n]*)\n\n")
+"""What nearly every chunk of a stream is."""
 
 
 @dataclass(slots=True)
@@ -258,6 +261,9 @@ class Decoder:
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """The events that ``chunk`` completes, in order."""
+        is_idle = not (self._line or self._data or self._name or self._after_cr)
+        if is_idle and (alone := _ONE_EVENT.fullmatch(chunk)) is not None:
+            return [ServerSentEvent(alone.group(1))]
         if self._after_cr and chunk[:1] == b"\n":
             chunk = chunk[1:]
             self._after_cr = False
