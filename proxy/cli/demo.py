@@ -236,7 +236,7 @@ class Playback:
             self.conversation = answer.headers.get("x-weir-conversation", self.conversation)
         if answer.stable:
             return None
-        tokens = dict(part.split("=") for part in answer.headers["x-weir-tokens"].split(";"))
+        tokens = dict(part.split("=") for part in answer.headers["x-weir-tokens"].replace("~", "").split(";"))
         actions = answer.headers["x-weir-actions"]
         batch = Batch(request=number, before=int(tokens["before"]), after=int(tokens["after"]), actions=actions)
         self.batches.append(batch)

@@ -195,7 +195,9 @@ class ExchangeProgress:
         if branch is not None:
             pairs.append((b"x-weir-conversation", branch.name))
         if sent is not None:
-            pairs.append((b"x-weir-tokens", f"before={sent.before};after={sent.after};limit={sent.limit}"))
+            about = "~" if self.plan.sampled else ""
+            told = f"before={about}{sent.before};after={about}{sent.after};limit={sent.limit}"
+            pairs.append((b"x-weir-tokens", told))
             pairs.append((b"x-weir-pressure", str(sent.pressure)))
         pairs.append((b"x-weir-overhead-ms", f"{self.overhead_ms:.2f}"))
         return [(name, value.encode("latin-1", "replace")) for name, value in pairs]

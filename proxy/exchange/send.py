@@ -280,7 +280,7 @@ def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:
     limit = plausible_limit(verdict)
     if limit is not None:
         windows.learn(known.scope, limit)
-    elif verdict.prompt is not None or not plan.has_media:
+    elif verdict.prompt is not None or not (plan.has_media or plan.sampled):
         windows.refused(known.scope, verdict.prompt or known.budget.estimate(plan.sent))
     if verdict.prompt is not None and not verdict.at_least:
         _calibrate(runtime, plan, verdict.prompt)
@@ -299,5 +299,5 @@ def learn_from_answer(runtime: Runtime, plan: Plan, asked: PlanRequest, *, promp
 
 
 def _calibrate(runtime: Runtime, plan: Plan, reported: int) -> None:
-    if plan.limits is not None and not plan.has_media:
+    if plan.limits is not None and not plan.has_media and not plan.sampled:
         runtime.windows.calibrate(plan.limits.counted, estimated=plan.sent, reported=reported)

@@ -55,7 +55,7 @@ from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
 from proxy.wire.codec import rewritten, without_marks
 from proxy.wire.render import render
-from proxy.wire.transcripts import Transcripts
+from proxy.wire.transcripts import RequestTranscript, Transcripts
 
 log = logging.getLogger("weir.planning")
 
@@ -96,14 +96,7 @@ class Planner:
         degraded, span = ["store"] if self.settler.failing else [], asked.span
         try:
             at = span.now()
-            read = await self.transcripts.read(
-                asked.request,
-                tenant=asked.tenant,
-                model=asked.request.model,
-                counter=asked.counter,
-                image_tokens=asked.settings.image_tokens,
-                binds=asked.binds and not asked.drops_unbound,
-            )
+            read = await self._read(asked, may_sample=True)
             transcript, at = read.transcript, span.since(at, "read")
             try:
                 match = await self.conversations.recognise(
@@ -122,9 +115,13 @@ class Planner:
             for _, call in again:
                 del thread.evicted[call]
             limits = await asked.limits()
-            span.since(at, "limits")
+            at = span.since(at, "limits")
+            own = self.limits_of(asked.settings, limits.budget)
+            if read.sampled and asked.needs_exactly(thread.known, transcript.tokens, own):
+                read = await self._read(asked)
+                span.since(at, "read")
             return Recognized(
-                transcript=transcript,
+                transcript=read.transcript,
                 thread=thread,
                 length=match.length,
                 limits=limits,
@@ -135,6 +132,7 @@ class Planner:
                 listens=self.conversations.listens(thread, transcript),
                 degraded=tuple(degraded),
                 new=read.new,
+                sampled=read.sampled,
             )
         except ProxyError:
             raise
@@ -142,19 +140,24 @@ class Planner:
             log.exception("planning failed; the request goes on without it")
             return None
 
+    async def _read(self, asked: PlanRequest, *, may_sample: bool = False) -> RequestTranscript:
+        return await self.transcripts.read(
+            asked.request,
+            tenant=asked.tenant,
+            model=asked.request.model,
+            counter=asked.counter,
+            image_tokens=asked.settings.image_tokens,
+            binds=asked.binds and not asked.drops_unbound,
+            may_sample=may_sample,
+        )
+
     async def replayed(self, asked: PlanRequest) -> tuple[bytes, int]:
         """The request with the edits that are known of its conversation and no others, and its calibrated tokens.
 
         Nothing is stored, and no model is asked. Raises StoreError.
         """
         request, settings, budget = asked.request, asked.settings, (await asked.limits()).budget
-        read = await self.transcripts.read(
-            request,
-            tenant=asked.tenant,
-            model=request.model,
-            counter=asked.counter,
-            image_tokens=settings.image_tokens,
-        )
+        read = await self._read(asked)
         transcript = read.transcript
         match = await self.conversations.find(asked.tenant, transcript.chain, transcript.messages)
         known = ConversationState() if match is None or settings.observes else match.thread.known_at(match.length)
@@ -201,6 +204,9 @@ class Planner:
         sent = before.sent or before.recognized.transcript.tokens
         try:
             recognized = msgspec.structs.replace(before.recognized, limits=await asked.limits())
+            if recognized.sampled:
+                read = await self._read(asked)
+                recognized = msgspec.structs.replace(recognized, transcript=read.transcript, sampled=False)
             aim = min(recognized.limits.budget.soft_limit, int(sent * HARDER[min(attempt, len(HARDER)) - 1]))
             try:
                 decided = await self._decide(asked, recognized, ceiling=aim)

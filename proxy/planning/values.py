@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from policies import ClientEdits, ContextSettings, ConversationState, Decision, Effect, Reply, Transcript
+from policies.limits import Limits
 from policies.pressure import Trend
 from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent
@@ -16,6 +17,7 @@ from proxy.telemetry import NULL_SPAN, AnySpan, Trace
 from proxy.wire.codec import ClientRequest
 from proxy.wire.counting import TextCounter
 from proxy.wire.raw import Raw
+from proxy.wire.sampling import MAX_ERROR
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
@@ -86,6 +88,12 @@ class PlanRequest(msgspec.Struct, kw_only=True):
             return None
         return self.resume or (self.name if self.settings.resume == "auto" else None)
 
+    def needs_exactly(self, known: ConversationState, tokens: int, limits: Limits) -> bool:
+        """Whether something might be decided otherwise if ``tokens`` were wrong by ``MAX_ERROR``."""
+        is_told = known.triggered or known.wanted is not None or known.resumed is not None or self.edits is not None
+        counts_parts = self.settings.preempt or self.settings.ingest.from_start or limits.scoped or limits.refused
+        return bool(is_told or counts_parts) or tokens * (1 + MAX_ERROR) > limits.trigger
+
     def is_refused_state(self, thread: Thread, transcript: Transcript) -> bool:
         """Whether a conversation that begins was to go on from another one, and does not."""
         begins = all(m.role != "assistant" for m in transcript.messages)
@@ -100,7 +108,7 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     images or the like, whose price says nothing about that of text. ``trend`` is the conversation's growth before this
     request; ``asked_again`` are the calls in it whose results are out of the window, as (branch, hash); ``listens``
     says whether the answer will tell the conversation from others; ``new`` are the raw messages at its end whose array
-    was not seen before.
+    was not seen before; ``sampled`` that its tokens are right within ``MAX_ERROR``, far from everything they decide.
     """
 
     transcript: Transcript
@@ -114,6 +122,7 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     listens: bool = False
     degraded: tuple[str, ...] = ()
     new: Sequence[Raw] = ()
+    sampled: bool = False
 
     @property
     def branch(self) -> Branch:
@@ -165,6 +174,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def limits(self) -> ModelLimits | None:
         """What fits, None where nobody asked."""
         return None if self.recognized is None else self.recognized.limits
+
+    @property
+    def sampled(self) -> bool:
+        """Whether its tokens are right within ``MAX_ERROR`` only."""
+        return self.recognized is not None and self.recognized.sampled
 
     @property
     def has_media(self) -> bool:

@@ -31,6 +31,7 @@ from proxy.wire.codec import (
 )
 from proxy.wire.counting import INLINE_CHARS, TextCounter, count_messages, count_tools, tool_texts
 from proxy.wire.raw import Raw, nests_beyond, read_value
+from proxy.wire.sampling import sample_messages
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -44,18 +45,23 @@ MAX_FILES = 4_096
 MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
 _MEDIA = attrgetter("media")
 MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
+MIN_SAMPLED = 64 * 1024
+SAMPLED = " ~"
+"""What the kind of a count ends with that was made in part."""
 
 
 class RequestTranscript(msgspec.Struct, frozen=True):
     """A transcript, the indices of messages that carry Weir's own mark, and whether there are images or the like.
 
-    ``new`` are the raw messages behind those whose array was seen before.
+    ``new`` are the raw messages behind those whose array was seen before. ``sampled`` says that some were counted in
+    part: the tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Summed
     marked: frozenset[int]
     has_media: bool
     new: Sequence[Raw]
+    sampled: bool = False
 
 
 class _Array(NamedTuple):
@@ -84,6 +90,7 @@ class _Counting(msgspec.Struct, frozen=True):
     counter: TextCounter
     image_tokens: int | None
     files: Mapping[str, int]
+    sampled: bool = False
 
 
 class _Kept(OrderedDict[K, V]):
@@ -133,12 +140,14 @@ class Transcripts:
         counter: TextCounter,
         image_tokens: int | None = None,
         binds: bool = False,
+        may_sample: bool = False,
     ) -> RequestTranscript:
         """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many, InvalidJSON
         for one that is nested too deeply.
 
         ``image_tokens`` is what every image costs, None for the model's formula; ``binds`` whether the model signs
-        what it thinks for what stands before it.
+        what it thinks for what stands before it. Much text that was never seen is counted in part where that
+        ``may_sample``.
         """
         codec = request.codec
         judged_later = {codec.array, *codec.counted}  # where they are read, which is once
@@ -156,10 +165,14 @@ class Transcripts:
         arrays = f"{kind} {xxhash.xxh3_128_hexdigest(b''.join(raws.head))}" if raws.head else kind
         places = _boundaries(whole, size, seed) if codec.goes_on(whole) else []
         known, place = self._begins_with(whole, places, arrays)
+        sampled = may_sample and known is None and size > MIN_SAMPLED and counter.is_exact
+        if sampled:
+            arrays += SAMPLED
+            known, place = self._begins_with(whole, places, arrays)
         new = raws.after(known.size) if known is not None else raws[:]
         if len(new) + (len(known.messages) if known is not None else 0) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
-        counting = _Counting(codec, seed, kind, model, counter, image_tokens, files)
+        counting = _Counting(codec, seed, kind, model, counter, image_tokens, files, sampled)
         entries = await self._entries(new, counting)
         digest = b"" if place is None else place.extended(whole, size).digest
         array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
@@ -179,6 +192,7 @@ class Transcripts:
             array.marked,
             array.has_media,
             new,
+            sampled,
         )
 
     def _begins_with(
@@ -204,15 +218,16 @@ class Transcripts:
         keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
         if not is_chat:  # what stands before a compaction is read as nothing, whatever it was before that came
             keys = [(key, f"{kind} {type(raw).__name__}") for (key, _), raw in zip(keys, raws, strict=True)]
+        if counting.sampled:
+            keys = [key if key in seen else (key[0], key[1] + SAMPLED) for key in keys]
         unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
         new = [(key, view(raw)) for key, raw in unseen]
         if new:
             for (_, raw), (_, value) in zip(unseen, new, strict=True):
                 self._judge_depth(raw, counting.codec.array, within=2, read=value if is_chat else None)
             values = [value for _, value in new]
-            counts = await count_messages(
-                values, counting.counter, model=counting.model, image_tokens=counting.image_tokens
-            )
+            count = sample_messages if counting.sampled else count_messages
+            counts = await count(values, counting.counter, model=counting.model, image_tokens=counting.image_tokens)
             for (key, value), counted in zip(new, counts, strict=True):
                 tokens = counted + sum(files.get(name, 0) for name in named_files(value)) if files else counted
                 tokens += 0 if is_chat else value.get(SEALED, 0)

@@ -39,7 +39,7 @@ models: [{{match: "*", upstream: sim, window: {window}}}]
 policies: {policies}
 default_policy: tested
 """
-TOKENS = re.compile(r"before=(\d+);after=(\d+);limit=(\d+)")
+TOKENS = re.compile(r"before=~?(\d+);after=~?(\d+);limit=(\d+)")
 PRESSURE = re.compile(r"\d+\.\d\d;(green|yellow|orange|red|critical);(healthy|preparing|active|emergency)")
 
 
