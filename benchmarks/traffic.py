@@ -1,13 +1,14 @@
 """What the load generator sends: requests of each case, the same for everyone under test.
 
-A conversation of the ``agent`` case has a long past that stays as it is and two messages more with every request: a
-tool call and its result. When it has grown enough it goes back to its past and on with other content.
+A conversation of the ``agent`` case has a long past and two messages more with every request: a tool call and its
+result. When it has grown enough another one begins that nobody has seen: one request of twenty is such a first one.
 """
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.stub import completion, digest, events
 
@@ -116,12 +117,20 @@ def source(case: str, *, seed: int, messages: int = MESSAGES) -> Source:
         case "stream":
             return _Chats(rng, stream=True).next
         case "agent":
-            return Conversation(rng, messages=messages).next
+            return partial(next, _one_after_another(rng, messages=messages, path="/chat/completions"))
         case "responses" | "messages":
-            return Conversation(rng, messages=messages, path=f"/{case}").next
+            return partial(next, _one_after_another(rng, messages=messages, path=f"/{case}"))
         case "cold":
             return lambda: Conversation(rng, messages=messages).next()
     raise ValueError(f"there is no case {case!r}")
+
+
+def _one_after_another(rng: random.Random, *, messages: int, path: str) -> Iterator[Request]:
+    """The requests of conversations that nobody has seen, each of which grows by GROWTH messages."""
+    while True:
+        conversation = Conversation(rng, messages=messages, path=path)
+        for _ in range(GROWTH // 2):
+            yield conversation.next()
 
 
 class Conversation:
@@ -154,8 +163,6 @@ class Conversation:
 
     def next(self) -> Request:
         """The next request."""
-        if 2 * len(self._grown) >= GROWTH:
-            self._grown.clear()
         self._grown.append(b"," + self._pair())
         return _whole(b"".join([self._past, *self._grown, b"]}"]), path=self._path)
 
