@@ -1,11 +1,10 @@
-"""``weir serve``: the proxy; ``weir simulate``: the simulator alone."""
+"""``weir serve``: the proxy."""
 
 import asyncio
 import contextlib
 import gc
 import importlib.metadata
 import io
-import json
 import logging
 import os
 import resource
@@ -17,7 +16,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import click
@@ -29,7 +27,6 @@ from proxy.cli.shared import config_option, loaded
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.custom.functions import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
-from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, run_simulator, serve_until_stopped
 from proxy.store import Store
 from proxy.store.records import StoreError
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
@@ -264,6 +261,8 @@ def _upstream(config: Config, tokenizer: Tokenizer) -> Iterator[Config]:
     if not config.simulate:
         yield config
         return
+    from proxy.simulator import SimulatorSettings, run_simulator  # noqa: PLC0415 - only here
+
     settings = SimulatorSettings(window=config.window or SIMULATED_WINDOW)
     with run_simulator(settings, counter=tokenizer.counter("o200k_base")) as running:
         yield replace(config.with_upstream(running.base_url), simulate=True, window=settings.window)
@@ -346,60 +345,3 @@ def _announce(config: Config, port: int, keys: Keyring, making: str) -> None:
     with contextlib.suppress(OSError):  # a log that cannot be written keeps nobody from being served
         for line in lines:
             click.echo(line, err=True)
-
-
-@click.command(
-    epilog="Example: weir simulate --window 8192 --port 9000, then weir serve --upstream http://127.0.0.1:9000/v1"
-)
-@click.option("--window", type=click.IntRange(min=16), default=8192, show_default=True, help="Context window, tokens.")
-@click.option(
-    "--dialect",
-    type=click.Choice([dialect.value for dialect in Dialect]),
-    default=Dialect.OPENAI.value,
-    show_default=True,
-    help="Whose errors and endpoints to imitate.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="0 takes a free port.")
-@click.option("--max-output", type=click.IntRange(min=1), help="Most tokens an answer may ask for.")
-@click.option("--model", "models", multiple=True, help="A model that /v1/models lists; may be repeated.")
-@click.option("--steps", type=click.IntRange(min=0), default=0, help="Call the request's tools in so many steps first.")
-@click.option("--bound", is_flag=True, help="Reasoning is good only behind the very history it was made behind.")
-@click.option("--foreign", is_flag=True, help="Take reasoning, ids and chains of other servers as its own.")
-@click.option("--stateless", is_flag=True, help="Keep no answers, items and threads.")
-@click.option(
-    "--overflow-in-stream",
-    type=click.Choice(["error", "failed"]),
-    help="Tell a streamed request inside a 200 that it is too long.",
-)
-@click.option("--stop-at-window", is_flag=True, help="Answer up to the window where max_tokens reaches past it.")
-def simulate(dialect: str, host: str, port: int, models: tuple[str, ...], *, stateless: bool, **options: Any) -> None:
-    """Start a simulated model: a real window, realistic errors, strict checks, faults on demand.
-
-    openai serves /v1/chat/completions and /v1/responses, anthropic /v1/messages, vllm and llamacpp all three.
-
-    A model named fault:NAME, or the header x-sim-fault, asks for misbehaviour: fault:429:5, fault:stall,
-    fault:cut_stream, fault:error_in_stream and more. GET /sim/requests shows what arrived.
-    """
-    options["stops_at_window"] = options.pop("stop_at_window")
-    settings = SimulatorSettings(
-        dialect=Dialect(dialect), models=models or ("sim",), stateful=False if stateless else None, **options
-    )
-    try:
-        serve_until_stopped(
-            settings, counter=Tokenizer().counter("o200k_base"), host=host, port=port, ready=_announce_simulator
-        )
-    except OSError as error:
-        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-
-
-def _announce_simulator(running: RunningSimulator) -> None:
-    settings = running.simulator.settings
-    body: dict[str, object] = {
-        "model": settings.models[0],
-        "max_tokens": 64,
-        "messages": [{"role": "user", "content": "Hello"}],
-    }
-    endpoint = "messages" if settings.dialect is Dialect.ANTHROPIC else "chat/completions"
-    click.echo(f"{running.base_url}  ({settings.dialect}, window {settings.window} tokens; Ctrl-C stops)")
-    click.echo(f"curl {running.base_url}/{endpoint} -H 'content-type: application/json' -d '{json.dumps(body)}'")

@@ -18,7 +18,6 @@ from types import MappingProxyType, NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from policies.ledger import Cut, Edit
 from policies.quality.health import Snapshot
@@ -28,8 +27,6 @@ from proxy.store.packing import Damaged, pack_words, unpack_words
 from proxy.store.records import SchemaTooNew, StoreError
 
 R = TypeVar("R")
-Upsert = Mapping[str, sa.Insert]
-"""An INSERT for every dialect by name."""
 REVISIONS = ("0013", "0014", "0015")
 HEAD = REVISIONS[-1]
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -480,12 +477,21 @@ def _known(connection: sa.Connection) -> str | None:
     return found
 
 
+class Upsert(dict[str, sa.Insert]):
+    """An INSERT for every dialect by name, made when it is asked for: the other dialect is imported by nobody."""
+
+    def __init__(self, make: Callable[[Callable[[sa.Table], Any]], sa.Insert]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, dialect: str) -> sa.Insert:
+        made = self[dialect] = self._make(importlib.import_module(f"sqlalchemy.dialects.{dialect}").insert)
+        return made
+
+
 def keep_first(table: sa.Table) -> Upsert:
     """An INSERT that leaves a row which is there already as it is."""
-    return {
-        "sqlite": sqlite.insert(table).on_conflict_do_nothing(),
-        "postgresql": postgresql.insert(table).on_conflict_do_nothing(),
-    }
+    return Upsert(lambda insert: insert(table).on_conflict_do_nothing())
 
 
 def keep_last(
@@ -515,12 +521,12 @@ def keep_last(
             }
         )
 
-    key = list(table.primary_key.columns)
-    lite, post = sqlite.insert(table), postgresql.insert(table)
-    return {
-        "sqlite": lite.on_conflict_do_update(index_elements=key, set_=changes(lite.excluded)),
-        "postgresql": post.on_conflict_do_update(index_elements=key, set_=changes(post.excluded)),
-    }
+    def made(insert: Callable[[sa.Table], Any]) -> sa.Insert:
+        statement, key = insert(table), list(table.primary_key.columns)
+        overwriting: sa.Insert = statement.on_conflict_do_update(index_elements=key, set_=changes(statement.excluded))
+        return overwriting
+
+    return Upsert(made)
 
 
 def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:

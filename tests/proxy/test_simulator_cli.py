@@ -10,7 +10,7 @@ import click
 import httpx
 from click.testing import CliRunner
 
-from proxy.cli.serve import simulate
+from proxy.cli.simulate import simulate
 
 
 def test_the_help_has_an_example_and_every_option():
@@ -27,7 +27,7 @@ def test_a_wrong_dialect_is_a_usage_error():
 
 
 def test_it_serves_the_window_it_was_told_prints_how_to_reach_it_and_stops_on_a_signal():
-    program = "from proxy.cli.serve import simulate; simulate()"
+    program = "from proxy.cli.simulate import simulate; simulate()"
     command = [sys.executable, "-c", program, "--port", "0", "--window", "40", "--dialect", "vllm", "--model", "tiny"]
     command += [
         "--steps",
