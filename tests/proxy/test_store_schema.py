@@ -33,6 +33,7 @@ from proxy.store import (
     transaction,
 )
 from proxy.store.records import CorruptStore, KeyRow, SchemaTooNew, StoreError, StoreUnavailable
+from proxy.store.schema import Upsert
 from proxy.store.sqlite import SqliteDatabase, has_wal_reset_bug, journal_for
 from tests.proxy.store_rows import change, eviction, exchange, note, original, summary, url
 from tests.proxy.test_store_of_before import unpacked
@@ -332,7 +333,7 @@ def statements() -> Iterator[tuple[str, sa.ClauseElement]]:
         for name, value in vars(module).items():
             if isinstance(value, sa.Executable) and isinstance(value, sa.ClauseElement) and name.isupper():
                 yield f"{module.__name__}.{name}", value
-            if isinstance(value, dict) and name.isupper() and "postgresql" in value:
+            if isinstance(value, Upsert):
                 yield f"{module.__name__}.{name}", value["postgresql"]
 
 
