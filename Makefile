@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test soak check demo rows lock lock-diff audit bench screenshots clean
+.PHONY: run test soak check demo rows lock lock-diff audit bench gate screenshots clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -42,6 +42,9 @@ rows: $(VENV)/.installed-dev  ## requirement rows that no test carries
 
 bench: $(VENV)/.installed-dev  ## speed against a relay that does nothing
 	$(BIN)/python -m benchmarks.speed
+
+gate: $(VENV)/.installed-dev  ## whether speed is still what was committed
+	$(BIN)/python -m benchmarks.gate
 
 screenshots: $(VENV)/.installed-dev  ## docs/images anew, from a real run in Chromium
 	$(BIN)/python -m tests.browser.screenshots

@@ -1,0 +1,81 @@
+"""Whether speed is still what was committed: CPU of three cases over the floor's in one run, memory, imports of a start.
+
+    python -m benchmarks.gate [--accept]
+
+Exits with 1 where a figure is above the committed one (``gate.json``) by more than its share, twice. ``--accept``
+commits to what is measured now. CPU is compared with the floor's beside it, imports are counted: neither depends on
+the machine.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.processes import Cores, companion, weir
+from benchmarks.speed import WINDOW, run
+
+FILE = Path(__file__).parent / "gate.json"
+CASES = ("small", "agent", "stream")
+SECONDS, ROUNDS = 0.6, 7
+SHARES = {**dict.fromkeys(CASES, 1.3), "ready_mb": 1.1, "imports": 1.03}
+
+
+def measured(names: Collection[str], console: Console) -> dict[str, float]:
+    """The figures of these names. Raises RuntimeError where an answer was wrong."""
+    result = run([case for case in CASES if case in names], seconds=SECONDS, rounds=ROUNDS, otlp=False, console=console)
+    if result["wrong"]:
+        raise RuntimeError("; ".join(result["wrong"]))
+    rows = (row for row in result["rows"] if row["subject"] == "weir")
+    found = {row["case"]: min(row["ratio"], row["ratio_of_best"]) for row in rows}
+    if "ready_mb" in names:
+        found["ready_mb"] = result["rss_mb"]["ready"]
+    if "imports" in names:
+        found["imports"] = _imports()
+    return found
+
+
+def _imports() -> int:
+    """How many modules a start loads until it is ready."""
+    cores = Cores.split()
+    with tempfile.TemporaryDirectory(prefix="weir-gate-") as home:
+        place = Path(home)
+        with companion("stub", name="direct", cores=cores.others, home=place) as stub:
+            os.environ["PYTHONPROFILEIMPORTTIME"] = "1"
+            try:
+                with weir("weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place):
+                    pass
+            finally:
+                del os.environ["PYTHONPROFILEIMPORTTIME"]
+        return sum(line.startswith("import time:") for line in (place / "weir.log").read_text().splitlines())
+
+
+def main() -> int:
+    """Measure and compare; 1 where something has become too expensive."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--accept", action="store_true", help="write what is measured now to gate.json")
+    accept, console = parser.parse_args().accept, Console(width=120)
+    found = measured(SHARES, console)
+    if accept:
+        FILE.write_text(json.dumps({name: round(value, 2) for name, value in found.items()}, indent=1) + "\n")
+        return 0
+    committed = json.loads(FILE.read_text())
+    most = {name: committed[name] * share for name, share in SHARES.items()}
+    if above := [name for name, value in found.items() if value > most[name]]:
+        console.print(f"once more, for the machine may have been busy: {', '.join(above)}")
+        found |= measured(above, console)
+    for name, value in found.items():
+        verdict = "ok" if value <= most[name] else "[red]too much"
+        console.print(f"{name}: {value:.2f}, committed {committed[name]:.2f}, at most {most[name]:.2f}: {verdict}")
+    return 1 if any(value > most[name] for name, value in found.items()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
