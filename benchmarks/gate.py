@@ -1,4 +1,4 @@
-"""Whether speed is still what was committed: CPU of three cases over the floor's in one run, memory, imports of a start.
+"""Whether speed is still what was committed: CPU over the floor in three cases, memory, modules that a start loads.
 
     python -m benchmarks.gate [--accept]
 
