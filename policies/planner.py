@@ -4,8 +4,9 @@ group → budget → replay ledger → pressure → (pass | layers) → rungs �
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replay, untouched
 from policies.effects import Announce, Flow, Offload, unheard
@@ -72,8 +73,7 @@ class Action(StrEnum):
     EDIT = "edit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """What the planner answered, and how it got there.
 
     ``pieces`` is the array to forward, None where the client's bytes are to go up unchanged. ``before``,

@@ -20,7 +20,7 @@ it is the new start for the next growth, and the growths before it stay.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -68,8 +68,7 @@ class Burn:
         return _mean(self.deltas)
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
+class Trend(NamedTuple):
     """One conversation after its last request; without arguments, one before its first.
 
     Attributes:
@@ -122,7 +121,7 @@ class Trend:
 
     def in_zone(self, zone: str) -> "Trend":
         """The same trend with the zone that was read once the request was managed."""
-        return self if zone == self.zone else replace(self, zone=zone)
+        return self if zone == self.zone else self._replace(zone=zone)
 
     def to_json(self) -> str:
         """The trend as one line of ASCII JSON, about 1 KB once twenty growths of six buckets are known."""
@@ -190,8 +189,7 @@ def _next(burn: Burn, tokens: int, newest: int) -> Burn:
     return Burn(burn.bucket, tokens, deltas)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowPressure:
+class WindowPressure(NamedTuple):
     """Forwarded tokens over the policy's base.
 
     ``status`` is healthy, preparing (yellow), active (orange or above, or acted on this request) or emergency (only
@@ -207,8 +205,7 @@ class WindowPressure:
         return f"{self.level:.2f};{self.zone};{self.status}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PressureReading:
+class PressureReading(NamedTuple):
     """What one request's pressure says.
 
     Attributes:

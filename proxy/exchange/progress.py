@@ -5,7 +5,7 @@ An observed request is forwarded as it came: the headers say what went up.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from policies import ContextSettings, Mode, WindowPressure
@@ -157,7 +157,7 @@ class ExchangeProgress:
         used, zones = budget.estimate(tokens), zones_for(settings, budget.window)
         pressure = read_pressure(used, budget.base(settings), zones, fits=budget.fits(tokens))
         zone, _ = lift(pressure.zone, used, settings.rot_soft_tokens)
-        return TokenUsage(used, used, budget.usable, replace(pressure, zone=zone))
+        return TokenUsage(used, used, budget.usable, pressure._replace(zone=zone))
 
     def all_degraded(self) -> tuple[str, ...]:
         """What was done with less than there should be, and why."""

@@ -1,7 +1,5 @@
 """How many requests until the window overflows: what was brought back is no growth, on whichever request it stands."""
 
-from dataclasses import replace
-
 import pytest
 
 from policies.draft import ConversationState
@@ -25,8 +23,8 @@ def test_what_an_earlier_request_was_brought_back_is_no_growth_either() -> None:
     assert not [report for report in later.trail if report.layer == EditKind.RECALL]
     limits = limits_for(SETTINGS, budget)
     assert later.reading is not None
-    grown = replace(
-        later, raw_after=limits.trigger + 20, reading=replace(later.reading, velocity_tokens_per_turn=100.0)
+    grown = later._replace(
+        raw_after=limits.trigger + 20, reading=later.reading._replace(velocity_tokens_per_turn=100.0)
     )
     assert _requests_left(grown, SETTINGS, limits=limits, used=grown.raw_after) is None
-    assert _requests_left(replace(grown, pieces=None), SETTINGS, limits=limits, used=grown.raw_after) is not None
+    assert _requests_left(grown._replace(pieces=None), SETTINGS, limits=limits, used=grown.raw_after) is not None

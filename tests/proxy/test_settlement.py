@@ -1,7 +1,5 @@
 """The words by which an exchange is remembered."""
 
-from dataclasses import replace
-
 import pytest
 
 from policies import Action, ContextSettings, Cut, Decision, WindowPressure
@@ -53,7 +51,7 @@ def test_each_stage_of_management_has_its_word(decided: Decision, expected: str)
 @pytest.mark.requirement("A0.148")
 def test_one_of_the_last_rungs_is_an_emergency_at_any_pressure() -> None:
     rung = LayerReport(layer="clip", before=9, after=5, units=1, kept=True, rung=True)
-    decided = replace(decision(60_000, "evict", new=True), trail=(rung,))
+    decided = decision(60_000, "evict", new=True)._replace(trail=(rung,))
     assert stage_of(decided, SETTINGS, base=BASE) == "emergency_compaction"
 
 
@@ -61,4 +59,4 @@ def test_the_strategy_names_the_layers_whose_work_was_kept() -> None:
     dropped = LayerReport(layer="evict", before=9, after=8, units=1, kept=False)
     decided = decision(60_000, "dedupe", "compact", "compact", new=True)
     assert strategy_of(decided) == "dedupe+compact"
-    assert strategy_of(replace(decided, trail=(dropped,))) == ""
+    assert strategy_of(decided._replace(trail=(dropped,))) == ""
