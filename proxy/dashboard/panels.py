@@ -19,6 +19,7 @@ import yaml
 from markupsafe import Markup
 
 from policies import ContextSettings
+from proxy.access.admission import LIMITS, limits_said
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
@@ -293,6 +294,7 @@ async def _keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
     visit.only_operator()
     found = await api_keys.listing(visit.asked(query={}, rows=MAX_ROWS))
     values: dict[str, Any] = {
+        "said": limits_said,
         "rows": sorted(found.data, key=lambda row: (row.revoked is not None, -(row.last_used or row.created or 0.0))),
         "policies": list(visit.runtime.config.policies),
         "permissions": api_keys.PERMISSIONS,
@@ -309,6 +311,7 @@ async def create_key(visit: PageVisit) -> View:
     visit.only_operator()
     body: dict[str, object] = {"name": visit.field("name"), "allow": list(visit.form.get("allow", ()))}
     body["models"] = visit.field("models").replace(",", " ").split()
+    body |= {name: visit.field(name) for name in LIMITS if visit.field(name)}
     if visit.field("policy"):
         body["policy"] = visit.field("policy")
     try:
@@ -323,6 +326,16 @@ async def rotate_key(visit: PageVisit) -> View:
     visit.only_operator()
     answer = await api_keys.rotate(visit.asked())
     return await _keys(visit, status=201, made=json.loads(answer.body))
+
+
+async def limit_key(visit: PageVisit) -> View | Redirect:
+    """Set what a key may take and until when; an empty field lifts the limit."""
+    visit.only_operator()
+    try:
+        done = await api_keys.limit(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
+    except InvalidRequest as fault:
+        return await _keys(visit, status=400, problem=fault.message)
+    return Redirect(f"{PATH}/keys?done={quote(f'Set the limits of {done.name}: they hold from its next request on.')}")
 
 
 async def revoke_key(visit: PageVisit) -> Redirect:

@@ -168,6 +168,7 @@ class Store(Transactions):
     add_key = writing(configuration.add_key)
     list_keys = reading(configuration.list_keys)
     revoke_key = writing(configuration.revoke_key)
+    limit_key = writing(configuration.limit_key)
     rotate_key = writing(configuration.rotate_key)
     save_policy = writing(configuration.save_policy)
     delete_policy = writing(configuration.delete_policy)

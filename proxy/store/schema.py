@@ -30,7 +30,7 @@ from proxy.store.records import SchemaTooNew, StoreError
 R = TypeVar("R")
 Upsert = Mapping[str, sa.Insert]
 """An INSERT for every dialect by name."""
-REVISIONS = ("0013", "0014", "0015")
+REVISIONS = ("0013", "0014", "0015", "0016")
 HEAD = REVISIONS[-1]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
@@ -303,7 +303,11 @@ exchanges = _table(
         detail=Packed(),
     ),
     _optional(cost=sa.Double, cost_saved=sa.Double, summaries=sa.BigInteger, summaries_cost=sa.Double),
-    [sa.Index("exchanges_of_conversation", "conversation", "at"), sa.Index("exchanges_at", "at")],
+    [
+        sa.Index("exchanges_of_conversation", "conversation", "at"),
+        sa.Index("exchanges_of_tenant", "tenant", "at"),
+        sa.Index("exchanges_at", "at"),
+    ],
     within=conversations,
 )
 

@@ -1,0 +1,18 @@
+"""What a key may take and until when; a key's requests by their time."""
+
+import sqlalchemy as sa
+from alembic import op
+
+from proxy.store.schema import exchanges
+
+revision = "0016"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add three columns and an index."""
+    for name, kind in (("concurrency", sa.BigInteger), ("requests_per_minute", sa.BigInteger), ("expires", sa.Double)):
+        op.add_column("keys", sa.Column(name, kind))
+    next(each for each in exchanges.indexes if each.name == "exchanges_of_tenant").create(op.get_bind())
