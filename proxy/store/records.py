@@ -549,9 +549,8 @@ class RemovedRow:
 class KeyRow:
     """An API key without its secret: ``digest`` is the HMAC-SHA-256 of it, hex.
 
-    From ``revoked`` or ``expires`` on it no longer holds; ``concurrency`` and ``requests_per_minute`` are counted in each
-    process. ``tenant`` is whose conversations it opens, None for those that its digest names: a key that took another's
-    place has the other's.
+    From ``revoked`` or ``expires`` on it no longer holds. ``tenant`` is whose conversations it opens, None for those
+    that its digest names: a key that took another's place has the other's.
     """
 
     name: str

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -378,6 +379,32 @@ async def test_a_key_made_on_the_page_is_shown_once_and_works_with_the_real_sdk(
         await operator.send("/keys/made%20here/rotate", page="/keys")
         with pytest.raises(openai.AuthenticationError):
             await made.chat(1)
+
+
+@pytest.mark.requirement("P7")
+async def test_limits_of_a_key_are_set_on_the_page_as_over_http(api: Api) -> None:
+    async with visitor(api, ADMIN) as operator:
+        page = await operator.send("/keys", page="/keys", name="slow", requests_per_minute="1", expires="2124-02-29")
+        secret = re.search(r"weir-sk-[\w-]+", page.text)
+        assert secret is not None
+        slow = Talk(api.target.client(secret[0]))
+        await slow.chat(1)
+        with pytest.raises(openai.RateLimitError):
+            await slow.chat(1)
+        assert "1 a minute" in page.text
+        assert "2124-02-29 00:00:00 UTC" in page.text
+        refused = await operator.send("/keys/slow/limits", page="/keys", concurrency="many")
+        assert refused.status_code == 400
+        assert "concurrency should be a whole number from 1 on, or none." in refused.text
+        changed = await operator.send("/keys/slow/limits", page="/keys", concurrency="1000", expires="")
+        assert "1,000 at once" in changed.text, "an empty field lifts a limit"
+        row = (await api.ask("GET", "keys", key=ADMIN)).json()["data"][0]
+        assert (row["concurrency"], row["requests_per_minute"], row["expires"]) == (1000, None, None)
+        await api.ask("POST", "keys/slow/limits", {"expires": time.time() + 0.2}, key=ADMIN)
+        with pytest.raises(openai.AuthenticationError, match="expired"):
+            while True:
+                await slow.chat(1)
+        assert "expired" in (await operator.get("/keys")).text
 
 
 @pytest.mark.requirement("A3.18")
