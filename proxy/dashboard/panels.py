@@ -23,12 +23,14 @@ from proxy.access.admission import LIMITS, limits_said
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
+from proxy.dashboard import charts
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http import keys as api_keys
 from proxy.http import policies as api_policies
 from proxy.http import reports
 from proxy.http.endpoints import connects
+from proxy.http.reports import DAY
 from proxy.http.request import MAX_ROWS, ManagementAnswer
 from proxy.monitor.caching import price_list
 from proxy.replay.play import Replayed, Tally
@@ -396,7 +398,7 @@ async def system(visit: PageVisit) -> View:
     bases = [each.base_url or each.api_base for each in upstreams]
     up = await asyncio.gather(*(_is_up(base) for base in bases))
     sums = await reports.usage(visit.asked(query={"since": "7d", "by": "day"}, rows=MAX_ROWS))
-    size = await store.size()
+    size, kept = await store.size(), await store.sizes()
     values: dict[str, Any] = {
         "version": version("weir-proxy"),
         "instance": runtime.instance,
@@ -405,6 +407,9 @@ async def system(visit: PageVisit) -> View:
         "store": store,
         "size": size,
         "most": runtime.config.store.max_size,
+        "grown": [(said, size - then) for said, then in _sizes_before(kept, visit.now)],
+        "drawn": Markup(charts.bars([bytes_ for _, bytes_ in kept], "Bytes of the store")),  # noqa: S704 - of numbers
+        "since": kept[0][0] if kept else None,
         "per_request": size / sums.total.requests if sums.total.requests else None,
         "waiting": runtime.settler.waiting(),
         "failing": runtime.settler.failing,
@@ -416,6 +421,14 @@ async def system(visit: PageVisit) -> View:
         "drops": await asyncio.to_thread(_drops, visit),
     }
     return View("system.html", values)
+
+
+def _sizes_before(kept: Sequence[tuple[float, int]], now: float) -> Iterator[tuple[str, int]]:
+    """The store's size so long ago, as far as it is known for so long."""
+    for said, ago in (("24 h", DAY), ("7 d", 7 * DAY), ("30 d", 30 * DAY)):
+        known = [bytes_ for at, bytes_ in kept if at <= now - ago]
+        if known:
+            yield said, known[-1]
 
 
 async def _is_up(base: str | None) -> bool:

@@ -179,6 +179,8 @@ class Store(Transactions):
     learn = writing(configuration.learn)
     forget_limit = writing(configuration.forget_limit)
     size = reading(maintenance.size)
+    sizes = reading(maintenance.sizes)
+    keep_size = writing(maintenance.keep_size)
     kept_time = reading(configuration.kept_time)
     keep_time = writing(configuration.keep_time)
 
