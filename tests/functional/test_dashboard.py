@@ -424,7 +424,7 @@ async def test_the_store_is_shown_growing_hour_by_hour(api: Api) -> None:
         assert [(now - at) // 3600 for at, _ in kept] == [8 * 24, 30, 3, 0], "a month is kept"
         assert min(bytes_ for _, bytes_ in kept) >= min(size, 10_000)
         page = (await operator.get("/system")).text
-        assert re.search(r"<p>[+-][\d.]+ [kMG]?B in 24 h, [+-][\d.]+ [kMG]?B in 7 d, ", page)
+        assert re.search(r"<p>[+-][\d.]+ [kMG]?B in 24 h, [+-][\d.]+ [kMG]?B in 7 d</p>", page)
         assert "Bytes of the store" in page
 
 
