@@ -397,7 +397,7 @@ async def system(visit: PageVisit) -> View:
     upstreams = list(runtime.config.upstreams.values())
     bases = [each.base_url or each.api_base for each in upstreams]
     up = await asyncio.gather(*(_is_up(base) for base in bases))
-    sums = await reports.usage(visit.asked(query={"since": "7d", "by": "day"}, rows=MAX_ROWS))
+    requests = await store.requests()
     size, kept = await store.size(), await store.sizes()
     values: dict[str, Any] = {
         "version": version("weir-proxy"),
@@ -410,7 +410,7 @@ async def system(visit: PageVisit) -> View:
         "grown": [(said, size - then) for said, then in _sizes_before(kept, visit.now)],
         "drawn": Markup(charts.bars([bytes_ for _, bytes_ in kept], "Bytes of the store")),  # noqa: S704 - of numbers
         "since": kept[0][0] if kept else None,
-        "per_request": size / sums.total.requests if sums.total.requests else None,
+        "per_request": size / requests if requests else None,
         "waiting": runtime.settler.waiting(),
         "failing": runtime.settler.failing,
         "upstreams": list(zip(upstreams, bases, up, strict=True)),

@@ -179,6 +179,7 @@ class Store(Transactions):
     learn = writing(configuration.learn)
     forget_limit = writing(configuration.forget_limit)
     size = reading(maintenance.size)
+    requests = reading(maintenance.requests)
     sizes = reading(maintenance.sizes)
     keep_size = writing(maintenance.keep_size)
     kept_time = reading(configuration.kept_time)
