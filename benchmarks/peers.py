@@ -117,6 +117,8 @@ class Way:
         try:
             async with asyncio.timeout(STARTS_WITHIN):
                 while not await connects(port):
+                    if process.returncode is not None:
+                        raise SystemExit((self.folder / "log").read_text(errors="replace"))
                     await asyncio.sleep(0.2)
             yield f"http://127.0.0.1:{port}/v1"
         finally:
@@ -231,7 +233,7 @@ async def oversized_result(way: Way) -> Played:
 
 async def task_stays(way: Way) -> Played:
     played = await way.play(lambda new: new().agent(30))
-    last = arrays_of(answered(way.simulator))[-1]
+    last = next(iter(arrays_of(answered(way.simulator))[::-1]), [])
     played.note = "kept" if opening()[1] in last else "gone"
     return played
 

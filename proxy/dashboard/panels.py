@@ -408,7 +408,7 @@ async def system(visit: PageVisit) -> View:
         "size": size,
         "most": runtime.config.store.max_size,
         "grown": [(said, size - then) for said, then in _sizes_before(kept, visit.now)],
-        "drawn": Markup(charts.bars([bytes_ for _, bytes_ in kept], "Bytes of the store")),  # noqa: S704 - of numbers
+        "drawn": Markup(charts.bars([each for _, each in kept], "Bytes of the store")) if kept[1:] else "",  # noqa: S704
         "since": kept[0][0] if kept else None,
         "per_request": size / requests if requests else None,
         "waiting": runtime.settler.waiting(),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.store import Store, overview
-from proxy.store.exchanges import used
+from proxy.store import Store, conversations, exchanges, overview
+from proxy.store.conversations import Narrowing
 from proxy.store.transaction import Transaction
 from tests.proxy.store_rows import exchange, url
 
@@ -20,8 +20,10 @@ ASKED: dict[str, Callable[[Transaction], Any]] = {
     "overheads": partial(overview.overheads, tenant="tenant-a", since=SINCE),
     "dearest": partial(overview.dearest, tenant="tenant-a", since=SINCE, limit=5),
     "passed": partial(overview.passed, tenant="tenant-a", since=SINCE, limit=12),
-    "usage": partial(used, tenant="tenant-a", since=SINCE, until=2 * SINCE, by=None),
-    "usage by conversation": partial(used, tenant="tenant-a", since=SINCE, until=2 * SINCE, by="conversation"),
+    "usage": partial(exchanges.used, tenant="tenant-a", since=SINCE, until=2 * SINCE, by=None),
+    "usage by conversation": partial(
+        exchanges.used, tenant="tenant-a", since=SINCE, until=2 * SINCE, by="conversation"
+    ),
 }
 
 
@@ -41,6 +43,23 @@ def steps(work: Callable[[Transaction], Any], tx: Transaction) -> int:
     finally:
         raw.set_progress_handler(None, 0)
     return counted
+
+
+@pytest.mark.requirement("P8")
+async def test_a_conversation_is_found_by_its_own_requests_alone(tmp_path: Path) -> None:
+    store = await Store.open(url(tmp_path / "w.db"))
+    await store.record([exchange(n, at=SINCE + n, conversation="quiet") for n in range(3)])
+    (row,) = await store.conversations("tenant-a")
+    asked = {
+        "timeline": partial(exchanges.timeline, conversation=row, limit=10),
+        "of a policy": partial(conversations.listed, tenant="tenant-a", limit=10, only=Narrowing(policy="other")),
+        "beside": partial(overview.beside, rows=[row]),
+    }
+    few = {name: await store._read(partial(steps, work)) for name, work in asked.items()}
+    await store.record([exchange(3 + n, at=2 * SINCE + n, conversation="busy") for n in range(2_000)])
+    many = {name: await store._read(partial(steps, work)) for name, work in asked.items()}
+    await store.close()
+    assert {name: many[name] for name in asked if many[name] > 2 * few[name] + 5} == {}
 
 
 @pytest.mark.requirement("P8")

@@ -12,7 +12,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add three columns and an index."""
+    """Add three columns and an index, and make one anew."""
     for name, kind in (("concurrency", sa.BigInteger), ("requests_per_minute", sa.BigInteger), ("expires", sa.Double)):
         op.add_column("keys", sa.Column(name, kind))
-    next(each for each in exchanges.indexes if each.name == "exchanges_of_tenant").create(op.get_bind())
+    op.drop_index("exchanges_of_conversation", "exchanges")
+    for index in exchanges.indexes:
+        if index.name in ("exchanges_of_conversation", "exchanges_of_tenant"):
+            index.create(op.get_bind())
