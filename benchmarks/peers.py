@@ -1,15 +1,24 @@
-"""The rows on which five other proxies were measured, played against Weir and against nothing: docs/comparison.md.
+"""The rows on which other proxies are measured, played against Weir and against nothing: docs/comparison.md.
 
-    python -m benchmarks.peers
+    python -m benchmarks.peers [--peer 'COMMAND --port {port} --upstream {upstream} --window {window}'] [--row NAME]
+
+With ``--peer`` also against another proxy, which is started anew for each row, with an empty ``{folder}`` of its own
+that outlasts a restart; ``{root}`` is the upstream without ``/v1``, ``{trigger}`` 70 % of the window, ``{summariser}``
+the model that may write summaries.
 
 A strict simulator with a window of 8,192 tokens is the upstream. The client resends its whole history, every step adds
 about 450 tokens, and a request that is refused ends nothing: the next step is asked all the same.
 """
 
+import argparse
 import asyncio
 import json
+import os
+import shlex
+import signal
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +26,23 @@ from typing import Any
 import openai
 
 from proxy.simulator import RunningSimulator, SimulatorSettings, serve_simulator
-from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, canonical, opening, prose, weir
+from tests.functional.harness import (
+    COUNTER,
+    RunningWeir,
+    Talk,
+    answered,
+    arrays_of,
+    canonical,
+    free_port,
+    opening,
+    prose,
+    weir,
+)
 
 WINDOW = 8_192
 SUMMARISER = "sim-summarizer"
 FAILING = "fault:500"
+STARTS_WITHIN = 120.0  # seconds
 CACHED = 4  # newest requests whose prompts the provider's cache is taken to hold
 
 
@@ -46,6 +67,8 @@ class Counted(Talk):
             self.played.answered += 1
         except openai.APIStatusError as error:
             self.played.note = str(error.code or error.status_code)
+        except openai.APIConnectionError as error:
+            self.played.note = type(error).__name__
 
 
 Row = Callable[["Way"], Awaitable[Played]]
@@ -53,10 +76,12 @@ Row = Callable[["Way"], Awaitable[Played]]
 
 @dataclass(slots=True)
 class Way:
-    """The simulator, directly or behind a Weir whose database is ``store``; None for directly."""
+    """The simulator, directly or behind a Weir whose database is ``store``, or behind another proxy's ``command``."""
 
     simulator: RunningSimulator
-    store: Path | None
+    folder: Path
+    store: Path | None = None
+    command: str | None = None
 
     def weir(self, **options):
         """A Weir in front of it."""
@@ -66,22 +91,58 @@ class Way:
         """What ``work`` makes of a client."""
         played = Played()
         if self.store is None:
-            client = openai.AsyncOpenAI(base_url=self.simulator.base_url, api_key="sk-test", max_retries=0)
-            await work(lambda **more: talk(client, played, **more))
-            await client.close()
+            async with self.peer(**options) as base_url:
+                client = openai.AsyncOpenAI(base_url=base_url, api_key="sk-test", max_retries=0, timeout=60)
+                await work(lambda **more: talk(client, played, **more))
+                await client.close()
             return played
         async with self.weir(**options) as target:
             await work(lambda **more: talk(target.client(), played, **more))
             await settled(target)
         return played
 
+    @asynccontextmanager
+    async def peer(self, *, window: int = WINDOW, summarizer: str = SUMMARISER) -> AsyncIterator[str]:
+        """Where the other proxy is reached while it runs; the simulator itself without one."""
+        base_url = self.simulator.base_url
+        if self.command is None:
+            yield base_url
+            return
+        port, root = free_port(), base_url.removesuffix("/v1")
+        values = {"port": port, "upstream": base_url, "root": root, "window": window, "folder": self.folder}
+        values |= {"trigger": window * 7 // 10, "summariser": summarizer}
+        command = shlex.split(self.command.format_map(values))
+        with (self.folder / "log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            async with asyncio.timeout(STARTS_WITHIN):
+                while not await connects(port):
+                    if process.returncode is not None:
+                        raise SystemExit((self.folder / "log").read_text(errors="replace"))
+                    await asyncio.sleep(0.2)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            await process.wait()
+
     def tell(self, played: Played) -> Played:
         """The same with calls of a summariser and the share of tokens that a prefix cache had."""
         arrays = arrays_of(answered(self.simulator))
         reuse = prefix_reuse(arrays)
-        calls = sum(seen.model in (SUMMARISER, FAILING) for seen in self.simulator.ledger)
+        calls = len(self.simulator.answered()) - played.answered
         played.note = f"{calls} summariser calls, {reuse:.0%} prefix reuse"
         return played
+
+
+async def connects(port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def prefix_reuse(arrays: list[list[dict[str, Any]]]) -> float:
@@ -172,7 +233,7 @@ async def oversized_result(way: Way) -> Played:
 
 async def task_stays(way: Way) -> Played:
     played = await way.play(lambda new: new().agent(30))
-    last = arrays_of(answered(way.simulator))[-1]
+    last = next(iter(arrays_of(answered(way.simulator))[::-1]), [])
     played.note = "kept" if opening()[1] in last else "gone"
     return played
 
@@ -190,19 +251,30 @@ ROWS: tuple[tuple[str, Row], ...] = (
 )
 
 
-async def main() -> None:
-    """Play every row both ways."""
-    print(f"{'row':44} {'direct':>8} {'Weir':>8}")
+async def main(arguments: argparse.Namespace) -> None:
+    """Play every row each way."""
+    ways = {
+        "direct": {},
+        "Weir": {"store": "w.db"},
+        **({"peer": {"command": arguments.peer}} if arguments.peer else {}),
+    }
+    print(f"{'row':44}" + "".join(f"{name:>9}" for name in ways))
     for name, row in ROWS:
+        if arguments.row and arguments.row not in name:
+            continue
         cells = []
-        for directly in (True, False):
+        for own in ways.values():
             settings = SimulatorSettings(window=WINDOW, summary_model=SUMMARISER)
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory() as data:
                 async with serve_simulator(settings, counter=COUNTER) as simulator:
-                    cells.append(await row(Way(simulator, None if directly else Path(folder, "w.db"))))
-        direct, managed = (f"{each.answered}/{each.asked}" for each in cells)
-        print(f"{name:44} {direct:>8} {managed:>8}  {cells[1].note}")
+                    store = Path(data, own["store"]) if "store" in own else None
+                    cells.append(await row(Way(simulator, Path(data), store, own.get("command"))))
+        shown = "".join(f"{f'{each.answered}/{each.asked}':>9}" for each in cells)
+        print(f"{name:44}{shown}  {cells[-1].note}", flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--peer", default="", help="the command of another proxy")
+    parser.add_argument("--row", default="", help="rows whose name has this alone")
+    asyncio.run(main(parser.parse_args()))

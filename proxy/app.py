@@ -422,6 +422,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
             if time.monotonic() - last_kept >= TIME_KEPT_EVERY:
                 last_kept = time.monotonic()
                 await _keep_time(store, timekeeper)
+                await store.keep_size(clock())
             if time.monotonic() - measured >= MEASURED_EVERY:
                 measured = time.monotonic()
                 await _fit(runtime, store, clock())

@@ -93,6 +93,10 @@ class InvalidAPIKey(ProxyError):
     kind = "authentication_error"
 
 
+class ExpiredAPIKey(InvalidAPIKey):
+    """A key that held until a moment that has passed: whoever sends it does not guess."""
+
+
 class ModelNotAllowed(ProxyError):
     """The key may not use this model."""
 

@@ -14,7 +14,7 @@ from proxy.config.values import Config
 from proxy.conversation.answers import AnswerBook
 from proxy.custom.functions import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
-from proxy.errors import InvalidAPIKey, ProxyError
+from proxy.errors import ExpiredAPIKey, InvalidAPIKey, ProxyError
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
 from proxy.monitor.evaluation import OnlineEvaluation
@@ -76,6 +76,8 @@ class Runtime:
         headers = credentials_in(scope["headers"])
         try:
             return self.keyring.identify(headers)
+        except ExpiredAPIKey:
+            raise
         except InvalidAPIKey as error:
             raise self.unauthorised(scope, error, guessed=bool(presented(headers))) from None
 

@@ -23,9 +23,11 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
+from pydantic import TypeAdapter, ValidationError
+
 from proxy.access.destination import Caller
-from proxy.config.values import Config, KeySettings, LimitSettings
-from proxy.errors import Busy, Forbidden, InvalidAPIKey, ProxyError, RateLimited
+from proxy.config.values import Config, Count, Expiry, KeySettings, LimitSettings, Seconds
+from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidRequest, ProxyError, RateLimited
 from proxy.store.records import KeyRow
 
 PREFIX = "weir-sk-"
@@ -34,6 +36,18 @@ _CREDENTIAL_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _MAX_LEN = 1024
 _TENANT_DIGITS = 32
 _ALL = frozenset({"policy", "mode", "relay"})
+KINDS: Mapping[str, TypeAdapter[Any]] = {
+    "concurrency": TypeAdapter(Count),
+    "requests_per_minute": TypeAdapter(Count),
+    "expires": TypeAdapter(Expiry),
+}
+LIMITS = tuple(KINDS)
+SAID = {
+    **dict.fromkeys(LIMITS, "a whole number from 1 on"),
+    "expires": "like 24h, 30d, 2027-01-31 or 2027-01-31T18:00Z",
+}
+AHEAD = re.compile(r"\d+\s*[mhd]")
+SECONDS: TypeAdapter[float] = TypeAdapter(Seconds)
 
 
 def create_secret() -> str:
@@ -69,6 +83,30 @@ def same_secret(given: str, expected: str | None) -> bool:
     return bool(expected) and hmac.compare_digest(given.encode(), (expected or "").encode())
 
 
+def key_limits(given: Mapping[str, object], *, now: float) -> dict[str, float | None]:
+    """The limits of a key among what was given, as they are kept; ``none`` or None lifts one. Raises InvalidRequest."""
+    found: dict[str, float | None] = {}
+    for name in LIMITS:
+        value = given.get(name, "")
+        if value in (None, "none"):
+            found[name] = None
+        elif value != "":
+            ago = isinstance(value, str) and AHEAD.fullmatch(value.strip())
+            try:
+                found[name] = now + SECONDS.validate_python(value) if ago else KINDS[name].validate_python(value)
+            except ValidationError:
+                raise InvalidRequest(f"{name} should be {SAID[name]}, or none.", param=name) from None
+    if (expires := found.get("expires")) is not None and expires <= now:
+        raise InvalidRequest("expires lies in the past: revoke a key that is to end now.", param="expires")
+    return found
+
+
+def limits_said(key: KeyRow) -> str:
+    """What a key may take, in a few words; empty where it has no limit of its own."""
+    each = [(key.requests_per_minute, "a minute"), (key.concurrency, "at once")]
+    return ", ".join(f"{most:,} {said}" for most, said in each if most is not None)
+
+
 class Keyring:
     """The keys of the file and of the store, as one immutable table; a reload makes a new one."""
 
@@ -99,6 +137,7 @@ class Keyring:
                 policy=row.policy,
                 models=row.models,
                 allow=frozenset(row.allow),
+                **{name: getattr(row, name) for name in LIMITS},
             )
         for key in config_keys:
             digest = key_digest(secret, key.secret.get_secret_value().encode())
@@ -111,6 +150,7 @@ class Keyring:
                 policy=key.policy,
                 models=key.models,
                 allow=frozenset(key.allow),
+                **{name: getattr(key, name) for name in LIMITS},
                 credential=key.upstream_key.get_secret_value().encode() if key.upstream_key else b"",
             )
         self.is_open = mode == "open" or (mode == "auto" and not self._names)
@@ -124,7 +164,10 @@ class Keyring:
         return len(self._known)
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Who sent these headers (names in lower case); InvalidAPIKey for a missing, unknown or revoked key."""
+        """Who sent these headers (names in lower case).
+
+        Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held until now.
+        """
         credential = presented(headers)
         caller = self._callers.get(credential)
         if caller is None:
@@ -133,13 +176,16 @@ class Keyring:
                 if len(self._callers) >= _REMEMBERED:
                     del self._callers[next(iter(self._callers))]
                 self._callers[credential] = caller
+        if _is_over(caller):
+            at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(caller.expires))
+            raise ExpiredAPIKey(f"This API key expired at {at}. Ask the operator of this proxy for another.")
         return caller
 
     def again(self, key: str) -> Caller | None:
-        """Who was identified by this key before; None once it is revoked, or no stranger is let in."""
+        """Who was identified by this key before; None once it is revoked or expired, or no stranger is let in."""
         known = self._known.get(key)
         if known is not None:
-            return known
+            return None if _is_over(known) else known
         is_stranger = self.is_open and key not in self._revoked
         return Caller(tenant=key[:_TENANT_DIGITS], key=key, allow=_ALL) if is_stranger else None
 
@@ -157,6 +203,10 @@ class Keyring:
         return Caller(tenant=digest[:_TENANT_DIGITS], key=digest, allow=_ALL, credential=given)
 
 
+def _is_over(caller: Caller) -> bool:
+    return caller.expires is not None and caller.expires <= time.time()
+
+
 _REFUSALS = {
     True: "Incorrect API key provided. Ask the operator of this proxy for a key.",
     False: "You didn't provide an API key. Send it as Authorization: Bearer YOUR_KEY.",
@@ -167,9 +217,11 @@ PATIENCE = 5.0  # seconds that a body waits for others to go
 
 
 class Admission:
-    """Requests and bytes of bodies that are inside, by tenant."""
+    """Requests and bytes of bodies that are inside, by tenant; and when those of a limited key came."""
 
-    def __init__(self, limits: LimitSettings) -> None:
+    def __init__(self, limits: LimitSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._came: dict[str, deque[float]] = {}
         self._most = limits.concurrency_per_key or max(1, limits.concurrency // 2)
         self._bytes = limits.bytes_in_flight
         self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)
@@ -191,12 +243,26 @@ class Admission:
 
     def enter(self, caller: Caller) -> "Stay":
         """A request of this caller's is inside until its stay is over. Raises RateLimited for one too many."""
-        inside = self._inside.setdefault(caller.tenant, _Inside())
-        if inside.requests >= self._most:
-            text = f"This key has {inside.requests} requests open, as many as it may have (limits.concurrency_per_key)."
+        inside = self._inside.get(caller.tenant) or _Inside()
+        if inside.requests >= (caller.concurrency or self._most):
+            said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
+            text = f"This key has {inside.requests} requests open, as many as it may have ({said})."
             raise RateLimited(f"{text} Please try again.")
+        if caller.requests_per_minute is not None:
+            self._begin(caller.tenant, caller.requests_per_minute)
+        self._inside[caller.tenant] = inside
         inside.requests += 1
         return Stay(self, caller.tenant, inside)
+
+    def _begin(self, tenant: str, most: int) -> None:
+        """Count a request, or RateLimited where so many came within a minute."""
+        now, came = self._clock(), self._came.setdefault(tenant, deque())
+        while came and (now - came[0] >= MINUTE or len(came) > most):
+            came.popleft()
+        if len(came) >= most:
+            text = f"This key has begun {most} requests within a minute, as many as it may (its requests_per_minute)."
+            raise RateLimited(f"{text} Please try again.", retry_after=math.ceil(MINUTE - (now - came[0])))
+        came.append(now)
 
     def leave(self, stay: "Stay") -> None:
         """The stay is over: what it held is free, and who waits for that goes on."""

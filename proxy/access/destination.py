@@ -69,6 +69,9 @@ class Caller:
         policy: the policy the key is bound to, None for the default.
         models: shell patterns of the models it may use; none means all.
         allow: which of Weir's headers it may send: ``policy``, ``mode``; ``relay`` is for routes that name no model.
+        concurrency: requests that it may have open at once, None for as many as every key.
+        requests_per_minute: requests that it may begin in any minute, None for any number.
+        expires: the moment from which it no longer holds.
         credential: what goes upstream where the upstream says ``pass``; empty for keys that Weir made.
     """
 
@@ -78,6 +81,9 @@ class Caller:
     policy: str | None = None
     models: tuple[str, ...] = ()
     allow: frozenset[str] = frozenset()
+    concurrency: int | None = None
+    requests_per_minute: int | None = None
+    expires: float | None = None
     credential: bytes = field(default=b"", repr=False)
 
     @property

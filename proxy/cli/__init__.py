@@ -23,7 +23,7 @@ COMMANDS = {
     "budget": "Advise on how to divide the window, from recorded traffic.",
     "audit": "Verify and read the audit log; list evictions.",
     "policy": "List, show, check, import and recommend policies.",
-    "keys": "Create, list, rotate and revoke API keys.",
+    "keys": "Create, list, limit, rotate and revoke API keys.",
     "config": "Check and show the configuration.",
     "db": "Back up, inspect, prune and migrate the database.",
     "completion": "Print the completion script of a shell.",

@@ -1,29 +1,52 @@
 """``weir keys``: API keys in the store; a secret is printed once and kept as a digest."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.access.admission import create_secret, key_digest
+from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits, limits_said
 from proxy.cli import Failure
 from proxy.cli.output import print_table
 from proxy.cli.shared import json_option, known_policy, moment, print_json, stored, writing
 from proxy.config import Config
 from proxy.config.file import nearest
 from proxy.config.values import Seconds
+from proxy.errors import InvalidRequest
 from proxy.store import Store
 from proxy.store.records import KeyRow
 
 
 @click.group()
 def keys() -> None:
-    """Create, list, rotate and revoke API keys, each with its own policy, models and permissions.
+    """Create, list, limit, rotate and revoke API keys, each with its own policy, models, permissions and limits.
 
     \b
     Example:
       weir keys create --name support-bot --policy balanced --models "gpt-*"
     """
+
+
+def _limiting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that set a key's limits."""
+    counted = "in each process, or none for no limit of its own."
+    said = {
+        "--expires": "Until when it holds: 24h, 30d, 2027-01-31, 2027-01-31T18:00Z, or none.",
+        "--requests-per-minute": f"Requests that it may begin in any minute, {counted}",
+        "--concurrency": f"Requests that it may have open at once, {counted}",
+    }
+    for name, text in said.items():
+        command = click.option(name, help=text)(command)
+    return command
+
+
+def _limits_in(given: dict[str, str | None], now: float) -> dict[str, Any]:
+    try:
+        return key_limits({name: value for name, value in given.items() if value is not None}, now=now)
+    except InvalidRequest as fault:
+        raise click.UsageError(fault.message) from fault
 
 
 @keys.command()
@@ -39,10 +62,18 @@ def keys() -> None:
     help="A header it may send (x-weir-policy, x-weir-mode); relay: with --models, also files, batches and all else "
     "that names no model. May be repeated.",
 )
+@_limiting
 @stored
 @json_option
 def create(
-    config: Config, *, name: str, policy: str | None, models: tuple[str, ...], allow: tuple[str, ...], as_json: bool
+    config: Config,
+    *,
+    name: str,
+    policy: str | None,
+    models: tuple[str, ...],
+    allow: tuple[str, ...],
+    as_json: bool,
+    **limits: str | None,
 ) -> None:
     """Create a key. Its secret is printed once and cannot be shown again.
 
@@ -54,7 +85,8 @@ def create(
         known_policy(policy, config)
     if not name.strip():
         raise click.BadParameter("should not be empty", param_hint="--name")
-    secret = create_secret()
+    secret, now = create_secret(), time.time()
+    own = _limits_in(limits, now)
 
     async def add(store: Store) -> KeyRow:
         row = KeyRow(
@@ -63,7 +95,8 @@ def create(
             policy=policy,
             models=models,
             allow=tuple(dict.fromkeys(allow)),
-            created=time.time(),
+            created=now,
+            **own,
         )
         await store.add_key(row)
         return row
@@ -94,19 +127,50 @@ def list_keys(config: Config, *, as_json: bool) -> None:
     if as_json:
         return print_json([_public(row) for row in rows])
     return print_table(
-        ("key", "policy", "models", "allow", "created", "revoked"),
+        ("key", "policy", "models", "allow", "limits", "created", "expires", "revoked"),
         [
             (
                 row.name,
                 row.policy or "default",
                 " ".join(row.models) or "all",
                 " ".join(row.allow) or "-",
+                limits_said(row) or "-",
                 _minute(row.created),
+                "" if row.expires is None else _minute(row.expires),
                 "" if row.revoked is None else _minute(row.revoked),
             )
             for row in rows
         ],
     )
+
+
+@keys.command()
+@click.argument("name")
+@_limiting
+@stored
+@json_option
+def limit(config: Config, name: str, *, as_json: bool, **limits: str | None) -> None:
+    """Set what a key may take and until when; what is not given stays, and none lifts a limit.
+
+    \b
+    Example:
+      weir keys limit support-bot --requests-per-minute 60 --expires 30d
+    """
+    now = time.time()
+    own = _limits_in(limits, now)
+    if not own:
+        raise click.UsageError("give --concurrency, --requests-per-minute or --expires")
+
+    async def change(store: Store) -> KeyRow:
+        if not await store.limit_key(name, own, now):
+            raise Failure(f"no key {name}{await _nearest_key(store, name)}")
+        return next(row for row in await store.list_keys() if row.name == name)
+
+    row = writing(config, change, create=True)
+    if as_json:
+        return print_json(_public(row))
+    until = "" if row.expires is None else f", until {_minute(row.expires)} UTC"
+    return click.echo(f"{name} may have {limits_said(row) or 'what every key may'}{until}.")
 
 
 @keys.command()
@@ -185,6 +249,7 @@ def _public(row: KeyRow) -> dict[str, object]:
         "allow": list(row.allow),
         "created": row.created,
         "revoked": row.revoked,
+        **{name: getattr(row, name) for name in LIMITS},
     }
 
 

@@ -1,6 +1,7 @@
 """What a configuration consists of: frozen values, closed and checked one by one, secrets never shown."""
 
 import dataclasses
+import datetime as dt
 import fnmatch
 import ipaddress
 import re
@@ -28,6 +29,20 @@ def _seconds(value: object) -> object:
     return value
 
 
+def _moment(value: object) -> object:
+    """Seconds since 1970 of a day or a time as ISO 8601 writes it, UTC where it names no zone."""
+    if isinstance(value, str):
+        try:
+            value = dt.datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise ValueError("should be like 2027-01-31 or 2027-01-31T18:00Z") from None
+    if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
+        value = dt.datetime.combine(value, dt.time())
+    if isinstance(value, dt.datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=dt.UTC)).timestamp()
+    return value
+
+
 def _bytes(value: object) -> object:
     """Bytes of ``64KiB``, ``64KB``, ``1GB``, in any case of letters; a bare number is bytes."""
     if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
@@ -39,6 +54,7 @@ def _bytes(value: object) -> object:
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
+Expiry = Annotated[float, BeforeValidator(_moment), Field(gt=0)]
 Tokens = Annotated[int, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1)]
@@ -182,13 +198,19 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySettings:
-    """One key of the file; ``upstream_key`` goes upstream in its place where the upstream says ``pass``."""
+    """One key of the file; ``upstream_key`` goes upstream in its place where the upstream says ``pass``.
+
+    ``concurrency`` and ``requests_per_minute`` are counted in each process; None for what all keys have, and for none.
+    """
 
     name: Word
     secret: Annotated[SecretStr, Field(min_length=8)]
     policy: Word | None = None
     models: tuple[Word, ...] = ()
     allow: tuple[Permission, ...] = ()
+    concurrency: Count | None = None
+    requests_per_minute: Count | None = None
+    expires: Expiry | None = None
     upstream_key: SecretStr | None = None
 
 

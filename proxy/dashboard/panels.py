@@ -19,15 +19,18 @@ import yaml
 from markupsafe import Markup
 
 from policies import ContextSettings
+from proxy.access.admission import LIMITS, limits_said
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
+from proxy.dashboard import charts
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http import keys as api_keys
 from proxy.http import policies as api_policies
 from proxy.http import reports
 from proxy.http.endpoints import connects
+from proxy.http.reports import DAY
 from proxy.http.request import MAX_ROWS, ManagementAnswer
 from proxy.monitor.caching import price_list
 from proxy.replay.play import Replayed, Tally
@@ -293,6 +296,7 @@ async def _keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
     visit.only_operator()
     found = await api_keys.listing(visit.asked(query={}, rows=MAX_ROWS))
     values: dict[str, Any] = {
+        "said": limits_said,
         "rows": sorted(found.data, key=lambda row: (row.revoked is not None, -(row.last_used or row.created or 0.0))),
         "policies": list(visit.runtime.config.policies),
         "permissions": api_keys.PERMISSIONS,
@@ -309,6 +313,7 @@ async def create_key(visit: PageVisit) -> View:
     visit.only_operator()
     body: dict[str, object] = {"name": visit.field("name"), "allow": list(visit.form.get("allow", ()))}
     body["models"] = visit.field("models").replace(",", " ").split()
+    body |= {name: visit.field(name) for name in LIMITS if visit.field(name)}
     if visit.field("policy"):
         body["policy"] = visit.field("policy")
     try:
@@ -323,6 +328,16 @@ async def rotate_key(visit: PageVisit) -> View:
     visit.only_operator()
     answer = await api_keys.rotate(visit.asked())
     return await _keys(visit, status=201, made=json.loads(answer.body))
+
+
+async def limit_key(visit: PageVisit) -> View | Redirect:
+    """Set what a key may take and until when; an empty field lifts the limit."""
+    visit.only_operator()
+    try:
+        done = await api_keys.limit(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
+    except InvalidRequest as fault:
+        return await _keys(visit, status=400, problem=fault.message)
+    return Redirect(f"{PATH}/keys?done={quote(f'Set the limits of {done.name}: they hold from its next request on.')}")
 
 
 async def revoke_key(visit: PageVisit) -> Redirect:
@@ -382,8 +397,8 @@ async def system(visit: PageVisit) -> View:
     upstreams = list(runtime.config.upstreams.values())
     bases = [each.base_url or each.api_base for each in upstreams]
     up = await asyncio.gather(*(_is_up(base) for base in bases))
-    sums = await reports.usage(visit.asked(query={"since": "7d", "by": "day"}, rows=MAX_ROWS))
-    size = await store.size()
+    requests = await store.requests()
+    size, kept = await store.size(), await store.sizes()
     values: dict[str, Any] = {
         "version": version("weir-proxy"),
         "instance": runtime.instance,
@@ -392,7 +407,10 @@ async def system(visit: PageVisit) -> View:
         "store": store,
         "size": size,
         "most": runtime.config.store.max_size,
-        "per_request": size / sums.total.requests if sums.total.requests else None,
+        "grown": [(said, size - then) for said, then in _sizes_before(kept, visit.now)],
+        "drawn": Markup(charts.bars([each for _, each in kept], "Bytes of the store")) if kept[1:] else "",  # noqa: S704
+        "since": kept[0][0] if kept else None,
+        "per_request": size / requests if requests else None,
         "waiting": runtime.settler.waiting(),
         "failing": runtime.settler.failing,
         "upstreams": list(zip(upstreams, bases, up, strict=True)),
@@ -403,6 +421,14 @@ async def system(visit: PageVisit) -> View:
         "drops": await asyncio.to_thread(_drops, visit),
     }
     return View("system.html", values)
+
+
+def _sizes_before(kept: Sequence[tuple[float, int]], now: float) -> Iterator[tuple[str, int]]:
+    """The store's size so long ago, as far as it is known for so long."""
+    for said, ago in (("24 h", DAY), ("7 d", 7 * DAY), ("30 d", 30 * DAY)):
+        known = [bytes_ for at, bytes_ in kept if at <= now - ago]
+        if known:
+            yield said, known[-1]
 
 
 async def _is_up(base: str | None) -> bool:

@@ -78,6 +78,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "keys", panels.keys),
     ("POST", "keys", panels.create_key),
     ("POST", "keys/{key}/rotate", panels.rotate_key),
+    ("POST", "keys/{key}/limits", panels.limit_key),
     ("POST", "keys/{key}/revoke", panels.revoke_key),
     ("GET", "usage", panels.usage),
     ("GET", "usage.csv", panels.usage_csv),

@@ -246,14 +246,15 @@ def moment(at: float) -> str:
 
 
 def ago(at: float | None, now: float) -> Markup:
-    """How long ago something was, with the exact moment behind it."""
+    """How long ago something was, or how soon it is, with the exact moment behind it."""
     if at is None:
         return Markup('<span class="none">never</span>')
-    past = max(0.0, now - at)
+    past = abs(now - at)
     steps = ((MINUTE, 1.0, "s"), (HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h"), (float("inf"), DAY, "d"))
     size, unit = next((size, unit) for below, size, unit in steps if past < below)
     iso = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
-    said = "now" if past < 1 else f"{int(past / size)} {unit} ago"
+    said = f"in {int(past / size)} {unit}" if at > now else f"{int(past / size)} {unit} ago"
+    said = "now" if past < 1 else said
     return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, moment(at), said)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType
 
-from proxy.access.admission import create_secret, key_digest
+from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits
 from proxy.config.file import nearest
 from proxy.config.values import Permission
 from proxy.errors import InvalidRequest, NotFound
@@ -27,12 +27,21 @@ from proxy.store.records import KeyRow, NameTaken
 MAX_KEY_NAME = 100
 MAX_MODELS = 100
 PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
+Most = Annotated[int, Meta(ge=1, description="counted in each process")]
 
 
-class Key(Shape):
-    """One key without its secret, and what its requests took in the last 30 days."""
+class LimitedKey(Shape):
+    """What a key may take and until when; null for what every key may, and for ever."""
 
     name: str
+    concurrency: Most | None
+    requests_per_minute: Most | None
+    expires: Moment | None
+
+
+class Key(LimitedKey):
+    """One key without its secret, and what its requests took in the last 30 days."""
+
     tenant: Annotated[str, Meta(description="whose conversations are its own")]
     origin: Literal["file", "database"]
     policy: str | None
@@ -46,7 +55,18 @@ class Key(Shape):
     cost: Dollars | None
 
 
-class NewKey(Shape):
+Until = Annotated[Moment | str | None, Meta(description="a moment or day of ISO 8601, or like 24h or 30d from now")]
+
+
+class NewLimits(Shape):
+    """Limits to set; null, or none, lifts one."""
+
+    concurrency: Most | UnsetType | None = UNSET
+    requests_per_minute: Most | UnsetType | None = UNSET
+    expires: Until | UnsetType = UNSET
+
+
+class NewKey(NewLimits, kw_only=True):
     """A key to make."""
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_NAME)]
@@ -55,10 +75,9 @@ class NewKey(Shape):
     allow: list[Permission] | UnsetType = UNSET
 
 
-class MadeKey(Shape):
+class MadeKey(LimitedKey):
     """A key that was just made: its secret is told this once and never again."""
 
-    name: str
     secret: str
     policy: str | None
     models: list[str]
@@ -82,22 +101,21 @@ async def listing(asked: ManagementRequest) -> Page[Key]:
     for each in runtime.config.keys:
         digest = key_digest(runtime.secret, each.secret.get_secret_value().encode())
         by_digest.pop(digest, None)
-        row = KeyRow(name=each.name, digest=digest, policy=each.policy, models=each.models, allow=each.allow, created=0)
+        same = {name: getattr(each, name) for name in ("name", "policy", "models", "allow", *LIMITS)}
+        row = KeyRow(digest=digest, created=0, **same)
         stated.append(("file", row))
     stated += [("database", row) for row in by_digest.values()]
 
     def shown(origin: Literal["file", "database"], row: KeyRow) -> Key:
         tenant = row.tenant or row.digest[:32]
         took = used.get(tenant)
-        return Key(
-            name=row.name,
+        return Key.of(
+            row,
             tenant=tenant,
             origin=origin,
-            policy=row.policy,
             models=list(row.models),
             allow=list(row.allow),
             created=row.created or None,
-            revoked=row.revoked,
             last_used=None if took is None else took.last,
             requests=0 if took is None else took.requests,
             tokens_after=0 if took is None else took.tokens_after,
@@ -120,8 +138,18 @@ async def rotate(asked: ManagementRequest) -> ManagementAnswer:
     old, secret, at = await _in_force(asked), create_secret(), asked.runtime.planner.clock()
     await asked.store.rotate_key(old.name, key_digest(asked.runtime.secret, secret.encode()), at=at, until=at)
     asked.runtime.take_keys(await asked.store.list_keys())
-    made = MadeKey(name=old.name, secret=secret, policy=old.policy, models=list(old.models), allow=list(old.allow))
-    return as_json(made, status=201)
+    return as_json(_shown(old, secret), status=201)
+
+
+async def limit(asked: ManagementRequest) -> LimitedKey:
+    """Set some of a key's limits, from its next request on; those that are not given stay."""
+    given = await asked.fields(LIMITS)
+    old, at = await _in_force(asked), asked.runtime.planner.clock()
+    limits = key_limits(given, now=at)
+    if limits:
+        await asked.store.limit_key(old.name, limits, at)
+        asked.runtime.take_keys(await asked.store.list_keys())
+    return LimitedKey.of(await _in_force(asked))
 
 
 async def revoke(asked: ManagementRequest) -> RevokedKey:
@@ -152,7 +180,11 @@ async def _made(asked: ManagementRequest, row: KeyRow) -> MadeKey:
         text = f"There is a key {row.name!r} already, or was one: take another name."
         raise InvalidRequest(text, param="name") from None
     asked.runtime.take_keys(await asked.store.list_keys())
-    return MadeKey(name=row.name, secret=secret, policy=row.policy, models=list(row.models), allow=list(row.allow))
+    return _shown(row, secret)
+
+
+def _shown(row: KeyRow, secret: str) -> MadeKey:
+    return MadeKey.of(row, secret=secret, models=list(row.models), allow=list(row.allow))
 
 
 def _row(asked: ManagementRequest, given: dict[str, Any]) -> KeyRow:
@@ -167,9 +199,9 @@ def _row(asked: ManagementRequest, given: dict[str, Any]) -> KeyRow:
     for word in allow:
         if word not in PERMISSIONS:
             raise InvalidRequest(f"allow may have {', '.join(PERMISSIONS)}.", param="allow")
-    return KeyRow(
-        name=name.strip(), digest="", policy=policy, models=models, allow=allow, created=asked.runtime.planner.clock()
-    )
+    now = asked.runtime.planner.clock()
+    limits: dict[str, Any] = key_limits(given, now=now)
+    return KeyRow(name=name.strip(), digest="", policy=policy, models=models, allow=allow, created=now, **limits)
 
 
 def _words(given: dict[str, Any], name: str) -> tuple[str, ...]:

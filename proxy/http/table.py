@@ -136,6 +136,7 @@ ROUTES = (
     _R("GET", "keys", keys.listing, Page[keys.Key], _LIST, asker="operator"),
     _R("POST", "keys", keys.create, keys.MadeKey, takes=keys.NewKey, statuses=(201,), asker="operator"),
     _R("POST", "keys/{key}/rotate", keys.rotate, keys.MadeKey, statuses=(201,), asker="operator"),
+    _R("POST", "keys/{key}/limits", keys.limit, keys.LimitedKey, takes=keys.NewLimits, asker="operator"),
     _R("DELETE", "keys/{key}", keys.revoke, keys.RevokedKey, asker="operator"),
     _R("GET", "audit", reports.audit, Page[reports.Audited], ("type", *_LIST)),
     _R("GET", "policies", policies.listing, Page[policies.Policy], _LIST),

@@ -168,6 +168,7 @@ class Store(Transactions):
     add_key = writing(configuration.add_key)
     list_keys = reading(configuration.list_keys)
     revoke_key = writing(configuration.revoke_key)
+    limit_key = writing(configuration.limit_key)
     rotate_key = writing(configuration.rotate_key)
     save_policy = writing(configuration.save_policy)
     delete_policy = writing(configuration.delete_policy)
@@ -178,6 +179,9 @@ class Store(Transactions):
     learn = writing(configuration.learn)
     forget_limit = writing(configuration.forget_limit)
     size = reading(maintenance.size)
+    requests = reading(maintenance.requests)
+    sizes = reading(maintenance.sizes)
+    keep_size = writing(maintenance.keep_size)
     kept_time = reading(configuration.kept_time)
     keep_time = writing(configuration.keep_time)
 

@@ -367,11 +367,12 @@ def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
     return AuditEvent(tenant=OPERATOR, at=at, type=AuditType.POLICY_CHANGE, facts=facts)
 
 
-def of_key(key: KeyRow | str, *, at: float) -> AuditEvent:
+def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEvent:
     facts: dict[str, object] = {"change": "revoked", "key": key}
     if isinstance(key, KeyRow):
         own = {"key": key.name, "policy": key.policy, "models": len(key.models), "allow": list(key.allow)}
-        facts = {"change": "created", "digest": key.digest, **own}
+        limits = {name: getattr(key, name) for name in ("concurrency", "requests_per_minute", "expires")}
+        facts = {"change": change, "digest": key.digest, **own, **{n: v for n, v in limits.items() if v is not None}}
     return AuditEvent(tenant=OPERATOR, at=at, type=AuditType.KEY_CHANGE, facts=facts)
 
 

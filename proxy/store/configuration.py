@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -94,6 +94,15 @@ def rotate_key(tx: Transaction, name: str, digest: str, *, at: float, until: flo
     append(tx, [of_key(former, at=at)])
     add_key(tx, replace(found, digest=digest, created=at))
     return former
+
+
+def limit_key(tx: Transaction, name: str, limits: Mapping[str, float | None], at: float) -> bool:
+    """Set some of an API key's limits; False if there is none of that name in force."""
+    changed = sa.update(keys).where(keys.c.name == name, keys.c.revoked.is_(None)).values(**limits)
+    found = tx.execute(changed).rowcount == 1
+    if found:
+        append(tx, [of_key(next(key for key in list_keys(tx) if key.name == name), at=at, change="limited")])
+    return found
 
 
 def revoke_key(tx: Transaction, name: str, at: float) -> bool:

@@ -33,7 +33,6 @@ from proxy.store.schema import (
     originals,
     recorded,
     relayed,
-    same,
     stored,
 )
 from proxy.store.transaction import Place, Transaction, chunks, ordered
@@ -41,6 +40,7 @@ from proxy.store.transaction import Place, Transaction, chunks, ordered
 By = Literal["model", "policy", "day", "conversation"]
 DAY = 86_400
 FIGURES = tuple(each for each in fields(UsageRow) if each.name not in {"tenant", "group"})
+KINDS = tuple((each.name, float if each.type is float else int) for each in FIGURES)
 ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"})
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
 ADD = sa.insert(exchanges)
@@ -277,11 +277,13 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
             query = query.where(table.c.at < until)
         if tenant is not None:
             query = query.where(table.c.tenant == tenant)
-        if by == "conversation" and table is exchanges:
-            mine = sa.and_(same(conversations, table, "tenant"), conversations.c.id == table.c.conversation)
-            query = query.join(conversations, mine)
-        groups = [table.c.tenant] if part is None else [table.c.tenant, part]
-        rows += [_usage(row, by) for row in tx.execute(query.group_by(*groups))]
+        query = query.group_by(*([table.c.tenant] if part is None else [table.c.tenant, part]))
+        if by == "conversation" and table is exchanges:  # the name of each is looked up once, not for each request
+            each = query.subquery()
+            mine = sa.and_(conversations.c.tenant == each.c.tenant, conversations.c.id == each.c.part)
+            columns = [conversations.c.name.label("part") if c.name == "part" else c for c in each.c]
+            query = sa.select(*columns).join(conversations, mine)
+        rows += [_usage(row, by) for row in tx.execute(query)]
     return rows
 
 
@@ -401,7 +403,7 @@ def _sums(table: sa.Table) -> list[sa.Label[Any]]:
         "first": sa.func.min(table.c.at),
         "last": sa.func.max(table.c.at),
     }
-    return [value.label(name) for name, value in counted.items()]
+    return [counted[name].label(name) for name, _ in KINDS]
 
 
 def _sum(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -413,7 +415,7 @@ def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any]
     if by is None or (by == "conversation" and table is relayed):
         return None
     if by == "conversation":
-        return conversations.c.name
+        return exchanges.c.conversation
     if by == "day":
         days = table.c.at / DAY
         return sa.cast(days if dialect == "sqlite" else sa.func.floor(days), sa.Integer)
@@ -424,6 +426,5 @@ def _usage(row: sa.Row[*tuple[Any, ...]], by: By | None) -> UsageRow:
     part = row.part
     if by == "day":
         part = dt.datetime.fromtimestamp(DAY * int(part), tz=dt.UTC).strftime("%Y-%m-%d")
-    found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
-    values: dict[str, Any] = {each.name: (float if each.type is float else int)(found[each.name]) for each in FIGURES}
+    values: dict[str, Any] = {name: kind(value) for (name, kind), value in zip(KINDS, row[1:-1], strict=True)}
     return UsageRow(tenant=row.tenant, group=part, **values)

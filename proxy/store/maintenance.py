@@ -36,6 +36,8 @@ from proxy.store.schema import (
     health_snapshots,
     inspected,
     inspected_parts,
+    keep_last,
+    meta,
     notes,
     originals,
     relayed,
@@ -60,6 +62,8 @@ OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts, inspected_parts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
 JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
 HIDDEN = frozenset({"tenant"})
+SIZE, HOUR, HOURS_KEPT = "size:", 3600, 31 * 24
+KEEP_SIZE = keep_last(meta, replaced=("number",))
 
 
 def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
@@ -170,6 +174,19 @@ def size(tx: Transaction) -> int:
         return int((pages - free) * each)
     # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not given back.
     return int(tx.execute(STORED).scalar_one())
+
+
+def keep_size(tx: Transaction, at: float) -> None:
+    """Keep the size of this hour, and those of a month."""
+    hour = int(at) // HOUR
+    tx.execute(KEEP_SIZE[tx.dialect], [{"name": f"{SIZE}{hour}", "number": size(tx)}])
+    tx.execute(sa.delete(meta).where(meta.c.name.startswith(SIZE), meta.c.name < f"{SIZE}{hour - HOURS_KEPT}"))
+
+
+def sizes(tx: Transaction) -> list[tuple[float, int]]:
+    """The sizes that were kept, oldest first, each with the beginning of its hour."""
+    rows = tx.execute(sa.select(meta.c.name, meta.c.number).where(meta.c.name.startswith(SIZE)).order_by(meta.c.name))
+    return [(float(row.name.removeprefix(SIZE)) * HOUR, row.number) for row in rows]
 
 
 def _oldest(before: float, *first: sa.ColumnElement[Any]) -> Rows:

@@ -115,7 +115,7 @@ def beside(tx: Transaction, rows: Sequence[ConversationRow]) -> dict[tuple[str, 
         query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
         summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
         last = sa.select(x.tenant, x.conversation, x.policy).where(
-            sa.tuple_(x.conversation, x.at).in_([(key[1], row[6]) for key, row in summed.items()])
+            sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
         )
         policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
         a = alerts.c

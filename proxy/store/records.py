@@ -549,7 +549,7 @@ class RemovedRow:
 class KeyRow:
     """An API key without its secret: ``digest`` is the HMAC-SHA-256 of it, hex.
 
-    ``revoked`` is the moment from which it no longer holds. ``tenant`` is whose conversations it opens, None for those
+    From ``revoked`` or ``expires`` on it no longer holds. ``tenant`` is whose conversations it opens, None for those
     that its digest names: a key that took another's place has the other's.
     """
 
@@ -561,6 +561,9 @@ class KeyRow:
     created: float
     revoked: float | None = None
     tenant: str | None = None
+    concurrency: int | None = None
+    requests_per_minute: int | None = None
+    expires: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

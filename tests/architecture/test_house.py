@@ -5,8 +5,8 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 63_300,
-    "files": 223,
+    "lines": 63_480,
+    "files": 224,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 27,
@@ -20,7 +20,8 @@ REACHED = {
 """To be lowered with every room that is furnished, never raised without a word about why.
 
 Before Responses and Messages, the simulator of all three endpoints, the dashboard and the commands of the first ten
-minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them.
+minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them. What limits a
+key and shows how the store grows is 290 lines and a migration.
 """
 
 

@@ -111,35 +111,36 @@ HOSTILE = (
 )
 
 
-def fill(site: Watched, *, conversations: int, requests: int) -> None:
-    """Rows like those that are there, so many that a table over all of them would be felt."""
+def fill(site: Watched, *, conversations: int, requests: int, each: int = 0, apart: float = 1.0) -> None:
+    """Rows like those that are there, so many that a table over all of them would be felt.
+
+    One conversation gets ``requests``, and all of them ``each``; they were used so many seconds ``apart``.
+    """
     with closing(sqlite3.connect(site.database)) as file, file:
         file.create_function("hostile", 1, lambda n: HOSTILE[n] if n < len(HOSTILE) else f"filler-{n}")
-        _copy(
-            file,
-            "conversations",
-            where=f"name = '{NAME}'",
-            count=conversations,
-            changed={"id": "randomblob(10)", "name": "hostile(n)", "updated": "updated - n", "created": "created - n"},
-        )
+        moved = {name: f"one.{name} - {apart} * n" for name in ("updated", "created")}
+        changed = {"id": "randomblob(10)", "name": "hostile(n)", **moved}
+        _copy(file, "conversations", where=f"name = '{NAME}'", count=conversations, changed=changed)
         home = f"(SELECT id FROM conversations WHERE name = '{NAME}')"
-        _copy(
-            file,
-            "exchanges",
-            where=f"conversation = {home}",
-            count=requests,
-            changed={"id": "randomblob(12)", "at": "at - 60.0 * n"},
-        )
+        if each:
+            spread = {"id": "randomblob(12)", "conversation": "other.id", "at": "other.updated - 30.0 * n"}
+            others = f"(SELECT * FROM conversations WHERE id <> {home}) AS other"
+            _copy(file, "exchanges", where=f"conversation = {home}", count=each, changed=spread, beside=others)
+        changed = {"id": "randomblob(12)", "at": "one.at - 60.0 * n"}
+        _copy(file, "exchanges", where=f"conversation = {home}", count=requests, changed=changed)
         file.execute(f"UPDATE conversations SET requests = requests + {requests} WHERE id = {home}")
 
 
-def _copy(file: sqlite3.Connection, table: str, *, where: str, count: int, changed: Mapping[str, str]) -> None:
+def _copy(
+    file: sqlite3.Connection, table: str, *, where: str, count: int, changed: Mapping[str, str], beside: str = ""
+) -> None:
+    """One row so many times, in each ``changed``; once more for each row of what stands ``beside``."""
     columns = [row[1] for row in file.execute(f"PRAGMA table_info({table})")]
-    shown = ", ".join(changed.get(column, column) for column in columns)
+    shown = ", ".join(changed.get(column, f"one.{column}") for column in columns)
     file.execute(
         f"WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < {count}) "
-        f"INSERT INTO {table} ({', '.join(columns)}) "
-        f"SELECT {shown} FROM numbers, (SELECT * FROM {table} WHERE {where} LIMIT 1)"
+        f"INSERT INTO {table} ({', '.join(columns)}) SELECT {shown} "
+        f"FROM numbers, (SELECT * FROM {table} WHERE {where} LIMIT 1) AS one{beside and ', ' + beside}"
     )
 
 

@@ -259,6 +259,11 @@ async def test_a_key_is_made_and_used_with_the_real_sdk(browser: Browser, site: 
         await Talk(site.weir.client(secret)).chat(1)
         await page.reload()
         await expect(page.locator("main")).not_to_contain_text(secret)
+        await page.get_by_label("Limits of support-bot").click()
+        row = page.get_by_role("row", name=re.compile("support-bot"))
+        await row.get_by_label("Requests a minute").fill("1")
+        await row.get_by_role("button", name="Set limits").click()
+        await expect(page.get_by_role("cell", name=re.compile("1 a minute"))).to_be_visible()
         await page.get_by_role("button", name="Revoke support-bot").click()
         await expect(page.get_by_role("status")).to_contain_text("Revoked")
         with pytest.raises(Exception, match="401"):

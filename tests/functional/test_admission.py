@@ -269,3 +269,36 @@ def test_an_address_waits_longer_each_time_and_is_forgotten_in_the_end() -> None
     for number in range(2 * MAX_ADDRESSES):
         waits(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
     assert len(guesses._guessers) == MAX_ADDRESSES
+
+
+@pytest.mark.requirement("P7")
+def test_a_key_begins_no_more_than_its_requests_in_any_minute() -> None:
+    now = 0.0
+    admission = Admission(LimitSettings(), clock=lambda: now)
+    slow, free = Caller(tenant="a", requests_per_minute=2), Caller(tenant="b")
+
+    def begins(caller: Caller) -> bool:
+        try:
+            with admission.enter(caller):
+                return True
+        except RateLimited as error:
+            waits.append(error.retry_after)
+            return False
+
+    came, waits = [], list[int]()
+    for now in (0.0, 30.0, 45.0, 59.0, 60.0, 61.0, 90.0):  # noqa: B007 - the clock reads it
+        came.append(begins(slow))
+    assert came == [True, True, False, False, True, False, True]
+    assert waits == [15, 1, 29]
+    assert all(begins(free) for _ in range(100))
+
+
+@pytest.mark.requirement("P7")
+def test_a_key_may_have_more_or_fewer_requests_open_than_others() -> None:
+    admission = Admission(LimitSettings(concurrency_per_key=2))
+    with admission.enter(Caller(tenant="a", concurrency=1)):
+        with pytest.raises(RateLimited, match="1 requests open"):
+            admission.enter(Caller(tenant="a", concurrency=1))
+        other = Caller(tenant="b")
+        with admission.enter(other), admission.enter(other), pytest.raises(RateLimited, match="concurrency_per_key"):
+            admission.enter(other)

@@ -1,9 +1,11 @@
 """The pages at /weir/ui over HTTP: who sees what, what a form may do, and what is kept of a request."""
 
+import asyncio
 import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -378,6 +380,52 @@ async def test_a_key_made_on_the_page_is_shown_once_and_works_with_the_real_sdk(
         await operator.send("/keys/made%20here/rotate", page="/keys")
         with pytest.raises(openai.AuthenticationError):
             await made.chat(1)
+
+
+@pytest.mark.requirement("P7")
+async def test_limits_of_a_key_are_set_on_the_page_as_over_http(api: Api) -> None:
+    async with visitor(api, ADMIN) as operator:
+        page = await operator.send("/keys", page="/keys", name="slow", requests_per_minute="1", expires="2124-02-29")
+        secret = re.search(r"weir-sk-[\w-]+", page.text)
+        assert secret is not None
+        slow = Talk(api.target.client(secret[0]))
+        await slow.chat(1)
+        with pytest.raises(openai.RateLimitError):
+            await slow.chat(1)
+        assert "1 a minute" in page.text
+        assert "2124-02-29 00:00:00 UTC" in page.text
+        refused = await operator.send("/keys/slow/limits", page="/keys", concurrency="many")
+        assert refused.status_code == 400
+        assert "concurrency should be a whole number from 1 on, or none." in refused.text
+        changed = await operator.send("/keys/slow/limits", page="/keys", concurrency="1000", expires="")
+        assert "1,000 at once" in changed.text, "an empty field lifts a limit"
+        row = (await api.ask("GET", "keys", key=ADMIN)).json()["data"][0]
+        assert (row["concurrency"], row["requests_per_minute"], row["expires"]) == (1000, None, None)
+        await api.ask("POST", "keys/slow/limits", {"expires": time.time() + 0.2}, key=ADMIN)
+        await asyncio.sleep(0.3)
+        with pytest.raises(openai.AuthenticationError, match="expired"):
+            await slow.chat(1)
+        assert "expired" in (await operator.get("/keys")).text
+
+
+@EITHER
+@pytest.mark.requirement("P9")
+async def test_the_store_is_shown_growing_hour_by_hour(api: Api) -> None:
+    await compacted(api)
+    store = api.target.runtime.store
+    async with visitor(api, ADMIN) as operator:
+        assert "known after a day" in (await operator.get("/system")).text
+        while not await store.sizes():  # Weir keeps it by itself, soon after it began and then each hour
+            await asyncio.sleep(0.05)
+        now, ((_, size),) = time.time(), await store.sizes()
+        for hours in (40 * 24, 8 * 24, 30, 3):
+            await store.keep_size(now - 3600.0 * hours)
+        kept = await store.sizes()
+        assert [(now - at) // 3600 for at, _ in kept] == [8 * 24, 30, 3, 0], "a month is kept"
+        assert min(bytes_ for _, bytes_ in kept) >= min(size, 10_000)
+        page = (await operator.get("/system")).text
+        assert re.search(r"<p>[+-][\d.]+ [kMG]?B in 24 h, [+-][\d.]+ [kMG]?B in 7 d</p>", page)
+        assert "Bytes of the store" in page
 
 
 @pytest.mark.requirement("A3.18")

@@ -5,6 +5,7 @@ import json
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import openai
@@ -199,3 +200,62 @@ async def test_rotating_is_said_with_what_to_do_and_can_be_cut_short(tmp_path: P
 
 def invoked(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.requirement("P7", "R.79")
+async def test_a_key_takes_what_it_may_until_it_expires_and_is_told_so(
+    simulator: RunningSimulator, tmp_path: Path
+) -> None:
+    store = ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    limited = await command("keys", "create", "--name", "bot", "--requests-per-minute", "2", "--expires", "30d", *store)
+    free = await command("keys", "create", "--name", "other", *store)
+    async with WeirProcess(["--upstream", simulator.base_url, *store], free_port()) as weir:
+        assert [await accepted(weir, limited), await accepted(weir, limited)] == [True, True]
+        with pytest.raises(openai.RateLimitError, match="2 requests within a minute") as too_many:
+            await weir.client(limited).chat.completions.create(model="sim", messages=opening())
+        assert 0 < int(too_many.value.response.headers["retry-after"]) <= 60
+        assert await accepted(weir, free), "others are served beside it"
+
+        await command("keys", "limit", "bot", "--requests-per-minute", "none", *store)
+        await until(lambda: accepted(weir, limited))
+        await command("keys", "limit", "bot", "--expires", soon(2.0), *store)
+        await until(lambda: refused(weir, limited))
+        with pytest.raises(openai.AuthenticationError, match="This API key expired at 20"):
+            await weir.client(limited).chat.completions.create(model="sim", messages=opening())
+        assert await accepted(weir, free)
+
+
+def soon(seconds: float) -> str:
+    """A moment so soon, as ISO 8601 writes it."""
+    return datetime.fromtimestamp(time.time() + seconds, tz=UTC).isoformat()
+
+
+@pytest.mark.requirement("P7", "S.29")
+async def test_a_key_of_the_file_has_limits_and_an_expiry_too(simulator: RunningSimulator, tmp_path: Path) -> None:
+    path = tmp_path / "weir.yaml"
+    path.write_text(
+        f"upstreams: {{main: {{base_url: '{simulator.base_url}'}}}}\nkeys:\n"
+        "  - {name: over, secret: sk-of-yesterday, expires: 2024-02-29}\n"
+        "  - {name: slow, secret: sk-of-the-slow, requests_per_minute: 1, expires: 2124-02-29T12:00Z}\n"
+    )
+    arguments = ["--config", str(path), "--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    async with WeirProcess(arguments, free_port()) as weir:
+        for _ in range(12):  # more than there may be guesses: whoever was let in once does not guess
+            with pytest.raises(openai.AuthenticationError, match="expired at 2024-02-29 00:00 UTC"):
+                await weir.client("sk-of-yesterday").chat.completions.create(model="sim", messages=opening())
+        assert [await accepted(weir, "sk-of-the-slow"), await accepted(weir, "sk-of-the-slow")] == [True, False]
+
+
+def test_what_is_no_limit_is_said_on_the_command_line(tmp_path: Path) -> None:
+    store = ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    assert invoked("keys", "create", "--name", "bot", "--concurrency", "3", *store).exit_code == 0
+    for name, value in (("--concurrency", "0"), ("--requests-per-minute", "many"), ("--expires", "soon")):
+        failed = invoked("keys", "limit", "bot", name, value, *store)
+        assert failed.exit_code == 2
+        assert f"{name[2:].replace('-', '_')} should be" in failed.stderr
+    assert "lies in the past" in invoked("keys", "limit", "bot", "--expires", "2024-02-29", *store).stderr
+    assert "give --concurrency" in invoked("keys", "limit", "bot", *store).stderr
+    assert "bot" in invoked("keys", "limit", "bott", "--concurrency", "2", *store).stderr
+    (row,) = json.loads(invoked("keys", "list", "--json", *store).stdout)
+    assert (row["concurrency"], row["requests_per_minute"], row["expires"]) == (3, None, None)
+    assert "3 at once" in invoked("keys", "list", *store).stdout

@@ -33,6 +33,8 @@
     if (root.matches && root.matches("[data-series]")) draw(root);
     Array.from(root.querySelectorAll("[data-series]")).forEach(draw);
   }
+  var here = document.querySelector(".top nav [aria-current]");  // on a telephone it may be beyond the edge
+  if (here) here.scrollIntoView({ block: "nearest", inline: "nearest" });
   document.addEventListener("htmx:load", function (event) { all(event.detail.elt); });
   var waiting;
   window.addEventListener("resize", function () {

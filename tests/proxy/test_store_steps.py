@@ -1,0 +1,74 @@
+"""What the pages ask of the store costs what they show, and not what the store holds beside it."""
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.store import Store, conversations, exchanges, overview
+from proxy.store.conversations import Narrowing
+from proxy.store.transaction import Transaction
+from tests.proxy.store_rows import exchange, url
+
+NEW, SINCE, PER = 20, 1_000_000.0, 100
+ASKED: dict[str, Callable[[Transaction], Any]] = {
+    "figures": partial(overview.figures, tenant="tenant-a", since=SINCE, step=60.0),
+    "overheads": partial(overview.overheads, tenant="tenant-a", since=SINCE),
+    "dearest": partial(overview.dearest, tenant="tenant-a", since=SINCE, limit=5),
+    "passed": partial(overview.passed, tenant="tenant-a", since=SINCE, limit=12),
+    "usage": partial(exchanges.used, tenant="tenant-a", since=SINCE, until=2 * SINCE, by=None),
+    "usage by conversation": partial(
+        exchanges.used, tenant="tenant-a", since=SINCE, until=2 * SINCE, by="conversation"
+    ),
+}
+
+
+def steps(work: Callable[[Transaction], Any], tx: Transaction) -> int:
+    """Hundreds of instructions of SQLite's machine that it takes."""
+    raw, counted = tx.connection.connection.dbapi_connection, 0
+
+    def count() -> int:
+        nonlocal counted
+        counted += 1
+        return 0
+
+    assert isinstance(raw, sqlite3.Connection)
+    raw.set_progress_handler(count, PER)
+    try:
+        work(tx)
+    finally:
+        raw.set_progress_handler(None, 0)
+    return counted
+
+
+@pytest.mark.requirement("P8")
+async def test_a_conversation_is_found_by_its_own_requests_alone(tmp_path: Path) -> None:
+    store = await Store.open(url(tmp_path / "w.db"))
+    await store.record([exchange(n, at=SINCE + n, conversation="quiet") for n in range(3)])
+    (row,) = await store.conversations("tenant-a")
+    asked = {
+        "timeline": partial(exchanges.timeline, conversation=row, limit=10),
+        "of a policy": partial(conversations.listed, tenant="tenant-a", limit=10, only=Narrowing(policy="other")),
+        "beside": partial(overview.beside, rows=[row]),
+    }
+    few = {name: await store._read(partial(steps, work)) for name, work in asked.items()}
+    await store.record([exchange(3 + n, at=2 * SINCE + n, conversation="busy") for n in range(2_000)])
+    many = {name: await store._read(partial(steps, work)) for name, work in asked.items()}
+    await store.close()
+    assert {name: many[name] for name in asked if many[name] > 2 * few[name] + 5} == {}
+
+
+@pytest.mark.requirement("P8")
+@pytest.mark.parametrize("name", ASKED)
+async def test_what_is_older_than_a_period_does_not_make_its_page_slower(tmp_path: Path, name: str) -> None:
+    store = await Store.open(url(tmp_path / "w.db"))
+    await store.record([replace(exchange(n, at=SINCE + n), conversation=f"c{n % 4}") for n in range(NEW)])
+    few = await store._read(partial(steps, ASKED[name]))
+    await store.record([replace(exchange(NEW + n, at=float(n)), conversation=f"c{n % 4}") for n in range(2_000)])
+    many = await store._read(partial(steps, ASKED[name]))
+    await store.close()
+    assert many <= 2 * few + 5
