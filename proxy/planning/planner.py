@@ -39,11 +39,13 @@ from policies.memory.checkpoint import Checkpoint
 from policies.turns import last_user
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
+from proxy.effects.apart import apart
 from proxy.effects.evictions import asked_again, evictions_of
-from proxy.effects.perform import Ask, Returned, SharedReadings, drive, step
+from proxy.effects.perform import Ask, Returned, SharedReadings, step
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.planning.changes import change_of, empty_change, pruned_tools, stamped
 from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.planning.workers import Workers
 from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
@@ -86,6 +88,7 @@ class Planner:
     readings: SharedReadings = field(default_factory=SharedReadings)
     pages: Pages = field(default_factory=Pages)
     saved: Callable[[str], None] = lambda _: None
+    workers: Workers = field(default_factory=Workers)
     _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
     _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
 
@@ -314,7 +317,7 @@ class Planner:
             asked.pruned.update(pruned_tools(asked, thread))
         planning = partial(
             plan,
-            recognized.transcript,
+            recognized.readable,
             settings=asked.settings,
             budget=budget,
             counter=asked.counter,
@@ -332,7 +335,8 @@ class Planner:
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
             known = recognized.known(observed=observed)
-            flow = planning(known=known, at=self.clock())
+            work = partial(planning, known=known, at=self.clock())
+            flow = work()
             span.begin()
             effect = step(flow)
             if isinstance(effect, Returned):
@@ -346,7 +350,9 @@ class Planner:
                     continue  # another request of this conversation has just decided, or its state was saved
                 ask = _unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
                 try:
-                    decision = await drive(flow, effect, ask, span)
+                    decision = await self.workers.run(
+                        work, key=asked.tenant, branch=thread.branch.branch, ask=ask, span=span, begun=(flow, effect)
+                    )
                 except _DoneMeanwhile:
                     continue
                 thread.trend, last = decision.trend, _Decided(decision, prepared=known.prepared is not None)
@@ -361,7 +367,8 @@ class Planner:
     ) -> _Decided | None:
         """Have a decision hold from now on; None where another process was first."""
         decision, settings = decided.decision, asked.settings
-        decided = decided._replace(evictions=evictions_of(recognized.transcript, decision, known, settings=settings))
+        evicted = await apart(evictions_of, recognized.transcript, decision, known, settings=settings)
+        decided = decided._replace(evictions=evicted)
         if not decision.is_new:
             return decided
         if settings.observes:
@@ -431,9 +438,8 @@ class Planner:
         """Store a batch of edits before it is forwarded, planned with what was ``known``; None if another process was
         first."""
         at = asked.span.now()
-        change = replace(
-            change_of(asked, recognized, decided.decision, decided.evictions, self.clock()), prepared=known.prepared
-        )
+        change = await apart(change_of, asked, recognized, decided.decision, decided.evictions, self.clock())
+        change = replace(change, prepared=known.prepared)
         stored = await self._store(recognized.thread, change)
         asked.span.since(at, "store")
         if stored is None:

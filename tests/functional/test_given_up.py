@@ -29,10 +29,16 @@ def history(messages: int, *, seed: int) -> bytes:
     return json.dumps({"model": "sim", "messages": [*chat, {"role": "user", "content": "Go on."}]}).encode()
 
 
+def below(process: int) -> list[int]:
+    """The processes that a process has started and that have not ended."""
+    tasks = Path(f"/proc/{process}/task")
+    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+
+
 def seconds_of(process: int) -> float:
-    """The processor time that a process has taken."""
+    """The processor time that a process has taken, and all that it has started."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+    return sum(map(int, fields[11:15])) / 100 + sum(map(seconds_of, below(process)))
 
 
 @asynccontextmanager
@@ -58,10 +64,12 @@ async def until_it_plans(process: int, before: float, seconds: float) -> None:
 
 
 async def until_idle(process: int) -> None:
-    """Return once none of its threads has wanted to run for a fifth of a second, however busy the machine is."""
+    """Return once none of its threads, nor of those that it has started, has wanted to run for a fifth of a second, however busy the machine is."""
     seen = 0
     while seen < 20:
-        stats = (path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat"))
+        stats = [
+            p.read_text() for each in (process, *below(process)) for p in Path(f"/proc/{each}/task").glob("*/stat")
+        ]
         seen = seen + 1 if all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats) else 0
         await asyncio.sleep(0.01)
 
