@@ -304,8 +304,7 @@ async def _assemble(
     windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, store=store)
     windows.restore(await store.calibrations())
     conversations = Conversations(store, clock=clock)
-    if store.shared:
-        settler.overtaken = conversations.distrust
+    settler.overtaken = conversations.distrust if store.shared else settler.overtaken
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
         conversations=conversations,

@@ -20,20 +20,18 @@ from policies import (
     ConversationState,
     Decision,
     Edit,
-    EditKind,
     Effect,
     Elsewhere,
     Failed,
     Pages,
     PlannedMessage,
     Reply,
-    Summarize,
     TokenBudget,
     plan,
     standing,
     trim,
 )
-from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
+from policies.effects import BEFORE_MODEL, Save, StateSaved
 from policies.limits import Limits, limits_for
 from policies.memory.checkpoint import Checkpoint
 from policies.turns import last_user
@@ -41,7 +39,7 @@ from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.apart import apart
 from proxy.effects.evictions import asked_again, evictions_of
-from proxy.effects.perform import Ask, Returned, SharedReadings, step
+from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.planning.changes import change_of, empty_change, pruned_tools, stamped
 from proxy.planning.values import Plan, PlanRequest, Recognized
@@ -311,10 +309,7 @@ class Planner:
             await self._take_notes(thread)
             beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
             span.since(at, "store")
-        if asked.settings.summarizer == "same" and any(
-            e.kind is EditKind.PRUNE_TOOLS for e in thread.known.edits.values()
-        ):
-            asked.pruned.update(pruned_tools(asked, thread))
+        asked.pruned.update(pruned_tools(asked, thread))
         planning = partial(
             plan,
             recognized.readable,
@@ -348,7 +343,7 @@ class Planner:
                 decided = thread.ledger(observed=observed).edits is not known.edits
                 if decided or thread.branch.version != known.version:
                     continue  # another request of this conversation has just decided, or its state was saved
-                ask = _unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
+                ask = unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
                 try:
                     decision = await self.workers.run(
                         work, key=asked.tenant, branch=thread.branch.branch, ask=ask, span=span, begun=(flow, effect)
@@ -555,17 +550,6 @@ class _Turn:
 
 class _DoneMeanwhile(Exception):
     """The summary that was being prepared is there, or another process has made the batch."""
-
-
-def _unpaid(ask: Ask) -> Ask:
-    """The same without any model: for a flow that only says what would be done nobody pays, or waits."""
-
-    async def answer(effect: Effect) -> Reply:
-        if isinstance(effect, Summarize | Together | Save):
-            return Failed("observed")
-        return await ask(replace(effect, model=None) if isinstance(effect, Compare) else effect)
-
-    return answer
 
 
 def _too_long(error: BudgetUnreachable) -> ContextLengthExceeded:

@@ -102,22 +102,26 @@ CHARS_OF_A_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class SkimmedBodies:
-    """Bodies of a history of which of all but the messages in ``whole`` only the ends of long texts are read."""
+    """Bodies of which, but for those in ``whole``, only what users said is read, and of that ``most`` characters."""
 
     read: Callable[[int], Body]
     whole: frozenset[int]
+    users: frozenset[int]
     most: int
 
     def __call__(self, index: int) -> Body:
         """What message ``index`` says."""
         body = self.read(index)
-        if len(body.text) <= self.most or index in self.whole:
+        if index in self.whole:
             return body
-        return replace(body, text=f"{body.text[: self.most // 2]}\n{body.text[-self.most // 2 :]}")
+        if index not in self.users:
+            return replace(body, text="", reasoning="")
+        ends = f"{body.text[: self.most // 2]}\n{body.text[-self.most // 2 :]}"
+        return body if len(body.text) <= self.most else replace(body, text=ends)
 
 
 def skimmed(transcript: Transcript, *, window: int) -> Transcript:
-    """A transcript of which no more is read than it may take; the newest messages are read whole, the task, the head.
+    """A transcript of which no more is read than a plan may take: the head, the task, the newest messages are whole.
 
     What may be forwarded is among the newest: a window and half of it again.
     """
@@ -131,8 +135,9 @@ def skimmed(transcript: Transcript, *, window: int) -> Transcript:
         if left < 0:
             break
         whole.add(index)
-    most = MAX_READ // 2 * CHARS_OF_A_TOKEN // max(1, len(messages) - len(whole))
-    return replace(transcript, read=SkimmedBodies(transcript.read, frozenset(whole), max(MIN_SKIMMED, most)))
+    users = frozenset(i for i, m in enumerate(messages) if m.role == "user" and i not in whole)
+    most = max(MIN_SKIMMED, MAX_READ // 2 * CHARS_OF_A_TOKEN // max(1, len(users)))
+    return replace(transcript, read=SkimmedBodies(transcript.read, frozenset(whole), users, most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

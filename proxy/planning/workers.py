@@ -33,7 +33,7 @@ LONG, VERY_LONG = 16_000, 64_000
 """Tokens of a history from which on another process plans it, and from which on one is started for it alone."""
 ENORMOUS = 2_000_000
 """Tokens from which on one plan is made at a time, and who would have to wait long for that is told to come again."""
-PATIENCE = 5.0
+PATIENCE = 3.0
 HUGE = "huge"
 START_WITHIN = 30.0
 IDLE = 300.0

@@ -49,7 +49,7 @@ READ_AT_ONCE = 128 * 1024
 COUNTED = 4 * 2**20
 """Characters never seen that are counted, of the first few messages and the newest: older ones are guessed by these."""
 COUNTED_FIRST = 8
-PATIENCE = 5.0
+PATIENCE = 3.0
 MAX_KEPT_CHARS = 8_000_000
 MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +19,7 @@ from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, pros
 
 WORDS = prose(400, seed=1).split()
 GRACE = 0.2
+STARTED = 0.9  # seconds of a processor: more than starting takes
 
 
 def history(messages: int, *, seed: int) -> bytes:
@@ -103,6 +106,39 @@ async def test_a_process_that_is_to_stop_does_not_wait_for_a_plan_longer_than_it
             answer = await asking
             assert await target.process.wait() == 0
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+
+
+async def until_a_process_plans(process: int) -> int:
+    """The process below that plans, once it has worked for a moment."""
+    async with asyncio.timeout(60):
+        while not (found := [each for each in below(process) if seconds_of(each) > STARTED]):
+            await asyncio.sleep(0.01)
+    return found[0]
+
+
+@pytest.mark.requirement("S.26", "P6")
+async def test_a_plan_whose_process_is_killed_costs_its_client_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as (_, client, process):
+        asking = asyncio.create_task(client.post("/chat/completions", content=history(500, seed=4)))
+        killed = await until_a_process_plans(process)
+        os.kill(killed, signal.SIGKILL)
+        answer = await asking
+        assert answer.status_code == 200
+        assert (answer.headers["x-weir-actions"], "x-weir-degraded" in answer.headers) == ("compact=1", False)
+        assert below(process) != [killed]
+
+
+@pytest.mark.requirement("S.26", "R.73")
+async def test_no_process_that_plans_outlives_a_weir_that_was_killed(tmp_path: Path) -> None:
+    async with started(tmp_path) as (target, client, process):
+        asking = asyncio.create_task(client.post("/chat/completions", content=history(1_000, seed=5)))
+        planning = await until_a_process_plans(process)
+        assert target.process is not None
+        target.process.kill()
+        await asyncio.gather(asking, return_exceptions=True)
+        async with asyncio.timeout(30):
+            while Path(f"/proc/{planning}").exists():
+                await asyncio.sleep(0.01)
 
 
 STUCK = """

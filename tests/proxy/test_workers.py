@@ -246,7 +246,7 @@ async def order_of(turns: Turns, keys: str) -> list[str]:
     return given
 
 
-@pytest.mark.requirement("S.26", "A6")
+@pytest.mark.requirement("S.26")
 async def test_each_key_has_its_turn_whoever_has_asked_oftener() -> None:
     assert await order_of(Turns(2), "aaaabbc") == [*"abcabaa"]
 
