@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -160,12 +161,16 @@ async def _small(port: int, figures: Figures, until: asyncio.Event, seed: int) -
 
 
 async def measure(port: int, *, heavy: int, seed: int) -> tuple[Figures, list[Answer]]:
-    """Small requests, and three compactions one after the other, while another key's heavy ones are answered."""
+    """Small requests, and three compactions one after the other, while another key's heavy ones are answered.
+
+    Alone, small requests come after the compactions.
+    """
     figures, done = Figures(), asyncio.Event()
     bodies = [chat(HEAVY_BYTES, seed=seed * 1_000 + n) for n in range(heavy)]
     smaller = [chat(COMPACTED_BYTES, seed=seed * 1_000 + 500 + n) for n in range(3)]
     tasks = [asyncio.create_task(ask(port, "sk-heavy", body)) for body in bodies]
-    steady = asyncio.create_task(_small(port, figures, done, seed * 1_000 + 700))
+    small = partial(_small, port, figures, done, seed * 1_000 + 700)
+    steady = asyncio.create_task(small()) if heavy else None
     await asyncio.sleep(0.5)
     for body in smaller:
         said = await ask(port, "sk-other", body)
@@ -173,8 +178,9 @@ async def measure(port: int, *, heavy: int, seed: int) -> tuple[Figures, list[An
         figures.odd += [said.status] * (said.status != 200)
     if tasks:
         await asyncio.wait(tasks)
-    else:
-        await asyncio.sleep(SECONDS - sum(figures.compaction))
+    steady = steady or asyncio.create_task(small())
+    if not heavy:
+        await asyncio.sleep(SECONDS)
     done.set()
     await steady
     return figures, [task.result() for task in tasks]

@@ -188,7 +188,8 @@ class Workers:
         return tokens >= VERY_LONG or self._here > 0 or bool(self._working or self._resting or self._turns.waiting)
 
     async def close(self) -> None:
-        """End every process."""
+        """End every process; none is started any more."""
+        self._most = 0
         for found in self._resting:
             self._end(found)
         self._resting.clear()
@@ -208,6 +209,8 @@ class Workers:
                 try:
                     returned = await _Talk(found, ask, span, work).work(frames)
                 except GONE as error:
+                    if found.rests:  # it is another's fault
+                        raise
                     log.warning("the process that planned a request has ended: %s", type(error).__name__)
                     continue
             return returned.value
@@ -218,6 +221,8 @@ class Workers:
         """A process of one's own, once it is one's turn; it is ended unless it has finished what it was asked."""
         await self._enter(key)
         try:
+            if not self._most:
+                raise _CannotStart("the server stops")
             found = self._rested(branch) or await _started()
             self._working.add(found)
             try:
@@ -252,8 +257,9 @@ class Workers:
         return chosen
 
     def _leave(self, found: _Worker) -> None:
-        self._resting.remove(found)
-        self._end(found)
+        if found in self._resting:
+            self._resting.remove(found)
+            self._end(found)
 
     def _end(self, found: _Worker) -> None:
         if found.leaving is not None:
