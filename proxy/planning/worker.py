@@ -33,7 +33,7 @@ from proxy.wire.codecs import codec_of
 from proxy.wire.counting import TextCounter, Vocabulary
 from proxy.wire.responses import RESPONSES
 
-NICENESS = 3
+NICENESS = 1
 """Requests that are not planned here go first."""
 
 

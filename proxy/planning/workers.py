@@ -44,7 +44,7 @@ MAX_WORKERS = 8
 TRIES = 2
 REMEMBERED = 256
 BACKGROUND = ""
-"""The key of all work that no request waits for: it has one turn as any other."""
+"""The key of all work that no request waits for: it begins when no request waits, and leaves a place for one."""
 GONE = (OSError, EOFError, pickle.UnpicklingError)
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class _CannotStart(Exception):
 class Turns:
     """Places, and who waits for one: each key in its turn, and no key has all of them.
 
-    What is huge, whoever asks, has one, for the sake of memory.
+    What is huge, whoever asks, has one, for the sake of memory; what is done in the background comes last.
     """
 
     def __init__(self, most: int) -> None:
@@ -95,7 +95,7 @@ class Turns:
     def leave(self, key: str) -> None:
         """Give a place back to whose turn it is."""
         self._taken[key] -= 1
-        for other in [*self._waiting]:
+        for other in sorted(self._waiting, key=BACKGROUND.__eq__):
             waiting = self._waiting[other]
             while waiting and waiting[0].done():  # it was cancelled
                 waiting.popleft()
@@ -110,8 +110,10 @@ class Turns:
                 return
 
     def _has_place(self, key: str) -> bool:
-        limit = 1 if key == HUGE else max(1, self._most - 1)
-        return self._taken.total() < self._most and self._taken[key] < limit
+        taken = self._taken.total()
+        if key == BACKGROUND and taken:
+            return taken < self._most - 1
+        return taken < self._most and self._taken[key] < (1 if key == HUGE else max(1, self._most - 1))
 
 
 @dataclass(slots=True, eq=False)

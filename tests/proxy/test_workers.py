@@ -19,7 +19,7 @@ from proxy.config.loading import load_config
 from proxy.effects.perform import SharedReadings
 from proxy.errors import Busy
 from proxy.planning import worker, workers
-from proxy.planning.workers import HUGE, Turns, WorkerDied, Workers
+from proxy.planning.workers import BACKGROUND, HUGE, Turns, WorkerDied, Workers
 from proxy.telemetry import NULL_SPAN
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, Codec
@@ -249,6 +249,24 @@ async def order_of(turns: Turns, keys: str) -> list[str]:
 @pytest.mark.requirement("S.26")
 async def test_each_key_has_its_turn_whoever_has_asked_oftener() -> None:
     assert await order_of(Turns(2), "aaaabbc") == [*"abcabaa"]
+
+
+@pytest.mark.requirement("S.26", "P5")
+async def test_what_no_request_waits_for_comes_last_and_leaves_a_place() -> None:
+    turns = Turns(2)
+    await turns.enter("a")
+    behind = asyncio.create_task(turns.enter(BACKGROUND))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(turns.enter("a"))
+    await asyncio.sleep(0)
+    assert turns.waiting == 2
+    turns.leave("a")
+    await second
+    assert not behind.done()
+    turns.leave("a")
+    await behind
+    await turns.enter("a")
+    assert turns.waiting == 0
 
 
 @pytest.mark.requirement("S.26")
