@@ -184,10 +184,10 @@ class Workers:
             self._here -= 1
 
     def _is_long(self, tokens: int) -> bool:
-        """Whether a process is to be asked rather than a thread: one is there, or it is worth starting one."""
+        """Whether a process is to be asked rather than a thread: one is at rest, or it is worth starting one."""
         if not self._most or tokens < LONG:
             return False
-        return tokens >= VERY_LONG or self._here > 0 or bool(self._working or self._resting or self._turns.waiting)
+        return tokens >= VERY_LONG or self._here > 0 or bool(self._resting)
 
     async def close(self) -> None:
         """End every process; none is started any more."""
