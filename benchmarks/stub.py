@@ -3,12 +3,13 @@
     python -m benchmarks.stub
 
 Prints ``{"port": N}``. A request whose body is not the one that ``x-bench-digest`` names is answered with 400: the
-proxy under test must have changed nothing. Traces and metrics (OTLP) are swallowed.
+proxy under test must have changed nothing. With ``--any`` the body may be any. Traces and metrics (OTLP) are swallowed.
 """
 
 import argparse
 import asyncio
 import json
+from functools import partial
 
 import uvloop
 import xxhash
@@ -91,7 +92,8 @@ _CHUNKED = tuple(b"%x\r\n%b\r\n" % (len(event), event) for event in events())
 class Upstream(asyncio.Protocol):
     """One connection; no pipelining, as no proxy pipelines."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_any: bool = False) -> None:
+        self._takes_any = takes_any
         self._loop = asyncio.get_running_loop()
         self._head = b""
         self._parts: list[bytes] = []
@@ -129,7 +131,7 @@ class Upstream(asyncio.Protocol):
         if path not in PATHS:
             known = target.endswith((b"/traces", b"/metrics"))
             self._answer_json(200 if known else 404, b"" if known else b"{}")
-        elif digest(body) != _field(head, b"x-bench-digest"):
+        elif not self._takes_any and digest(body) != _field(head, b"x-bench-digest"):
             self._answer_json(400, b'{"error":{"message":"the body was changed on the way"}}')
         elif b'"stream":true' in body[:80]:
             assert self._transport is not None
@@ -164,13 +166,15 @@ def _field(head: bytes, name: bytes) -> bytes:
     return head[start + len(name) + 3 : end if end > 0 else len(head)].strip()
 
 
-async def serve() -> None:
+async def serve(*, takes_any: bool) -> None:
     """Serve until a signal."""
-    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0, backlog=512)
+    upstream = partial(Upstream, takes_any=takes_any)
+    server = await asyncio.get_running_loop().create_server(upstream, "127.0.0.1", 0, backlog=512)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(prog="python -m benchmarks.stub", description="The benchmark's upstream.").parse_args()
-    uvloop.run(serve())
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stub", description="The benchmark's upstream.")
+    parser.add_argument("--any", action="store_true", help="whatever the body is")
+    uvloop.run(serve(takes_any=parser.parse_args().any))

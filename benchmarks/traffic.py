@@ -142,11 +142,11 @@ class Conversation:
     def __init__(self, rng: random.Random, *, messages: int = MESSAGES, path: str = "/chat/completions") -> None:
         self._rng = rng
         self._path = path
-        self._lines = [_line(rng) for _ in range(_LINES // 10)]
+        self._lines = [line(rng) for _ in range(_LINES // 10)]
         self._calls = 0
         opening = [
             _message("system", "You are a careful engineer. Read before you write; run the tests. " * 8),
-            _message("user", "The nightly build is red since yesterday. Find out why and repair it. " + _line(rng)),
+            _message("user", "The nightly build is red since yesterday. Find out why and repair it. " + line(rng)),
         ]
         past = [self._pair() for _ in range((messages - len(opening)) // 2)]
         system, user = opening
@@ -221,8 +221,8 @@ class _Chats:
         if not self._messages or len(self._messages) > 2 * (TURNS_OF_A_CHAT - 1):
             self._messages = [_message("system", "You help customers of an airline. Be brief and kind. " * 8)]
         else:
-            self._messages.append(_message("assistant", _line(self._rng)))
-        self._messages.append(_message("user", f"{_line(self._rng)} {self._rng.getrandbits(48)}"))
+            self._messages.append(_message("assistant", line(self._rng)))
+        self._messages.append(_message("user", f"{line(self._rng)} {self._rng.getrandbits(48)}"))
         head = b'{"model":"%b",%b"max_tokens":256,"messages":[' % (
             MODEL.encode(),
             b'"stream":true,' if self._stream else b"",
@@ -230,7 +230,7 @@ class _Chats:
         return _whole(head + b",".join(self._messages) + b"]}", stream=self._stream)
 
 
-def _line(rng: random.Random) -> str:
+def line(rng: random.Random) -> str:
     """Some words and identifiers, about four bytes a token, without anything that JSON would escape."""
     words = rng.choices(_WORDS, k=12)
     words[3] = f"{words[3]}_{words[4]}={rng.getrandbits(20):05x}"

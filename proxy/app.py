@@ -33,6 +33,7 @@ from proxy.monitor.evaluation import OnlineEvaluation
 from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
+from proxy.planning.workers import Workers, workers_for
 from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.maintenance import Timekeeper
@@ -248,6 +249,7 @@ async def running(
         await asyncio.gather(tending, lagging, return_exceptions=True)
         await runtime.hooks.close()
         await runtime.preparation.close()
+        await runtime.planner.workers.close()
         await runtime.evaluation.close()
         await runtime.summarizer.close()
         await runtime.custom.close()
@@ -302,8 +304,7 @@ async def _assemble(
     windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, store=store)
     windows.restore(await store.calibrations())
     conversations = Conversations(store, clock=clock)
-    if store.shared:
-        settler.overtaken = conversations.distrust
+    settler.overtaken = conversations.distrust if store.shared else settler.overtaken
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
         conversations=conversations,
@@ -311,6 +312,7 @@ async def _assemble(
         settler=settler,
         clock=clock,
         saved=partial(add, CHECKPOINTS),
+        workers=Workers(workers_for(config.listen.workers)),
     )
     health = HealthBook()
     runtime = Runtime(
@@ -375,6 +377,7 @@ def _queues(runtime: Runtime, loop: asyncio.AbstractEventLoop) -> Mapping[tuple[
         ("tokens",): runtime.tokenizer.waiting,
         ("store",): runtime.store.load().get("waiting", 0),
         ("preparations",): runtime.preparation.waiting,
+        ("plans",): runtime.planner.workers.waiting,
     }
 
 
@@ -382,6 +385,7 @@ def _connections(runtime: Runtime) -> Mapping[tuple[str, ...], float]:
     busy, idle = runtime.upstreams.connections
     counts = {"upstream_busy": busy, "upstream_idle": idle}
     counts |= {f"store_{kind}": count for kind, count in runtime.store.load().items() if kind != "waiting"}
+    counts |= {f"worker_{kind}": count for kind, count in runtime.planner.workers.processes.items()}
     return {(kind,): count for kind, count in counts.items()}
 
 

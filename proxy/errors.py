@@ -27,6 +27,7 @@ The list is closed. ``code`` is also the label of the error metric.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -238,6 +239,11 @@ class Busy(RateLimited):
     """All keys together take all there is."""
 
     status = 503
+
+    @classmethod
+    def after(cls, seconds: float) -> "Busy":
+        """The error for a request that has waited so long for its turn."""
+        return cls("Weir holds as many requests as it can. Please try again.", retry_after=math.ceil(seconds))
 
 
 class UpstreamUnreachable(ProxyError):

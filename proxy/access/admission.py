@@ -297,12 +297,11 @@ class Admission:
         try:
             await asyncio.wait_for(waiting[2], PATIENCE)
         except TimeoutError:
-            retry = math.ceil(PATIENCE)
             if stay.inside.held + size > self._bytes_of_one:
                 text = f"The requests of this key that are being answered hold {stay.inside.held} bytes, and this one "
                 text += f"has {size} more (limits.bytes_in_flight_per_key is {self._bytes_of_one}). Please try again."
-                raise RateLimited(text, retry_after=retry) from None
-            raise Busy("Weir holds as many requests as it can. Please try again.", retry_after=retry) from None
+                raise RateLimited(text, retry_after=math.ceil(PATIENCE)) from None
+            raise Busy.after(PATIENCE) from None
         finally:
             self._waiting.remove(waiting)
 

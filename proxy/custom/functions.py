@@ -18,19 +18,16 @@ import contextlib
 import inspect
 import json
 import logging
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
 from policies.messages import Transcript
-from proxy.custom.worker import LENGTH, SHAPE
+from proxy.custom.process import ChildProcess, python
+from proxy.custom.worker import SHAPE
 
 log = logging.getLogger("weir.custom")
 
@@ -40,7 +37,7 @@ MAX_SWITCHED_OFF = 600.0
 MAX_ANSWER = 64 * 1024 * 1024
 MARK = "weir"
 
-_BEGIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from proxy.custom import worker as w; "
+_BEGIN = "from proxy.custom import worker as w; "
 _WORK = _BEGIN + "w.work(sys.argv[2])"
 _CHECK = _BEGIN + "p = w.problem_with(sys.argv[2]); sys.stdout.flush(); sys.stderr.write(chr(0) + (p or '') + chr(0))"
 
@@ -52,7 +49,7 @@ def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:
     """
     if path.count(":") != 1:
         return f"{path}: {SHAPE}"
-    command = [sys.executable, "-c", _CHECK, _search_path(), path]
+    command = _command(_CHECK, path)
     try:
         done = subprocess.run(command, capture_output=True, timeout=patience, check=False)  # noqa: S603 - own code
     except subprocess.TimeoutExpired:
@@ -114,7 +111,7 @@ class _Worker:
         self._path = path
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._off_until = 0.0
         self._troubles = 0
 
@@ -140,13 +137,8 @@ class _Worker:
     async def end(self) -> None:
         """Kill the process and whatever it started."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if process.stdin is not None:
-            process.stdin.close()
-        await process.wait()
+        if process is not None:
+            await process.end()
 
     async def _ask(self, question: dict[str, Any], seconds: float) -> "list[Any] | _Fault":
         try:
@@ -170,37 +162,22 @@ class _Worker:
 
     async def _start(self) -> _Fault | None:
         """Start the process unless it runs; what it says against its function."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.is_running:
             return None
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            _WORK,
-            _search_path(),
-            self._path,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._process = await ChildProcess.start(_command(_WORK, self._path))
         first = await self._read()
         return None if first.get("ready") else _Fault(str(first.get("failed")), str(first.get("detail", "")))
 
     async def _exchange(self, body: bytes) -> dict[str, Any]:
         process = self._process
         assert process is not None  # noqa: S101 - started by the caller
-        assert process.stdin is not None  # noqa: S101
-        process.stdin.write(LENGTH.pack(len(body)) + body)
-        await process.stdin.drain()
+        await process.send(body)
         return await self._read()
 
     async def _read(self) -> dict[str, Any]:
         process = self._process
         assert process is not None  # noqa: S101 - started by the caller
-        assert process.stdout is not None  # noqa: S101
-        size = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))[0]
-        if size > MAX_ANSWER:
-            raise ValueError("the answer is too long")
-        answer = await asyncio.to_thread(json.loads, await process.stdout.readexactly(size))
+        answer = await asyncio.to_thread(json.loads, await process.receive(limit=MAX_ANSWER))
         if not isinstance(answer, dict):
             raise ValueError("the answer is no object")  # noqa: TRY004 - not a wrong type in a call
         return answer
@@ -213,9 +190,9 @@ class _Worker:
         return fault
 
 
-def _search_path() -> str:
-    """Where modules are looked for, the working directory last: an operator's module may lie beside the config."""
-    return json.dumps([*sys.path, ""])
+def _command(code: str, path: str) -> tuple[str, ...]:
+    """Modules are looked for in the working directory, too: an operator's may lie beside the config."""
+    return python(code, path, path=("",))
 
 
 def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,23 +1,19 @@
 """The process that an operator's function runs in: it reads messages on its input and writes what the function says.
 
-A process, because a thread that hangs cannot be ended. It ends by itself as soon as its input is closed, even
-while the function runs, so that it never outlives the Weir that started it. Frames are four bytes of length and
-that much JSON. What the function prints goes to standard error.
+A process, because a thread that hangs cannot be ended. Frames are JSON. What the function prints goes to standard
+error.
 """
 
 import importlib
 import inspect
 import json
 import os
-import queue
-import struct
-import sys
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-LENGTH = struct.Struct(">I")
+from proxy.custom.process import answering, write_frame
+
 SHAPE = "should be module:function"
 Function = Callable[[Any, Any], Any]
 
@@ -62,11 +58,7 @@ def load(path: str) -> Function:
 
 def work(path: str) -> None:
     """Answer every frame on standard input until it ends; a first frame says whether the function was found."""
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout = sys.stderr
-    frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, frames), daemon=True).start()
+    output, frames = answering()
     try:
         function = load(path)
     except LookupError as error:
@@ -92,19 +84,9 @@ def _where(error: BaseException) -> str:
     return type(error).__name__ + (f" at {os.path.basename(last.filename)}:{last.lineno}" if last else "")  # noqa: PTH119
 
 
-def _read(source: BinaryIO, frames: "queue.SimpleQueue[bytes]") -> None:
-    """Hand on every frame; at the end of the input end the process, whatever it is doing."""
-    try:
-        while header := source.read(LENGTH.size):
-            frames.put(source.read(LENGTH.unpack(header)[0]))
-    finally:
-        os._exit(0)
-
-
 def _write(output: BinaryIO, value: dict[str, Any]) -> None:
     try:
         body = json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError):
         body = json.dumps({"failed": "not_json", "detail": "what came back is not JSON"}).encode()
-    output.write(LENGTH.pack(len(body)) + body)
-    output.flush()
+    write_frame(output, body)

@@ -10,7 +10,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -29,6 +29,7 @@ from policies.effects import (
     Flow,
     Offload,
     Reply,
+    Save,
     Summarize,
     Summary,
     Together,
@@ -193,6 +194,17 @@ class SharedReadings(Readings):
 
 T = TypeVar("T")
 Ask = Callable[[Effect], Awaitable[Reply]]
+
+
+def unpaid(ask: Ask) -> Ask:
+    """The same without any model: for a flow that only says what would be done nobody pays, or waits."""
+
+    async def answer(effect: Effect) -> Reply:
+        if isinstance(effect, Summarize | Together | Save):
+            return Failed("observed")
+        return await ask(replace(effect, model=None) if isinstance(effect, Compare) else effect)
+
+    return answer
 
 
 class EffectHandler(ABC):

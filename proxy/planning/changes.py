@@ -67,9 +67,10 @@ def stamped(checkpoint: str, at: float, *, version: int) -> str:
 
 
 def pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
-    """The names of the tools that the conversation's requests are sent without."""
+    """The names of the tools that requests go without, where the conversation's own model is asked about them."""
     edits = thread.known.edits
-    return (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
+    if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
+        yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
 def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:

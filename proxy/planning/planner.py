@@ -22,30 +22,30 @@ from policies import (
     ConversationState,
     Decision,
     Edit,
-    EditKind,
     Effect,
     Elsewhere,
     Failed,
     Pages,
     PlannedMessage,
     Reply,
-    Summarize,
     TokenBudget,
     plan,
     standing,
     trim,
 )
-from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
+from policies.effects import BEFORE_MODEL, Save, StateSaved
 from policies.limits import Limits, limits_for
 from policies.memory.checkpoint import Checkpoint
 from policies.turns import last_user
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
+from proxy.effects.apart import apart
 from proxy.effects.evictions import asked_again, evictions_of
-from proxy.effects.perform import Ask, Returned, SharedReadings, drive, step
+from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.planning.changes import change_of, empty_change, pruned_tools, stamped
 from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.planning.workers import Workers
 from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
@@ -88,6 +88,7 @@ class Planner:
     readings: SharedReadings = field(default_factory=SharedReadings)
     pages: Pages = field(default_factory=Pages)
     saved: Callable[[str], None] = lambda _: None
+    workers: Workers = field(default_factory=Workers)
     _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
     _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
 
@@ -316,13 +317,10 @@ class Planner:
             await self._take_notes(thread)
             beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
             span.since(at, "store")
-        if asked.settings.summarizer == "same" and any(
-            e.kind is EditKind.PRUNE_TOOLS for e in thread.known.edits.values()
-        ):
-            asked.pruned.update(pruned_tools(asked, thread))
+        asked.pruned.update(pruned_tools(asked, thread))
         planning = partial(
             plan,
-            recognized.transcript,
+            recognized.readable,
             settings=asked.settings,
             budget=budget,
             counter=asked.counter,
@@ -340,7 +338,8 @@ class Planner:
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
             known = recognized.known(observed=observed)
-            flow = planning(known=known, at=self.clock())
+            work = partial(planning, known=known, at=self.clock())
+            flow = work()
             span.begin()
             effect = step(flow)
             if isinstance(effect, Returned):
@@ -352,9 +351,11 @@ class Planner:
                 decided = thread.ledger(observed=observed).edits is not known.edits
                 if decided or thread.branch.version != known.version:
                     continue  # another request of this conversation has just decided, or its state was saved
-                ask = _unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
+                ask = unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
                 try:
-                    decision = await drive(flow, effect, ask, span)
+                    decision = await self.workers.run(
+                        work, key=asked.tenant, branch=thread.branch.branch, ask=ask, span=span, begun=(flow, effect)
+                    )
                 except _DoneMeanwhile:
                     continue
                 thread.trend, last = decision.trend, _Decided(decision, prepared=known.prepared is not None)
@@ -369,7 +370,8 @@ class Planner:
     ) -> _Decided | None:
         """Have a decision hold from now on; None where another process was first."""
         decision, settings = decided.decision, asked.settings
-        decided = decided._replace(evictions=evictions_of(recognized.transcript, decision, known, settings=settings))
+        evicted = await apart(evictions_of, recognized.transcript, decision, known, settings=settings)
+        decided = decided._replace(evictions=evicted)
         if not decision.is_new:
             return decided
         if settings.observes:
@@ -439,9 +441,8 @@ class Planner:
         """Store a batch of edits before it is forwarded, planned with what was ``known``; None if another process was
         first."""
         at = asked.span.now()
-        change = replace(
-            change_of(asked, recognized, decided.decision, decided.evictions, self.clock()), prepared=known.prepared
-        )
+        change = await apart(change_of, asked, recognized, decided.decision, decided.evictions, self.clock())
+        change = replace(change, prepared=known.prepared)
         stored = await self._store(recognized.thread, change)
         asked.span.since(at, "store")
         if stored is None:
@@ -557,17 +558,6 @@ class _Turn:
 
 class _DoneMeanwhile(Exception):
     """The summary that was being prepared is there, or another process has made the batch."""
-
-
-def _unpaid(ask: Ask) -> Ask:
-    """The same without any model: for a flow that only says what would be done nobody pays, or waits."""
-
-    async def answer(effect: Effect) -> Reply:
-        if isinstance(effect, Summarize | Together | Save):
-            return Failed("observed")
-        return await ask(replace(effect, model=None) if isinstance(effect, Compare) else effect)
-
-    return answer
 
 
 def _too_long(error: BudgetUnreachable) -> ContextLengthExceeded:

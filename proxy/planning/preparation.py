@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 from policies import (
+    ConversationState,
     Decision,
-    Flow,
     is_near,
     is_soft,
     milestone_of,
@@ -26,11 +26,13 @@ from policies import (
 )
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import Note, Prepared
+from policies.memory.checkpoint import Checkpoint
 from proxy.conversation.thread import Thread
 from proxy.effects.apart import apart
 from proxy.effects.perform import Ask, Background, drive, step
 from proxy.planning.planner import CLAIMED, Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.planning.workers import BACKGROUND
 from proxy.store import Store
 from proxy.store.records import NoteRow, StoreError
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
@@ -44,7 +46,6 @@ GROWN = 1.2
 MAX_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +192,14 @@ class Preparation:
         transcript = work.recognized.transcript
         found: tuple[Note, ...] = ()
         if settings.notes.enabled:
-            found = await apart(notes_of, transcript, settings=settings, known=known)
+            found = await self._run(work, notes_of, new=True, known=known)
         if settings.notes.enabled and wants_notes(transcript, settings=settings, known=known):
             reads = work.asked.summarizer_input or work.recognized.limits.budget.hard_limit
             flow = write_notes(transcript, known=known, counter=work.asked.counter, max_input=reads)
-            found += await _asked(flow, work.ask)
+            found += await drive(flow, await apart(step, flow), work.ask)
         await self._keep_notes(thread, found)
         if settings.checkpoints.enabled and settings.checkpoints.milestones and work.save is None:
-            milestone = await apart(milestone_of, transcript, settings=settings, known=known)
+            milestone = await self._run(work, milestone_of, new=True, known=known)
             if milestone is not None:
                 await self._save_state(work, "milestone")
 
@@ -223,14 +224,7 @@ class Preparation:
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
         thread.read = len(transcript.chain)
-        state = await apart(
-            state_of,
-            transcript,
-            settings=asked.settings,
-            known=known,
-            counter=asked.counter,
-            readings=self._planner.readings,
-        )
+        state = await self._read_state(work, known)
         if not state.validate().valid:
             return
         async with thread.lock:
@@ -243,13 +237,21 @@ class Preparation:
         """Read the history that the next batch will read, so that the request of the batch does not wait for that."""
         if not work.warm:
             return
-        transcript, asked = work.recognized.transcript, work.asked
-        work.thread.read = len(transcript.chain)
-        readings = self._planner.readings
-        known = work.recognized.known()
-        await apart(
-            state_of, transcript, settings=asked.settings, known=known, counter=asked.counter, readings=readings
-        )
+        work.thread.read = len(work.recognized.transcript.chain)
+        await self._read_state(work, work.recognized.known())
+
+    async def _read_state(self, work: Work, known: ConversationState) -> Checkpoint:
+        readings, counter = self._planner.readings, work.asked.counter
+        state: Checkpoint = await self._run(work, state_of, known=known, counter=counter, readings=readings)
+        return state
+
+    async def _run(self, work: Work, does: Callable[..., Any], *, new: bool = False, **named: Any) -> Any:
+        """What a function of the pure half says of the conversation, or only of what is ``new`` in it."""
+        bound = partial(does, work.recognized.readable, settings=work.asked.settings, **named)
+        if new and work.recognized.length:
+            return await apart(bound)
+        branch = work.thread.branch.branch
+        return await self._planner.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
 
     async def _embed(self, work: Work) -> None:
         """Keep vectors of what was taken out of the window, where the policy names a model for them."""
@@ -282,18 +284,17 @@ class Preparation:
     async def _prepare_now(self, work: Work) -> None:
         thread, asked = work.thread, work.asked
         length = len(work.recognized.transcript.chain)
-        flow = prepare(
-            work.recognized.transcript,
-            settings=asked.settings,
-            budget=work.recognized.limits.budget,
-            known=work.recognized.known(),
-            counter=asked.counter,
-            summarizer_input=asked.summarizer_input,
-            readings=self._planner.readings,
-        )
         thread.preparing = asyncio.Event()
         try:
-            prepared = await _asked(flow, work.ask)
+            prepared: Prepared | None = await self._run(
+                work,
+                prepare,
+                budget=work.recognized.limits.budget,
+                known=work.recognized.known(),
+                counter=asked.counter,
+                summarizer_input=asked.summarizer_input,
+                readings=self._planner.readings,
+            )
             thread.failed = length if prepared is not None and not prepared.text else 0
             self._use(thread, prepared)
         finally:
@@ -310,11 +311,6 @@ class Preparation:
         if is_needed:
             thread.known = replace(thread.known, prepared=prepared)
         self._happened("prepared" if is_needed else "wasted")
-
-
-async def _asked(flow: Flow[T], ask: Ask) -> T:
-    """What a flow returns, every step of it off the event loop."""
-    return await drive(flow, await apart(step, flow), ask)
 
 
 def _still_needed(thread: Thread, prepared: Prepared) -> bool:

@@ -1,13 +1,16 @@
 """What a request is to be planned with, what was recognised in it, and the plan: each complete when it exists."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
 from policies import ClientEdits, ContextSettings, ConversationState, Decision, Effect, Reply, Transcript
 from policies.limits import Limits
+from policies.messages import Body
 from policies.pressure import Trend
+from policies.turns import first_user
 from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import Ask
@@ -100,6 +103,52 @@ class PlanRequest(msgspec.Struct, kw_only=True):
         return self.resume is not None and self.resumes is not None and thread.known.resumed is None and begins
 
 
+MAX_READ = 500_000
+"""Tokens of a history that are read to plan it."""
+MIN_SKIMMED = 160
+CHARS_OF_A_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SkimmedBodies:
+    """Bodies of which, but for those in ``whole``, only what users said is read, and of that ``most`` characters."""
+
+    read: Callable[[int], Body]
+    whole: frozenset[int]
+    users: frozenset[int]
+    most: int
+
+    def __call__(self, index: int) -> Body:
+        """What message ``index`` says."""
+        body = self.read(index)
+        if index in self.whole:
+            return body
+        if index not in self.users:
+            return replace(body, text="", reasoning="")
+        ends = f"{body.text[: self.most // 2]}\n{body.text[-self.most // 2 :]}"
+        return body if len(body.text) <= self.most else replace(body, text=ends)
+
+
+def skimmed(transcript: Transcript, *, window: int) -> Transcript:
+    """A transcript of which no more is read than a plan may take: the head, the task, the newest messages are whole.
+
+    What may be forwarded is among the newest: a window and half of it again.
+    """
+    if transcript.tokens <= max(MAX_READ, 2 * window):
+        return transcript
+    messages, left = transcript.messages, max(MAX_READ // 2, window + window // 2)
+    task = first_user(messages)
+    whole = {*range(transcript.head), *(() if task is None else (task,))}
+    for index in range(len(messages) - 1, transcript.head - 1, -1):
+        left -= messages[index].tokens
+        if left < 0:
+            break
+        whole.add(index)
+    users = frozenset(i for i, m in enumerate(messages) if m.role == "user" and i not in whole)
+    most = max(MIN_SKIMMED, MAX_READ // 2 * CHARS_OF_A_TOKEN // max(1, len(users)))
+    return replace(transcript, read=SkimmedBodies(transcript.read, frozenset(whole), users, most))
+
+
 class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     """A request's messages, the conversation that they belong to, and what fits.
 
@@ -128,6 +177,11 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     def branch(self) -> Branch:
         """The conversation's branch."""
         return self.thread.branch
+
+    @property
+    def readable(self) -> Transcript:
+        """The transcript for who reads it all: no longer than the window needs and a plan can take."""
+        return skimmed(self.transcript, window=self.limits.budget.window)
 
     def known(self, *, observed: bool = False) -> ConversationState:
         """What to replay on this request; for an observed one what would be replayed."""

@@ -7,10 +7,15 @@ from typing import Any
 
 from proxy.errors import RequestTooLarge
 from proxy.server import DISCONNECT
+from proxy.telemetry.process import give_back
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = Sequence[tuple[bytes, bytes]]
 Hold = Callable[[int], Awaitable[None]]
+
+
+LARGE = 8 * 2**20
+"""Bytes of a body whose parts are worth giving back to the system: the allocator would keep them."""
 
 
 class ClientGone(Exception):
@@ -48,7 +53,11 @@ async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -
             await hold(len(part))
         parts.append(part)
         if not more:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            whole = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            if size > LARGE:
+                give_back()
+            return whole
 
 
 async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> bytes:

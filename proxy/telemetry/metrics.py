@@ -237,12 +237,12 @@ LOOP_LAG = _histogram(
 )
 QUEUE = _gauge(
     "weir.queue", "{item}",
-    "What waits: bodies for room, work for a thread, transactions for a connection of SQLite, conversations to prepare",
+    "What waits: bodies for room, work for a thread, plans for a process, transactions, conversations to prepare",
     names.KIND,
 )
 BODIES_HELD = _gauge("weir.bodies.held", "By", "Bytes of the bodies of requests that are being answered")
 CONNECTIONS = _gauge(
-    "weir.connections", "{connection}", "Connections to upstreams and to PostgreSQL, busy and idle",
+    "weir.connections", "{connection}", "Connections to upstreams and PostgreSQL, processes that plan, busy and idle",
     names.KIND,
 )
 PROCESS_CPU = _counter("process.cpu", "s", "Time of processors that this process took")

@@ -55,10 +55,17 @@ def _reading(read: Callable[[], float]) -> Callable[[], Mapping[Labels, float]]:
     return readings
 
 
-def _pages() -> tuple[int, int]:
+def resident(process: int) -> int:
+    """Bytes of a process that are resident; 0 where that cannot be told."""
+    with contextlib.suppress(OSError):
+        return _pages(Path(f"/proc/{process}"))[1]
+    return 0
+
+
+def _pages(process: Path = SELF) -> tuple[int, int]:
     """Bytes that are mapped, and those that are resident."""
-    size, resident = (SELF / "statm").read_text().split()[:2]
-    return int(size) * resource.getpagesize(), int(resident) * resource.getpagesize()
+    mapped, held = (process / "statm").read_text().split()[:2]
+    return int(mapped) * resource.getpagesize(), int(held) * resource.getpagesize()
 
 
 async def watch_loop(metrics: Metrics) -> None:

@@ -9,6 +9,7 @@ blocks of a message. Its raw form is its elements as they came, with commas betw
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pickle import PickleBuffer
 from types import MappingProxyType
 from typing import Any, overload
 
@@ -341,6 +342,9 @@ class Segments(Sequence[Raw]):
         self._codec = codec
         self._items: Sequence[Raw] | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Segments, (PickleBuffer(self.raw), self._codec, self.head, self.known)
+
     def __len__(self) -> int:
         return len(self._split())
 
@@ -359,13 +363,13 @@ class Segments(Sequence[Raw]):
         rest = bytes(self.raw[size:]).lstrip()
         return self._segments(b"[" + rest[1:]) if rest[:1] == b"," else ()
 
-    def _segments(self, array: bytes) -> Sequence[Raw]:
+    def _segments(self, array: bytes | memoryview) -> Sequence[Raw]:
         found, known = self._codec.segments(split_array(array) or ()), self.known
         return [self._codec.resolved(raw, known) for raw in found] if known else found
 
     def _split(self) -> Sequence[Raw]:
         if self._items is None:
-            own = self._segments(bytes(self.raw))
+            own = self._segments(self.raw)
             self._items = [*self.head, *own] if self.head else own
         return self._items
 

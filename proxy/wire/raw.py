@@ -44,7 +44,7 @@ def split_object(body: bytes) -> Mapping[str, Raw]:
         raise InvalidJSON("The request body is nested too deeply to be read.") from None
 
 
-def split_array(raw: Raw) -> Sequence[Raw] | None:
+def split_array(raw: Raw | memoryview) -> Sequence[Raw] | None:
     """The elements of a JSON array as slices; None if it is no array."""
     try:
         return _ARRAY.decode(raw)

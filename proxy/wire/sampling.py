@@ -1,10 +1,9 @@
 """Tokens of much text, counted in part: enough to know that nothing has to be done about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
-from proxy.wire.counting import TextCounter, message_texts
+from proxy.wire.counting import Countable, TextCounter
 
 SLICE = 128
 CUT_TOKENS, CUT_SHARE = 1.8, 0.06
@@ -14,11 +13,8 @@ MAX_ERROR = 0.10
 conversations it is 0.05 at most (``tests/functional/test_sampled_counts.py``)."""
 
 
-async def sample_messages(
-    messages: Sequence[Mapping[str, Any]], counter: TextCounter, *, model: str, image_tokens: int | None = None
-) -> list[int]:
-    """About the uncalibrated tokens of each message, a long text's from some slices of it."""
-    items = [message_texts(m, model=model, image_tokens=image_tokens) for m in messages]
+async def sample_all(items: Sequence[Countable], counter: TextCounter) -> list[int]:
+    """About the tokens of each item, a long text's from some slices of it."""
     samples = [_slices(text) for item in items for text in item.texts]
     counts = await counter.count_many(["\n".join(slices) for slices in samples])
     whole = (text for item in items for text in item.texts)

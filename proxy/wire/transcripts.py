@@ -7,18 +7,20 @@ its slice.
 """
 
 import asyncio
+import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 import xxhash
 
 from policies.limits import Summed, tokens_by_role
 from policies.messages import Body, Message, ToolDefinition, Tools, chain_of, extend_chain, head_length
-from proxy.errors import InvalidJSON, RequestTooLarge
+from proxy.errors import Busy, InvalidJSON, RequestTooLarge
 from proxy.wire.chat import SEALED, body_of, message_of, named_files
 from proxy.wire.codec import (
     CHAT,
@@ -29,9 +31,9 @@ from proxy.wire.codec import (
     tool_definitions,
     tool_description,
 )
-from proxy.wire.counting import INLINE_CHARS, TextCounter, count_messages, count_tools, tool_texts
+from proxy.wire.counting import INLINE_CHARS, TextCounter, count_all, count_tools, message_texts, tool_texts
 from proxy.wire.raw import Raw, nests_beyond, read_value
-from proxy.wire.sampling import sample_messages
+from proxy.wire.sampling import sample_all
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -44,6 +46,12 @@ ARRAYS_PER_PREFIX = 3
 MAX_FILES = 4_096
 MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
 _MEDIA = attrgetter("media")
+READ_AT_ONCE = 128 * 1024
+COUNTED = 4 * 2**20
+"""Characters never seen that are counted, of the first few messages and the newest: older ones are guessed by these."""
+COUNTED_FIRST = 8
+PATIENCE = 3.0
+MAX_KEPT_CHARS = 8_000_000
 MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 MIN_SAMPLED = 64 * 1024
 SAMPLED = " ~"
@@ -118,6 +126,7 @@ class Transcripts:
         self._tools: _Kept[tuple[bytes, str], int] = _Kept(MAX_TOOL_SETS)
         self._defined: _Kept[tuple[bytes, str], tuple[ToolDefinition, ...]] = _Kept(MAX_DEFINED)
         self._files: _Kept[str, dict[str, int]] = _Kept(MAX_FILES)
+        self._huge = asyncio.Lock()
 
     def learn_files(self, request: ClientRequest, *, tenant: str, tokens: int) -> None:
         """Take what the upstream counted beyond the estimate as the size of the request's files that are only named.
@@ -213,29 +222,53 @@ class Transcripts:
 
     async def _entries(self, raws: Sequence[Raw], counting: _Counting) -> list[tuple[Message, bool]]:
         """What is known of each message, those never seen before being read and counted now."""
-        seed, kind, files, seen = counting.seed, counting.kind, counting.files, self._seen
-        view, is_chat = counting.codec.view, counting.codec is CHAT
+        seed, kind, seen, is_chat = counting.seed, counting.kind, self._seen, counting.codec is CHAT
         keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
         if not is_chat:  # what stands before a compaction is read as nothing, whatever it was before that came
             keys = [(key, f"{kind} {type(raw).__name__}") for (key, _), raw in zip(keys, raws, strict=True)]
         if counting.sampled:
             keys = [key if key in seen else (key[0], key[1] + SAMPLED) for key in keys]
         unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
-        new = [(key, view(raw)) for key, raw in unseen]
-        if new:
-            for (_, raw), (_, value) in zip(unseen, new, strict=True):
-                self._judge_depth(raw, counting.codec.array, within=2, read=value if is_chat else None)
-            values = [value for _, value in new]
-            count = sample_messages if counting.sampled else count_messages
-            counts = await count(values, counting.counter, model=counting.model, image_tokens=counting.image_tokens)
-            for (key, value), counted in zip(new, counts, strict=True):
-                tokens = counted + sum(files.get(name, 0) for name in named_files(value)) if files else counted
-                tokens += 0 if is_chat else value.get(SEALED, 0)
-                seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
+        if sum(len(raw) for _, raw in unseen) <= COUNTED:
+            await self._see(unseen, counting)
+        else:
+            async with self._turn():
+                await self._see([*unseen[:COUNTED_FIRST], *unseen[: COUNTED_FIRST - 1 : -1]], counting)
         entries = [seen[key] for key in keys]
         while len(seen) > MAX_MESSAGES:
             seen.popitem(last=False)
         return entries
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Be the only one whose messages are so many. Raises Busy for who would have to wait long."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._huge.acquire()
+        except TimeoutError:
+            raise Busy.after(PATIENCE) from None
+        try:
+            yield
+        finally:
+            self._huge.release()
+
+    async def _see(self, unseen: Sequence[tuple[tuple[bytes, str], Raw]], counting: _Counting) -> None:
+        """Read and count messages, a few at a time, and keep what is known of them."""
+        files, codec, counter, characters, tokens = counting.files, counting.codec, counting.counter, 0, 0
+        for part in _parts(unseen):
+            values = [codec.view(raw) for _, raw in part]
+            for (_, raw), value in zip(part, values, strict=True):
+                self._judge_depth(raw, codec.array, within=2, read=value if codec is CHAT else None)
+            items = [message_texts(v, model=counting.model, image_tokens=counting.image_tokens) for v in values]
+            if characters > COUNTED:
+                counter = counting.counter.guessing(characters, tokens)
+            counts = await (sample_all if counting.sampled else count_all)(items, counter)
+            characters += sum(len(text) for item in items for text in item.texts)
+            tokens += sum(counts) - sum(item.fixed for item in items)
+            for (key, _), value, counted in zip(part, values, counts, strict=True):
+                counted += sum(files.get(name, 0) for name in named_files(value)) if files else 0
+                counted += 0 if codec is CHAT else value.get(SEALED, 0)
+                self._seen[key] = message_of(value, counted) if value else (_unreadable(key[0], counted), False)
 
     def _judge_depth(self, raw: Raw, field: str, *, within: int = 1, read: object = None) -> None:
         if nests_beyond(raw, self._depth - within, read=read):
@@ -270,6 +303,19 @@ class Transcripts:
             self._judge_depth(part, name)
         tools, functions, schema = request.value("tools"), request.value("functions"), request.codec.schema_of(request)
         return count_tools(tools, functions, schema, counting.counter, model=counting.model)
+
+
+def _parts(unseen: Sequence[tuple[K, Raw]]) -> Iterator[list[tuple[K, Raw]]]:
+    """Messages in parts of so many bytes: the event loop does something else in between."""
+    part, size = list[tuple[K, Raw]](), 0
+    for each in unseen:
+        part.append(each)
+        size += len(each[1])
+        if size >= READ_AT_ONCE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _key_of(parts: Iterable[Raw], counting: _Counting) -> tuple[bytes, str]:
@@ -361,7 +407,7 @@ def _unreadable(digest: bytes, tokens: int) -> Message:
 
 
 class _Bodies:
-    """Bodies of raw messages, parsed when they are asked for and kept for the length of one request."""
+    """Bodies of raw messages, parsed when they are asked for and kept for one request, if they are not too long."""
 
     def __init__(self, codec: Codec, raws: Sequence[Raw], new: Sequence[Raw], *, first: int) -> None:
         """``new`` are the raw messages from ``first`` on: for them the array need not be split."""
@@ -370,11 +416,19 @@ class _Bodies:
         self._new = new
         self._first = first
         self._read: dict[int, Body] = {}
+        self._held = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(_Bodies, first=sys.maxsize), (self._codec, self._raws, ())
 
     def read(self, index: int) -> Body:
         """What message ``index`` says."""
         body = self._read.get(index)
         if body is None:
+            if self._held > MAX_KEPT_CHARS:
+                self._held = 0
+                self._read.clear()
             raw = self._new[index - self._first] if index >= self._first else self._raws[index]
             body = self._read[index] = body_of(self._codec.view(raw))
+            self._held += len(body.text)
         return body

@@ -5,8 +5,8 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 63_480,
-    "files": 224,
+    "lines": 64_800,
+    "files": 229,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 27,
@@ -15,13 +15,14 @@ REACHED = {
     "longest function": 60,
     "files of a warm request": 64,
     "jumps of a warm request": 360,
-    "files of a first batch": 70,
+    "files of a first batch": 71,
 }
 """To be lowered with every room that is furnished, never raised without a word about why.
 
 Before Responses and Messages, the simulator of all three endpoints, the dashboard and the commands of the first ten
 minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them. What limits a
-key and shows how the store grows is 290 lines and a migration.
+key and shows how the store grows is 290 lines and a migration. Plans in
+processes of their own took 700 lines in three files, one of them on the way of a batch.
 """
 
 

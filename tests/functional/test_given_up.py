@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +19,7 @@ from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, pros
 
 WORDS = prose(400, seed=1).split()
 GRACE = 0.2
+STARTED = 0.9  # seconds of a processor: more than starting takes
 
 
 def history(messages: int, *, seed: int) -> bytes:
@@ -29,10 +32,16 @@ def history(messages: int, *, seed: int) -> bytes:
     return json.dumps({"model": "sim", "messages": [*chat, {"role": "user", "content": "Go on."}]}).encode()
 
 
+def below(process: int) -> list[int]:
+    """The processes that a process has started and that have not ended."""
+    tasks = Path(f"/proc/{process}/task")
+    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+
+
 def seconds_of(process: int) -> float:
-    """The processor time that a process has taken."""
+    """The processor time that a process has taken, and all that it has started."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+    return sum(map(int, fields[11:15])) / 100 + sum(map(seconds_of, below(process)))
 
 
 @asynccontextmanager
@@ -58,10 +67,12 @@ async def until_it_plans(process: int, before: float, seconds: float) -> None:
 
 
 async def until_idle(process: int) -> None:
-    """Return once none of its threads has wanted to run for a fifth of a second, however busy the machine is."""
+    """Return once none of its threads, nor of those that it has started, has wanted to run for a fifth of a second, however busy the machine is."""
     seen = 0
     while seen < 20:
-        stats = (path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat"))
+        stats = [
+            p.read_text() for each in (process, *below(process)) for p in Path(f"/proc/{each}/task").glob("*/stat")
+        ]
         seen = seen + 1 if all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats) else 0
         await asyncio.sleep(0.01)
 
@@ -95,6 +106,39 @@ async def test_a_process_that_is_to_stop_does_not_wait_for_a_plan_longer_than_it
             answer = await asking
             assert await target.process.wait() == 0
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+
+
+async def until_a_process_plans(process: int) -> int:
+    """The process below that plans, once it has worked for a moment."""
+    async with asyncio.timeout(60):
+        while not (found := [each for each in below(process) if seconds_of(each) > STARTED]):
+            await asyncio.sleep(0.01)
+    return found[0]
+
+
+@pytest.mark.requirement("S.26", "P6")
+async def test_a_plan_whose_process_is_killed_costs_its_client_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as (_, client, process):
+        asking = asyncio.create_task(client.post("/chat/completions", content=history(500, seed=4)))
+        killed = await until_a_process_plans(process)
+        os.kill(killed, signal.SIGKILL)
+        answer = await asking
+        assert answer.status_code == 200
+        assert (answer.headers["x-weir-actions"], "x-weir-degraded" in answer.headers) == ("compact=1", False)
+        assert below(process) != [killed]
+
+
+@pytest.mark.requirement("S.26", "R.73")
+async def test_no_process_that_plans_outlives_a_weir_that_was_killed(tmp_path: Path) -> None:
+    async with started(tmp_path) as (target, client, process):
+        asking = asyncio.create_task(client.post("/chat/completions", content=history(1_000, seed=5)))
+        planning = await until_a_process_plans(process)
+        assert target.process is not None
+        target.process.kill()
+        await asyncio.gather(asking, return_exceptions=True)
+        async with asyncio.timeout(30):
+            while Path(f"/proc/{planning}").exists():
+                await asyncio.sleep(0.01)
 
 
 STUCK = """

@@ -86,6 +86,6 @@ async def test_what_waits_and_what_is_held_is_told_while_it_is() -> None:
     assert busy["weir_bodies_held_bytes"] > 500
     assert busy["weir_connections upstream_busy"] == 1
     assert idle["weir_bodies_held_bytes"] == idle["weir_connections upstream_busy"] == 0
-    assert {"bodies", "threads", "tokens", "store", "preparations"} == {
+    assert {"bodies", "threads", "tokens", "store", "preparations", "plans"} == {
         name.split()[1] for name in idle if name.startswith("weir_queue ")
     }

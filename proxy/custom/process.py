@@ -1,0 +1,105 @@
+"""A process that is asked by frames on its input and answers by frames on its output: four bytes of length, the rest.
+
+It ends by itself as soon as its input is closed, even while it works, so that it never outlives the Weir that started
+it. :func:`answering` is its side, :class:`ChildProcess` that of Weir.
+"""
+
+import asyncio
+import json
+import os
+import queue
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import BinaryIO, Self
+
+LENGTH = struct.Struct(">I")
+AT_ONCE = 256 * 1024
+"""Bytes that are written before the event loop does something else."""
+Frames = queue.SimpleQueue[bytes]
+
+
+def python(code: str, *arguments: str, path: Sequence[str] = ()) -> tuple[str, ...]:
+    """The command that runs code where modules are looked for as here, and then in ``path``."""
+    begin = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    return (sys.executable, "-c", begin + code, json.dumps([*sys.path, *path]), *arguments)
+
+
+class ChildProcess:
+    """The process, as who asks sees it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> Self:
+        """Start it. Its output is read as long frames, so that a small buffer is enough."""
+        pipe = asyncio.subprocess.PIPE
+        return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True))
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.returncode is None
+
+    async def send(self, *frames: bytes | memoryview) -> None:
+        """Ask; a long frame is written in pieces. Raises ConnectionError where it has ended."""
+        output = self._process.stdin
+        assert output is not None  # noqa: S101 - it was started with one
+        for frame in frames:
+            whole = memoryview(frame).cast("B")
+            output.write(LENGTH.pack(len(whole)))
+            for start in range(0, len(whole), AT_ONCE):
+                output.write(whole[start : start + AT_ONCE])
+                await output.drain()
+        await output.drain()
+
+    async def receive(self, *, limit: int) -> bytes:
+        """The next answer. Raises IncompleteReadError where the process has ended, ValueError for one too long."""
+        source = self._process.stdout
+        assert source is not None  # noqa: S101 - it was started with one
+        size = LENGTH.unpack(await source.readexactly(LENGTH.size))[0]
+        if size > limit:
+            raise ValueError("the answer is too long")
+        return await source.readexactly(size)
+
+    async def end(self) -> None:
+        """Kill it and whatever it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await self._process.wait()
+
+
+def answering() -> tuple[BinaryIO, Frames]:
+    """Where this process writes its answers, and what it is asked. Whatever prints goes to standard error."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
+    frames = Frames()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, frames), daemon=True).start()
+    return output, frames
+
+
+def write_frame(output: BinaryIO, frame: bytes) -> None:
+    """Answer."""
+    output.write(LENGTH.pack(len(frame)) + frame)
+    output.flush()
+
+
+def _read(source: BinaryIO, frames: Frames) -> None:
+    """Hand on every frame; at the end of the input end the process, whatever it is doing."""
+    try:
+        while header := source.read(LENGTH.size):
+            frames.put(source.read(LENGTH.unpack(header)[0]))
+    finally:
+        os._exit(0)

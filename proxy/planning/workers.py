@@ -1,0 +1,328 @@
+"""Long plans in processes of their own, so that no other request waits for the interpreter meanwhile.
+
+Who waits takes turns by key, and no key has all processes. What may wait is bounded by admission, which counts the
+bodies. Work that nobody waits for any more ends at once, with its process; a process that dies costs nobody a request,
+for its work is begun anew, and where there is no process to be had a thread does it.
+"""
+
+import asyncio
+import logging
+import os
+import pickle
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import isgeneratorfunction
+from typing import Any, TypeVar, cast
+
+from policies import Flow
+from policies.effects import Effect, Offload
+from proxy.custom.process import ChildProcess, python
+from proxy.effects.apart import apart
+from proxy.effects.perform import Ask, Returned, drive, step
+from proxy.errors import Busy
+from proxy.planning import worker
+from proxy.telemetry import NULL_SPAN, AnySpan
+from proxy.telemetry.process import resident
+
+log = logging.getLogger("weir.workers")
+
+LONG, VERY_LONG = 16_000, 64_000
+"""Tokens of a history from which on another process plans it, and from which on one is started for it alone."""
+ENORMOUS = 2_000_000
+"""Tokens from which on one plan is made at a time, and who would have to wait long for that is told to come again."""
+PATIENCE = 3.0
+HUGE = "huge"
+START_WITHIN = 30.0
+IDLE = 300.0
+LARGE = 192 * 2**20
+"""Bytes that a process may keep from one plan to the next."""
+MAX_FRAME = 2**32
+MAX_WORKERS = 8
+TRIES = 2
+REMEMBERED = 256
+BACKGROUND = ""
+"""The key of all work that no request waits for: it begins when no request waits, and leaves a place for one."""
+GONE = (OSError, EOFError, pickle.UnpicklingError)
+T = TypeVar("T")
+
+
+def workers_for(processes: int) -> int:
+    """How many a server may have that is one of so many: a core is left for what it does itself, two is the least."""
+    return min(MAX_WORKERS, max(2, ((os.cpu_count() or 1) - 1) // processes))
+
+
+class WorkerDied(Exception):
+    """The process ended while it worked, whenever it was tried."""
+
+
+class _CannotStart(Exception):
+    """There is no process to be had."""
+
+
+class Turns:
+    """Places, and who waits for one: each key in its turn, and no key has all of them.
+
+    What is huge, whoever asks, has one, for the sake of memory; what is done in the background comes last.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = Counter[str]()
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @property
+    def waiting(self) -> int:
+        """Those without a place."""
+        return sum(not turn.done() for turns in self._waiting.values() for turn in turns)
+
+    async def enter(self, key: str) -> None:
+        """Return once there is a place for this key, which has it from then on."""
+        if self._has_place(key):
+            self._taken[key] += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # its turn had come
+                self.leave(key)
+            raise
+
+    def leave(self, key: str) -> None:
+        """Give a place back to whose turn it is."""
+        self._taken[key] -= 1
+        for other in sorted(self._waiting, key=BACKGROUND.__eq__):
+            waiting = self._waiting[other]
+            while waiting and waiting[0].done():  # it was cancelled
+                waiting.popleft()
+            given = bool(waiting) and self._has_place(other)
+            if given:
+                self._taken[other] += 1
+                waiting.popleft().set_result(None)
+                self._waiting.move_to_end(other)
+            if not waiting:
+                del self._waiting[other]
+            if given:
+                return
+
+    def _has_place(self, key: str) -> bool:
+        taken = self._taken.total()
+        if key == BACKGROUND and taken:
+            return taken < self._most - 1
+        return taken < self._most and self._taken[key] < (1 if key == HUGE else max(1, self._most - 1))
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A process; ``knows`` are the conversations that it has read last, ``rests`` says that it waits for work."""
+
+    process: ChildProcess
+    knows: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    rests: bool = True
+    leaving: asyncio.TimerHandle | None = None
+
+
+class Workers:
+    """The processes of one server, at most so many; begun when there is work, ended when there was none for a while."""
+
+    def __init__(self, most: int = 0, *, idle: float = IDLE) -> None:
+        """Without any, threads do all the work."""
+        self._most = most
+        self._idle = idle
+        self._turns = Turns(most)
+        self._resting: list[_Worker] = []
+        self._working: set[_Worker] = set()
+        self._here = 0
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Plans that wait for a process."""
+        return self._turns.waiting
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """How many there are, by whether they work."""
+        return {"busy": len(self._working), "idle": len(self._resting)}
+
+    async def run(
+        self,
+        work: "partial[Flow[T]] | partial[T]",
+        *,
+        key: str,
+        branch: str,
+        ask: Ask,
+        span: AnySpan = NULL_SPAN,
+        begun: tuple[Flow[T], Effect] | None = None,
+    ) -> T:
+        """What a function of the pure half comes to, whose first argument is a transcript; flows ask ``ask``.
+
+        ``begun`` is the flow where it was begun here, with what it asks for first. A process that has read the
+        conversation's ``branch`` before is preferred. Raises PolicyError as the function does, WorkerDied.
+        """
+        is_whole = begun is None or isinstance(begun[1], Offload)
+        if is_whole and self._is_long(work.args[0].tokens):
+            try:
+                moved: T = await self._elsewhere(work, key, branch, ask, span)
+            except (worker.Unmovable, _CannotStart) as error:
+                log.warning("a thread does what a process should do: %s", error)
+            else:
+                return moved
+        self._here += 1
+        try:
+            if begun is not None:
+                return await drive(*begun, ask, span)
+            if isgeneratorfunction(work.func):
+                flow = cast("Flow[T]", work())
+                return await drive(flow, await apart(step, flow), ask, span)
+            return await apart(cast("partial[T]", work))
+        finally:
+            self._here -= 1
+
+    def _is_long(self, tokens: int) -> bool:
+        """Whether a process is to be asked rather than a thread: one is at rest, or it is worth starting one."""
+        if not self._most or tokens < LONG:
+            return False
+        return tokens >= VERY_LONG or self._here > 0 or bool(self._resting)
+
+    async def close(self) -> None:
+        """End every process; none is started any more."""
+        self._most = 0
+        for found in self._resting:
+            self._end(found)
+        self._resting.clear()
+        for found in self._working:
+            self._end(found)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def _elsewhere(self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan) -> Any:
+        frames = worker.packed(work)
+        if work.args[0].tokens >= ENORMOUS:
+            key = HUGE
+        for _ in range(TRIES):
+            at = span.now()
+            async with self._turn(key, branch) as found:
+                span.since(at, "wait", "worker")
+                span.begin()
+                try:
+                    returned = await _Talk(found, ask, span, work).work(frames)
+                except GONE as error:
+                    if found.rests:  # it is another's fault
+                        raise
+                    log.warning("the process that planned a request has ended: %s", type(error).__name__)
+                    continue
+            return returned.value
+        raise WorkerDied
+
+    @asynccontextmanager
+    async def _turn(self, key: str, branch: str) -> AsyncIterator[_Worker]:
+        """A process of one's own, once it is one's turn; it is ended unless it has finished what it was asked."""
+        await self._enter(key)
+        try:
+            if not self._most:
+                raise _CannotStart("the server stops")
+            found = self._rested(branch) or await _started()
+            self._working.add(found)
+            try:
+                yield found
+            finally:
+                self._working.discard(found)
+                if found.rests and resident(found.process.pid) <= LARGE:
+                    found.knows.append(branch)
+                    found.leaving = asyncio.get_running_loop().call_later(self._idle, self._leave, found)
+                    self._resting.append(found)
+                else:
+                    await found.process.end()
+        finally:
+            self._turns.leave(key)
+
+    async def _enter(self, key: str) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE if key == HUGE else None):
+                await self._turns.enter(key)
+        except TimeoutError:
+            raise Busy.after(PATIENCE) from None
+
+    def _rested(self, branch: str) -> _Worker | None:
+        """A process that waits for work, first one that knows the conversation."""
+        self._resting = [found for found in self._resting if found.process.is_running]
+        if not self._resting:
+            return None
+        chosen = next((found for found in self._resting if branch in found.knows), self._resting[-1])
+        self._resting.remove(chosen)
+        if chosen.leaving is not None:
+            chosen.leaving.cancel()
+        return chosen
+
+    def _leave(self, found: _Worker) -> None:
+        if found in self._resting:
+            self._resting.remove(found)
+            self._end(found)
+
+    def _end(self, found: _Worker) -> None:
+        if found.leaving is not None:
+            found.leaving.cancel()
+        task = asyncio.get_running_loop().create_task(found.process.end(), name="weir-worker-ends")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+async def _started() -> _Worker:
+    process: ChildProcess | None = None
+    try:
+        async with asyncio.timeout(START_WITHIN):
+            process = await ChildProcess.start(python("from proxy.planning.worker import work; work()"))
+            await process.receive(limit=MAX_FRAME)
+    except BaseException as error:
+        if process is not None:
+            await process.end()
+        if isinstance(error, (*GONE, TimeoutError)):
+            raise _CannotStart(type(error).__name__) from None
+        raise
+    return _Worker(process)
+
+
+@dataclass(slots=True)
+class _Talk:
+    """What is said between the two while one piece of work is done."""
+
+    found: _Worker
+    ask: Ask
+    span: AnySpan
+    asked: "partial[Any]"
+
+    async def work(self, frames: "list[bytes | memoryview]") -> Returned[Any]:
+        """What came of it. Raises PolicyError as it does, RuntimeError where it fails, one of GONE for the process."""
+        self.found.rests = False
+        process, trouble = self.found.process, None
+        await process.send(*frames)
+        while True:
+            kind, value = pickle.loads(await process.receive(limit=MAX_FRAME))  # noqa: S301 - of a process of Weir's own
+            if kind == "did":
+                self.span.lap(value)
+                continue
+            if kind in ("asks", "tools"):
+                try:
+                    reply = await self._reply(kind, value)
+                except Exception as error:  # noqa: BLE001 - it is raised again once the process rests
+                    reply, trouble = None, error
+                self.span.resume(between=False)
+                await process.send(worker.written(reply))
+                continue
+            self.found.rests = True
+            if trouble is not None:
+                raise trouble
+            if kind == "refuses":
+                raise worker.refusal(*value)
+            if kind == "failed":
+                raise RuntimeError(f"planning failed in its process\n{value}")
+            return Returned(value)
+
+    async def _reply(self, kind: str, effect: Effect) -> Any:
+        if kind == "tools":
+            return await asyncio.to_thread(self.asked.args[0].read_tools)
+        return await self.ask(effect)

@@ -1,0 +1,340 @@
+"""Plans in processes of their own: the same as here, in turns by key, and nobody's request for a process that dies."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies import BudgetUnreachable, ConversationState, Decision, plan
+from policies.effects import Effect, Failed, Reply, Summarize, Together
+from policies.messages import Transcript
+from policies.settings import ContextSettings
+from proxy.config.loading import load_config
+from proxy.effects.perform import SharedReadings
+from proxy.errors import Busy
+from proxy.planning import worker, workers
+from proxy.planning.workers import BACKGROUND, HUGE, Turns, WorkerDied, Workers
+from proxy.telemetry import NULL_SPAN
+from proxy.wire.anthropic import MESSAGES
+from proxy.wire.codec import CHAT, Codec
+from proxy.wire.counting import Tokenizer
+from proxy.wire.raw import write_value
+from proxy.wire.responses import RESPONSES
+from proxy.wire.transcripts import Transcripts
+from tests.functional.harness import TOOLS, prose
+
+COUNTER = Tokenizer().counter("o200k_base")
+SETTINGS = load_config(env={}).policy("balanced")
+
+
+async def transcript_of(codec: Codec = CHAT, *, messages: int = 24, seed: int = 0) -> Transcript:
+    """A history of about 20,000 tokens."""
+    said = [
+        {"role": ("user", "assistant")[n % 2], "content": prose(700, seed=1_000 * seed + n)} for n in range(messages)
+    ]
+    history = [*said, {"role": "user", "content": "Go on."}]
+    fields: dict[str, Any] = {"model": "gpt-4o", codec.array: history}
+    request = codec.parse(write_value(fields | ({"tools": TOOLS} if codec is CHAT else {})))
+    read = await Transcripts().read(request, tenant="t", model="gpt-4o", counter=COUNTER)
+    return read.transcript
+
+
+def planning(transcript: Transcript, *, window: int = 16_384, settings: ContextSettings = SETTINGS) -> "partial[Any]":
+    from policies import divide
+
+    return partial(
+        plan,
+        transcript,
+        settings=settings,
+        budget=divide(settings, window=window),
+        known=ConversationState(),
+        counter=COUNTER,
+        readings=SharedReadings(),
+    )
+
+
+async def nobody(effect: Effect) -> Reply:
+    return Failed("off")
+
+
+@pytest.fixture
+async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Workers]:
+    monkeypatch.setattr(workers, "VERY_LONG", workers.LONG)
+    made = Workers(2)
+    yield made
+    await made.close()
+
+
+def pids(pool: Workers) -> list[int]:
+    return [each.process.pid for each in (*pool._working, *pool._resting)]
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody has asked how it ended has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.requirement("S.26", "P5")
+@pytest.mark.parametrize("codec", [CHAT, RESPONSES, MESSAGES], ids=lambda codec: codec.name)
+async def test_a_process_decides_what_a_thread_does(codec: Codec, pool: Workers) -> None:
+    transcript = await transcript_of(codec)
+    here: Decision = await Workers().run(planning(transcript), key="a", branch="b", ask=nobody)
+    there: Decision = await pool.run(planning(transcript), key="a", branch="b", ask=nobody)
+    assert len(pids(pool)) == 1
+    assert here.cut is not None
+    assert replace(there, trend=here.trend) == here
+
+
+@pytest.mark.requirement("S.26")
+async def test_definitions_of_tools_are_told_to_the_process_that_needs_them(pool: Workers) -> None:
+    transcript = await transcript_of()
+    settings = load_config(env={}).policy("fb-voice-32k")
+    settings = replace(settings, layers=(replace(SETTINGS.layers[0], strategy="prune_tools", at=0, params={}),))
+    small = planning(transcript, settings=settings)
+    here = await Workers().run(small, key="a", branch="b", ask=nobody)
+    there = await pool.run(small, key="a", branch="b", ask=nobody)
+    assert replace(there, trend=here.trend) == here
+
+
+@pytest.mark.requirement("S.26")
+async def test_a_refusal_crosses_with_its_figures(pool: Workers) -> None:
+    transcript = await transcript_of()
+    with pytest.raises(BudgetUnreachable) as refused:
+        await pool.run(planning(transcript, window=24), key="a", branch="b", ask=nobody)
+    with pytest.raises(BudgetUnreachable) as known:
+        await Workers().run(planning(transcript, window=24), key="a", branch="b", ask=nobody)
+    assert (vars(refused.value), str(refused.value)) == (vars(known.value), str(known.value))
+    assert len(pids(pool)) == 1
+
+
+def with_summary(transcript: Transcript) -> "partial[Any]":
+    return planning(
+        transcript, settings=replace(SETTINGS, summarizer="small", summaries=replace(SETTINGS.summaries, wait=20.0))
+    )
+
+
+@pytest.mark.requirement("S.26")
+async def test_a_plan_whose_process_is_killed_is_made_anew(pool: Workers) -> None:
+    transcript, killed = await transcript_of(), list[int]()
+
+    async def ask(effect: Effect) -> Reply:
+        if not killed and isinstance(effect, Summarize | Together):
+            killed.extend(pids(pool))
+            os.kill(killed[0], signal.SIGKILL)
+        return Failed("off")
+
+    decision = await pool.run(with_summary(transcript), key="a", branch="b", ask=ask)
+    assert killed
+    assert decision.cut is not None
+    assert not set(pids(pool)) & set(killed)
+
+
+@pytest.mark.requirement("S.26")
+async def test_a_process_that_dies_each_time_is_given_up(pool: Workers) -> None:
+    async def ask(effect: Effect) -> Reply:
+        os.kill(pids(pool)[0], signal.SIGKILL)
+        return Failed("off")
+
+    with pytest.raises(WorkerDied):
+        await pool.run(with_summary(await transcript_of()), key="a", branch="b", ask=ask)
+    assert pids(pool) == []
+
+
+@pytest.mark.requirement("S.26")
+async def test_where_no_process_can_be_started_a_thread_plans(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "python", lambda code: ("/does/not/exist",))
+    decision = await pool.run(planning(await transcript_of()), key="a", branch="b", ask=nobody)
+    assert decision.cut is not None
+    assert pids(pool) == []
+
+
+@pytest.mark.requirement("S.26")
+async def test_what_cannot_be_given_away_is_planned_by_a_thread(pool: Workers) -> None:
+    class Own:
+        def count(self, text: str) -> int:
+            return len(text) // 3
+
+    work = planning(await transcript_of())
+    decision = await pool.run(partial(work, counter=Own()), key="a", branch="b", ask=nobody)
+    assert decision.cut is not None
+    assert pids(pool) == []
+
+
+@pytest.mark.requirement("S.26")
+async def test_what_an_answer_raises_leaves_the_process_to_the_next_plan(pool: Workers) -> None:
+    transcript, asked = await transcript_of(), list[Effect]()
+
+    async def ask(effect: Effect) -> Reply:
+        asked.append(effect)
+        raise LookupError("meanwhile")
+
+    with pytest.raises(LookupError, match="meanwhile"):
+        await pool.run(with_summary(transcript), key="a", branch="b", ask=ask)
+    (process,) = pids(pool)
+    assert len(asked) == 1
+    assert (await pool.run(planning(transcript), key="a", branch="b", ask=nobody)).cut is not None
+    assert pids(pool) == [process]
+
+
+@pytest.mark.requirement("P5", "S.26")
+async def test_a_plan_that_nobody_waits_for_ends_with_its_process(pool: Workers) -> None:
+    transcript = await transcript_of(messages=160)
+    asking = asyncio.create_task(pool.run(planning(transcript), key="a", branch="b", ask=nobody))
+    await until(lambda: bool(pool._working))
+    (process,) = pids(pool)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert not is_there(process)
+    assert pids(pool) == []
+    assert (await pool.run(planning(transcript), key="a", branch="b", ask=nobody)).cut is not None
+
+
+@pytest.mark.requirement("S.26")
+async def test_processes_without_work_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "VERY_LONG", workers.LONG)
+    pool = Workers(2, idle=0.01)
+    await pool.run(planning(await transcript_of()), key="a", branch="b", ask=nobody)
+    await until(lambda: not pids(pool))
+    await pool.close()
+
+
+@pytest.mark.requirement("S.26")
+async def test_a_conversation_goes_to_the_process_that_has_read_it(pool: Workers) -> None:
+    first, second = await transcript_of(), await transcript_of(seed=1)
+    runs = (pool.run(planning(t), key=key, branch=key, ask=nobody) for t, key in ((first, "a"), (second, "b")))
+    await asyncio.gather(*runs)
+    assert len(pids(pool)) == 2
+    knows = {each.knows[0]: each.process.pid for each in pool._resting}
+    for _ in range(2):
+        for key, transcript in (("a", first), ("b", second)):
+            await pool.run(planning(transcript), key=key, branch=key, ask=nobody)
+            assert pool._resting[-1].process.pid == knows[key]
+
+
+async def order_of(turns: Turns, keys: str) -> list[str]:
+    """In which order keys that ask in this one are given places, which they leave at once."""
+    given: list[str] = []
+
+    async def ask(key: str) -> None:
+        await turns.enter(key)
+        given.append(key)
+        await asyncio.sleep(0)
+        turns.leave(key)
+
+    for holder in ("x", "y"):
+        await turns.enter(holder)
+    asking = [asyncio.create_task(ask(key)) for key in keys]
+    await asyncio.sleep(0)
+    turns.leave("x")
+    await asyncio.gather(*asking)
+    turns.leave("y")
+    return given
+
+
+@pytest.mark.requirement("S.26")
+async def test_each_key_has_its_turn_whoever_has_asked_oftener() -> None:
+    assert await order_of(Turns(2), "aaaabbc") == [*"abcabaa"]
+
+
+@pytest.mark.requirement("S.26", "P5")
+async def test_what_no_request_waits_for_comes_last_and_leaves_a_place() -> None:
+    turns = Turns(2)
+    await turns.enter("a")
+    behind = asyncio.create_task(turns.enter(BACKGROUND))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(turns.enter("a"))
+    await asyncio.sleep(0)
+    assert turns.waiting == 2
+    turns.leave("a")
+    await second
+    assert not behind.done()
+    turns.leave("a")
+    await behind
+    await turns.enter("a")
+    assert turns.waiting == 0
+
+
+@pytest.mark.requirement("S.26")
+async def test_no_key_has_all_places_and_the_last_one_is_free_for_another() -> None:
+    turns = Turns(2)
+    await turns.enter("a")
+    second = asyncio.create_task(turns.enter("a"))
+    await asyncio.sleep(0)
+    assert turns.waiting == 1
+    await turns.enter("b")
+    turns.leave("b")
+    await asyncio.sleep(0)
+    assert not second.done()
+    turns.leave("a")
+    await second
+
+
+@pytest.mark.requirement("S.26")
+@pytest.mark.parametrize("given", [False, True])
+async def test_who_stops_waiting_keeps_no_place(given: bool) -> None:
+    turns = Turns(1)
+    await turns.enter("a")
+    waiting = asyncio.create_task(turns.enter("b"))
+    await asyncio.sleep(0)
+    if given:
+        turns.leave("a")
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    if not given:
+        turns.leave("a")
+    assert turns.waiting == 0
+    await asyncio.wait_for(turns.enter("c"), 5)
+
+
+@pytest.mark.requirement("S.26", "R.22")
+async def test_what_is_huge_is_planned_alone_and_told_to_come_again(
+    pool: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "ENORMOUS", workers.LONG)
+    monkeypatch.setattr(workers, "PATIENCE", 0.05)
+    transcript = await transcript_of()
+    await pool._turns.enter(HUGE)
+    with pytest.raises(Busy) as busy:
+        await pool.run(planning(transcript), key="b", branch="b", ask=nobody)
+    assert busy.value.retry_after == 1
+    pool._turns.leave(HUGE)
+    assert (await pool.run(planning(transcript), key="b", branch="b", ask=nobody)).cut is not None
+
+
+@pytest.mark.requirement("S.26")
+async def test_long_bytes_are_not_copied_into_the_question() -> None:
+    transcript = await transcript_of()
+    frame, count, *buffers = worker.packed(planning(transcript))
+    assert count == b"%d" % len(buffers) == b"1"
+    assert len(frame) < len(buffers[0]) / 5
+
+
+async def test_a_span_hears_what_a_process_does(pool: Workers) -> None:
+    class Heard(type(NULL_SPAN)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.laps: list[str] = []
+
+        def lap(self, what: str) -> None:
+            self.laps.append(what)
+
+    here, there = Heard(), Heard()
+    for made, heard in ((Workers(), here), (pool, there)):
+        work = partial(planning(await transcript_of()), announce=heard.lap)
+        await made.run(work, key="a", branch="b", ask=nobody, span=heard)
+    assert here.laps == there.laps
+    assert "extract" in there.laps
