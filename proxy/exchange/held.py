@@ -18,6 +18,7 @@ from proxy.runtime import Runtime
 from proxy.store.answers import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
 from proxy.wire.codec import NOTHING, ClientRequest, Segments, opening_of, with_history, without_marks
+from proxy.wire.compaction import OWN
 from proxy.wire.raw import Raw
 
 log = logging.getLogger("weir.settlement")
@@ -66,6 +67,8 @@ class HeldState:
             with suppress(Exception):  # nobody may have been able to read the messages
                 body = without_marks(client)
         own = replace(plan, body=body)
+        if OWN in self.chain[-1].output:
+            return replace(plan, restarted=True)  # its provider has never seen that answer
         if recognized is None or decision is None or asked.settings.observes:
             return own
         if decision.is_new:

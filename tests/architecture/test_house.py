@@ -5,8 +5,8 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 63_300,
-    "files": 223,
+    "lines": 63_800,
+    "files": 226,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 27,
@@ -15,12 +15,13 @@ REACHED = {
     "longest function": 60,
     "files of a warm request": 64,
     "jumps of a warm request": 360,
-    "files of a first batch": 70,
+    "files of a first batch": 71,
 }
 """To be lowered with every room that is furnished, never raised without a word about why.
 
 Before Responses and Messages, the simulator of all three endpoints, the dashboard and the commands of the first ten
-minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them.
+minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them. Compactions that
+clients ask for, and what upstreams do not have, took 550 more in 3 files; a batch looks into one of these.
 """
 
 
