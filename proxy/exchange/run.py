@@ -326,7 +326,7 @@ class ExchangeHandler:
         body = attempts.within_window(plan)
         while True:
             received, verdict = await make(body, plan)
-            if verdict.kind is Kind.BINDING and (valid := await self._without_unbound(request, plan)) is not None:
+            if (valid := await self._without_reasoning(request, plan, verdict)) is not None:
                 received.answer.close()
                 attempts.retries += 1
                 plan = self.progress.plan = valid if recalling is None else recalling.consider(valid)
@@ -364,17 +364,22 @@ class ExchangeHandler:
             self._note_plan(span, smaller)
             return smaller if recalling is None else recalling.consider(smaller)
 
-    async def _without_unbound(self, request: Request, plan: Plan) -> Plan | None:
-        """The plan without any thinking, after the upstream refused it behind what it was not signed for.
+    async def _without_reasoning(self, request: Request, plan: Plan, verdict: Verdict) -> Plan | None:
+        """The plan without any reasoning, after the upstream refused it for how it stands.
 
-        The model is known from now on to do so. None where that was tried, or is not for Weir to do.
+        A model that refuses it behind what it was not signed for is known from now on to do so. Else the client has
+        changed it, or the rounds are lost that stood in it. None where that was tried, or is not for Weir to do.
         """
         asked, recognized, known = request.asked, plan.recognized, self.runtime.binding
-        if asked is None or recognized is None or asked.unbinds or asked.settings.observes:
+        if verdict.kind not in (Kind.BINDING, Kind.CHANGED) or asked is None or recognized is None:
             return None
-        if len(known) < MAX_BINDING:
-            known.add((request.destination.upstream.name, asked.request.model))
+        if asked.unbinds or asked.settings.observes:
+            return None
         asked.unbinds = True
+        if verdict.kind is Kind.CHANGED and asked.drops_unbound:
+            return None  # a loop has to begin with its thinking
+        if verdict.kind is Kind.BINDING and len(known) < MAX_BINDING:
+            known.add((request.destination.upstream.name, asked.request.model))
         recognized = replace(recognized, transcript=replace(recognized.transcript, binds=not asked.drops_unbound))
         return await self.runtime.planner.first(asked, recognized)
 

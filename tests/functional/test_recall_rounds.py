@@ -530,6 +530,30 @@ async def test_a_client_that_leaves_in_a_later_round_ends_it_and_nothing_of_it_s
 
 @both
 @either_way
+@pytest.mark.requirement("A4.25", "P9")
+async def test_a_conversation_goes_on_whose_hidden_rounds_were_lost_with_the_store(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    again = SimulatedAnswer(reasoning="On to the next file.", text="Reading.", calls=(OWN,))
+    script = [looks(""), looks(""), SimulatedAnswer(reasoning="There it is.", text=TOLD, calls=(OWN,)), again, again]
+    async with scene(tmp_path, endpoint, *script) as on:
+        client = await on.client()
+        answer = await client.ask("Which token?", stream=stream)
+        assert kinds(answer).count("thought") == 3
+        [own] = [each for each in elements(answer) if each.type in ("function_call", "tool_use")]
+        client.answer(getattr(own, "call_id", own.id), "It is empty.")
+        on.database = tmp_path / "another.db"
+        client.at = await on.start()
+        for _ in range(2):
+            answer = await client.ask(stream=stream)
+            assert texts(answer) == ["Reading."]
+            [own] = [each for each in elements(answer) if each.type in ("function_call", "tool_use")]
+            client.answer(getattr(own, "call_id", own.id), "It is empty.")
+        assert [each.status for each in asked(on) if each.status != 200] == [400]  # once, unseen by the client
+
+
+@both
+@either_way
 @pytest.mark.requirement("A4.25", "P5")
 async def test_a_long_run_on_bound_reasoning_is_never_refused_for_what_weir_has_recalled_in_it(
     tmp_path: Path, endpoint: str, stream: bool
