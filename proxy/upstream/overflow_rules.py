@@ -19,7 +19,7 @@ BOUND = "bound to a different conversation"  # Anthropic, of thinking behind an 
 CHANGED = re.compile(
     r"`?thinking`? (?:or `?redacted_thinking`? )?blocks in the latest assistant message cannot be modified"
     r"|invalid `?signature`? in `?thinking`? block"
-    r"|provided without its required (?:following|'reasoning') item"
+    r"|provided without its required .?(?:following|reasoning).? item"
 )
 """What Anthropic, and OpenAI, say of reasoning that does not stand as it was given."""
 OVERFLOW_CODES = frozenset(

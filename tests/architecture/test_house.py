@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 63_800,
+    "lines": 63_830,
     "files": 226,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
@@ -21,7 +21,7 @@ REACHED = {
 
 Before Responses and Messages, the simulator of all three endpoints, the dashboard and the commands of the first ten
 minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them. Compactions that
-clients ask for, and what upstreams do not have, took 550 more in 3 files; a batch looks into one of these.
+clients ask for, and what upstreams do not have, took 580 more in 3 files; a batch looks into one of these.
 """
 
 
