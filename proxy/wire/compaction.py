@@ -21,6 +21,7 @@ OWN = b"weir:1:"
 COMPACTION = "compaction"
 MAX_TEXT = 4 * 2**20
 SAID = frozenset({"user", "system", "developer"})
+DECLARES = frozenset({"additional_tools", "configuration_update"})
 
 Unseal = Callable[[str], str]
 
@@ -71,18 +72,19 @@ def _text_of(block: object, unseal: Unseal) -> str | None:
 
 
 def _items(elements: Sequence[Raw], unseal: Unseal) -> Sequence[Raw] | None:
-    """Before a compaction only what others than the model said is read."""
+    """Before a compaction only what others than the model said, and what they declared, is read."""
     for at in range(len(elements) - 1, -1, -1):
         text = _text_of(first_object(elements[at]), unseal) if OWN in bytes(elements[at]) else None
         if text is not None:
-            said = [raw for raw in elements[:at] if is_said(first_object(raw))]
+            said = [raw for raw in elements[:at] if _stays(first_object(raw))]
             return [*said, RESPONSES.own(text, {}, role="user"), *elements[at + 1 :]]
     return None
 
 
-def is_said(item: Mapping[str, Any]) -> bool:
-    """Whether an item is a message of anybody's but the model's."""
-    return item.get("type", "message") == "message" and item.get("role") in SAID
+def _stays(item: Mapping[str, Any]) -> bool:
+    """Whether an item is a message of anybody's but the model's, or declares tools or settings."""
+    kind = item.get("type", "message")
+    return kind in DECLARES or (kind == "message" and item.get("role") in SAID)
 
 
 def _messages(elements: Sequence[Raw], unseal: Unseal) -> Sequence[Raw] | None:
@@ -133,18 +135,23 @@ def as_compacted(made: Made) -> bytes:
     elements = split_array(made.request.fields.get("input", b"[]"))
     if elements is None:
         elements = (message_of("user", bytes(made.request.fields["input"])),)
-    said = [{**item, "content": _parts(item.get("content"))} for item in map(first_object, elements) if is_said(item)]
-    kept = [{"status": "completed", **item, "type": "message"} for item in said if inside(_first_text(item)) is None]
+    kept = [_as_given(item) for item in map(first_object, elements) if _stays(item)]
+    kept = [item for item in kept if inside(_first_text(item)) is None]
     named = {"id": f"resp_{made.name}", "object": "response.compaction", "created_at": made.at}
     return write_value({**named, "output": [*kept, _item(made)], "usage": _usage(made)})
 
 
-def _parts(content: object) -> object:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+def _as_given(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item as OpenAI gives it back."""
+    content = item.get("content")
+    if item.get("type", "message") != "message":
+        return dict(item)
+    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    return {"status": "completed", **item, "type": "message", "content": parts}
 
 
 def _first_text(item: Mapping[str, Any]) -> str:
-    content = item["content"]
+    content = item.get("content")
     first = content[0] if isinstance(content, list) and content else None
     return str(first.get("text") or "") if isinstance(first, dict) else ""
 

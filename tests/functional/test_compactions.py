@@ -133,6 +133,21 @@ async def test_a_compaction_is_made_for_an_upstream_that_makes_none_and_understo
     assert counted.input_tokens < COUNTER.count(json.dumps(items())) / 2
 
 
+async def test_tools_that_items_declare_and_what_developers_say_stay_beside_a_compaction(tmp_path: Path) -> None:
+    async with before(Dialect.VLLM, tmp_path) as (simulator, proxy):
+        client = proxy.client()
+        declared = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
+        rule = {"type": "message", "role": "developer", "content": "Answer in English."}
+        made = await client.responses.compact(model="m", input=[declared, rule, *items()])  # type: ignore[list-item]
+        output = [each.model_dump(exclude_none=True, warnings=False) for each in made.output]
+        assert [each["type"] for each in output] == ["additional_tools", "message", "message", "compaction"]
+        given: Any = [declared, rule, *items(), output[-1], {"role": "user", "content": "What now?"}]
+        await client.responses.create(model="m", input=given)
+        up = json.loads(gone_up(simulator)[-1])["input"]
+    assert up[:2] == [declared, rule]
+    assert [each.get("role") for each in up[2:]] == ["user", "user", "user"]
+
+
 @pytest.mark.requirement("A0.57")
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_compaction_of_the_upstreams_own_is_relayed(way: Way, tmp_path: Path) -> None:
