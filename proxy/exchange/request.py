@@ -157,7 +157,8 @@ async def _limits_of(
 
 def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientRequest) -> bool:
     """Whether there is a history that may be edited, for an endpoint that the upstream has as far as is known."""
-    is_there = chat.codec.name in upstream.endpoints and (upstream.name, chat.codec.path) not in runtime.lacking
+    lacking, where = runtime.lacking, (upstream.name, chat.codec.path)
+    is_there = chat.codec.name in upstream.endpoints and not (lacking.until and where in lacking)
     return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
 
 

@@ -291,7 +291,7 @@ class ExchangeHandler:
         """Nothing, or EndpointMissing where the upstream has nothing at the endpoint; remembered for a time."""
         upstream, status, path = request.destination.upstream, received.answer.status, self.codec.path
         if status not in NO_SUCH_ROUTE:
-            if status < 300:
+            if status < 300 and self.runtime.lacking.until:
                 self.runtime.lacking.discard(upstream.name, path)
         elif self.codec.name in upstream.endpoints and has_no_route(status, received.body or b"", path):
             self.runtime.lacking.add(upstream.name, path)

@@ -36,17 +36,17 @@ class Lacking:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._until: dict[tuple[str, str], float] = {}
+        self.until: dict[tuple[str, str], float] = {}
 
     def __contains__(self, what: tuple[str, str]) -> bool:
-        return self._until.get(what, 0.0) > self._clock()
+        return self.until.get(what, 0.0) > self._clock()
 
     def add(self, upstream: str, what: str) -> None:
         """An upstream has said that it does not have this."""
-        if len(self._until) >= MAX_LACKING:
-            self._until.clear()
-        self._until[upstream, what] = self._clock() + LACKING_FOR
+        if len(self.until) >= MAX_LACKING:
+            self.until.clear()
+        self.until[upstream, what] = self._clock() + LACKING_FOR
 
     def discard(self, upstream: str, what: str) -> None:
         """It has it after all."""
-        self._until.pop((upstream, what), None)
+        self.until.pop((upstream, what), None)

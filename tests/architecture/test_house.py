@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 63_830,
+    "lines": 63_850,
     "files": 226,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
@@ -15,13 +15,13 @@ REACHED = {
     "longest function": 60,
     "files of a warm request": 64,
     "jumps of a warm request": 360,
-    "files of a first batch": 71,
+    "files of a first batch": 70,
 }
 """To be lowered with every room that is furnished, never raised without a word about why.
 
 Before Responses and Messages, the simulator of all three endpoints, the dashboard and the commands of the first ten
 minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them. Compactions that
-clients ask for, and what upstreams do not have, took 580 more in 3 files; a batch looks into one of these.
+clients ask for, and what upstreams do not have, took 600 more in 3 files.
 """
 
 
