@@ -6,7 +6,7 @@ from policies.ledger import Cut, Edit, EditKind, PlannedMessage
 from policies.limits import BucketExceeded, BudgetUnreachable, TokenBudget, divide
 from policies.memory import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.messages import Body, InvalidConversation, Message, PolicyError, ToolCall, Transcript
-from policies.planner import Action, Decision, plan, trim
+from policies.planner import Action, Decision, compacted, plan, trim
 from policies.preparing import is_near, is_soft, prepare
 from policies.pressure import WindowPressure
 from policies.settings import ClientEdits, ContextSettings, Mode
@@ -46,6 +46,7 @@ __all__ = [
     "ToolCall",
     "Transcript",
     "WindowPressure",
+    "compacted",
     "divide",
     "is_near",
     "is_soft",

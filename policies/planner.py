@@ -56,6 +56,7 @@ from policies.strategies import (
     run_layers,
     run_rungs,
     shorten_standing,
+    stand_in,
 )
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
@@ -233,6 +234,31 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudg
     limits = limits_for(settings, budget)
     grown = measure(transcript, limits=limits, trend=UNKNOWN, at=None)
     return _decide(_checked(draft, bounds), grown, limits=limits)
+
+
+def compacted(
+    transcript: Transcript,
+    *,
+    settings: ContextSettings,
+    budget: TokenBudget,
+    known: ConversationState,
+    counter: TokenCounter,
+    summarizer_input: int | None,
+    readings: Readings,
+    shown: Sequence[int],
+) -> Flow[str]:
+    """The text of a compaction that the client asked for, beside the messages that are ``shown``."""
+    yield Offload()
+    bounds = bounds_for(
+        transcript,
+        settings=settings,
+        budget=budget,
+        known=known.at(len(transcript.chain)),
+        counter=counter,
+        summarizer_input=summarizer_input,
+        readings=readings,
+    )
+    return (yield from stand_in(bounds, shown))
 
 
 def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decision:

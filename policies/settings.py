@@ -383,6 +383,7 @@ class ClientEdits:
         exclude: tools whose results stay.
         thinking: newest steps of earlier turns whose thinking stays; None for all.
         compact_at: size of a request above which its history is summarised; None never.
+        pauses: whether the summary is then to be the whole answer.
         native: whether the upstream does it itself, so that Weir leaves to it what comes first there.
     """
 
@@ -393,6 +394,7 @@ class ClientEdits:
     exclude: frozenset[str] = frozenset()
     thinking: int | None = None
     compact_at: int | None = None
+    pauses: bool = False
     native: bool = False
 
 
@@ -426,8 +428,8 @@ class ContextSettings:
         placeholder: what stands where a result was: a ``finding``, the constant ``marker``, or nothing.
         summarizer: model that writes summaries, ``same`` for the request's own, None for no model.
         embeddings: model whose vectors tell what is alike; None for shingles.
-        compaction: who compacts: ``proxy``, the ``provider`` by the means of its own that the client asked for (Weir
-            then changes nothing), or ``off``: only layers that neither summarise nor begin a new window.
+        compaction: who compacts: ``proxy``, the ``provider`` by means of its own (the history then goes up as it came),
+            or ``off``: only layers that neither summarise nor begin a new window.
         resume: how a new conversation goes on from a checkpoint: only where the header ``x-weir-resume`` names one
             (``header``), also where it has the name of one that was (``auto``), or never (``off``).
         server_state: what becomes of requests that go on from what their provider holds: ``follow`` them, and begin

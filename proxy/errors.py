@@ -17,6 +17,7 @@
     ├── RequestTooLarge         413 request_too_large
     ├── RateLimited             429 rate_limit_exceeded     too much of one key at once, too many wrong keys
     │   └── Busy                503 rate_limit_exceeded     too much of all keys at once
+    ├── EndpointMissing         404 endpoint_missing        the upstream has nothing at this address
     ├── UpstreamUnreachable     502 upstream_unreachable
     ├── UpstreamTimeout         504 upstream_timeout
     ├── UpstreamEmpty           502 upstream_empty
@@ -244,6 +245,21 @@ class Busy(RateLimited):
     def after(cls, seconds: float) -> "Busy":
         """The error for a request that has waited so long for its turn."""
         return cls("Weir holds as many requests as it can. Please try again.", retry_after=math.ceil(seconds))
+
+
+class EndpointMissing(ProxyError):
+    """The upstream says that nothing is where the request went."""
+
+    status = 404
+    code = "endpoint_missing"
+
+    @classmethod
+    def of(cls, upstream: str, route: str, *, status: int) -> "EndpointMissing":
+        """The error that tells what can be set."""
+        return cls(
+            f"Upstream {upstream!r} has no {route}: it answered {status}. Have the client use an endpoint that it has, "
+            f"and say in upstreams.{upstream}.speaks which those are; if it should have this one, check its base_url."
+        )
 
 
 class UpstreamUnreachable(ProxyError):

@@ -25,6 +25,7 @@ from proxy.store import Store
 from proxy.store.records import KeyRow, PolicyRow
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Telemetry
+from proxy.upstream.lacking import Lacking
 from proxy.upstream.providers import Upstreams
 from proxy.wire.counting import Tokenizer
 
@@ -63,6 +64,7 @@ class Runtime:
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     without_tools: set[str] = field(default_factory=set)
     binding: set[tuple[str, str]] = field(default_factory=set)
+    lacking: Lacking = field(default_factory=Lacking)
     _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 
     def admit(self, scope: MutableMapping[str, Any]) -> Caller:

@@ -5,7 +5,7 @@ A strategy takes a draft and the bounds of the request, and gives the next draft
 
 from policies.strategies.base import Strategy
 from policies.strategies.clear import PruneTools, leave_out_unbound
-from policies.strategies.compact import Compact, known_summary, may_summarize, summarize
+from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
 from policies.strategies.drop import DropOldest
 from policies.strategies.layers import (
     STRATEGIES,
@@ -43,5 +43,6 @@ __all__ = [
     "run_layers",
     "run_rungs",
     "shorten_standing",
+    "stand_in",
     "summarize",
 ]

@@ -3,6 +3,7 @@
 ``compact``   older history becomes a summary: what code extracts, and beside it the notes of a model if one is set
 ``rollover``  a new window: the state of the task in place of all history but the step that is open
 :func:`resume`  what another conversation left, in front of the first message
+:func:`stand_in`  the text of a compaction that the client itself asked for
 
 A model is asked once a batch, or before one: what was prepared after an answer holds wherever the history that it
 covers is still there. Where the conversation's own model writes and the provider still has its prefix, the question
@@ -19,7 +20,7 @@ from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage, Stat
 from policies.memory import Checkpoint, merge_states, previous_state, read_state, render_notes, state_of
 from policies.settings import PROMPTS
 from policies.strategies.base import Strategy, clipped, cut_at, flag, number, ref_at, whole, word
-from policies.summary import Proposal, condense, lines_of, normal_text, render_resumed, render_summary
+from policies.summary import Proposal, condense, inside, lines_of, normal_text, render_resumed, render_summary
 from policies.text.extract import extract
 from policies.text.segments import Source, sources_of
 from policies.turns import parse_turn_boundaries
@@ -35,6 +36,8 @@ MIN_EXTRACT = 0.4
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
 MIN_WINDOW = 120
+STAND_IN, MIN_STAND_IN = 0.25, 500
+"""What stands for a whole conversation: a share of what it stands for, and the tokens that it may always take."""
 MIN_RESUMED = 60
 MIN_ROOM = 2_000
 CACHED_PRICE = 0.1
@@ -347,6 +350,39 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
     text = render_resumed(said, version=version, ref=ref)
     cut = cut_at(draft, bounds, first, stays=[], text=text, origin="resume", narrative=said)
     return draft.with_cut(replace(cut, after=(0,)), checkpoint=state.to_json())
+
+
+def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
+    """What stands for a whole conversation beside the messages that are ``shown``, which the client keeps.
+
+    It begins with the state of the task, has the model's notes where the policy has a model, and then the extract.
+    """
+    transcript, known, settings = bounds.transcript, bounds.known, bounds.settings
+    said = range(transcript.head, len(transcript.messages))
+    gone = [i for i in said if i not in shown and transcript.messages[i].role != "system"]
+    sources, visible = sources_of(transcript, gone, bounds.calls()), [_text(bounds, i) for i in shown]
+    sources = [s if (text := inside(s.text)) is None else replace(s, text=text) for s in sources]
+    task, newest = bounds.protection.task, bounds.protection.current
+    goal, before = _text(bounds, task), known_summary(bounds, most=len(transcript.chain))
+    tools, past = settings.notes, previous_state(known)
+    state = read_state(sources, goal=goal, previous=past, tools=tools, readings=bounds.readings)
+    told = before
+    if gone and may_summarize(bounds):
+        told = yield from summarize(bounds, gone, before=before, key=transcript.chain[-1].hex())
+    most = min(int(bounds.shape.extract * bounds.room), int(STAND_IN * sum(s.tokens for s in sources)))
+    most = min(max(most, MIN_STAND_IN), bounds.shape.extract_max)
+    begins = (state.beside_goal() if task in shown else state).bootstrap(max_tokens=most // 2, counter=bounds.counter)
+    made = extract(
+        sources,
+        max_tokens=max(0, most - _cost(begins, bounds)),
+        counter=bounds.counter,
+        goal=goal if task in shown else "",
+        asked="" if newest == task else _text(bounds, newest),
+        visible=(*visible, begins, told.text),
+        readings=bounds.readings,
+    )
+    text = "\n".join(part for part in (begins, made.text) if part)
+    return render_summary(text, narrative=told.text, version=known.next_version, removed=len(gone))
 
 
 def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:

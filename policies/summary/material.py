@@ -62,6 +62,7 @@ FENCE_TOKENS = 40
 MIN_LINE = 24
 ARCHIVE = "original"
 MODELS_NOTES = "Notes so far (a model's, not verified):"
+_BY_WEIR = re.compile(r"<(?P<tag>weir-\d{6})>\nWritten by Weir [^\n]*\n(.*)\n</(?P=tag)>", re.DOTALL)
 NO_ROOM = "(There was no room to keep anything of them here.)"
 
 
@@ -92,11 +93,14 @@ def enclosed(name: str, content: str) -> str:
     return f"<{tag}> {name}\n{content}\n</{tag}>"
 
 
-def render_summary(extract_text: str, *, narrative: str = "", version: int, ref: str, removed: int) -> str:
-    """The message that stands in place of removed history, in nobody's voice; the same input gives the same text."""
+def render_summary(extract_text: str, *, narrative: str = "", version: int, ref: str = "", removed: int) -> str:
+    """The message that stands in place of removed history, in nobody's voice; the same input gives the same text.
+
+    Without a ``ref`` the history is not in the archive.
+    """
     told = f"{MODELS_NOTES}\n{narrative.strip()}" if narrative.strip() else ""
     body = harmless("\n".join(part.strip() for part in (told, extract_text) if part.strip())) or NO_ROOM
-    written = f"from {removed} earlier messages (v{version}, archived as {ref})"
+    written = f"from {removed} earlier messages (v{version}{f', archived as {ref}' if ref else ''})"
     return _written_by_weir(written, body, ref=ref, note=" Numbered lines are quoted; later ones hold.")
 
 
@@ -104,6 +108,12 @@ def render_resumed(said: str, *, version: int, ref: str) -> str:
     """The message that says where an earlier conversation stopped."""
     written = f"from an earlier conversation that this one continues (v{version})"
     return _written_by_weir(written, harmless(said.strip()), ref=ref)
+
+
+def inside(text: str) -> str | None:
+    """What stands in a message that Weir has written, without its fence; None for any other message."""
+    found = _BY_WEIR.fullmatch(text)
+    return None if found is None else found[2]
 
 
 def _written_by_weir(written: str, body: str, *, ref: str, note: str = "") -> str:

@@ -19,7 +19,9 @@ from proxy.planning.values import Plan, PlanRequest
 from proxy.runtime import Runtime
 from proxy.store.answers import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
+from proxy.wire.answers import begun_as
 from proxy.wire.codec import NOTHING, ClientRequest, Segments, opening_of, with_history, without_marks
+from proxy.wire.compaction import OWN
 from proxy.wire.raw import Raw
 
 log = logging.getLogger("weir.settlement")
@@ -69,6 +71,10 @@ class HeldState:
             with suppress(Exception):  # nobody may have been able to read the messages
                 body = without_marks(client)
         own = msgspec.structs.replace(plan, body=body)
+        if OWN in self.chain[-1].output or not self.chain[-1].output:
+            return msgspec.structs.replace(
+                plan, restarted=True
+            )  # its provider does not have that answer, or not all of it
         if recognized is None or decision is None or asked.settings.observes:
             return own
         if decision.is_new:
@@ -132,6 +138,10 @@ async def record_answer(
             items=tuple(codec.named(given.elements, 0)),
         )
         repeats = any(m.role == "assistant" for m in messages)  # a client that does will hardly go on from an answer
-        await runtime.answers.keep(row, lasting=held.parent is not None or bool(held.known) or not repeats)
+        lasting = held.parent is not None or bool(held.known) or not repeats
+        await runtime.answers.keep(row, lasting=lasting)
+        if (begun := begun_as(body)) not in (None, given.id):
+            other = replace(row, id=str(begun), parent=given.id, given=b"", output=b"", items=())
+            await runtime.answers.keep(other, lasting=lasting)
     except Exception:
         log.exception("an answer that its provider keeps could not be recorded")

@@ -24,6 +24,7 @@ from proxy.stream.relay import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import Trace
 from proxy.upstream.overflow import Ending, ending_of, is_cut_short
+from proxy.wire.anthropic import DROPS_UNBOUND
 from proxy.wire.codec import ClientRequest
 
 CLIENT_CLOSED = 499
@@ -43,7 +44,8 @@ class ExchangeProgress:
     """One exchange as far as it has come; None is what it has not come to, or never did.
 
     ``chat`` is the body, once it was read; ``recalls`` are the calls of the recall tool that were answered in it;
-    ``seen`` is what the client was told, all rounds together. ``degraded`` is what went wrong behind the plan.
+    ``seen`` is what the client was told, all rounds together. ``degraded`` is what went wrong behind the plan;
+    ``compacted`` says that the answer is a compaction of Weir's.
     """
 
     id: str
@@ -67,6 +69,7 @@ class ExchangeProgress:
     refusal: Mapping[str, object] = field(default_factory=dict)
     listener: Listener | None = None
     degraded: list[str] = field(default_factory=list)
+    compacted: bool = False
 
     @property
     def model(self) -> str:
@@ -175,8 +178,12 @@ class ExchangeProgress:
             parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
         if self.attempts is not None and self.attempts.room is not None:
             parts.append("clamp=1")
-        if self.plan.betas:
+        if DROPS_UNBOUND in self.plan.betas:
             parts.append("drop_block=1")
+        if self.plan.native:
+            parts.append("native_compaction=1")
+        if self.compacted:
+            parts.append("compaction=1")
         if self.plan.restarted:
             parts.append("restart=1")
         if self.retries:

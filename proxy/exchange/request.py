@@ -14,6 +14,7 @@ from proxy.errors import InvalidRequest
 from proxy.exchange.held import NOTHING_HELD, HeldState
 from proxy.exchange.replies import Replies, provider_of, summarizer_input
 from proxy.models.facts import binds_reasoning
+from proxy.models.limits import ModelLimits
 from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
 from proxy.telemetry import Trace
@@ -29,8 +30,11 @@ from proxy.wire.client import (
     wants_no_editing,
 )
 from proxy.wire.codec import CHAT, ClientRequest, without_field
+from proxy.wire.compaction import opened, unseal
 from proxy.wire.counting import TextCounter
 from proxy.wire.raw import read_value
+
+COMPACT_PATH = "/responses/compact"
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -39,7 +43,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
 
     ``client`` is what came, ``chat`` the whole that it stands for, ``held`` the provider's part in it. ``replies``
-    answer what planning it asks for, and know what that has cost.
+    answer what planning it asks for, and know what that has cost. ``compacts`` says that it has its history
+    compacted and nothing else, which Weir may do.
     """
 
     client: ClientRequest
@@ -48,6 +53,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     held: HeldState
     asked: PlanRequest | None = None
     replies: Replies | None = None
+    compacts: bool = False
 
     @property
     def managed_by(self) -> ContextSettings | None:
@@ -89,20 +95,20 @@ def request_for(
 ) -> Request:
     """The request under its policy, with what planning it may ask for and cost."""
     caller = destination.caller
-    client, chat = chat, chat if held is NOTHING_HELD else held.whole(chat)
-    is_spoken = chat.codec.name in destination.upstream.endpoints
-    managed = settings.mode is not Mode.OFF and chat.messages and is_spoken and not held.elsewhere
-    if not managed or wants_no_editing(chat.fields):
+    client, chat = chat, chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
+    upstream, is_managed = destination.upstream, settings.mode is not Mode.OFF and not held.elsewhere
+    if not (is_managed and _is_manageable(runtime, upstream, chat)):
         return Request(client=client, chat=client, destination=destination, held=held)
+    compacts = _may_compact(chat, destination, settings)
     if chat.codec.is_aside(chat.fields) or _is_codex_compaction(headers):
         settings = _aside(settings)
     if (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
-    edits = _client_edits(chat, destination.upstream, observes=settings.observes)
+    edits = _client_edits(chat, upstream, observes=settings.observes)
     if edits is not None and not edits.native:
         client, chat = without_field(client, EDITS), without_field(chat, EDITS)
     counter = _counter(runtime, settings, chat.model)
-    pruned, patience = set[str](), Patience(settings.summaries.wait)
+    pruned, patience = set[str](), Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
     said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
     replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
     asked = PlanRequest(
@@ -111,15 +117,7 @@ def request_for(
         name=name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage),
         settings=settings,
         counter=counter,
-        limits=partial(
-            runtime.windows.resolve_limits,
-            chat.model,
-            settings=settings,
-            upstream=destination.upstream,
-            caller=caller,
-            max_tokens=chat.max_tokens,
-            exact=counter.is_exact,
-        ),
+        limits=partial(_limits_of, runtime, chat, settings, destination, exact=counter.is_exact),
         ask=replies,
         patience=patience,
         ask_later=Replies(runtime, chat, caller, settings, pruned=pruned, said=said),
@@ -130,10 +128,56 @@ def request_for(
         parent=conversation_in(headers, PARENT_HEADER),
         edits=edits,
         binds=chat.codec is MESSAGES
-        and (binds_reasoning(chat.model) or (destination.upstream.name, chat.model) in runtime.binding),
+        and (binds_reasoning(chat.model) or (upstream.name, chat.model) in runtime.binding),
         id=request_id,
     )
-    return Request(client=client, chat=chat, destination=destination, held=held, asked=asked, replies=replies)
+    return Request(
+        client=client,
+        chat=chat,
+        destination=destination,
+        held=held,
+        asked=asked,
+        replies=replies,
+        compacts=compacts or (edits is not None and edits.pauses and not edits.native),
+    )
+
+
+async def _limits_of(
+    runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
+) -> ModelLimits:
+    """What fits into the model's window, as far as it is known by now."""
+    return await runtime.windows.resolve_limits(
+        chat.model,
+        settings=settings,
+        upstream=destination.upstream,
+        caller=destination.caller,
+        max_tokens=chat.max_tokens,
+        exact=exact,
+    )
+
+
+def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientRequest) -> bool:
+    """Whether there is a history that may be edited, for an endpoint that the upstream has as far as is known."""
+    lacking, where = runtime.lacking, (upstream.name, chat.codec.path)
+    is_there = chat.codec.name in upstream.endpoints and not (lacking.until and where in lacking)
+    return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
+
+
+def _may_compact(chat: ClientRequest, destination: Destination, settings: ContextSettings) -> bool:
+    """Whether a request asks for a compaction that Weir may make."""
+    is_asked = chat.codec.is_aside(chat.fields) or destination.path.endswith(COMPACT_PATH)
+    is_weirs = settings.compaction == "proxy" and not settings.observes
+    return is_asked and is_weirs and not is_native(chat, destination.upstream)
+
+
+def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientRequest:
+    """The request with what its compaction of Weir's stands for. Raises InvalidRequest for another caller's."""
+    return opened(chat, partial(unseal, tenant=caller.tenant, secret=runtime.secret))
+
+
+def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
+    """Whether the upstream is known to carry out ``context_management`` on this endpoint."""
+    return provider_of(upstream) in chat.codec.providers
 
 
 def _is_codex_compaction(headers: Headers) -> bool:
@@ -154,7 +198,7 @@ def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: 
     edits = client_edits(chat.fields)
     if edits is None or observes:
         return None
-    if provider_of(upstream) in chat.codec.providers:
+    if is_native(chat, upstream):
         return replace(edits, native=True)
     # Claude Code asks on every request to keep all thinking; litellm translates for providers that may do it themselves
     asks_nothing = edits == ClientEdits() and chat.codec is not CHAT

@@ -26,17 +26,19 @@ from proxy.custom.functions import Overflow, Turn, new_results
 from proxy.effects.evictions import stage_of, strategy_of
 from proxy.errors import (
     ContextLengthExceeded,
+    EndpointMissing,
     LoopDetected,
     ProxyError,
     ShuttingDown,
     UnsupportedEncoding,
     UpstreamUnreachable,
 )
+from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction, make_compaction, natively
 from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
 from proxy.exchange.progress import ExchangeProgress, evicted_count
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import listened
-from proxy.exchange.request import Request, request_for, settings_for
+from proxy.exchange.request import COMPACT_PATH, Request, opened_for, request_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
@@ -57,14 +59,16 @@ from proxy.stream.relay import (
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
 from proxy.upstream.client import Answer, came_through
+from proxy.upstream.lacking import has_no_route
 from proxy.upstream.overflow import Kind, Verdict
+from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
+from proxy.wire.compaction import OWN, as_answer, as_compacted
 from proxy.wire.raw import write_value
 
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 MAX_RETRIES = 2
-SUMMED_UP = frozenset({"/responses/compact"})
 NO_SUCH_ROUTE = frozenset({404, 405})
 MAX_BINDING = 1_000
 
@@ -185,12 +189,17 @@ class ExchangeHandler:
     async def _answer(self, body: bytes, caller: Caller) -> None:
         progress, metrics = self.progress, self.runtime.telemetry.metrics
         request = await self.read(body, caller)
+        if request.compacts and is_weirs(self.runtime, request, self.route.path) and await self._compact(request):
+            return
         plan = await self.plan(request)
         if request.held.keeps or (plan.recognized is not None and plan.recognized.listens):
             progress.listener = self.send = Listener(self.send, partial(self._announce, request), codec=self.codec)
         progress.ready = time.perf_counter()
         attempts, recalling = self.attempts_of(request)
         received, sent = await self._send(request, plan, attempts, recalling)
+        if request.compacts and lacks_compaction(received, self.route.path) and await self._compact(request, received):
+            return
+        self._require_endpoint(request, received)
         rounds = None if recalling is None else recalling.rounds(sent, progress.plan)
         is_stream = received.chunks is not None
         metrics.streams += is_stream
@@ -206,6 +215,8 @@ class ExchangeHandler:
         """The request, with the upstream that it goes to and the policy that it is under."""
         progress, runtime = self.progress, self.runtime
         progress.chat = chat = self.codec.parse(body)
+        if OWN in body:
+            progress.chat = chat = opened_for(runtime, caller, chat)
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )
@@ -245,13 +256,49 @@ class ExchangeHandler:
                 plan = await planner.first(asked, recognized)
                 if request.client is not asked.request:
                     plan = await request.held.followed(planner, asked, request.client, plan)
-                progress.plan = plan
+                progress.plan = plan = natively(self.runtime, request, plan) if asked.settings.observes else plan
             except ContextLengthExceeded:
                 self._tell_overflow(Overflow(source="planned"))
                 raise
             self._note_plan(span, plan)
         self._tell_results(plan)
         return plan
+
+    async def _compact(self, request: Request, received: UpstreamResponse | None = None) -> bool:
+        """Whether the client was given a compaction of Weir's; not where the upstream is to be asked all the same."""
+        progress, runtime, asked = self.progress, self.runtime, request.asked
+        if asked is None or (recognized := await runtime.planner.recognize(asked)) is None:
+            return False
+        progress.plan = replace(progress.plan, body=request.chat.body, recognized=recognized)
+        if (made := await make_compaction(runtime, request, recognized, name=self.id)) is None:
+            return False
+        if received is not None:
+            runtime.lacking.add(request.destination.upstream.name, compaction_on(self.route.path))
+            received.answer.close()
+        progress.compacted, progress.ready = True, progress.ready or time.perf_counter()
+        kind = b"text/event-stream" if request.chat.stream else b"application/json"
+        await self._tell(as_compacted(made) if self.route.path == COMPACT_PATH else as_answer(made), kind=kind)
+        return True
+
+    async def _tell(self, told: bytes, *, kind: bytes = b"application/json", counted: int | None = None) -> None:
+        """Give an answer of Weir's own in place of an upstream's."""
+        self.progress.status = 200
+        headers = [(b"content-type", kind), (b"content-length", str(len(told)).encode()), *self.progress.own_headers()]
+        if counted is not None:
+            headers.append((b"x-weir-tokens", f"~{counted}".encode()))
+        await send_start(self.send, status=200, headers=headers)
+        await self.send({"type": "http.response.body", "body": told, "more_body": False})
+
+    def _require_endpoint(self, request: Request, received: UpstreamResponse) -> None:
+        """Nothing, or EndpointMissing where the upstream has nothing at the endpoint; remembered for a time."""
+        upstream, status, path = request.destination.upstream, received.answer.status, self.codec.path
+        if status not in NO_SUCH_ROUTE:
+            if status < 300 and self.runtime.lacking.until:
+                self.runtime.lacking.discard(upstream.name, path)
+        elif self.codec.name in upstream.endpoints and has_no_route(status, received.body or b"", path):
+            self.runtime.lacking.add(upstream.name, path)
+            received.answer.close()
+            raise EndpointMissing.of(upstream.name, f"POST /v1{path}", status=status)
 
     def attempts_of(self, request: Request) -> tuple[Attempts, Recalling | None]:
         """What asks the upstream, and what has it answer with the recall tool where the policy has one."""
@@ -281,7 +328,7 @@ class ExchangeHandler:
         body = attempts.within_window(plan)
         while True:
             received, verdict = await make(body, plan)
-            if verdict.kind is Kind.BINDING and (valid := await self._without_unbound(request, plan)) is not None:
+            if (valid := await self._without_reasoning(request, plan, verdict)) is not None:
                 received.answer.close()
                 attempts.retries += 1
                 plan = self.progress.plan = valid if recalling is None else recalling.consider(valid)
@@ -319,17 +366,22 @@ class ExchangeHandler:
             self._note_plan(span, smaller)
             return smaller if recalling is None else recalling.consider(smaller)
 
-    async def _without_unbound(self, request: Request, plan: Plan) -> Plan | None:
-        """The plan without any thinking, after the upstream refused it behind what it was not signed for.
+    async def _without_reasoning(self, request: Request, plan: Plan, verdict: Verdict) -> Plan | None:
+        """The plan without any reasoning, after the upstream refused it for how it stands.
 
-        The model is known from now on to do so. None where that was tried, or is not for Weir to do.
+        A model that refuses it behind what it was not signed for is known from now on to do so. Else the client has
+        changed it, or the rounds are lost that stood in it. None where that was tried, or is not for Weir to do.
         """
         asked, recognized, known = request.asked, plan.recognized, self.runtime.binding
-        if asked is None or recognized is None or asked.unbinds or asked.settings.observes:
+        if verdict.kind not in (Kind.BINDING, Kind.CHANGED) or asked is None or recognized is None:
             return None
-        if len(known) < MAX_BINDING:
-            known.add((request.destination.upstream.name, asked.request.model))
+        if asked.unbinds or asked.settings.observes:
+            return None
         asked.unbinds = True
+        if verdict.kind is Kind.CHANGED and asked.drops_unbound:
+            return None  # a loop has to begin with its thinking
+        if verdict.kind is Kind.BINDING and len(known) < MAX_BINDING:
+            known.add((request.destination.upstream.name, asked.request.model))
         transcript = replace(recognized.transcript, binds=not asked.drops_unbound)
         recognized = msgspec.structs.replace(recognized, transcript=transcript)
         return await self.runtime.planner.first(asked, recognized)
@@ -521,6 +573,8 @@ class CountHandler(ExchangeHandler):
     async def _answer(self, body: bytes, caller: Caller) -> None:
         progress = self.progress
         request = await self.read(body, caller)
+        if request.compacts and is_weirs(self.runtime, request, self.route.path) and await self._compact(request):
+            return
         sent, tokens = request.chat.body, None
         if request.asked is not None:
             try:
@@ -531,18 +585,13 @@ class CountHandler(ExchangeHandler):
         progress.ready = time.perf_counter()
         attempts, _ = self.attempts_of(request)
         received, _ = await attempts.make(sent, plan)
-        if received.answer.status in NO_SUCH_ROUTE and tokens is not None and self.route.path not in SUMMED_UP:
+        self.answer = received.answer
+        if self.route.path == COMPACT_PATH:
+            if request.compacts and lacks_compaction(received, COMPACT_PATH) and await self._compact(request, received):
+                return
+        elif received.answer.status in NO_SUCH_ROUTE and tokens is not None:  # Weir says what it counts
             received.answer.close()
-            await self._estimate(self.send, received, tokens)
-        else:
-            await self._relay(received)
-
-    async def _estimate(self, send: Send, received: UpstreamResponse, tokens: int) -> None:
-        """Say what Weir counts, for an upstream that does not."""
-        self.answer, self.progress.status = received.answer, 200
-        kind = {} if self.codec.name == "messages" else {"object": "response.input_tokens"}
-        told = write_value({**kind, "input_tokens": tokens})
-        own = [(b"content-type", b"application/json"), (b"content-length", str(len(told)).encode())]
-        counted = (b"x-weir-tokens", f"~{tokens}".encode())
-        await send_start(send, status=200, headers=[*own, *self.progress.own_headers(), counted])
-        await send({"type": "http.response.body", "body": told, "more_body": False})
+            kind = {} if self.codec is MESSAGES else {"object": "response.input_tokens"}
+            await self._tell(write_value({**kind, "input_tokens": tokens}), counted=tokens)
+            return
+        await self._relay(received)

@@ -206,6 +206,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         degraded: what was done with less than there should be, and why.
         betas: features of Anthropic's that the body needs beyond those that the client names.
         restarted: whether it begins anew what the provider holds.
+        native: whether the provider is asked to compact.
     """
 
     body: bytes
@@ -218,6 +219,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     degraded: Sequence[str] = ()
     betas: tuple[bytes, ...] = ()
     restarted: bool = False
+    native: bool = False
 
     @property
     def branch(self) -> Branch | None:

@@ -307,8 +307,10 @@ def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
         add("chat/completions", SimulatedChat(settings, counter), "input_tokens")
         responses = SimulatedResponses(settings, counter)
         add("responses", responses, "input_tokens")
-        compacting = _Answering(simulator, SimulatedCompaction(responses))
-        routes += [Route("/v1/responses/compact", compacting, methods=["POST"]), *stored_routes(responses)]
+        if settings.dialect is Dialect.OPENAI:
+            compacting = _Answering(simulator, SimulatedCompaction(responses))
+            routes.append(Route("/v1/responses/compact", compacting, methods=["POST"]))
+        routes += stored_routes(responses)
     if settings.dialect is not Dialect.OPENAI:
         add("messages", SimulatedMessages(settings, counter), "count_tokens")
     return routes

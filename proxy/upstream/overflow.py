@@ -29,8 +29,9 @@ class Kind(StrEnum):
 
     CONTEXT: the prompt itself is too large. COMPLETION: the prompt fits, prompt plus ``max_tokens`` does not, so
     that a smaller ``max_tokens`` is the first cure. OUTPUT_CAP: ``max_tokens`` is above what the model may write,
-    which is no overflow. BINDING: thinking stands behind something else than what it was signed for. RATE: tokens a
-    minute, quota, credit. PAYLOAD: bytes, characters, items.
+    which is no overflow. BINDING: thinking stands behind something else than what it was signed for.
+    CHANGED: reasoning does not stand as it was given. RATE: tokens a minute, quota, credit. PAYLOAD: bytes, characters,
+    items.
     """
 
     NONE = "none"
@@ -38,6 +39,7 @@ class Kind(StrEnum):
     COMPLETION = "completion"
     OUTPUT_CAP = "output_cap"
     BINDING = "binding"
+    CHANGED = "changed"
     RATE = "rate"
     PAYLOAD = "payload"
 
@@ -271,6 +273,8 @@ def _judge(status: int, report: ErrorReport) -> Verdict:
         return _rate(report)
     if any(rules.BOUND in text for text in report.texts):
         return Verdict(Kind.BINDING)
+    if any(rules.CHANGED.search(text[: rules.HEAD]) for text in report.texts):
+        return Verdict(Kind.CHANGED)
     if status in (401, 402, 403) or report.codes & rules.OTHER_CODES:
         return NONE
     if report.codes & rules.PAYLOAD_CODES and explicit is None:

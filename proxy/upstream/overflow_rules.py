@@ -16,6 +16,12 @@ HEAD = 1024
 """Characters of a message in which a wording that is not in the tables is looked for."""
 
 BOUND = "bound to a different conversation"  # Anthropic, of thinking behind an array that was changed
+CHANGED = re.compile(
+    r"`?thinking`? (?:or `?redacted_thinking`? )?blocks in the latest assistant message cannot be modified"
+    r"|invalid `?signature`? in `?thinking`? block"
+    r"|provided without its required .?(?:following|reasoning).? item"
+)
+"""What Anthropic, and OpenAI, say of reasoning that does not stand as it was given."""
 OVERFLOW_CODES = frozenset(
     {
         "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras

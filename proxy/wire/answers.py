@@ -27,6 +27,15 @@ def response_in(body: bytes) -> GivenAnswer | None:
     return GivenAnswer(id=identity, elements=b",".join(output), usage=read_value(whole.get("usage", b"null")))
 
 
+def begun_as(body: bytes) -> str | None:
+    """The id that a stream begins with: that of its first round, which its client may have taken note of."""
+    first = None if _is_object(body) else next(iter(Decoder().feed(body[: body.find(b"\n\n") + 2])), None)
+    event = read_value(first.data) if first is not None else None
+    response = event.get("response") if isinstance(event, dict) else None
+    name = response.get("id") if isinstance(response, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def _is_object(body: bytes) -> bool:
     return body.lstrip()[:1] == b"{"
 

@@ -174,7 +174,8 @@ def _thinking(edit: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compact(edit: Mapping[str, Any]) -> dict[str, Any]:
-    return {"compact_at": _number(edit.get("trigger"), COMPACT_AT)}
+    pauses = edit.get("pause_after_compaction") is True
+    return {"compact_at": _number(edit.get("trigger"), COMPACT_AT), "pauses": pauses}
 
 
 _EDITS = {RESULTS: _results, THINKING: _thinking, COMPACT: _compact}

@@ -233,7 +233,9 @@ class ResponsesCodec(Codec):
         """A segment as an edit leaves it; what is encrypted or has an id of its own stays as it came."""
         items = objects_in(self.unmarked(raw))
         first = items[0] if items else {}
-        if first.get("type") in _UNCHANGED or kind in (EditKind.REASONING, EditKind.UNBOUND):
+        if kind is EditKind.UNBOUND:
+            return _without_reasoning(self.unmarked(raw))
+        if first.get("type") in _UNCHANGED or kind is EditKind.REASONING:
             return self.unmarked(raw)
         if first.get("type") in _OUTPUTS:
             items[0] = _other_output(first, kind, text)
@@ -273,11 +275,11 @@ class ResponsesCodec(Codec):
         del request
         if any(isinstance(raw, JoinedRun) for raw in segments):
             there = {name for raw in segments for name in _reasoning_in(raw)}
-            return [
+            segments = [
                 _without_ids(raw) if isinstance(raw, JoinedRun) and raw.reasoning not in there else raw
                 for raw in segments
             ]
-        return segments
+        return [raw for raw in segments if raw]
 
     def stored(self, raw: Raw) -> bytes:
         """A segment as JSON of its own, for the archive."""
@@ -396,6 +398,12 @@ def _without_ids(raw: Raw) -> bytes:
             item = object_of({name: value for name, value in fields.items() if name != "id"})
         written.append(item)
     return b",".join(written)
+
+
+def _without_reasoning(raw: Raw) -> bytes:
+    """A run without its reasoning, and without the ids that ask for it."""
+    items = split_array(b"[" + raw + b"]") or ()
+    return _without_ids(b",".join(item for item in items if not _is_reasoning(_read(item))))
 
 
 def _meant(raw: Raw) -> Raw:

@@ -5,8 +5,8 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 64_800,
-    "files": 229,
+    "lines": 65_400,
+    "files": 232,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 27,
@@ -22,7 +22,8 @@ REACHED = {
 Before Responses and Messages, the simulator of all three endpoints, the dashboard and the commands of the first ten
 minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them. What limits a
 key and shows how the store grows is 290 lines and a migration. Plans in
-processes of their own took 700 lines in three files, one of them on the way of a batch.
+processes of their own took 700 lines in three files, one of them on the way of a batch. Compactions that
+clients ask for, and what upstreams do not have, took 600 more in 3 files.
 """
 
 

@@ -17,7 +17,7 @@ import pytest
 from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.summaries import SummaryWriter
-from tests.functional.harness import COUNTER, RunningWeir, prose, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, RunningWeir, prose, weir
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 30
@@ -275,6 +275,24 @@ async def test_a_restart_goes_on_from_what_was_decided(kind: type[Agent], tmp_pa
         arrays = [body.get("input") or body["messages"] for body in sent(simulator)]
         assert len(arrays) == STEPS + 1
         assert all(arrays[at][: len(arrays[at - 1])] == arrays[at - 1] for at in (18, 22))
+
+
+@BOTH
+@EITHER
+@pytest.mark.requirement("P9", "P2")
+async def test_whichever_process_is_asked_sends_what_was_decided(kind: type[Agent], deployment: Deployment) -> None:
+    async with upstream(kind) as simulator, deployment.serving(simulator.base_url, window=WINDOW) as weirs:
+        agent, answer = kind(""), None
+        for at in range(STEPS + 1):
+            agent.base_url = weirs.weirs[at % len(weirs.weirs)].root
+            agent.connect()
+            answer = await agent.run(1)
+        assert kind.said(answer)
+        assert refused(simulator) == []
+        arrays = [body.get("input") or body["messages"] for body in sent(simulator)]
+        assert len(arrays) == STEPS + 1
+        changes = [at for at in range(1, len(arrays)) if arrays[at][: len(arrays[at - 1])] != arrays[at - 1]]
+        assert 0 < len(changes) <= len(arrays) // 6
 
 
 OVERFLOWS: Mapping[str, Mapping[str, Any]] = {

@@ -350,6 +350,26 @@ async def test_a_stored_answer_is_gone_on_from_with_all_of_its_rounds(tmp_path: 
         assert "recall" not in json.dumps(on.bodies[-1]["tools"])
 
 
+@pytest.mark.requirement("A4.25", "P5")
+async def test_the_id_that_a_stream_begins_with_is_gone_on_from_like_the_one_it_ends_with(tmp_path: Path) -> None:
+    async with scene(tmp_path, "responses", looks(), ENDS, "Of no other.", "Of none.") as on:
+        client = await on.client()
+        body = {"model": "sim", "stream": True, "store": True, "max_output_tokens": 512, "input": client.history}
+        async with httpx.AsyncClient(timeout=30, headers=HEADERS) as http:
+            told = (await http.post(f"{client.at.base_url}/responses", json=body)).text
+            events = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+            ids = [event["response"]["id"] for event in events if "response" in event]
+            assert ids[0] != ids[-1]  # the first is given before anybody knows that a round will follow
+            for name in (ids[0], ids[-1]):
+                asked = {"model": "sim", "input": "Of which gateway?", "previous_response_id": name}
+                later = await http.post(f"{client.at.base_url}/responses", json=asked)
+                assert later.status_code == 200, later.text
+                assert ("restart=1" in later.headers["x-weir-actions"]) is (name == ids[0])
+        whole = json.dumps(on.bodies[-2]["input"])
+        assert TOLD in whole
+        assert "Of which gateway?" in whole
+
+
 @both
 @pytest.mark.requirement("A4.25")
 async def test_the_tool_is_not_offered_where_its_rounds_would_not_outlive_a_restart(
@@ -526,6 +546,30 @@ async def test_a_client_that_leaves_in_a_later_round_ends_it_and_nothing_of_it_s
         await client.ask()
         assert begins_alike(on.arrays[-1], on.arrays[0])
         assert "zx-4471" not in json.dumps(on.arrays[-1])
+
+
+@both
+@either_way
+@pytest.mark.requirement("A4.25", "P9")
+async def test_a_conversation_goes_on_whose_hidden_rounds_were_lost_with_the_store(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    again = SimulatedAnswer(reasoning="On to the next file.", text="Reading.", calls=(OWN,))
+    script = [looks(""), looks(""), SimulatedAnswer(reasoning="There it is.", text=TOLD, calls=(OWN,)), again, again]
+    async with scene(tmp_path, endpoint, *script) as on:
+        client = await on.client()
+        answer = await client.ask("Which token?", stream=stream)
+        assert kinds(answer).count("thought") == 3
+        [own] = [each for each in elements(answer) if each.type in ("function_call", "tool_use")]
+        client.answer(getattr(own, "call_id", own.id), "It is empty.")
+        on.database = tmp_path / "another.db"
+        client.at = await on.start()
+        for _ in range(2):
+            answer = await client.ask(stream=stream)
+            assert texts(answer) == ["Reading."]
+            [own] = [each for each in elements(answer) if each.type in ("function_call", "tool_use")]
+            client.answer(getattr(own, "call_id", own.id), "It is empty.")
+        assert [each.status for each in asked(on) if each.status != 200] == [400]  # once, unseen by the client
 
 
 @both

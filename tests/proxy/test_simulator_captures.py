@@ -56,7 +56,8 @@ def test_a_simulator_answers_what_clients_send(dialect):
     with run_simulator(settings, counter=Words()) as running, httpx.Client(base_url=running.origin) as client:
         assert client.head("/").status_code == 200  # how Claude Code begins
         for capture in captures:
-            if not capture.path.startswith(mine):
+            only_openai = dialect is not Dialect.OPENAI and capture.path.endswith("/compact")
+            if not capture.path.startswith(mine) or only_openai:
                 continue
             headers = {"anthropic-beta": capture.beta}
             answer = client.post(capture.path, json=capture.body, headers=headers)

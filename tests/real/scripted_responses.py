@@ -140,6 +140,8 @@ class Responses:
         seen: set[str] = set()
         for n, item in enumerate(history):
             kind = item.get("type", "message")
+            if kind.startswith("compaction"):
+                raise Refused(f"Invalid value: '{kind}'. Supported values are: {', '.join(KEYS)}.", broken=False)
             if unknown := set(item) - KEYS.get(kind, set(item)):
                 raise Refused(f"Unknown parameter: 'input[{n}].{unknown.pop()}'.")
             if kind in CALLS:

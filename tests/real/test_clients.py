@@ -5,8 +5,9 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from tests.functional.harness import COUNTER
 from tests.profile import soak
 from tests.real.clients import DOCS, QUICK_START, Client, Failed, Model, Place, Setting, through_weir
 from tests.real.drivers import step
-from tests.real.drivers.common import GREETING
+from tests.real.drivers.common import GREETING, TASK
 from tests.real.environments import HERE, Unavailable
-from tests.real.scripted import DONE, HELLO, Script, scripted
+from tests.real.scripted import DONE, HELLO, STEP, Json, Script, Turn, scripted
 from tests.real.simulated import simulated
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -204,6 +205,51 @@ async def test_weir_run_leads_an_agent_to_weir_without_any_configuration(client:
             said = await place.run(*client.ask, GREETING)
     assert said.strip() == HELLO
     assert [each.status for each in script.asked if each.main] == [200]
+
+
+class Remembering(Script):
+    """A script that goes on where it was, whatever a summary has left of its marks."""
+
+    def turn(self, said: Sequence[str], tools: Sequence[Json], *, called: bool) -> Turn:
+        """The next turn after the newest step that was seen."""
+        seen = max((int(match[1] or 0) for text in said for match in STEP.finditer(text)), default=0)
+        said = [*said, f"[[step {self.done}]]"] if self.done > 0 and seen < self.done else said
+        return super().turn(said, tools, called=called)
+
+
+@soak
+@pytest.mark.requirement("A0.3", "A0.57")
+@pytest.mark.parametrize("provider", ["OpenAI", "Weir"])
+async def test_codex_compacts_by_the_usage_it_is_told_and_goes_on(provider: str, tmp_path: Path) -> None:
+    """A provider of OpenAI's name is asked for a compaction, which this one does not make; any other for a summary."""
+    client = replace(AGENTS[0], steps=24)
+    script = Remembering(window=200_000, steps=client.steps)
+    with unavailable_skips():
+        async with through_weir(client, tmp_path, scripted, script, window=200_000) as setting:
+            config = setting.place.folder / ".codex" / "config.toml"
+            said = config.read_text().replace('name = "Weir"', f'name = "{provider}"')
+            config.write_text(f"model_auto_compact_token_limit = 20000\n{said}")
+            told = await setting.place.run(*client.ask, TASK, timeout=400)
+    assert told.strip() == DONE
+    assert set(setting.place.steps) == {
+        step.SECOND,
+        *map(str, range(1, client.steps + 1)),
+    }  # the newest one may run again
+    assert script.refused == []
+    asked = [json.dumps(each.elements[-1]) for each in script.asked]
+    triggers = [n for n, last in enumerate(asked) if "compaction_trigger" in last]
+    summaries = [n for n, last in enumerate(asked) if "CONTEXT CHECKPOINT COMPACTION" in last]
+    own = [n for n, each in enumerate(script.asked) if b"Written by Weir" in each.raw]
+    if provider == "OpenAI":
+        assert len(triggers) == 1  # it is asked once whether it makes compactions
+        assert script.asked[triggers[0]].status == 400
+        assert own
+        assert min(own) > triggers[0]
+        assert len(script.asked[min(own)].raw) < len(script.asked[triggers[0]].raw)
+    else:
+        assert summaries
+        assert not triggers
+    assert not any(b"weir:1:" in each.raw for each in script.asked)
 
 
 def rows() -> list[tuple[str, str]]:

@@ -1,0 +1,117 @@
+"""What becomes of requests to an endpoint that the upstream does not have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from proxy.simulator import Dialect, SimulatorSettings, run_simulator
+from proxy.upstream.lacking import LACKING_FOR, Lacking, has_no_route
+from tests.functional.harness import COUNTER, weir
+from tests.functional.scripted import scripted, whole
+
+MESSAGES, RESPONSES = "/messages", "/responses"
+
+NO_ROUTE = {
+    "a method that is not allowed": (405, b'{"detail":"Method Not Allowed"}', RESPONSES),
+    "FastAPI, vLLM": (404, b'{"detail":"Not Found"}', MESSAGES),
+    "llama.cpp": (404, b'{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}', MESSAGES),
+    "Anthropic": (404, b'{"type":"error","error":{"type":"not_found_error","message":"Not Found"}}', RESPONSES),
+    "OpenAI": (404, b'{"error":{"message":"Invalid URL (POST /v1/messages)","code":null}}', MESSAGES),
+    "Ollama": (404, b"404 page not found", RESPONSES),
+    "LM Studio": (404, b'{"error":"Unexpected endpoint or method. (POST /v1/messages)"}', MESSAGES),
+    "a web server": (404, b"<html><head><title>404 Not Found</title></head></html>", MESSAGES),
+    "nothing": (404, b"", MESSAGES),
+}
+SOMETHING_ELSE = {
+    "a model, OpenAI": (404, b'{"error":{"message":"The model `gpt-9` does not exist","code":"model_not_found"}}'),
+    "a model, Anthropic": (404, b'{"type":"error","error":{"type":"not_found_error","message":"model: claude-9"}}'),
+    "a model, Ollama": (404, b'{"error":{"message":"model \\"x\\" not found, try pulling it first"}}'),
+    "a model, in plain words": (404, b"No such model: /v1/responses is for others"),
+    "an item": (404, b'{"error":{"message":"Item with id \'rs_1\' not found. Items are not persisted"}}'),
+    "a thread": (
+        404,
+        b'{"type":"error","error":{"type":"not_found_error","message":"No usable Thread state was found"}}',
+    ),
+    "a deployment": (404, b'{"error":{"code":"DeploymentNotFound","message":"The API deployment does not exist."}}'),
+    "a wrong request": (400, b'{"detail":"Not Found"}'),
+    "an answer": (200, b"{}"),
+    "trouble": (503, b"404 page not found"),
+}
+
+
+@pytest.mark.requirement("P7")
+@pytest.mark.parametrize("case", NO_ROUTE)
+def test_an_answer_that_names_no_model_and_nothing_stored_is_about_the_address(case: str) -> None:
+    assert has_no_route(*NO_ROUTE[case])
+
+
+@pytest.mark.requirement("P7")
+@pytest.mark.parametrize("case", SOMETHING_ELSE)
+def test_what_is_about_a_model_or_something_stored_says_nothing_about_the_address(case: str) -> None:
+    assert not has_no_route(*SOMETHING_ELSE[case], RESPONSES)
+
+
+def test_what_is_missing_is_forgotten_after_a_time_and_when_it_is_there() -> None:
+    now = [1000.0]
+    lacking = Lacking(lambda: now[0])
+    lacking.add("up", MESSAGES)
+    assert ("up", MESSAGES) in lacking
+    assert ("other", MESSAGES) not in lacking
+    now[0] += LACKING_FOR
+    assert ("up", MESSAGES) not in lacking
+    lacking.add("up", MESSAGES)
+    lacking.discard("up", MESSAGES)
+    assert ("up", MESSAGES) not in lacking
+
+
+def long_messages() -> dict[str, Any]:
+    words = " ".join(f"line {n}: value {n}," for n in range(200))
+    messages: list[Any] = []
+    for step in range(12):
+        messages += [{"role": "user", "content": f"{step} {words}"}, {"role": "assistant", "content": "Yes."}]
+    return {"model": "m", "max_tokens": 100, "messages": [*messages, {"role": "user", "content": "Go on."}]}
+
+
+@pytest.mark.requirement("P7")
+async def test_the_client_is_told_what_can_be_set_and_its_next_request_is_not_planned_for_nothing() -> None:
+    with run_simulator(SimulatorSettings(dialect=Dialect.OPENAI, window=100_000), counter=COUNTER) as simulator:
+        async with weir(simulator.base_url) as proxy:
+            async with anthropic.AsyncAnthropic(base_url=proxy.root, api_key="k", max_retries=0) as client:
+                for each in range(2):
+                    with pytest.raises(anthropic.NotFoundError) as refused:
+                        await client.messages.create(**long_messages())
+                    said = refused.value.response
+                    assert "has no POST /v1/messages: it answered 404" in said.json()["error"]["message"]
+                    assert "upstreams.default.speaks" in said.json()["error"]["message"]
+                    assert said.json()["error"]["weir"]["code"] == "endpoint_missing"
+                    assert ("x-weir-conversation" in said.headers) is (each == 0)
+            sent = [json.loads(each.body) for each in simulator.ledger if each.path == "/v1/messages"]
+            assert len(sent[0]["messages"]) < len(long_messages()["messages"]) == len(sent[1]["messages"])
+            answer = await proxy.client().responses.create(model="m", input="Hello")
+            assert answer.status == "completed"
+
+
+@pytest.mark.requirement("P7")
+async def test_a_model_that_is_not_there_is_the_upstreams_to_say_and_nothing_is_learned_from_it() -> None:
+    told = {"error": {"message": "The model `elsewhere` does not exist", "code": "model_not_found"}}
+    async with scripted(lambda _: whole(told, status=404)) as upstream, weir(upstream.base_url) as proxy:
+        for _ in range(2):
+            with pytest.raises(openai.NotFoundError) as refused:
+                await proxy.client().responses.create(model="elsewhere", input=[{"role": "user", "content": "Hello"}])
+            assert refused.value.code == "model_not_found"
+            assert "x-weir-conversation" in refused.value.response.headers
+
+
+@pytest.mark.requirement("P7")
+async def test_an_endpoint_that_the_operator_says_is_missing_is_relayed_without_a_word(tmp_path: Path) -> None:
+    with run_simulator(SimulatorSettings(dialect=Dialect.OPENAI), counter=COUNTER) as simulator:
+        yaml = f"upstreams:\n  up:\n    base_url: {simulator.base_url}\n    speaks: [chat]\n"
+        async with weir("", yaml=yaml, folder=tmp_path) as proxy, httpx.AsyncClient() as client:
+            direct = await client.post(f"{simulator.base_url}/messages", json=long_messages())
+            through = await client.post(f"{proxy.base_url}/messages", json=long_messages())
+    assert (through.status_code, through.content) == (direct.status_code, direct.content)
