@@ -8,8 +8,9 @@ compaction would be, of the whole history.
 import json
 import logging
 import math
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from policies import ContextSettings, Mode, compacted
 from policies.summary import inside
@@ -122,7 +123,7 @@ def natively(runtime: Runtime, request: Request, plan: Plan) -> Plan:
         edits = {**before, "edits": [*before.get("edits", ()), {"type": COMPACT, "trigger": trigger}]}
     body = replace_fields(plan.body, chat.fields, {EDITS: write_value(edits)})
     betas = (*plan.betas, COMPACTS) if chat.codec is MESSAGES else plan.betas
-    return replace(plan, body=body, betas=betas, native=True)
+    return msgspec.structs.replace(plan, body=body, betas=betas, native=True)
 
 
 def _may_ask(settings: ContextSettings, chat: ClientRequest, upstream: UpstreamSettings) -> bool:

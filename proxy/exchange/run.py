@@ -269,7 +269,7 @@ class ExchangeHandler:
         progress, runtime, asked = self.progress, self.runtime, request.asked
         if asked is None or (recognized := await runtime.planner.recognize(asked)) is None:
             return False
-        progress.plan = replace(progress.plan, body=request.chat.body, recognized=recognized)
+        progress.plan = msgspec.structs.replace(progress.plan, body=request.chat.body, recognized=recognized)
         if (made := await make_compaction(runtime, request, recognized, name=self.id)) is None:
             return False
         if received is not None:
