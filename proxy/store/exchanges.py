@@ -17,9 +17,21 @@ from policies.pressure import Trend
 from proxy.store.answers import AnswerRow, add_answers
 from proxy.store.archive import mark_asked_again, whole_body
 from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
-from proxy.store.conversations import open_conversations, touch_chains
-from proxy.store.memory import add_checkups, follow_others, rate
-from proxy.store.packing import Damaged, Inspected, Inspection, inspected_of, pack, refs_of, unpack
+from proxy.store.conversations import ADD_PART, open_conversations, touch_chains
+from proxy.store.ledger import cuts_of, load_cuts
+from proxy.store.memory import BROKEN, add_checkups, follow_others, kept_arrays, rate
+from proxy.store.packing import (
+    OWN,
+    Damaged,
+    Inspected,
+    Inspection,
+    KeptArrays,
+    pack,
+    pack_arrays,
+    ref_of,
+    refs_of,
+    unpack,
+)
 from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
     branches,
@@ -45,12 +57,12 @@ ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
-BROKEN = (Damaged, ValueError, LookupError, TypeError)
 FEW = 8
-TIDIED = ("0", "8")
-"""How the ids of requests end after which arrays that are not kept any more go: every eighth."""
-ADD_INSPECTED = keep_first(inspected)
-ADD_PART = keep_first(inspected_parts)
+"""So many arrays may stay beyond those that are kept, and so many messages be new at once."""
+SET_INSPECTED = keep_last(inspected)
+PARTS = sa.select(inspected_parts.c.ref).where(
+    of(inspected_parts, "tenant", "conversation"), inspected_parts.c.ref.in_(sa.bindparam("refs", expanding=True))
+)
 ARCHIVED = sa.select(originals.c.ref).where(
     of(originals, "tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True)), originals.c.body.is_not(None)
 )
@@ -144,27 +156,27 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
     if row is None:
         raise KeyError(request)
     told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
-    ours = (inspected.c.tenant == conversation.tenant, inspected.c.conversation == conversation.id)
-    kept = tx.execute(sa.select(inspected.c.at, inspected.c.body).where(*ours, inspected.c.id == request)).first()
-    try:
-        found = None if kept is None else inspected_of(kept.body)
-    except BROKEN:
-        tx.damage("inspected", conversation.tenant, request)
-        found = None
-    if kept is None or found is None:
-        return told, None
-    newer = tx.scalar(sa.select(sa.func.count()).select_from(inspected).where(*ours, inspected.c.at > kept.at))
-    return told, None if (newer or 0) >= found.keep else _with_bodies(tx, conversation, found)
+    kept = kept_arrays(tx, conversation.tenant, conversation.id)
+    for newer, arrays in enumerate(reversed(kept)):
+        if arrays.request == request:
+            with suppress(*BROKEN):
+                found = arrays.inspected()
+                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found)
+            tx.damage("inspected", conversation.tenant, request)
+    return told, None
 
 
 def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspected) -> Inspected:
-    bodies: dict[str, bytes] = {}
-    for refs in chunks(sorted(refs_of(found))):
+    bodies, needed = dict[str, bytes](), sorted(refs_of(found))
+    for refs in chunks(needed):
         parts = inspected_parts.c
         mine = (parts.tenant == conversation.tenant, parts.conversation == conversation.id, parts.ref.in_(refs))
         for row in tx.execute(sa.select(parts.ref, parts.body).where(*mine)):
             with suppress(Damaged):
                 bodies[row.ref] = unpack(row.body, parts=1)[0]
+    if any(ref.startswith(OWN) and ref not in bodies for ref in needed):
+        texts = (each.cut.text for each in cuts_of(tx, conversation).values())
+        bodies |= {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts}
     archived: dict[str, bytes] = {}
     for refs in chunks(sorted({ref for ref, _, _ in found.client} - bodies.keys())):
         theirs = (originals.c.tenant == conversation.tenant, originals.c.ref.in_(refs))
@@ -178,43 +190,48 @@ def _inspect(tx: Transaction, row: ExchangeRow, arrays: Inspection, home: str) -
     """Keep the two arrays of a request, and now and then no longer what only older ones needed."""
     own = {"tenant": row.tenant, "conversation": home}
     mine = (inspected_parts.c.tenant == row.tenant, inspected_parts.c.conversation == home)
+    known = kept_arrays(tx, row.tenant, home)
+
+    def kept() -> tuple[bytes, set[str]]:
+        every = sorted([*known, arrays.kept(row.id, row.at)], key=lambda each: (each.at, each.request))
+        left = every if len(every) <= arrays.keep + FEW else every[-arrays.keep :]
+        old, gone = every[: len(every) - len(left)], set[str]()
+        if old:
+            gone = set[str]().union(*map(_refs, old)).difference(*map(_refs, left))
+        return pack_arrays(left), gone
+
     try:
-        bodies, packed = tx.aside(arrays.bodies), tx.aside(arrays.packed)
+        bodies, (packed, gone) = tx.aside(arrays.bodies), tx.aside(kept)
     except (*BROKEN, OverflowError):  # a request that cannot be looked at is still one
         return
-    there = set[str]()
-    for refs in chunks(bodies) if len(bodies) > FEW else ():  # a few are new: they cannot be in the archive
-        there |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
+    there = _there(tx, row, home, bodies)
     fresh = [(ref, body) for ref, body in sorted(bodies.items()) if ref not in there]
     tx.many(ADD_PART, tx.aside(lambda: [{**own, "ref": ref, "body": pack(body)} for ref, body in fresh]))
     if row.evicted or row.strategy:  # what has just been archived need not stand here too
         theirs = sa.select(originals.c.ref).where(originals.c.tenant == row.tenant)
         tx.execute(sa.delete(inspected_parts).where(*mine, inspected_parts.c.ref.in_(theirs)))
-    tx.many(ADD_INSPECTED, [{**own, "id": row.id, "at": row.at, "body": packed}])
-    if row.id.endswith(TIDIED):
-        _tidy(tx, row.tenant, home, keep=arrays.keep)
-
-
-def _tidy(tx: Transaction, tenant: str, conversation: str, *, keep: int) -> None:
-    """Drop the arrays beyond those that are kept, and what only they needed."""
-    ours = (inspected.c.tenant == tenant, inspected.c.conversation == conversation)
-    order = (inspected.c.at.desc(), inspected.c.id.desc())
-    ids = list(tx.scalars(sa.select(inspected.c.id).where(*ours).order_by(*order)))
-    old, kept = ids[keep:], ids[:keep][::-1]
-    gone = set[str]().union(*(_refs(tx, tenant, each) for each in old))
-    for each in kept:  # the oldest first, which has nearly all of them
-        gone -= _refs(tx, tenant, each) if gone else set()
-    mine = (inspected_parts.c.tenant == tenant, inspected_parts.c.conversation == conversation)
+    tx.many(SET_INSPECTED, [{**own, "body": packed}])
     for refs in chunks(sorted(gone)):
         tx.execute(sa.delete(inspected_parts).where(*mine, inspected_parts.c.ref.in_(refs)))
-    if old:
-        tx.execute(sa.delete(inspected).where(*ours, inspected.c.id.in_(old)))
 
 
-def _refs(tx: Transaction, tenant: str, request: str) -> set[str]:
-    body = tx.scalar(sa.select(inspected.c.body).where(inspected.c.tenant == tenant, inspected.c.id == request))
+def _there(tx: Transaction, row: ExchangeRow, home: str, bodies: Iterable[str]) -> set[str]:
+    """Which of these stand somewhere already: in the archive, in a cut, or among the parts of the conversation."""
+    found = set[str]()
+    texts = [ref for ref in bodies if ref.startswith(OWN)]
+    for refs in chunks(texts):
+        found |= set(tx.scalars(PARTS, {"of_tenant": row.tenant, "of_conversation": home, "refs": refs}))
+    if not found.issuperset(texts):
+        found |= {ref_of(cut.text) for cut in load_cuts(tx, row.tenant, row.branch)}
+    messages = [ref for ref in bodies if not ref.startswith(OWN)]
+    for refs in chunks(messages) if len(messages) > FEW else ():  # a few are new: they cannot be in the archive
+        found |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
+    return found
+
+
+def _refs(arrays: KeptArrays) -> set[str]:
     with suppress(*BROKEN):
-        return refs_of(inspected_of(body or b""))
+        return refs_of(arrays.inspected())
     return set()
 
 
