@@ -36,6 +36,8 @@ LARGE_ZONES = Zones(yellow_at=0.60, orange_at=0.80, red_at=0.90, critical_at=0.9
 """Ours: zones in windows up to the small one, and from the large one on."""
 
 Source = Literal["model_reported", "client_estimated"]
+CLOSE, CLOSE_UNSURE = 0.75, 0.4
+"""Shares of the trigger: the second where the count of tokens may move by far yet, or growth brings a batch forward."""
 
 
 class BudgetUnreachable(PolicyError):
@@ -434,6 +436,11 @@ class Limits:
             if buckets.get(name, 0) > most:
                 return False
         return not any(buckets.get(name, 0) > cap for name, cap in self.refused)
+
+    def is_close(self, tokens: int) -> bool:
+        """Whether what is learned meanwhile could bring a batch upon a request that is sent again."""
+        share = CLOSE if self.budget.reported and not self.settings.preempt else CLOSE_UNSURE
+        return tokens > share * self.trigger
 
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:

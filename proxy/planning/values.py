@@ -4,11 +4,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from policies import ClientEdits, ContextSettings, ConversationState, Decision, Effect, Reply, Transcript
+from policies import (
+    BucketExceeded,
+    BudgetUnreachable,
+    ClientEdits,
+    ContextSettings,
+    ConversationState,
+    Decision,
+    Effect,
+    Reply,
+    Transcript,
+)
 from policies.pressure import Trend
 from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import Ask
+from proxy.errors import ContextLengthExceeded
 from proxy.models.limits import ModelLimits
 from proxy.store.records import Branch, EvictionRow
 from proxy.telemetry import NULL_SPAN, AnySpan, Trace
@@ -172,3 +183,20 @@ class Plan:
     def has_media(self) -> bool:
         """Whether there are images or the like in it, whose price says nothing about that of text."""
         return self.recognized is not None and self.recognized.has_media
+
+
+def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
+    """What the client is told of a request that no plan makes small enough."""
+    if isinstance(error, BucketExceeded):
+        return ContextLengthExceeded.in_bucket(
+            error.bucket,
+            used=error.used,
+            cap=error.cap,
+            window=error.window,
+            reserve=error.reserve,
+            buckets=error.buckets,
+            protected=error.protected,
+        )
+    return ContextLengthExceeded.of(
+        window=error.window, reserve=error.reserve, buckets=error.buckets, protected=error.protected
+    )

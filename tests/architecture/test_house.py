@@ -15,12 +15,13 @@ REACHED = {
     "longest function": 60,
     "files of a warm request": 64,
     "jumps of a warm request": 360,
-    "files of a first batch": 70,
+    "files of a first batch": 71,
 }
 """To be lowered with every room that is furnished, never raised without a word about why.
 
 Before Responses and Messages, the simulator of all three endpoints, the dashboard and the commands of the first ten
 minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them.
+A first batch comes with a request that is close to its trigger, which is stored before it goes up: one file more.
 """
 
 
