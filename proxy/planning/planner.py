@@ -189,9 +189,7 @@ class Planner:
             decided, degraded = _trimmed(asked, recognized), (*degraded, "plan")
         sent = None if asked.settings.observes or decided is None else decided.decision.raw_after
         early = sent is not None and self.limits_of(asked.settings, recognized.limits.budget).is_close(sent)
-        if not await self.announce(
-            recognized, request=asked.id, model=asked.request.model, early=early, span=asked.span
-        ):
+        if not await self.announce(recognized, asked.id, model=asked.request.model, early=early, span=asked.span):
             degraded = (*degraded, "store")
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
         return self._written(asked, recognized, plan, decided)
@@ -229,8 +227,8 @@ class Planner:
     async def announce(
         self,
         recognized: Recognized,
-        *,
         request: str,
+        *,
         model: str,
         answers: Sequence[bytes] = (),
         early: bool = False,

@@ -194,11 +194,10 @@ def _inspect(tx: Transaction, row: ExchangeRow, arrays: Inspection, home: str) -
 
     def kept() -> tuple[bytes, set[str]]:
         every = sorted([*known, arrays.kept(row.id, row.at)], key=lambda each: (each.at, each.request))
-        left = every if len(every) <= arrays.keep + FEW else every[-arrays.keep :]
-        old, gone = every[: len(every) - len(left)], set[str]()
-        if old:
-            gone = set[str]().union(*map(_refs, old)).difference(*map(_refs, left))
-        return pack_arrays(left), gone
+        if len(every) <= arrays.keep + FEW:
+            return pack_arrays(every), set()
+        old, left = every[: -arrays.keep], every[-arrays.keep :]
+        return pack_arrays(left), set[str]().union(*map(_refs, old)).difference(*map(_refs, left))
 
     try:
         bodies, (packed, gone) = tx.aside(arrays.bodies), tx.aside(kept)
