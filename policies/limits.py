@@ -36,6 +36,8 @@ LARGE_ZONES = Zones(yellow_at=0.60, orange_at=0.80, red_at=0.90, critical_at=0.9
 """Ours: zones in windows up to the small one, and from the large one on."""
 
 Source = Literal["model_reported", "client_estimated"]
+CLOSE = 0.75
+"""The share of the trigger from which on a request is stored before it goes up: that costs a commit."""
 
 
 class BudgetUnreachable(PolicyError):
@@ -448,6 +450,10 @@ class Limits:
             if buckets.get(name, 0) > most:
                 return False
         return not any(buckets.get(name, 0) > cap for name, cap in self.refused)
+
+    def is_close(self, tokens: int) -> bool:
+        """Whether what is learned meanwhile could bring a batch upon a request that is sent again."""
+        return tokens > CLOSE * self.trigger
 
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:

@@ -191,11 +191,11 @@ def _manage(
     if (bounds.known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         work.draft = cap_results(work.draft, bounds, new_only=True)
-    if edits is not None and not _is_repeat(work.draft, bounds):
+    if edits is not None and not _is_repeat(work.draft, bounds, grown):
         yield Offload()
         yield from run_client_edits(work, bounds, edits)
     bounds = _hurried(bounds, grown, work.draft, limits=limits)
-    if settings.when_full == "manage" and is_due(work.draft, bounds) and not _is_repeat(work.draft, bounds):
+    if settings.when_full == "manage" and is_due(work.draft, bounds) and not _is_repeat(work.draft, bounds, grown):
         yield Offload()
         before = work.draft.tokens
         work.take_if_changed("clip", shorten_standing(work.draft, bounds))
@@ -357,10 +357,11 @@ def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> 
     return bounds
 
 
-def _is_repeat(draft: Draft, bounds: Bounds) -> bool:
+def _is_repeat(draft: Draft, bounds: Bounds, grown: Growth) -> bool:
     """Whether all of it was sent before: what was decided then holds as long as it may be forwarded."""
-    known = bounds.known
-    seen = known.triggered and known.length == len(bounds.transcript.chain)
+    known, before = bounds.known, grown.before
+    is_last = (before.raw, before.length) == (grown.tokens, len(bounds.transcript.messages))
+    seen = known.length == len(bounds.transcript.chain) and (known.triggered or is_last)
     return seen and bounds.ceiling is None and draft.tokens <= bounds.hard_limit
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import shlex
+import signal
 import socket
 import sys
 import tempfile
@@ -74,6 +75,8 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """
     flags = Flags(**values)  # type: ignore[arg-type]  # the options above, by the same names
     config = loaded(path, flags)
+    if not config.simulate:  # it asks for another reading, which would end what is not ready for it, workers too
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _check_telemetry(config)
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
     handler = _open_log(log_format)

@@ -544,12 +544,13 @@ async def reloading(reload: Reload | None) -> AsyncIterator[None]:
     if reload is None:
         yield
         return
-    loop = asyncio.get_running_loop()
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGHUP)
     loop.add_signal_handler(signal.SIGHUP, reload.ask)
     watching = asyncio.create_task(reload.watch(), name="weir-reload")
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

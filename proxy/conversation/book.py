@@ -150,13 +150,10 @@ class Conversations:
         model: str,
         answers: Sequence[bytes] = (),
     ) -> None:
-        """Have other processes know the request by the time that its client can send the next one to them.
+        """Have the store know the request by the time that its client can send the next one, to whatever process.
 
-        ``answers`` are the hashes after each answer to it, once they are given. Where nobody else writes the store,
-        what is written after the answer is early enough. Raises StoreError.
+        ``answers`` are the hashes after each answer to it, once they are given. Raises StoreError.
         """
-        if not self._shared:
-            return
         branch, chain = thread.branch, transcript.chain
         arrival = Arrival(
             id=request,

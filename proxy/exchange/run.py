@@ -396,9 +396,7 @@ class ExchangeHandler:
         if recognized is None or not runtime.planner.conversations.announces:
             return
         answers = listened(runtime, progress)
-        if answers and not await runtime.planner.announce(
-            recognized, request=self.id, model=progress.model, answers=answers
-        ):
+        if answers and not await runtime.planner.announce(recognized, self.id, model=progress.model, answers=answers):
             progress.degraded.append("store")
 
     async def _recall(self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling) -> None:

@@ -44,7 +44,7 @@ from proxy.effects.evictions import asked_again, evictions_of
 from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.planning.changes import change_of, empty_change, pruned_tools, stamped
-from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.planning.values import Plan, PlanRequest, Recognized, too_long
 from proxy.planning.workers import Workers
 from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store
@@ -185,7 +185,7 @@ class Planner:
         except ProxyError:
             raise
         except BudgetUnreachable as error:
-            refusal = _too_long(error)
+            refusal = too_long(error)
             if asked.settings.observes:
                 refused = refusal.code
             elif isinstance(error, BucketExceeded) or recognized.is_window_known:
@@ -193,7 +193,9 @@ class Planner:
         except Exception:
             log.exception("planning failed; the request goes on without it")
             decided, degraded = _trimmed(asked, recognized), (*degraded, "plan")
-        if not await self.announce(recognized, request=asked.id, model=asked.request.model, span=asked.span):
+        sent = None if asked.settings.observes or decided is None else decided.decision.raw_after
+        early = sent is not None and self.limits_of(asked.settings, recognized.limits.budget).is_close(sent)
+        if not await self.announce(recognized, asked.id, model=asked.request.model, early=early, span=asked.span):
             degraded = (*degraded, "store")
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
         return self._written(asked, recognized, plan, decided)
@@ -227,21 +229,25 @@ class Planner:
             decided = await self._decide(asked, recognized, ceiling=sent - 1)
         except BudgetUnreachable as error:
             if sum(error.buckets.values()) > error.window - error.reserve:
-                raise _too_long(error) from None
+                raise too_long(error) from None
             return None  # by Weir's count it fits: the upstream counts what Weir cannot see, and says so itself
         return self._written(asked, recognized, before, decided)
 
     async def announce(
         self,
         recognized: Recognized,
-        *,
         request: str,
+        *,
         model: str,
         answers: Sequence[bytes] = (),
+        early: bool = False,
         span: AnySpan = NULL_SPAN,
     ) -> bool:
-        """Have other processes know a request, or the answers to it, before its client goes on; whether they do."""
-        if not self.conversations.announces:
+        """Have other processes know a request, or the answers to it, before its client goes on; whether they do.
+
+        ``early`` is one that this process itself has to know again, whatever becomes of it.
+        """
+        if not (self.conversations.announces or (early and not self.settler.failing)):
             return True
         at = span.now()
         try:
@@ -358,9 +364,10 @@ class Planner:
                     )
                 except _DoneMeanwhile:
                     continue
-                thread.trend, last = decision.trend, _Decided(decision, prepared=known.prepared is not None)
+                last = _Decided(decision, prepared=known.prepared is not None)
                 held = await self._hold(asked, recognized, known, last)
                 if held is not None:
+                    thread.trend = decision.trend  # not before: who sends the same meanwhile has to have the batch too
                     return held
         log.warning("a conversation kept changing under a request; its last plan was used without being stored")
         return last
@@ -558,22 +565,6 @@ class _Turn:
 
 class _DoneMeanwhile(Exception):
     """The summary that was being prepared is there, or another process has made the batch."""
-
-
-def _too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
-    if isinstance(error, BucketExceeded):
-        return ContextLengthExceeded.in_bucket(
-            error.bucket,
-            used=error.used,
-            cap=error.cap,
-            window=error.window,
-            reserve=error.reserve,
-            buckets=error.buckets,
-            protected=error.protected,
-        )
-    return ContextLengthExceeded.of(
-        window=error.window, reserve=error.reserve, buckets=error.buckets, protected=error.protected
-    )
 
 
 def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:

@@ -6,7 +6,17 @@ from typing import Protocol
 
 import msgspec
 
-from policies import ClientEdits, ContextSettings, ConversationState, Decision, Effect, Reply, Transcript
+from policies import (
+    BucketExceeded,
+    BudgetUnreachable,
+    ClientEdits,
+    ContextSettings,
+    ConversationState,
+    Decision,
+    Effect,
+    Reply,
+    Transcript,
+)
 from policies.limits import Limits
 from policies.messages import Body
 from policies.pressure import Trend
@@ -14,6 +24,7 @@ from policies.turns import first_user
 from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import Ask
+from proxy.errors import ContextLengthExceeded
 from proxy.models.limits import ModelLimits
 from proxy.store.records import Branch, EvictionRow
 from proxy.telemetry import NULL_SPAN, AnySpan, Trace
@@ -243,3 +254,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_PLAN = Plan(body=b"")
+
+
+def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
+    """What the client is told of a request that no plan makes small enough."""
+    if isinstance(error, BucketExceeded):
+        return ContextLengthExceeded.in_bucket(
+            error.bucket,
+            used=error.used,
+            cap=error.cap,
+            window=error.window,
+            reserve=error.reserve,
+            buckets=error.buckets,
+            protected=error.protected,
+        )
+    return ContextLengthExceeded.of(
+        window=error.window, reserve=error.reserve, buckets=error.buckets, protected=error.protected
+    )

@@ -156,7 +156,9 @@ def _supervise(config: ServerConfig, sockets: list[socket.socket], count: int) -
 
     def start() -> None:
         worker = spawn.Process(target=_work, args=(config, sockets))
+        known = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which is inherited, until the worker can do with it
         worker.start()
+        signal.signal(signal.SIGHUP, known)
         workers.append(worker)
 
     def heard(sig: int, _frame: FrameType | None) -> None:
@@ -180,6 +182,7 @@ def _supervise(config: ServerConfig, sockets: list[socket.socket], count: int) -
             if not stopping and not failed:
                 _log.error("worker %s died with status %s; starting another", worker.pid, worker.exitcode)
                 start()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for worker in workers:
         worker.terminate()
     end = time.monotonic() + config.limits.patience + 1.0

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -17,9 +18,21 @@ from policies.pressure import Trend
 from proxy.store.answers import AnswerRow, add_answers
 from proxy.store.archive import mark_asked_again, whole_body
 from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
-from proxy.store.conversations import open_conversations, touch_chains
-from proxy.store.memory import add_checkups, follow_others, rate
-from proxy.store.packing import Damaged, Inspected, Inspection, inspected_of, pack, refs_of, unpack
+from proxy.store.conversations import ADD_PART, open_conversations, touch_chains
+from proxy.store.ledger import cuts_of, load_cuts
+from proxy.store.memory import BROKEN, add_checkups, follow_others, kept_arrays, rate
+from proxy.store.packing import (
+    OWN,
+    Damaged,
+    Inspected,
+    Inspection,
+    KeptArrays,
+    pack,
+    pack_arrays,
+    ref_of,
+    refs_of,
+    unpack,
+)
 from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
     branches,
@@ -45,12 +58,12 @@ ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
-BROKEN = (Damaged, ValueError, LookupError, TypeError)
 FEW = 8
-TIDIED = ("0", "8")
-"""How the ids of requests end after which arrays that are not kept any more go: every eighth."""
-ADD_INSPECTED = keep_first(inspected)
-ADD_PART = keep_first(inspected_parts)
+"""So many arrays may stay beyond those that are kept, and so many messages be new at once."""
+SET_INSPECTED = keep_last(inspected)
+PARTS = sa.select(inspected_parts.c.ref).where(
+    of(inspected_parts, "tenant", "conversation"), inspected_parts.c.ref.in_(sa.bindparam("refs", expanding=True))
+)
 ARCHIVED = sa.select(originals.c.ref).where(
     of(originals, "tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True)), originals.c.body.is_not(None)
 )
@@ -58,10 +71,8 @@ FORGET_ARCHIVED = sa.delete(inspected_parts).where(
     of(inspected_parts, "tenant", "conversation"),
     inspected_parts.c.ref.in_(sa.select(originals.c.ref).where(of(originals, "tenant"))),
 )
-INSPECTED = (
-    sa.select(inspected.c.id)
-    .where(of(inspected, "tenant", "conversation"))
-    .order_by(inspected.c.at.desc(), inspected.c.id.desc())
+FORGET_PARTS = sa.delete(inspected_parts).where(
+    of(inspected_parts, "tenant", "conversation"), inspected_parts.c.ref.in_(sa.bindparam("refs", expanding=True))
 )
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(
@@ -151,27 +162,27 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
     if row is None:
         raise KeyError(request)
     told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
-    ours = (inspected.c.tenant == conversation.tenant, inspected.c.conversation == conversation.id)
-    kept = tx.execute(sa.select(inspected.c.at, inspected.c.body).where(*ours, inspected.c.id == request)).first()
-    try:
-        found = None if kept is None else inspected_of(kept.body)
-    except BROKEN:
-        tx.damage("inspected", conversation.tenant, request)
-        found = None
-    if kept is None or found is None:
-        return told, None
-    newer = tx.scalar(sa.select(sa.func.count()).select_from(inspected).where(*ours, inspected.c.at > kept.at))
-    return told, None if (newer or 0) >= found.keep else _with_bodies(tx, conversation, found)
+    [kept] = kept_arrays(tx, [(conversation.tenant, conversation.id)]).values()
+    for newer, arrays in enumerate(reversed(kept)):
+        if arrays.request == request:
+            with suppress(*BROKEN):
+                found = arrays.inspected()
+                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found)
+            tx.damage("inspected", conversation.tenant, request)
+    return told, None
 
 
 def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspected) -> Inspected:
-    bodies: dict[str, bytes] = {}
-    for refs in chunks(sorted(refs_of(found))):
+    bodies, needed = dict[str, bytes](), sorted(refs_of(found))
+    for refs in chunks(needed):
         parts = inspected_parts.c
         mine = (parts.tenant == conversation.tenant, parts.conversation == conversation.id, parts.ref.in_(refs))
         for row in tx.execute(sa.select(parts.ref, parts.body).where(*mine)):
             with suppress(Damaged):
                 bodies[row.ref] = unpack(row.body, parts=1)[0]
+    if any(ref.startswith(OWN) and ref not in bodies for ref in needed):
+        texts = (each.cut.text for each in cuts_of(tx, conversation).values())
+        bodies |= {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts}
     archived: dict[str, bytes] = {}
     for refs in chunks(sorted({ref for ref, _, _ in found.client} - bodies.keys())):
         theirs = (originals.c.tenant == conversation.tenant, originals.c.ref.in_(refs))
@@ -183,46 +194,62 @@ def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspecte
 
 def _inspect(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) -> None:
     """Keep the two arrays of each request, and now and then no longer what only older ones needed."""
-    parts, arrays = list[dict[str, Any]](), list[dict[str, Any]]()
+    by_home: dict[tuple[str, str], list[tuple[ExchangeRow, Inspection]]] = {}
     for row, inspection, home in batch:
-        own = {"tenant": row.tenant, "conversation": home}
+        by_home.setdefault((row.tenant, home), []).append((row, inspection))
+    known = kept_arrays(tx, by_home)
+    parts, arrays, gone = list[dict[str, Any]](), list[dict[str, object]](), dict[tuple[str, str], set[str]]()
+    for key, made in by_home.items():
+        own = {"tenant": key[0], "conversation": key[1]}
         try:
-            bodies, packed = tx.aside(inspection.bodies), tx.aside(inspection.packed)
-        except (*BROKEN, OverflowError):  # a request that cannot be looked at is still one
+            fresh, (packed, dropped) = tx.aside(partial(_bodies, made)), tx.aside(partial(_packed, known[key], made))
+        except (*BROKEN, OverflowError):  # requests that cannot be looked at are still requests
             continue
-        there = set[str]()
-        for refs in chunks(bodies) if len(bodies) > FEW else ():  # a few are new: they cannot be in the archive
-            there |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
-        parts += [{**own, "ref": ref, "body": body} for ref, body in sorted(bodies.items()) if ref not in there]
-        arrays.append({**own, "id": row.id, "at": row.at, "body": packed})
+        there = _there(tx, made[-1][0], key[1], fresh)
+        parts += [{**own, "ref": ref, "body": body} for ref, body in sorted(fresh.items()) if ref not in there]
+        arrays.append({**own, "body": packed})
+        gone[key] = dropped
     tx.many(ADD_PART, tx.aside(lambda: [{**part, "body": pack(part["body"], level=1)} for part in parts]))
-    tx.many(ADD_INSPECTED, arrays)
-    for row, inspection, home in batch:
-        if row.evicted or row.strategy:  # what has just been archived need not stand here too
-            tx.execute(FORGET_ARCHIVED, {"of_tenant": row.tenant, "of_conversation": home})
-        if row.id.endswith(TIDIED):
-            _tidy(tx, row.tenant, home, keep=inspection.keep)
+    tx.many(SET_INSPECTED, arrays)
+    for (tenant, home), made in by_home.items():
+        mine = {"of_tenant": tenant, "of_conversation": home}
+        if any(row.evicted or row.strategy for row, _ in made):  # what has just been archived need not stand here too
+            tx.execute(FORGET_ARCHIVED, mine)
+        for refs in chunks(sorted(gone.get((tenant, home), ()))):
+            tx.execute(FORGET_PARTS, {**mine, "refs": refs})
 
 
-def _tidy(tx: Transaction, tenant: str, conversation: str, *, keep: int) -> None:
-    """Drop the arrays beyond those that are kept, and what only they needed."""
-    ids = list(tx.scalars(INSPECTED, {"of_tenant": tenant, "of_conversation": conversation}))
-    old, kept = ids[keep:], ids[:keep][::-1]
-    gone = set[str]().union(*(_refs(tx, tenant, each) for each in old))
-    for each in kept:  # the oldest first, which has nearly all of them
-        gone -= _refs(tx, tenant, each) if gone else set()
-    mine = (inspected_parts.c.tenant == tenant, inspected_parts.c.conversation == conversation)
-    for refs in chunks(sorted(gone)):
-        tx.execute(sa.delete(inspected_parts).where(*mine, inspected_parts.c.ref.in_(refs)))
-    if old:
-        ours = (inspected.c.tenant == tenant, inspected.c.conversation == conversation)
-        tx.execute(sa.delete(inspected).where(*ours, inspected.c.id.in_(old)))
+def _bodies(made: Sequence[tuple[ExchangeRow, Inspection]]) -> dict[str, bytes]:
+    return {ref: body for _, inspection in made for ref, body in inspection.bodies().items()}
 
 
-def _refs(tx: Transaction, tenant: str, request: str) -> set[str]:
-    body = tx.scalar(sa.select(inspected.c.body).where(inspected.c.tenant == tenant, inspected.c.id == request))
+def _packed(known: Sequence[KeptArrays], made: Sequence[tuple[ExchangeRow, Inspection]]) -> tuple[bytes, set[str]]:
+    """The arrays of a conversation as they are stored from now on, and what only those needed that are not kept."""
+    new, keep = [inspection.kept(row.id, row.at) for row, inspection in made], made[-1][1].keep
+    every = sorted([*known, *new], key=lambda each: (each.at, each.request))
+    if len(every) <= keep + FEW:
+        return pack_arrays(every), set()
+    old, left = every[:-keep], every[-keep:]
+    return pack_arrays(left), set[str]().union(*map(_refs, old)).difference(*map(_refs, left))
+
+
+def _there(tx: Transaction, row: ExchangeRow, home: str, bodies: Iterable[str]) -> set[str]:
+    """Which of these stand somewhere already: in the archive, in a cut, or among the parts of the conversation."""
+    found = set[str]()
+    texts = [ref for ref in bodies if ref.startswith(OWN)]
+    for refs in chunks(texts):
+        found |= set(tx.scalars(PARTS, {"of_tenant": row.tenant, "of_conversation": home, "refs": refs}))
+    if not found.issuperset(texts):
+        found |= {ref_of(cut.text) for cut in load_cuts(tx, row.tenant, row.branch)}
+    messages = [ref for ref in bodies if not ref.startswith(OWN)]
+    for refs in chunks(messages) if len(messages) > FEW else ():  # a few are new: they cannot be in the archive
+        found |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
+    return found
+
+
+def _refs(arrays: KeptArrays) -> set[str]:
     with suppress(*BROKEN):
-        return refs_of(inspected_of(body or b""))
+        return refs_of(arrays.inspected())
     return set()
 
 

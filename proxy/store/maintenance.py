@@ -19,7 +19,8 @@ from proxy.store.answers import exported
 from proxy.store.archive import drop_unheld, forget_words, whole_body
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
-from proxy.store.packing import Damaged, inspected_of, unpack_text
+from proxy.store.memory import BROKEN, kept_arrays
+from proxy.store.packing import Damaged, KeptArrays, unpack_text
 from proxy.store.records import ConversationRow
 from proxy.store.schema import (
     alerts,
@@ -34,7 +35,6 @@ from proxy.store.schema import (
     evictions,
     exchanges,
     health_snapshots,
-    inspected,
     inspected_parts,
     keep_last,
     meta,
@@ -83,12 +83,8 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
         query = sa.select(table).where(table.c.tenant == tenant, table.c.conversation == its_id)
         order = [table.c.at] if "at" in table.c else []
         found[table.name] = _rows(tx, query.order_by(*order, *table.primary_key.columns))
-    found["inspected"] = [
-        {"id": row.id, "at": row.at, **_inspected(row.body)}
-        for row in tx.execute(
-            sa.select(inspected).where(inspected.c.tenant == tenant, inspected.c.conversation == its_id)
-        )
-    ]
+    [kept] = kept_arrays(tx, [(tenant, its_id)]).values()
+    found["inspected"] = [{"id": each.request, "at": each.at, **_inspected(each)} for each in kept]
     for table in OF_BRANCHES:
         query = sa.select(table).where(table.c.tenant == tenant, table.c.branch.in_(own))
         found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
@@ -211,10 +207,10 @@ def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reaso
     return gone
 
 
-def _inspected(body: bytes) -> dict[str, object]:
+def _inspected(kept: KeptArrays) -> dict[str, object]:
     """The references that were kept of a request; nothing where they are broken."""
-    with suppress(Damaged, ValueError, LookupError, TypeError):
-        arrays = inspected_of(body)
+    with suppress(*BROKEN):
+        arrays = kept.inspected()
         return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}
     return {}
 

@@ -1,4 +1,5 @@
-"""What is kept of a conversation beside its history: checkpoints, notes, what models wrote, its health.
+"""What is kept of a conversation beside its history: checkpoints, notes, what models wrote, its health, and
+the arrays of its newest requests.
 
 A checkpoint is a conversation's structured state as JSON text, one row for every version that was saved. It is given
 back only if the SHA-256 of its body is the one that was stored with it; else the one before it counts. Versions that a
@@ -10,9 +11,11 @@ Of health there are its state, the newest snapshots, and alerts as episodes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate
 from operator import itemgetter
@@ -23,7 +26,7 @@ import sqlalchemy as sa
 from policies.quality.health import KEPT, Health, Snapshot, check
 from proxy.store.audit import append, of_notes
 from proxy.store.ledger import cuts_of
-from proxy.store.packing import Damaged, pack_text, unpack_text
+from proxy.store.packing import Damaged, KeptArrays, pack_text, unpack_arrays, unpack_text
 from proxy.store.records import AlertRow, Change, CheckpointRow, ConversationRow, ExchangeRow, NoteRow, SummaryRow
 from proxy.store.schema import (
     OF_BRANCH,
@@ -33,6 +36,7 @@ from proxy.store.schema import (
     conversations,
     cuts,
     health_snapshots,
+    inspected,
     keep_first,
     keep_last,
     notes,
@@ -52,6 +56,11 @@ NEWEST_BODY = sa.text(
     "SELECT body, sha, length FROM checkpoints "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version DESC LIMIT 1"
 ).bindparams(*OF_BRANCH)
+INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
+    of(inspected, "tenant"), inspected.c.conversation.in_(sa.bindparam("ids", expanding=True))
+)
+BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
+"""What reading something that is stored but damaged may raise."""
 CHECKPOINTS_OF_BRANCH = of(checkpoints, "tenant", "branch")
 DROP_OLDER = sa.delete(checkpoints).where(
     CHECKPOINTS_OF_BRANCH,
@@ -181,6 +190,19 @@ def is_undone(version: int, undone: Spans) -> bool:
 
 def key_of(conversation: ConversationRow) -> dict[str, str]:
     return {"of_tenant": conversation.tenant, "of_conversation": conversation.id}
+
+
+def kept_arrays(tx: Transaction, given: Iterable[tuple[str, str]]) -> dict[tuple[str, str], list[KeptArrays]]:
+    """The arrays of the newest requests of conversations (tenant and id), oldest first."""
+    found: dict[tuple[str, str], list[KeptArrays]] = {key: [] for key in given}
+    for tenant in {tenant for tenant, _ in found}:
+        for ids in chunks(sorted(its for owner, its in found if owner == tenant)):
+            for conversation, body in tx.execute(INSPECTED, {"of_tenant": tenant, "ids": ids}):
+                try:
+                    found[tenant, conversation] = tx.aside(partial(unpack_arrays, body))
+                except BROKEN:
+                    tx.damage("inspected", tenant, conversation)
+    return found
 
 
 def _rows(tx: Transaction, conversation: ConversationRow, *where: sa.ColumnElement[bool]) -> list[CheckpointRow]:

@@ -8,10 +8,12 @@ archive, or once among the parts of its conversation.
 import json
 import threading
 import zlib
-from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from struct import Struct
+from typing import NamedTuple
 
 import msgspec
 import zstandard
@@ -21,7 +23,12 @@ from policies.messages import PIN_SIZE, Message
 
 MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 SIZE = 4
+RECORD = Struct(f">{PIN_SIZE}sHI")
+"""Of a message the beginning of its digest, its role's place among the roles, and its tokens."""
+OWN = "t"
+"""How refs of texts of Weir's own begin."""
 PACKED_WORDS = b"\1"
+FRAME = b"\x28\xb5\x2f\xfd"  # what every frame begins with: RFC 8878, section 3.1.1
 # What is stored was packed with exactly this: another one needs another mark before what it packs.
 WORDS = (
     b'"recall":[{"tool":"kind":"query":"condensed":{"window_id":"summary_tokens":"pruned":["ending":"length","caps":'
@@ -168,22 +175,20 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     pruned: tuple[str, ...] = ()
     tools: int = 0
 
-    def packed(self) -> bytes:
+    def kept(self, request: str, at: float) -> "KeptArrays":
         """The references."""
         said_by = [message.role for message in self.messages]
-        names = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
-        roles = array("H", map(names.__getitem__, said_by))
-        tokens = array("I", [message.tokens for message in self.messages])
-        refs = b"".join([message.digest[:PIN_SIZE] for message in self.messages])
+        roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
+        record = RECORD.pack
+        records = b"".join([record(m.digest[:PIN_SIZE], roles[m.role], m.tokens) for m in self.messages])
         said = {
             "keep": self.keep,
-            "roles": list(names),
+            "roles": list(roles),
             "sent": None if self.pieces is None else list(_runs(self.pieces)),
             "pruned": self.pruned,
             "tools": self.tools,
         }
-        told = json.dumps(said, separators=(",", ":")).encode()
-        return pack(told, refs, roles.tobytes(), tokens.tobytes(), level=1)
+        return KeptArrays(request, at, json.dumps(said, separators=(",", ":")).encode(), records)
 
     def bodies(self) -> dict[str, bytes]:
         """What the messages say that nobody was given before, and what stands in the place of others, by ref."""
@@ -216,23 +221,51 @@ class Inspected:
     archived: frozenset[str] = frozenset()
 
 
-OWN = "t"
-
-
 def ref_of(text: str) -> str:
     """What a text of Weir's own is found by."""
     return OWN + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=PIN_SIZE).hexdigest()
 
 
-def inspected_of(packed: bytes) -> Inspected:
-    """The references that were packed, without the bodies. Raises :class:`Damaged`."""
-    told, refs, places, counts = unpack(packed, parts=4)
-    said, roles, tokens = json.loads(told), array("H", places), array("I", counts)
-    names = (refs[n : n + PIN_SIZE].hex() for n in range(0, len(refs), PIN_SIZE))
-    client = [(ref, said["roles"][role], count) for ref, role, count in zip(names, roles, tokens, strict=True)]
-    sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
-    pruned, tools = tuple(said["pruned"]), said["tools"]
-    return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=tools, bodies={})
+class KeptArrays(NamedTuple):
+    """The arrays of one request as they are stored: JSON about them, and a record of each of the client's messages."""
+
+    request: str
+    at: float
+    told: bytes
+    records: bytes
+
+    def inspected(self) -> Inspected:
+        """Without the bodies. Raises :class:`Damaged`."""
+        said = json.loads(self.told)
+        client = [(pin.hex(), said["roles"][role], tokens) for pin, role, tokens in RECORD.iter_unpack(self.records)]
+        sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
+        pruned, tools = tuple(said["pruned"]), said["tools"]
+        return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=tools, bodies={})
+
+
+def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
+    """Those of a conversation's requests: records that one begins with as the one before does stand there once."""
+    heads, own, before = list[tuple[str, float, int, int]](), list[bytes](), b""
+    for each in given:
+        most = min(len(before), len(each.records)) // RECORD.size
+        ends = range(RECORD.size, (most + 1) * RECORD.size, RECORD.size)
+        same = RECORD.size * bisect_left(ends, 1, key=lambda end: before[:end] != each.records[:end])
+        heads.append((each.request, each.at, same, len(each.records) - same))
+        own.append(each.records[same:])
+        before = each.records
+    told = b"\n".join(each.told for each in given)
+    return pack(json.dumps(heads, separators=(",", ":")).encode(), told, b"".join(own), level=1)
+
+
+def unpack_arrays(packed: bytes) -> list[KeptArrays]:
+    """Raises :class:`Damaged`."""
+    heads, told, own = unpack(packed, parts=3)
+    found, start, records = list[KeptArrays](), 0, b""
+    for (request, at, same, fresh), said in zip(json.loads(heads), told.split(b"\n"), strict=True):
+        records = records[:same] + own[start : start + fresh]
+        start += fresh
+        found.append(KeptArrays(request, at, said, records))
+    return found
 
 
 def refs_of(inspected: Inspected) -> set[str]:

@@ -23,11 +23,11 @@ from policies.ledger import Cut, Edit
 from policies.quality.health import Snapshot
 from proxy.store import records
 from proxy.store.chain import AuditRow
-from proxy.store.packing import Damaged, pack_words, unpack_words
+from proxy.store.packing import FRAME, Damaged, pack_text, pack_words, unpack_text, unpack_words
 from proxy.store.records import SchemaTooNew, StoreError
 
 R = TypeVar("R")
-REVISIONS = ("0013", "0014", "0015", "0016")
+REVISIONS = ("0013", "0016", "0017")
 HEAD = REVISIONS[-1]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
@@ -90,6 +90,24 @@ class Id(sa.types.TypeDecorator[str]):
 def _bytes_of(value: str, prefix: str) -> str | bytes:
     digits = value[len(prefix) :]
     return bytes.fromhex(digits) if digits and value.startswith(prefix) and HEX(digits) else value
+
+
+class LongText(ExactText):
+    """Text of any length, compressed; what was stored before is read as it is: no frame is UTF-8."""
+
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
+        return None if value is None else pack_text(value)
+
+    def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> str | None:
+        """The text as it was given; a damaged frame as something else, which its row's SHA-256 does not fit."""
+        if value is None or not value.startswith(FRAME):
+            return super().process_result_value(value, dialect)
+        try:
+            return unpack_text(value)
+        except Damaged:
+            return value.decode(errors="replace")
 
 
 class Packed(sa.types.TypeDecorator[str]):
@@ -227,7 +245,7 @@ cuts = _table(
     "tenant branch version",
     _required(tenant=TENANT, branch=BRANCH, at=sa.Double, batch=sa.Integer, stays=sa.Text, covered=sa.Text),
     _required(sha=sa.LargeBinary),
-    _fields(Cut, without="before after", text=ExactText(), narrative=ExactText()),
+    _fields(Cut, without="before after", text=LongText(), narrative=LongText()),
     [sa.Index("cuts_ref", "tenant", "ref")],
     within=branches,
 )
@@ -312,11 +330,9 @@ exchanges = _table(
 
 inspected = _table(
     "inspected",
-    "tenant id",
-    _required(tenant=TENANT, id=REQUEST, conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
-    [sa.Index("inspected_of_conversation", "tenant", "conversation", "at")],
+    "tenant conversation",
+    _required(tenant=TENANT, conversation=CONVERSATION, body=sa.LargeBinary),
     within=conversations,
-    sqlite_with_rowid=False,
 )
 
 inspected_parts = _table(
@@ -324,7 +340,6 @@ inspected_parts = _table(
     "tenant conversation ref",
     _required(tenant=TENANT, conversation=CONVERSATION, ref=sa.Text, body=sa.LargeBinary),
     within=conversations,
-    sqlite_with_rowid=False,
 )
 
 relayed = _table("relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST), [sa.Index("relayed_at", "at")])
@@ -471,15 +486,14 @@ def _known(connection: sa.Connection) -> str | None:
     """The schema's revision; None for an empty database."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
-    found = connection.scalar(sa.select(alembic_version.c.version_num))
-    if found is not None and found < REVISIONS[0]:
+    found: str | None = connection.scalar(sa.select(alembic_version.c.version_num))
+    if found is None or found in REVISIONS:
+        return found
+    if found < HEAD:
         raise StoreError(f"the database has schema {found}, of a Weir that was never released", reason="schema")
-    if found is not None and found not in REVISIONS:
-        raise SchemaTooNew(
-            f"the database has schema {found}, which this Weir (schema {HEAD}) does not know: update Weir",
-            reason="schema",
-        )
-    return found
+    raise SchemaTooNew(
+        f"the database has schema {found}, which this Weir (schema {HEAD}) does not know: update Weir", reason="schema"
+    )
 
 
 class Upsert(dict[str, sa.Insert]):

@@ -229,7 +229,8 @@ STORE_WAITING = _gauge(
 )
 TASKS = _gauge("weir.tasks", "{task}", "Asynchronous tasks that are under way; it rises with what is in flight")
 WINDOWS_LEARNED = _gauge(
-    "weir.windows.learned", "{window}", "Windows that hold because of an upstream's errors",
+    "weir.windows.learned", "{window}",
+    "Windows that hold because of an upstream's errors, stated there or inferred from refusals",
     merge="max",
 )
 LOOP_LAG = _histogram(

@@ -432,10 +432,10 @@ class Talk:
             else:
                 self.add_step()
 
-    def add_step(self) -> None:
+    def add_step(self, *, words: int = 280) -> None:
         """A tool step, as if the model had made it."""
         self.turns += 1
-        text = f"{self.mark} {prose(280, seed=100_000 + 1000 * self.seed + self.turns)}"
+        text = f"{self.mark} {prose(words, seed=100_000 + 1000 * self.seed + self.turns)}"
         self.messages += tool_step(1000 * self.seed + self.turns, text=text)
 
     def add_question(self) -> None:

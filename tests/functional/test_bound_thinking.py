@@ -1,7 +1,6 @@
 """Thinking that is signed for what stood before it: what Weir takes out takes with it what was signed behind it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -9,7 +8,7 @@ import pytest
 
 from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 from proxy.simulator.app import RunningSimulator
-from tests.functional.harness import COUNTER, RunningWeir, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns
 
 TOOLS = [{"name": "read", "description": "Read", "input_schema": {"type": "object", "properties": {}}}]
 ADAPTIVE = {"type": "adaptive"}
@@ -33,9 +32,9 @@ class Agent:
         self.messages: list[Any] = [{"role": "user", "content": "Audit the files."}]
         self.actions: list[str] = []
 
-    async def go_on(self, proxy: RunningWeir, steps: int) -> None:
-        async with anthropic.AsyncAnthropic(base_url=proxy.root, api_key="k", max_retries=0) as client:
-            for _ in range(steps):
+    async def go_on(self, turns: InTurns, steps: int) -> None:
+        for _ in range(steps):
+            async with anthropic.AsyncAnthropic(base_url=turns.root(), api_key="k", max_retries=0) as client:
                 await self._step(client)
 
     async def _step(self, client: anthropic.AsyncAnthropic) -> None:
@@ -63,18 +62,19 @@ def refusals(simulator: RunningSimulator) -> list[int]:
     return [n for n, request in enumerate(simulator.ledger) if request.status >= 400]
 
 
+@EITHER
 @pytest.mark.parametrize("model", ["claude-sonnet-5-5", "claude-of-another-name"])
-async def test_no_thinking_stands_behind_an_edit_that_it_was_not_signed_for(model: str, tmp_path: Path) -> None:
+async def test_no_thinking_stands_behind_an_edit_that_it_was_not_signed_for(model: str, deployment: Deployment) -> None:
+    agent = Agent(model=model, thinking=ADAPTIVE)
     with run_simulator(settings(), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as proxy:
-            agent = Agent(model=model, thinking=ADAPTIVE)
-            await agent.go_on(proxy, STEPS // 2)
-        async with weir(simulator.base_url, tmp_path / "w.db") as proxy:  # a new process, which reads what was stored
-            await agent.go_on(proxy, STEPS // 2)
+        for _ in range(2):  # new processes, which read what was stored
+            async with deployment.serving(simulator.base_url) as turns:
+                await agent.go_on(turns, STEPS // 2)
+    learned = 0 if "5-5" in model else 2 * deployment.count  # once in each process
     batches = [n for n, action in enumerate(agent.actions) if "unbound_reasoning" in action]
     assert batches, "the window was never full"
-    assert sum("retry" in action for action in agent.actions) <= (0 if "5-5" in model else 2)  # once in each process
-    assert len(refusals(simulator)) <= (0 if "5-5" in model else 2)
+    assert sum("retry" in action for action in agent.actions) <= learned
+    assert len(refusals(simulator)) <= learned
     sent = [n for n in range(len(simulator.ledger)) if n not in refusals(simulator)]
     assert len(sent) == STEPS
     for before, after in zip(sent, sent[1:], strict=False):  # what was thought behind the edits stays as it was
@@ -85,12 +85,13 @@ async def test_no_thinking_stands_behind_an_edit_that_it_was_not_signed_for(mode
     assert max(len(thoughts(simulator, n)) for n in sent[batches[0] + 3 :]) >= 3
 
 
-async def test_where_a_loop_has_to_begin_with_thinking_the_provider_drops_it(tmp_path: Path) -> None:
+@EITHER
+async def test_where_a_loop_has_to_begin_with_thinking_the_provider_drops_it(deployment: Deployment) -> None:
     with run_simulator(settings(), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as proxy:
+        async with deployment.serving(simulator.base_url) as turns:
             enabled = {"type": "enabled", "budget_tokens": 1024}
             agent = Agent(model="claude-sonnet-5-5", thinking=enabled)
-            await agent.go_on(proxy, STEPS // 2)
+            await agent.go_on(turns, STEPS // 2)
         last = simulator.ledger[-1]
         asked = json.loads(last.body)
     assert refusals(simulator) == []

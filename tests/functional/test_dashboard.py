@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from proxy.store.packing import ref_of
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
 from tests.functional.harness import EITHER, Deployment, Talk, prose, weir
 
@@ -269,9 +270,21 @@ async def test_what_people_and_models_say_is_shown_as_text(api: Api) -> None:
 @EITHER
 @pytest.mark.requirement("A0.148")
 async def test_both_sides_are_what_came_and_what_went(api: Api) -> None:
-    """Line by line against what the simulator was sent."""
+    """Line by line against what the simulator was sent, also once its summary was taken back; that stands once."""
     talk = await compacted(api)
     rows = (await api.of("timeline"))["data"]
+    before = await _compared(api, talk, rows)
+    assert before >= {"same", "removed", "added"}
+    store = api.target.runtime.store
+    told = await store.export(next(each for each in await store.conversations(None)))
+    assert told["cuts"]
+    assert not {ref_of(each["text"]) for each in told["cuts"]} & {each["ref"] for each in told["inspected_parts"]}
+    undone = await api.ask("POST", f"conversations/{NAME}/rollback/0")
+    assert undone.status_code == 200, undone.text
+    assert await _compared(api, talk, rows) == before
+
+
+async def _compared(api: Api, talk: Talk, rows: list[dict[str, Any]]) -> set[str]:
     kinds = set()
     for row, array in zip(rows[::-1], api.sent()[::-1], strict=False):
         both = await api.of(f"requests/{row['id']}")
@@ -288,7 +301,7 @@ async def test_both_sides_are_what_came_and_what_went(api: Api) -> None:
             if each["link"] is not None:
                 original = await api.ask("GET", each["link"].removeprefix("/weir/") + ".txt")
                 assert original.status_code == 200
-    assert kinds >= {"same", "removed", "added"}
+    return kinds
 
 
 def _said(message: dict[str, Any]) -> str:

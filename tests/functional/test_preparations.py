@@ -6,7 +6,7 @@ import pytest
 
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered
 from tests.misbehaving import Failing, SummaryMode
 
 
@@ -14,32 +14,37 @@ def simulated(mode: SummaryMode = SummaryMode.OK) -> SimulatorSettings:
     return SimulatorSettings(window=16_384, windows={"notes": 32_768}, summary_model="notes", summarizer=Failing(mode))
 
 
-async def talked(target: RunningWeir, turns: int, *, earlier: int = 0) -> Talk:
+async def talked(target: InTurns, turns: int, *, earlier: int = 0) -> Talk:
     """A chat in which everything that is worth preparing is prepared before the next question."""
     talk = Talk(target.client())
     talk.grow(earlier)
     for _ in range(turns):
         await talk.chat(1)
-        await target.runtime.preparation.settled()
+        await target.settled()
     return talk
 
 
-def counted(target: RunningWeir) -> dict[str, int]:
-    text = target.runtime.telemetry.metrics.render().decode()
-    found = re.findall(r'weir_preparations_total\{weir_result="(\w+)"\} (\d+)', text)
-    return {result: int(number) for result, number in found if int(number)}
+def counted(turns: InTurns) -> dict[str, int]:
+    """By result, of all of them together."""
+    texts = [each.runtime.telemetry.metrics.render().decode() for each in turns.weirs]
+    found = [
+        each for text in texts for each in re.findall(r'weir_preparations_total\{weir_result="(\w+)"\} (\d+)', text)
+    ]
+    sums = {result: sum(int(number) for name, number in found if name == result) for result, _ in found}
+    return {result: number for result, number in sums.items() if number}
 
 
+@EITHER
 @pytest.mark.requirement("D14", "A2.11", "A2.27")
 @pytest.mark.parametrize(
     ("policy", "window", "earlier", "turns"), [("balanced", 8_192, 12, 12), ("turn-atomic", 16_384, 8, 8)]
 )
 async def test_what_is_prepared_is_used_by_the_batch_and_counted(
-    policy: str, window: int, earlier: int, turns: int
+    policy: str, window: int, earlier: int, turns: int, deployment: Deployment
 ) -> None:
     async with (
         serve_simulator(simulated(), counter=COUNTER) as simulator,
-        weir(simulator.base_url, window=window, policy=policy, summarizer="notes") as target,
+        deployment.serving(simulator.base_url, window=window, policy=policy, summarizer="notes") as target,
     ):
         talk = await talked(target, turns, earlier=earlier)
         results = counted(target)
@@ -51,10 +56,12 @@ async def test_what_is_prepared_is_used_by_the_batch_and_counted(
 
 @pytest.mark.requirement("D14", "P6", "R.50")
 @pytest.mark.parametrize("mode", [SummaryMode.EMPTY, SummaryMode.REFUSAL])
-async def test_a_model_that_is_of_no_use_is_not_asked_after_every_answer(mode: SummaryMode) -> None:
+async def test_a_model_that_is_of_no_use_is_not_asked_after_every_answer(
+    mode: SummaryMode, deployment: Deployment
+) -> None:
     async with (
         serve_simulator(simulated(mode), counter=COUNTER) as simulator,
-        weir(simulator.base_url, window=65_536, policy="turn-atomic", summarizer="notes") as target,
+        deployment.serving(simulator.base_url, window=65_536, policy="turn-atomic", summarizer="notes") as target,
     ):
         await talked(target, 15, earlier=8)
         results, asked = counted(target), len(answered(simulator, "notes"))

@@ -1,6 +1,7 @@
 """The process as an operator sees it: reload, stop, keys made while it runs."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -128,3 +129,32 @@ async def test_what_came_while_the_process_stood_still_is_read_before_it_is_too_
         slow.write(b"GET /healthz HTTP/1.1\r\nhost: ")
         assert (await asyncio.wait_for(late.readline(), 20)).startswith(b"HTTP/1.1 408 ")
         slow.close()
+
+
+@pytest.mark.requirement("A0.45", "R.79")
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_reload_asked_for_while_it_starts_or_stops_does_not_end_it(
+    tmp_path: Path, workers: int, postgres_url: str
+) -> None:
+    path = configured(tmp_path, "http://127.0.0.1:9/v1")
+    path.write_text(path.read_text().replace("grace: 1s", "grace: 20s"))
+    arguments = ["--config", str(path)]
+    if workers > 1:
+        arguments += ["--workers", str(workers), "--store", postgres_url]
+    weir = WeirProcess(arguments, free_port())
+    await weir.start()  # it listens, and takes up what came once it is ready
+    assert weir.process is not None
+    async with aiohttp.ClientSession() as session:
+        for _ in range(20):
+            weir.process.send_signal(signal.SIGHUP)
+            async with session.get(f"{weir.root}/healthz") as answer:
+                assert answer.status == 200
+    process = weir.process
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):
+        while process.returncode is None:
+            process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(0.02)
+    await weir.stop()
+    assert process.returncode == 0
+    assert not [line for line in weir.log if "died" in line]

@@ -1,18 +1,26 @@
 """A request that is sent again after a crash goes up as it went up before, whatever was learned shortly before."""
 
+import asyncio
+import contextlib
 import json
 import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_port
+from tests.functional.harness import COUNTER, EVICTING, Talk, WeirProcess, answered, free_port, opening, ruled
+
+STALLED = {"x-sim-fault": "stall"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scaled:
     """An upstream whose vocabulary counts another number of tokens."""
 
@@ -50,3 +58,86 @@ async def test_a_request_that_is_sent_again_after_a_kill_goes_up_as_before(tmp_p
                 assert newest(simulator) == before
                 assert talk.actions()[-1] == actions
                 talk.add_step()
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, upstream: str, rules: Mapping[str, Any]) -> AsyncIterator[WeirProcess]:
+    config = tmp_path / "weir.yaml"
+    config.write_text(ruled(upstream, rules))
+    arguments = ["--config", str(config), "--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"]
+    async with WeirProcess(arguments, free_port()) as process:
+        yield process
+
+
+async def in_flight(talk: Talk, simulator: RunningSimulator) -> "asyncio.Task[Any]":
+    """A request of the talk that has gone up, and is not answered."""
+    before = len(answered(simulator))
+    task = asyncio.create_task(talk.ask(extra_headers=STALLED))
+    while len(answered(simulator)) == before:
+        await asyncio.sleep(0.005)
+    return task
+
+
+async def killed(process: WeirProcess, waiting: "asyncio.Task[Any]") -> None:
+    await process.stop(signal.SIGKILL)
+    with contextlib.suppress(openai.APIError):
+        await waiting
+    await process.start()
+
+
+def last(simulator: RunningSimulator) -> list[dict[str, Any]]:
+    """The messages of the newest request of the talk about axios."""
+    arrays = (json.loads(each.body)["messages"] for each in reversed(answered(simulator)))
+    return next(array for array in arrays if array[0] == opening()[0])
+
+
+@pytest.mark.requirement("R.60", "P9", "A0.16")
+@pytest.mark.timeout(180)
+async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_about_it(tmp_path: Path) -> None:
+    counter = Scaled(1.0)
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=counter) as simulator,
+        running(tmp_path, simulator.base_url, {"preset": "balanced"}) as process,
+    ):
+        talk = Talk(process.client())
+        talk.grow(9, kind="agent")
+        await talk.agent(3)
+        waiting = await in_flight(talk, simulator)
+        assert last(simulator) == talk.messages, "nothing was done with it"
+        counter.share = 1.25
+        other = Talk(process.client(), messages=opening(seed=7))
+        await other.chat(8)
+        before = last(simulator)
+        await killed(process, waiting)
+        await talk.ask()
+        assert last(simulator) == before
+        talk.add_step()
+        await talk.ask()
+        assert last(simulator) != talk.messages, "what was learned counts from the next request on"
+
+
+@pytest.mark.requirement("R.60", "P9", "A0.16")
+@pytest.mark.timeout(180)
+async def test_a_kill_right_after_the_answer_before_changes_nothing_about_a_request(tmp_path: Path) -> None:
+    """Two requests grow by more than any before them, neither by so much that room would be made in advance."""
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        running(tmp_path, simulator.base_url, {"preset": "balanced", **EVICTING, "preempt": True}) as process,
+    ):
+        talk = Talk(process.client())
+        talk.grow(6, kind="agent")
+        for _ in range(4):
+            talk.add_step(words=120)
+            await talk.ask()
+        await asyncio.sleep(0.5)  # what is written behind waits 150 ms at most
+        for words in (380, 600):
+            assert last(simulator) == talk.messages
+            talk.add_step(words=words)
+            if words == 380:
+                await talk.ask()
+        waiting = await in_flight(talk, simulator)
+        before = last(simulator)
+        assert before == talk.messages, "nothing was done with it"
+        await killed(process, waiting)
+        await talk.ask()
+        assert last(simulator) == before

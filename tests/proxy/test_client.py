@@ -723,6 +723,8 @@ SECRET = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nSECRET"
 @pytest.mark.parametrize("tenant", ["t", "other"], ids=["same tenant", "other tenant"])
 @on_uvloop
 async def test_bytes_after_the_end_of_an_answer_reach_nobody(case: str, pause: float, tenant: str) -> None:
+    left = asyncio.Event()
+
     async def script(wire: Wire) -> None:
         await wire.request()
         wire.write(AFTER_THE_END[case])
@@ -730,10 +732,11 @@ async def test_bytes_after_the_end_of_an_answer_reach_nobody(case: str, pause: f
             await asyncio.sleep(pause)
             wire.write(SECRET)
         await wire.gone()
+        left.set()
 
     async with upstream(script) as (served, target, client):
         first = await (await post(client, target)).read()
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(left.wait(), 20)  # bytes behind the next request would be its answer to anybody
         answer = await post(client, target, tenant=tenant)
         assert b"SECRET" not in await answer.read()
         assert first in (b"ok", b"")

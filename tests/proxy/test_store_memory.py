@@ -36,7 +36,7 @@ from tests.proxy.store_rows import (
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    opened = await Store.open(url(tmp_path / "w.db"))
+    opened = await Store.open(url(tmp_path / "w.db"), busy_timeout=60)  # what waits behind fifty others, waits long
     yield opened
     await opened.close()
 
