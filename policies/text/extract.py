@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, pairwise
+from itertools import accumulate, chain, count, groupby, pairwise
 
 from policies.ledger import Identifier
 from policies.text.segments import Readings, Segment, Source, TextReading, is_identifier, is_question, terms_of
@@ -57,6 +57,9 @@ MAX_TOGETHER = 8
 """Statements that stand together: a talk that drifts, each about a part of the one before, is not one statement."""
 SPARE = 1.5
 """Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
+MAX_GUESSES, ASIDE = 6, 0.99
+"""Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after one that was too
+much."""
 LAST = 1_000_000
 SHOWN = 9
 MAX_IDENTIFIERS = 200
@@ -175,7 +178,8 @@ def extract(
     def write(chosen: Sequence[int]) -> str:
         return render(sources, items, chosen)
 
-    best = fitted(ranked, write, max_tokens=max_tokens, counter=counter)
+    costs = [item.cost for item in items]
+    best = fitted(ranked, write, costs=costs, max_tokens=max_tokens, counter=counter)
     return replace(best, identifiers=_identifiers(sources, items, weights, frozenset(best.chosen)))
 
 
@@ -183,20 +187,32 @@ def fitted(
     ranked: Sequence[tuple[int, ...]],
     write: Callable[[Sequence[int]], str],
     *,
+    costs: Sequence[float],
     max_tokens: int,
     counter: TokenCounter,
 ) -> Extract:
-    """As many of the groups, best first, as fit once they are written."""
-    low, high, best = 0, len(ranked), Extract()
-    while low < high:
-        middle = (low + high + 1) // 2
+    """As many of the groups, best first, as fit once they are written; ``costs`` are estimates of each item's."""
+    until = [0.0, *accumulate(sum(costs[n] for n in group) for group in ranked)]
+    low, high, best, above, rate = 0, len(ranked), Extract(), 0, 1.0
+    for tried in count():
+        if low >= high:
+            break
+        if tried >= MAX_GUESSES:
+            middle = (low + high + 1) // 2
+        elif low and above:  # between what fitted and what did not
+            share = (max_tokens - best.tokens) / (above - best.tokens)
+            middle = bisect_right(until, until[low] + share * (until[high + 1] - until[low])) - 1
+        else:
+            middle = bisect_right(until, (ASIDE if above else 1.0) * max_tokens / rate) - 1
+        middle = min(max(middle, low + 1), high)
         chosen = [n for group in ranked[:middle] for n in group]
         text = write(chosen)
         tokens = counter.count(text)
+        rate = max(tokens, 1) / max(until[middle], 1.0)
         if tokens <= max_tokens:
             low, best = middle, Extract(text, tokens, tuple(chosen))
         else:
-            high = middle - 1
+            high, above = middle - 1, tokens
     return best
 
 
@@ -270,13 +286,13 @@ class Links:
         stems = {term: term[:STEM] for term in set(chain.from_iterable([items[n].segment.terms for n in spoken]))}
         self._stems = {n: tuple(dict.fromkeys(map(stems.__getitem__, items[n].segment.terms))) for n in spoken}
         times = Counter(chain.from_iterable(self._stems.values()))
-        self._weights = {stem: math.log((len(spoken) + 1) / count) for stem, count in times.items()}
+        self._weights = {stem: math.log((len(spoken) + 1) / often) for stem, often in times.items()}
         self._known: dict[int, tuple[int, ...]] = {}
         self._corrections = _corrections(items, sources, spoken)
         self._said: dict[str, list[int]] = defaultdict(list)
         self._of_source: dict[int, list[int]] = defaultdict(list)
         rare = max(2, int(COMMON * len(spoken)))
-        common = {stem for stem, count in times.items() if count > rare}
+        common = {stem for stem, often in times.items() if often > rare}
         for n in spoken:
             self._of_source[items[n].source].append(n)
             if sources[items[n].source].role == "user" and not is_question(items[n].segment.text):
@@ -328,7 +344,9 @@ def _identifiers(
     sources: Sequence[Source], items: Sequence[Item], weights: Weights, chosen: frozenset[int]
 ) -> tuple[Identifier, ...]:
     named = [n for n, item in enumerate(items) if item.source and (item.place == LAST or is_alone(item.segment))]
-    best = heapq.nsmallest(MAX_IDENTIFIERS, named, key=lambda n: (-items[n].factor * weights.of(items[n].segment.terms[0]), n))
+    best = heapq.nsmallest(
+        MAX_IDENTIFIERS, named, key=lambda n: (-items[n].factor * weights.of(items[n].segment.terms[0]), n)
+    )
     found: dict[str, Identifier] = {}
     for n in best:
         text, key = items[n].segment.text, items[n].segment.key.strip()
@@ -395,8 +413,8 @@ def choose(
         for n in group:
             taken[n] = 1
             for term in items[n].segment.terms:
-                count = times[term] = times.get(term, 0) + 1
-                left[term] = whole[term] * damped[min(count, SHOWN)]
+                often = times[term] = times.get(term, 0) + 1
+                left[term] = whole[term] * damped[min(often, SHOWN)]
     return chosen
 
 

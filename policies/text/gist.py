@@ -56,7 +56,13 @@ def gist(
     ranked = choose(items, 2 * max_tokens, weights=weights, shown=terms_of(known))
     if whole:
         ranked.sort(key=lambda group: not reports_error(items[group[0]].segment.text))
-    found = fitted(ranked, lambda chosen: _shown(items, chosen, between), max_tokens=max_tokens, counter=counter)
+    found = fitted(
+        ranked,
+        lambda chosen: _shown(items, chosen, between),
+        costs=[item.cost for item in items],
+        max_tokens=max_tokens,
+        counter=counter,
+    )
     if found.text or not items:
         return found.text
     best = max(items, key=lambda item: item.factor * sum(map(weights.of, item.segment.terms)))

@@ -406,6 +406,7 @@ SOLID = re.compile(f"[{_UNSPACED}]")
 _RUN = re.compile(f"[{_UNSPACED}]+")
 _MARKS = re.compile(f"[{''.join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == 'M')}]+")
 _APART = re.compile(r"[\W_]+")
+_ASCII_APART = "".join(chr(n) if chr(n).isalnum() else " " for n in range(128))
 
 
 def spaced(text: str) -> str:
@@ -417,6 +418,8 @@ def spaced(text: str) -> str:
 
 def words(text: str) -> list[str]:
     """The words in their order, in scripts without blanks the pairs of neighbouring characters."""
+    if text.isascii():
+        return text.lower().translate(_ASCII_APART).split()
     return _RUN.sub(_paired, spaced(text)).split()
 
 
