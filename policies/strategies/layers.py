@@ -221,6 +221,14 @@ def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
     work.take(layer, done, kept=done.tokens < work.draft.tokens)
 
 
+def run_anew(work: PlanWork, bounds: Bounds) -> Flow[None]:
+    """Have a summary that stands made anew: what the newest message asks for would have no room beside it."""
+    layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), None)
+    if layer is not None and work.draft.active_cut is not None:
+        done = yield from Compact.of(layer.params).compacted(work.draft, replace(bounds, layer=layer))
+        work.take(layer, done, kept=done is not work.draft and done.tokens <= bounds.trigger)
+
+
 def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow[None]:
     """Take out what the request's own client asked to have taken out of it."""
     if edits.thinking is not None:

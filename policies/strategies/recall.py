@@ -328,13 +328,22 @@ def may_recall(draft: Draft, bounds: Bounds) -> bool:
     return is_new and draft.changed and all(m.is_head for m in transcript.messages[current + 1 :])
 
 
+def is_crowded(draft: Draft, bounds: Bounds) -> bool:
+    """Whether what the newest message asks for would have no room beside what the request holds."""
+    return may_recall(draft, bounds) and _room(draft, bounds) < MIN_TOKENS
+
+
+def _room(draft: Draft, bounds: Bounds) -> int:
+    left = min(bounds.budget.soft_limit, bounds.hard_limit) - draft.tokens - MESSAGE_OVERHEAD
+    return min(bounds.settings.recall.auto_tokens, left, bounds.room // ROOM_PARTS)
+
+
 def _recollected(
     draft: Draft, bounds: Bounds, current: int, *, pages: Pages, elsewhere: Sequence[Elsewhere] = ()
 ) -> str | None:
     """What message ``current`` asks for and the model would not see in ``draft``; None for nothing."""
     transcript = bounds.transcript
-    room = min(bounds.budget.soft_limit, bounds.hard_limit) - draft.tokens - MESSAGE_OVERHEAD
-    most = min(bounds.settings.recall.auto_tokens, room, bounds.room // ROOM_PARTS)
+    most = _room(draft, bounds)
     question = transcript.read(current).text[-MAX_QUESTION_LEN:]
     words = list(dict.fromkeys(words_of(question)))[-MAX_TERMS:]
     if most < MIN_TOKENS or not words:
