@@ -268,7 +268,9 @@ def _pays(layer: Layer, before: Draft, after: Draft, bounds: Bounds) -> bool:
         return False
     if layer.must_reach is None:
         return True
-    return after.tokens <= bounds.low_water + layer.must_reach * (bounds.trigger - bounds.low_water)
+    holds = bounds.shape.evict if layer.strategy == "evict" and layer.at is None else 1.0
+    reach = bounds.low_water + holds * layer.must_reach * (bounds.trigger - bounds.low_water)
+    return holds > 0 and after.tokens <= reach
 
 
 def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool, reached: bool) -> float:
