@@ -379,10 +379,7 @@ def choose(
     def worth(item: Item) -> float:
         return item.factor * sum(map(left.__getitem__, item.segment.terms))
 
-    def together(number: int) -> list[int]:
-        return [number] if links is None else _together(number, links, taken)
-
-    first = {other for n in seen for other in together(n)[1:]}
+    first = {other for n in seen for other in _together(n, links, taken)[1:]}
     per = [(item.cost + OVERHEAD) ** POWER for item in items]
     heap = [
         (-math.inf if number in first else -worth(item) / per[number], number)
@@ -397,7 +394,7 @@ def choose(
         before, number = heapq.heappop(heap)
         if taken[number] or spent + items[number].cost > budget:
             continue
-        group = together(number)
+        group = _together(number, links, taken)
         if len(group) == 1:
             cost, now = items[number].cost, -worth(items[number]) / per[number]
         else:
@@ -418,12 +415,12 @@ def choose(
     return chosen
 
 
-def _together(number: int, links: Links, taken: bytearray) -> list[int]:
+def _together(number: int, links: Links | None, taken: bytearray) -> list[int]:
     group = [number]
     for n in group:
         if len(group) >= MAX_TOGETHER:
             break
-        if later := links.of(n):
+        if links is not None and (later := links.of(n)):
             group.extend(other for other in later if not taken[other] and other not in group)
     return group
 
