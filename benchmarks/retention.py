@@ -50,7 +50,11 @@ WAYS = ("fresh", "growing")
 SWEEP = (0.7, 1.0, 1.5, 2.2)
 PRICES = PROVIDERS["anthropic"]
 STANDARD = "balanced"
-CASCADE = ({"layer": "ingest_cap"}, {"layer": "dedupe"})
+CASCADE = (
+    {"layer": "ingest_cap"},
+    {"layer": "dedupe"},
+    {"layer": "evict", "min_savings": 0.10, "must_reach": 0.5},
+)
 SIGNALS: Mapping[str, Override] = {
     str(each["layer"]): {"cascade": [*(other for other in CASCADE if other is not each), {"layer": "compact"}]}
     for each in CASCADE

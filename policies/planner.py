@@ -47,10 +47,12 @@ from policies.strategies import (
     PruneTools,
     cap_results,
     clip,
+    is_crowded,
     is_due,
     leave_out_unbound,
     may_recall,
     recall,
+    run_anew,
     run_asked,
     run_client_edits,
     run_layers,
@@ -202,6 +204,9 @@ def _manage(
         bounds = replace(bounds, fixed=bounds.fixed - (before - work.draft.tokens))
         yield from run_layers(work, bounds)
         yield from run_rungs(work, bounds)
+    elif settings.when_full == "manage" and is_crowded(work.draft, bounds):
+        yield Offload()
+        yield from run_anew(work, bounds)
     return bounds
 
 

@@ -86,7 +86,8 @@ class ExtractShape:
 
     ``trigger`` is a share of U = W - R - H. ``low_water``, ``extract``, ``tail`` and ``note`` are shares of
     room = trigger - fixed.
-    ``extract_max`` caps it in tokens. A ``note`` of 0 asks no model.
+    ``extract_max`` caps it in tokens. A ``note`` of 0 asks no model. ``evict`` is what of its ``must_reach`` holds for
+    a layer that clears old results before a summary is made; with 0 none is.
     """
 
     window: int | None
@@ -96,11 +97,12 @@ class ExtractShape:
     tail: float
     note: float = 0.04
     extract_max: int = 64_000
+    evict: float = 1.0
 
     def toward(self, other: "ExtractShape", share: float) -> "ExtractShape":
         """The shape that lies so far on the way to another one."""
         mixed = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("trigger", "low_water", "extract", "tail", "note", "extract_max"):
+        for name in ("trigger", "low_water", "extract", "tail", "note", "extract_max", "evict"):
             here, there = getattr(self, name), getattr(other, name)
             mixed[name] = type(here)(here + share * (there - here))
         return ExtractShape(**mixed)
@@ -109,8 +111,8 @@ class ExtractShape:
 FAR = 4
 
 BALANCED_SHAPES: tuple[ExtractShape, ...] = (
-    ExtractShape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, note=0.0),
-    ExtractShape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, note=0.0),
+    ExtractShape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, note=0.0, evict=0.0),
+    ExtractShape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, note=0.0, evict=0.0),
     ExtractShape(window=8_192, trigger=0.97, low_water=0.49, extract=0.43, tail=0.12),
     ExtractShape(window=32_768, trigger=0.92, low_water=0.42, extract=0.36, tail=0.14),
     ExtractShape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
@@ -160,6 +162,7 @@ class Layer:
 BALANCED_LAYERS: tuple[Layer, ...] = (
     Layer(strategy="ingest_cap"),
     Layer(strategy="dedupe"),
+    Layer(strategy="evict", min_savings=0.10, must_reach=0.5),
     Layer(strategy="compact"),
 )
 

@@ -19,7 +19,7 @@ from policies.memory.notes import bounded, flaw, is_due, notes_in, read_notes, s
 from policies.messages import ToolCall, Transcript, same_call
 from policies.settings import ContextSettings, NoteTaking
 from policies.summary import Proposal, condense, lines_of
-from policies.text.extract import Item, candidates, choose, extract, link
+from policies.text.extract import Item, Links, Weights, candidates, choose, extract
 from policies.text.gist import key_argument, shorten
 from policies.text.segments import (
     Readings,
@@ -253,10 +253,10 @@ def _statements(
     for item in items:
         item.cost = _tokens(item.segment.text) + TOKENS_PER_LINE
         item.factor *= (IN_GOAL if item.segment.text in goal else 1.0) * (KNOWN if item.source < len(known) else 1.0)
-    link(items, every)
+    weights, links = Weights.over(read), Links(items, every)
     chosen: list[int] = []
     left = MAX_TOKENS
-    for group in choose(items, MAX_TOKENS + TOKENS_PER_LINE * MAX_SENTENCES, shown=()):
+    for group in choose(items, MAX_TOKENS + TOKENS_PER_LINE * MAX_SENTENCES, weights=weights, links=links):
         left -= sum(_tokens(items[n].segment.text) for n in group)
         if left < 0 or len(chosen) + len(group) > MAX_SENTENCES:
             break

@@ -12,12 +12,13 @@ from policies.strategies.layers import (
     LayerReport,
     PlanWork,
     is_due,
+    run_anew,
     run_asked,
     run_client_edits,
     run_layers,
     run_rungs,
 )
-from policies.strategies.recall import Elsewhere, Pages, may_recall, recall
+from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall
 from policies.strategies.shorten import cap_results, clip, shorten_standing
 
 __all__ = [
@@ -32,12 +33,14 @@ __all__ = [
     "Strategy",
     "cap_results",
     "clip",
+    "is_crowded",
     "is_due",
     "known_summary",
     "leave_out_unbound",
     "may_recall",
     "may_summarize",
     "recall",
+    "run_anew",
     "run_asked",
     "run_client_edits",
     "run_layers",

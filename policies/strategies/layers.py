@@ -221,6 +221,14 @@ def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
     work.take(layer, done, kept=done.tokens < work.draft.tokens)
 
 
+def run_anew(work: PlanWork, bounds: Bounds) -> Flow[None]:
+    """Have a summary that stands made anew: what the newest message asks for would have no room beside it."""
+    layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), None)
+    if layer is not None and work.draft.active_cut is not None:
+        done = yield from Compact.of(layer.params).compacted(work.draft, replace(bounds, layer=layer))
+        work.take(layer, done, kept=done is not work.draft and done.tokens <= bounds.trigger)
+
+
 def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow[None]:
     """Take out what the request's own client asked to have taken out of it."""
     if edits.thinking is not None:
@@ -260,7 +268,9 @@ def _pays(layer: Layer, before: Draft, after: Draft, bounds: Bounds) -> bool:
         return False
     if layer.must_reach is None:
         return True
-    return after.tokens <= bounds.low_water + layer.must_reach * (bounds.trigger - bounds.low_water)
+    holds = bounds.shape.evict if layer.strategy == "evict" and layer.at is None else 1.0
+    reach = bounds.low_water + holds * layer.must_reach * (bounds.trigger - bounds.low_water)
+    return holds > 0 and after.tokens <= reach
 
 
 def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool, reached: bool) -> float:

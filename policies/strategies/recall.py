@@ -11,8 +11,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
+from functools import lru_cache, partial
+from itertools import chain, groupby
 from typing import NamedTuple
 from zlib import crc32
 
@@ -60,6 +60,8 @@ BRIEF = 16
 """Tokens of what a user says right afterwards that is taken as about the same, whatever its words are."""
 LABEL = 8
 MAX_HELD = 64 << 20
+MAX_WORDS = 20_000
+"""Words whose places in a filter are remembered."""
 SIZE = 8
 """Bytes that a character takes, passages included, which only some messages have."""
 
@@ -125,17 +127,21 @@ class Pages:
 def page(text: str) -> MessagePage:
     """A text as it is searched."""
     text = clipped(text)
-    marks = _marks(words_of(text))
-    table = bytearray(1 << max(6, (2 * len(marks)).bit_length()))
+    places = [_places_of(word) for word in set(words_of(text))]
+    table = bytearray(1 << max(6, sum(map(len, places)).bit_length()))
     mask = 8 * len(table) - 1
-    for mark in marks:
-        for place in _bits(mark):
-            table[(place & mask) >> 3] |= 1 << (place & 7)
+    for place in chain.from_iterable(places):
+        table[(place & mask) >> 3] |= 1 << (place & 7)
     return MessagePage(text, bytes(table))
 
 
+@lru_cache(MAX_WORDS)
+def _places_of(word: str) -> tuple[int, ...]:
+    return tuple(chain.from_iterable(map(_bits, _marks((word,)))))
+
+
 def _bits(mark: str) -> tuple[int, int]:
-    """Two places of a filter, which holds 16 bits and more for each mark (a Bloom filter)."""
+    """Two places of a filter, which holds 8 bits and more for each (a Bloom filter)."""
     first = crc32(mark.encode(errors="replace"))
     return first, (first >> 13 | first << 19) & 0xFFFFFFFF
 
@@ -322,13 +328,22 @@ def may_recall(draft: Draft, bounds: Bounds) -> bool:
     return is_new and draft.changed and all(m.is_head for m in transcript.messages[current + 1 :])
 
 
+def is_crowded(draft: Draft, bounds: Bounds) -> bool:
+    """Whether what the newest message asks for would have no room beside what the request holds."""
+    return may_recall(draft, bounds) and _room(draft, bounds) < MIN_TOKENS
+
+
+def _room(draft: Draft, bounds: Bounds) -> int:
+    left = min(bounds.budget.soft_limit, bounds.hard_limit) - draft.tokens - MESSAGE_OVERHEAD
+    return min(bounds.settings.recall.auto_tokens, left, bounds.room // ROOM_PARTS)
+
+
 def _recollected(
     draft: Draft, bounds: Bounds, current: int, *, pages: Pages, elsewhere: Sequence[Elsewhere] = ()
 ) -> str | None:
     """What message ``current`` asks for and the model would not see in ``draft``; None for nothing."""
     transcript = bounds.transcript
-    room = min(bounds.budget.soft_limit, bounds.hard_limit) - draft.tokens - MESSAGE_OVERHEAD
-    most = min(bounds.settings.recall.auto_tokens, room, bounds.room // ROOM_PARTS)
+    most = _room(draft, bounds)
     question = transcript.read(current).text[-MAX_QUESTION_LEN:]
     words = list(dict.fromkeys(words_of(question)))[-MAX_TERMS:]
     if most < MIN_TOKENS or not words:

@@ -9,10 +9,11 @@ Nemhauser, Wolsey and Fisher 1978). A statement comes with the newest later one 
 import heapq
 import math
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, pairwise
+from itertools import accumulate, chain, count, groupby, pairwise
 
 from policies.ledger import Identifier
 from policies.text.segments import Readings, Segment, Source, TextReading, is_identifier, is_question, terms_of
@@ -56,26 +57,24 @@ MAX_TOGETHER = 8
 """Statements that stand together: a talk that drifts, each about a part of the one before, is not one statement."""
 SPARE = 1.5
 """Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
+MAX_GUESSES, ASIDE = 6, 0.99
+"""Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after one that was too
+much."""
 LAST = 1_000_000
 SHOWN = 9
 MAX_IDENTIFIERS = 200
-_RUN = re.compile(r"\d+|[^\W\d_]+")
+_DIGITS, _LETTERS = re.compile(r"\d+"), re.compile(r"[^\W\d_]+")
 
 
 @dataclass(slots=True)
 class Item:
-    """A segment that may be chosen: its source and place there, its terms with their weights, and what it costs.
-
-    ``cost`` is in tokens, estimated; ``later`` are the items that have to be shown with it.
-    """
+    """A segment that may be chosen: its source and place there, and what it costs in tokens, estimated."""
 
     source: int
     place: int
     segment: Segment
-    weights: tuple[float, ...]
     factor: float
     cost: float
-    later: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +110,17 @@ class Weights:
     def over(cls, readings: Sequence[TextReading], *, asked: Iterable[str] = ()) -> "Weights":
         """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
         empty = frozenset[str]()
-        names, plain = empty.union(*(r.names for r in readings)), empty.union(*(r.plain for r in readings))
+        names, words = empty.union(*(r.names for r in readings)), empty.union(*(r.words for r in readings))
         used = empty.union(*(r.asked for r in readings))
-        return cls([r.terms for r in readings], used=used, names=names - plain, asked=asked)
+        return cls([r.terms for r in readings], used=used, names=names - words, asked=asked)
 
-    def of(self, terms: Sequence[str]) -> tuple[float, ...]:
-        """The weights of the terms."""
-        known = self._known
-        for term in terms:
-            if term not in known:
-                known[term] = self._weigh(term) * (ASKED if _stem(term) in self._asked else 1.0)
-        return tuple([known[term] for term in terms])
+    def of(self, term: str) -> float:
+        """The weight of a term."""
+        known = self._known.get(term)
+        if known is None:
+            wanted = self._asked and _stem(term) in self._asked
+            known = self._known[term] = self._weigh(term) * (ASKED if wanted else 1.0)
+        return known
 
     def _weigh(self, term: str) -> float:
         used = term in self._used
@@ -145,7 +144,7 @@ def _stem(term: str) -> str:
 
 def shape(word: str) -> str:
     """The pattern of an identifier: every run of digits as 9, of letters as a."""
-    return _RUN.sub(lambda run: "9" if run.group()[0].isdigit() else "a", word)
+    return _DIGITS.sub("9", _LETTERS.sub("a", word))
 
 
 def extract(
@@ -165,45 +164,63 @@ def extract(
     """
     reader = Readings() if readings is None else readings
     sources = (Source(-1, "user", goal), *sources)
-    items = candidates(sources, [reader.of(source) for source in sources], room=max_tokens, asked=asked)
-    link(items, sources)
-    shown = [term for text in visible for term in terms_of(text)]
-    ranked = choose(items, int(SPARE * max_tokens), shown=shown, seen=[n for n, i in enumerate(items) if i.source == 0])
+    read = [reader.of(source) for source in sources]
+    items, weights = candidates(sources, read, room=max_tokens), Weights.over(read, asked=terms_of(asked))
+    ranked = choose(
+        items,
+        int(SPARE * max_tokens),
+        weights=weights,
+        links=Links(items, sources),
+        shown=[term for text in visible for term in terms_of(text)],
+        seen=[n for n, item in enumerate(items) if item.source == 0],
+    )
 
     def write(chosen: Sequence[int]) -> str:
         return render(sources, items, chosen)
 
-    best = fitted(ranked, write, max_tokens=max_tokens, counter=counter)
-    return replace(best, identifiers=_identifiers(sources, items, frozenset(best.chosen)))
+    costs = [item.cost for item in items]
+    best = fitted(ranked, write, costs=costs, max_tokens=max_tokens, counter=counter)
+    return replace(best, identifiers=_identifiers(sources, items, weights, frozenset(best.chosen)))
 
 
 def fitted(
     ranked: Sequence[tuple[int, ...]],
     write: Callable[[Sequence[int]], str],
     *,
+    costs: Sequence[float],
     max_tokens: int,
     counter: TokenCounter,
 ) -> Extract:
-    """As many of the groups, best first, as fit once they are written."""
-    low, high, best = 0, len(ranked), Extract()
-    while low < high:
-        middle = (low + high + 1) // 2
+    """As many of the groups, best first, as fit once they are written; ``costs`` are estimates of each item's."""
+    until = [0.0, *accumulate(sum(costs[n] for n in group) for group in ranked)]
+    low, high, best, above, rate = 0, len(ranked), Extract(), 0, 1.0
+    for tried in count():
+        if low >= high:
+            break
+        if tried >= MAX_GUESSES:
+            middle = (low + high + 1) // 2
+        elif low and above:  # between what fitted and what did not
+            share = (max_tokens - best.tokens) / (above - best.tokens)
+            middle = bisect_right(until, until[low] + share * (until[high + 1] - until[low])) - 1
+        else:
+            middle = bisect_right(until, (ASIDE if above else 1.0) * max_tokens / rate) - 1
+        middle = min(max(middle, low + 1), high)
         chosen = [n for group in ranked[:middle] for n in group]
         text = write(chosen)
         tokens = counter.count(text)
+        rate = max(tokens, 1) / max(until[middle], 1.0)
         if tokens <= max_tokens:
             low, best = middle, Extract(text, tokens, tuple(chosen))
         else:
-            high = middle - 1
+            high, above = middle - 1, tokens
     return best
 
 
-def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: int = 0, asked: str = "") -> list[Item]:
+def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: int = 0) -> list[Item]:
     """Every segment of the sources, and every identifier alone; of a call made twice only the newest result's.
 
     Where the user's words are few beside the ``room`` in tokens, they come before all else.
     """
-    weights = Weights.over(read, asked=terms_of(asked))
     spoken = sum(source.tokens for source in sources if source.is_users)
     few = min(MAX_FEW, max(1.0, FEW * room / max(1, spoken)))
     newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
@@ -213,21 +230,18 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
         if source.tool and newest[source.tool, source.arguments] != i:
             continue
         rate = _tokens_per_character(source)
-        items.extend(_of_segments(i, source, reading, weights, rate, few))
+        items.extend(_of_segments(i, source, reading, rate, few))
         if source.calls and source.tokens <= 2 * BRIEFLY:
             continue  # a reason is read as a sentence
         for low, word in reading.identifiers.items():
             if low in alone:
                 alone[low].source = i
                 continue
-            weighed = weights.of((low,))
-            alone[low] = Item(i, LAST, Segment(word, (low,), " "), weighed, ALONE, rate * len(word) + 2)
+            alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, rate * len(word) + 2)
     return [*items, *alone.values()]
 
 
-def _of_segments(
-    i: int, source: Source, reading: TextReading, weights: Weights, rate: float, few: float
-) -> Iterator[Item]:
+def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float) -> Iterator[Item]:
     result, said = source.is_result, source.is_users
     worth = REASON if source.calls else SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
     if said or source.calls:
@@ -245,7 +259,7 @@ def _of_segments(
         if segment.key:
             cost += rate * len(segment.key) / 2 - LABEL + 1
             factor *= ALONE if is_alone(segment) else 1.0
-        yield Item(i, place, segment, weights.of(segment.terms), factor, cost)
+        yield Item(i, place, segment, factor, cost)
 
 
 def is_alone(segment: Segment) -> bool:
@@ -259,41 +273,60 @@ def _tokens_per_character(source: Source) -> float:
     return min(2.0, max(0.15, source.tokens / length)) if length and source.tokens else 0.25
 
 
-def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
-    """Tie each statement to the newest later one of the user about the same: the older is not shown without it.
+class Links:
+    """By a statement the newest later one of the user about the same: the older is not shown without it.
 
     Two are about the same if the later takes up enough of the older one's weight in beginnings of words. What a user
     says in far fewer words than usual right after a message belongs to it, whatever its words are.
     """
-    spoken = [n for n, item in enumerate(items) if not item.segment.key and not sources[item.source].is_result]
-    stems = {n: tuple(dict.fromkeys([term[:STEM] for term in items[n].segment.terms])) for n in spoken}
-    times = Counter(chain.from_iterable(stems.values()))
-    weight = {stem: math.log((len(spoken) + 1) / count) for stem, count in times.items()}
-    rare = max(2, int(COMMON * len(spoken)))
-    said: dict[str, list[int]] = defaultdict(list)
-    for n in spoken:
-        if sources[items[n].source].role == "user" and not is_question(items[n].segment.text):
-            for stem in stems[n]:
-                if times[stem] <= rare:
-                    said[stem].append(n)
-    corrections = _corrections(items, sources, spoken)
-    for n in spoken:
-        taken_up: dict[int, float] = defaultdict(float)
-        for stem in stems[n]:
-            for other in said.get(stem, ())[: -MAX_ABOUT - 1 : -1]:
-                if items[other].source <= items[n].source:
-                    break
-                taken_up[other] += weight[stem]
-        if not taken_up:
-            items[n].later = corrections.get(items[n].source, ())
-            continue
-        enough = LINK * sum([weight[stem] for stem in stems[n]])
+
+    def __init__(self, items: Sequence[Item], sources: Sequence[Source]) -> None:
+        self._items = items
+        spoken = [n for n, item in enumerate(items) if not item.segment.key and not sources[item.source].is_result]
+        stems = {term: term[:STEM] for term in set(chain.from_iterable([items[n].segment.terms for n in spoken]))}
+        self._stems = {n: tuple(dict.fromkeys(map(stems.__getitem__, items[n].segment.terms))) for n in spoken}
+        times = Counter(chain.from_iterable(self._stems.values()))
+        self._weights = {stem: math.log((len(spoken) + 1) / often) for stem, often in times.items()}
+        self._known: dict[int, tuple[int, ...]] = {}
+        self._corrections = _corrections(items, sources, spoken)
+        self._said: dict[str, list[int]] = defaultdict(list)
+        self._of_source: dict[int, list[int]] = defaultdict(list)
+        rare = max(2, int(COMMON * len(spoken)))
+        common = {stem for stem, often in times.items() if often > rare}
+        for n in spoken:
+            self._of_source[items[n].source].append(n)
+            if sources[items[n].source].role == "user" and not is_question(items[n].segment.text):
+                for stem in self._stems[n]:
+                    if stem not in common:
+                        self._said[stem].append(n)
+
+    def of(self, number: int) -> tuple[int, ...]:
+        """The items that have to be shown with this one."""
+        if number not in self._known:
+            self._known[number] = self._later(number) if number in self._stems else self._of_alone(number)
+        return self._known[number]
+
+    def _of_alone(self, number: int) -> tuple[int, ...]:
+        item = self._items[number]
+        for n in reversed(self._of_source.get(item.source, ()) if item.place == LAST else ()):
+            if item.segment.terms[0] in self._items[n].segment.terms and (later := self.of(n)):
+                return later
+        return ()
+
+    def _later(self, number: int) -> tuple[int, ...]:
+        stems, weights, source = self._stems[number], self._weights, self._items[number].source
+        last = self._of_source[source][-1]
+        taken_up: dict[int, float] = {}
+        for stem in stems:
+            said = self._said.get(stem)
+            if said is None or said[-1] <= last:
+                continue
+            weight = weights[stem]
+            for other in said[max(bisect_right(said, last), len(said) - MAX_ABOUT) :]:
+                taken_up[other] = taken_up.get(other, 0.0) + weight
+        enough = LINK * sum(map(weights.__getitem__, stems))
         about = [other for other, share in taken_up.items() if share >= enough]
-        items[n].later = (*([max(about)] if about else ()), *corrections.get(items[n].source, ()))
-    said_in = {(i.source, term): i.later for i in map(items.__getitem__, spoken) if i.later for term in i.segment.terms}
-    for item in items:
-        if item.place == LAST:
-            item.later = said_in.get((item.source, item.segment.terms[0]), ())
+        return (*([max(about)] if about else ()), *self._corrections.get(source, ()))
 
 
 def _corrections(items: Sequence[Item], sources: Sequence[Source], spoken: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -307,9 +340,13 @@ def _corrections(items: Sequence[Item], sources: Sequence[Source], spoken: Seque
     return {one: (first[other],) for one, other in pairwise(users) if other in first and sources[other].tokens <= brief}
 
 
-def _identifiers(sources: Sequence[Source], items: Sequence[Item], chosen: frozenset[int]) -> tuple[Identifier, ...]:
+def _identifiers(
+    sources: Sequence[Source], items: Sequence[Item], weights: Weights, chosen: frozenset[int]
+) -> tuple[Identifier, ...]:
     named = [n for n, item in enumerate(items) if item.source and (item.place == LAST or is_alone(item.segment))]
-    best = heapq.nsmallest(MAX_IDENTIFIERS, named, key=lambda n: (-items[n].factor * items[n].weights[0], n))
+    best = heapq.nsmallest(
+        MAX_IDENTIFIERS, named, key=lambda n: (-items[n].factor * weights.of(items[n].segment.terms[0]), n)
+    )
     found: dict[str, Identifier] = {}
     for n in best:
         text, key = items[n].segment.text, items[n].segment.key.strip()
@@ -319,49 +356,52 @@ def _identifiers(sources: Sequence[Source], items: Sequence[Item], chosen: froze
 
 
 def choose(
-    items: Sequence[Item], budget: int, *, shown: Sequence[str], seen: Sequence[int] = ()
+    items: Sequence[Item],
+    budget: int,
+    *,
+    weights: Weights,
+    links: Links | None = None,
+    shown: Iterable[str] = (),
+    seen: Sequence[int] = (),
 ) -> list[tuple[int, ...]]:
     """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
 
     ``shown`` are terms that the model sees anyway, ``seen`` are items that it does: what belongs to these comes first.
     """
-    times: dict[str, int] = dict.fromkeys(shown, SHOWN)
-    damped = [REPEATED**n for n in range(SHOWN)]
-    least = REPEATED**SHOWN
+    whole = {term: weights.of(term) for term in set(chain.from_iterable([item.segment.terms for item in items]))}
+    times = dict.fromkeys(chain(shown, *(items[n].segment.terms for n in seen)), SHOWN)
+    damped = [REPEATED**n for n in range(SHOWN + 1)]
+    left = whole | {term: whole[term] * damped[SHOWN] for term in times.keys() & whole.keys()}
     taken = bytearray(len(items))
     for n in seen:
         taken[n] = 1
-        times.update(dict.fromkeys(items[n].segment.terms, SHOWN))
 
     def worth(item: Item) -> float:
-        total = 0.0
-        for term, weight in zip(item.segment.terms, item.weights, strict=True):
-            if term in times:
-                n = times[term]
-                total += weight * (damped[n] if n < SHOWN else least)
-            else:
-                total += weight
-        return item.factor * total
+        return item.factor * sum(map(left.__getitem__, item.segment.terms))
 
-    first = {other for n in seen for other in _together(n, items, taken)[1:]}
+    first = {other for n in seen for other in _together(n, links, taken)[1:]}
+    per = [(item.cost + OVERHEAD) ** POWER for item in items]
     heap = [
-        (-math.inf if number in first else -worth(item) / (item.cost + OVERHEAD) ** POWER, number)
+        (-math.inf if number in first else -worth(item) / per[number], number)
         for number, item in enumerate(items)
         if not taken[number]
     ]
     heapq.heapify(heap)
     chosen: list[tuple[int, ...]] = []
     spent = 0.0
-    while heap and spent < budget:
+    smallest = min((item.cost for item in items), default=0.0)
+    while heap and spent + smallest <= budget:
         before, number = heapq.heappop(heap)
-        if taken[number]:
+        if taken[number] or spent + items[number].cost > budget:
             continue
-        item = items[number]
-        group = _together(number, items, taken) if item.later else [number]
-        cost = sum([items[n].cost for n in group])
+        group = _together(number, links, taken)
+        if len(group) == 1:
+            cost, now = items[number].cost, -worth(items[number]) / per[number]
+        else:
+            cost = sum([items[n].cost for n in group])
+            now = -sum([worth(items[n]) for n in group]) / (cost + OVERHEAD) ** POWER
         if spent + cost > budget:
             continue
-        now = -sum([worth(items[n]) for n in group]) / (cost + OVERHEAD) ** POWER
         if before > -math.inf and heap and now > heap[0][0] + 1e-9:
             heapq.heappush(heap, (now, number))
             continue
@@ -370,16 +410,18 @@ def choose(
         for n in group:
             taken[n] = 1
             for term in items[n].segment.terms:
-                times[term] = times.get(term, 0) + 1
+                often = times[term] = times.get(term, 0) + 1
+                left[term] = whole[term] * damped[min(often, SHOWN)]
     return chosen
 
 
-def _together(number: int, items: Sequence[Item], taken: bytearray) -> list[int]:
+def _together(number: int, links: Links | None, taken: bytearray) -> list[int]:
     group = [number]
     for n in group:
         if len(group) >= MAX_TOGETHER:
             break
-        group.extend(other for other in items[n].later if not taken[other] and other not in group)
+        if links is not None and (later := links.of(n)):
+            group.extend(other for other in later if not taken[other] and other not in group)
     return group
 
 

@@ -52,25 +52,30 @@ def gist(
     if whole and counter.count(between.join(error_lines(text))) > max_tokens:
         return ""
     items = _items(text, role)
-    ranked = choose(items, 2 * max_tokens, shown=terms_of(known))
+    weights = Weights([frozenset(item.segment.terms) for item in items])
+    ranked = choose(items, 2 * max_tokens, weights=weights, shown=terms_of(known))
     if whole:
         ranked.sort(key=lambda group: not reports_error(items[group[0]].segment.text))
-    found = fitted(ranked, lambda chosen: _shown(items, chosen, between), max_tokens=max_tokens, counter=counter)
+    found = fitted(
+        ranked,
+        lambda chosen: _shown(items, chosen, between),
+        costs=[item.cost for item in items],
+        max_tokens=max_tokens,
+        counter=counter,
+    )
     if found.text or not items:
         return found.text
-    best = max(items, key=lambda item: item.factor * sum(item.weights))
+    best = max(items, key=lambda item: item.factor * sum(map(weights.of, item.segment.terms)))
     return clip(best.segment.text, max_tokens=max_tokens, counter=counter)
 
 
 def _items(text: str, role: str) -> list[Item]:
     segments = [s for s in TextReading(Source(0, role, text)).segments if s.terms]
-    weights = Weights([frozenset(s.terms) for s in segments])
     return [
         Item(
             source=0,
             place=place,
             segment=segment,
-            weights=weights.of(segment.terms),
             factor=(REPORTED if role == "tool" and reports_error(f"{segment.key} {segment.text}") else 1.0)
             * (2.0 if is_alone(segment) else 1.0),
             cost=len(segment.text) / 4 + len(segment.key) / 8 + 1,

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import add
 from typing import NamedTuple
 
@@ -30,6 +30,11 @@ _SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u340
 _GROUPED = r"\+?\d{1,4}(?:[ \u00a0]\d{2,5}){2,5}(?!\w)"
 """A number written in groups, as of a telephone or an account, is one word."""
 WORD = re.compile(rf"{_GROUPED}|[^\W_{_SOLID}]+(?:[-./:@'\u2019_]+[^\W_{_SOLID}]+)*|[{_SOLID}]+")
+_ASCII_GROUPS = r"(?: \d{2,5}){2,5}(?!\w)"
+_ASCII_WORD = re.compile(
+    rf"\d\d{{0,3}}{_ASCII_GROUPS}|\+\d{{1,4}}{_ASCII_GROUPS}|[A-Za-z0-9]+(?:[-./:@'_]+[A-Za-z0-9]+)*", re.ASCII
+)
+"""The same of ASCII, in a third less time."""
 _IS_SOLID = re.compile(rf"[{_SOLID}]")
 _TELLING = re.compile(r"\w")
 MAX_READ = 240_000
@@ -45,6 +50,8 @@ LONG = 600
 """A sentence or line of more characters is read in pieces, cut at a blank or within a script without blanks."""
 _PIECE = re.compile(rf"\S.{{0,{LONG - 1}}}(?!\S)|.{{0,{LONG - 1}}}[{_SOLID}]|\S+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_STOP = re.compile(r"[.!?].*\w")
+"""What a line of ASCII has where a sentence ends within it."""
 TAIL = 16
 """Characters before a break that tell whether a sentence ends there."""
 _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
@@ -87,9 +94,13 @@ class Source:
 def terms_of(text: str) -> tuple[str, ...]:
     """The terms of a text in order, each once."""
     if text.isascii():
-        return tuple(dict.fromkeys(WORD.findall(text.lower())))
+        return tuple(dict.fromkeys(_ASCII_WORD.findall(text.lower())))
+    return _terms(WORD.findall(text))
+
+
+def _terms(words: Iterable[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
-    for word in WORD.findall(text):
+    for word in words:
         if not word.isascii() and _IS_SOLID.match(word):
             found.update(dict.fromkeys(_pairs(word)))
         else:
@@ -115,8 +126,12 @@ def sentences(text: str) -> list[str]:
     for line in text.splitlines():
         if not _TELLING.search(line):
             continue
+        is_ascii = line.isascii()
+        if is_ascii and not _STOP.search(line):
+            found.append(line.strip())
+            continue
         start = end = at = 0
-        plain = line if line.isascii() else _SURROGATE.sub("\ufffd", line)  # half a pair is no text to the library
+        plain = line if is_ascii else _SURROGATE.sub("\ufffd", line)  # half a pair is no text to the library
         for sentence in unicode_sentences(plain):
             at = plain.find(sentence, at)
             said = sentence.strip()
@@ -160,14 +175,14 @@ class TextReading:
         terms: every term of the message.
         asked: terms that its calls ask for.
         names: words that begin with a capital within a sentence, in lower case.
-        plain: words that stand in lower case.
+        words: every word of what was said, as it stands there.
     """
 
-    __slots__ = ("asked", "identifiers", "names", "plain", "segments", "terms")
+    __slots__ = ("asked", "identifiers", "names", "segments", "terms", "words")
 
     def __init__(self, source: Source) -> None:
         self.names: set[str] = set()
-        self.plain: set[str] = set()
+        self.words = frozenset[str]()
         self.identifiers: dict[str, str] = {}
         arguments = [c.arguments for c in source.calls] or [source.arguments]
         self.asked = frozenset(t for each in arguments for t in terms_of(each))
@@ -176,33 +191,39 @@ class TextReading:
             document = parse(text)
             self.segments = list(structured(document) if document is not None else self._lines(text))
         else:
-            self.segments = [self._said(s) for s in pieces(sentences(text))]
+            self.segments = self._said(pieces(sentences(text)))
         for call in source.calls:
             document = parse(call.arguments)
             asked = list(structured(document, record=-1)) if document is not None else []
             self.segments.extend(asked)
             for segment in asked:
-                self._identify(segment.key, WORD.findall(segment.key))
+                self._identify(segment.key)
         self.terms = frozenset().union(*(s.terms for s in self.segments), {s.key.lower() for s in self.segments})
 
-    def _said(self, sentence: str) -> Segment:
-        words = WORD.findall(sentence)
-        self._identify(sentence, words)
-        low = [word.lower() for word in words]
-        self.plain.update(set(words).intersection(low))
-        self.names.update(set(low[1:]).difference(words))
-        has_pairs = not sentence.isascii() and _IS_SOLID.search(sentence)
-        return Segment(sentence, terms_of(sentence) if has_pairs else tuple(dict.fromkeys(low)))
+    def _said(self, said: Iterable[str]) -> list[Segment]:
+        found, spoken = list[Segment](), list[list[str]]()
+        for sentence in said:
+            is_ascii = sentence.isascii()
+            words = (_ASCII_WORD if is_ascii else WORD).findall(sentence)
+            spoken.append(words)
+            self._identify(sentence, words)
+            low = [word.lower() for word in words]
+            if low[1:] != words[1:]:
+                self.names.update({*low[1:]}.difference(words))
+            has_pairs = not is_ascii and _IS_SOLID.search(sentence)
+            found.append(Segment(sentence, _terms(words) if has_pairs else tuple(dict.fromkeys(low))))
+        self.words = frozenset(chain.from_iterable(spoken))
+        return found
 
     def _lines(self, text: str) -> Iterator[Segment]:
         for line in pieces(line.strip() for line in text.splitlines() if _TELLING.search(line)):
-            self._identify(line, WORD.findall(line))
+            self._identify(line)
             yield Segment(line, terms_of(line))
 
-    def _identify(self, text: str, words: Iterable[str]) -> None:
+    def _identify(self, text: str, words: Iterable[str] | None = None) -> None:
         if not _MARKED.search(text):
             return
-        for word in words:
+        for word in WORD.findall(text) if words is None else words:
             if len(word) > 4 and not word.isdigit() and is_identifier(word):
                 self.identifiers[word.lower()] = word
 
@@ -217,6 +238,8 @@ _MARKED = re.compile(r"[\d_@/]")
 
 def is_identifier(word: str) -> bool:
     """Whether a word has an identifier's shape: letters with digits, a path, an address, a date."""
+    if word.isalpha():
+        return False
     if _DIGIT.search(word):
         if len(word) >= MIN_LONG_NUMBER and word.isdigit():
             return True
@@ -383,6 +406,7 @@ SOLID = re.compile(f"[{_UNSPACED}]")
 _RUN = re.compile(f"[{_UNSPACED}]+")
 _MARKS = re.compile(f"[{''.join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == 'M')}]+")
 _APART = re.compile(r"[\W_]+")
+_ASCII_APART = "".join(chr(n) if chr(n).isalnum() else " " for n in range(128))
 
 
 def spaced(text: str) -> str:
@@ -394,6 +418,8 @@ def spaced(text: str) -> str:
 
 def words(text: str) -> list[str]:
     """The words in their order, in scripts without blanks the pairs of neighbouring characters."""
+    if text.isascii():
+        return text.lower().translate(_ASCII_APART).split()
     return _RUN.sub(_paired, spaced(text)).split()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.resources import Resource
@@ -24,6 +25,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from policies.pressure import Trend
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage
@@ -89,6 +91,10 @@ def masked(value: object, name: str = "") -> Any:
         return "…"
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: masked(getattr(value, f.name), f.name) for f in fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {name: masked(getattr(value, name), name) for name in value.__struct_fields__}
+    if isinstance(value, Trend):
+        return {name: masked(each, name) for name, each in value._asdict().items()}
     if isinstance(value, Mapping):
         return {str(key): masked(each, str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):

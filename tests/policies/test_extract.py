@@ -328,3 +328,23 @@ def test_a_second_extract_reads_only_what_is_new() -> None:
     before = readings.read
     assert calls_made(sources, readings=readings) < 0.9 * first
     assert readings.read == before + 2
+
+
+@pytest.mark.requirement("R.57")
+def test_how_much_fits_is_found_in_a_few_tries_however_much_there_is() -> None:
+    class Tries(Words):
+        tries = 0
+
+        def count(self, text: str) -> int:
+            self.tries += 1
+            return super().count(text)
+
+    for many in (40, 400, 1_600):
+        counter = Tries()
+        asked = [
+            said(n, "tool", order_result(f"W-{n:05}", f"left {n} days ago"), tool="find", arguments=str(n))
+            for n in range(many)
+        ]
+        made = extract(asked, max_tokens=8 * many, counter=counter)
+        assert 0.95 * 8 * many <= made.tokens <= 8 * many
+        assert counter.tries <= 8

@@ -80,6 +80,39 @@ def test_nothing_is_brought_before_something_was_removed_or_where_the_policy_say
 
 
 @pytest.mark.requirement("A4.25")
+@pytest.mark.parametrize("number", [2, 5, 8, 23])
+def test_what_has_no_room_to_be_brought_back_is_in_a_summary_that_is_made_anew(number: int) -> None:
+    things = [
+        "anvil",
+        "barrel",
+        "candle",
+        "drum",
+        "engine",
+        "funnel",
+        "girder",
+        "hammer",
+        "ingot",
+        "jack",
+        "kettle",
+        "ladle",
+    ]
+    facts = [
+        f"The {each} in hall {n + 1} has the mark {each[:2].upper()}-{3127 + 41 * n}."
+        for n in (0, 1)
+        for each in things
+    ]
+    said = [m for fact in facts for m in (user(fact), assistant("Noted, thank you for telling me."))]
+    small, known = window(340), ConversationState()
+    for upto in range(1, len(said) + 1, 2):
+        known = remember(known, decide(talk(*said[:upto]), budget=small, known=known), talk(*said[:upto]))
+    hall, thing = number // len(things) + 1, things[number % len(things)]
+    question = user(f"Which mark does the {thing} in hall {hall} have?")
+    decision = decide(talk(*said, question), budget=small, known=known)
+    assert any(facts[number].split()[-1] in (p.text or "") for p in decision.pieces or ())
+    assert decision.after <= 340
+
+
+@pytest.mark.requirement("A4.25")
 def test_nothing_is_brought_in_the_midst_of_a_tool_loop() -> None:
     said = [*long_talk("en"), user(TONGUES["en"].facts[0][1])]
     assert asked(said) is not None

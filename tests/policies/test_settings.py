@@ -47,7 +47,7 @@ def test_balanced_has_the_numbers_that_were_simulated() -> None:
 
 @pytest.mark.requirement("D7")
 def test_layers_that_ask_no_model_run_before_the_one_that_may() -> None:
-    assert [layer.strategy for layer in BALANCED_LAYERS] == ["ingest_cap", "dedupe", "compact"]
+    assert [layer.strategy for layer in BALANCED_LAYERS] == ["ingest_cap", "dedupe", "evict", "compact"]
 
 
 def test_no_model_is_asked_unless_one_is_named() -> None:

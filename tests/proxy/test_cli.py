@@ -189,8 +189,8 @@ def test_a_policy_is_shown_with_every_default(clean):
     assert shown == json.loads(json.dumps(policy_values(ContextSettings())))
     rows = {line.split()[0]: line.split()[-1] for line in table.splitlines()}
     assert (rows["reserve_floor"], rows["shapes[4].low_water"], rows["zones.red_at"]) == ("4000", "0.3", "0.9")
-    assert [rows[f"cascade[{at}].layer"] for at in range(3)] == ["ingest_cap", "dedupe", "compact"]
-    assert "cascade[3].layer" not in rows
+    assert [rows[f"cascade[{at}].layer"] for at in range(4)] == ["ingest_cap", "dedupe", "evict", "compact"]
+    assert "cascade[4].layer" not in rows
 
 
 def test_policies_are_listed_with_the_default_marked(clean, monkeypatch):
@@ -204,7 +204,7 @@ def test_policies_are_listed_with_the_default_marked(clean, monkeypatch):
     assert listed[-1] == ("mine", "file", True, "off")
     assert {("balanced", "preset", False, "enforce"), ("off", "preset", False, "off")} <= set(listed)
     assert "mine (default)" in table
-    assert "ingest_cap > dedupe > compact" in table
+    assert "ingest_cap > dedupe > evict > compact" in table
 
 
 @pytest.mark.requirement("P7", "S.2")

@@ -429,8 +429,8 @@ ACTS = [
     ("fb-voice-32k", "tool_outputs", 6_400, "truncate_largest"),
     ("fb-longrun-128k", "tool_outputs", 38_400, "truncate_largest"),
     ("fb-longrun-128k", "history", 34_000, "window"),
-    ("balanced", "total", 89_601, "compact"),
-    ("advised", "total", 44_801, "compact"),
+    ("balanced", "total", 89_601, "evict"),
+    ("advised", "total", 44_801, "evict"),
 ]
 
 

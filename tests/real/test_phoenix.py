@@ -44,7 +44,7 @@ TREE = {
     "weir edit sim": [
         *("weir context.plan", "chat sim", "weir context.plan", "chat sim"),
     ],
-    "weir context.plan": [f"weir context.layer {layer}" for layer in ("ingest_cap", "dedupe", "compact")],
+    "weir context.plan": [f"weir context.layer {layer}" for layer in ("ingest_cap", "dedupe", "evict", "compact")],
 }
 
 
