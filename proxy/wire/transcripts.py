@@ -158,12 +158,8 @@ class Transcripts:
         what it thinks for what stands before it. Much text that was never seen is counted in part where that
         ``may_sample``.
         """
-        codec = request.codec
-        judged_later = {codec.array, *codec.counted}  # where they are read, which is once
-        for name, part in request.fields.items():
-            if name not in judged_later:
-                self._judge_depth(part, name)
-        raws = request.messages or Segments(b"[]")
+        codec, raws = request.codec, request.messages or Segments(b"[]")
+        self._judge_fields(request)
         tenant = tenant if codec is CHAT else f"{tenant}/{codec.name}"
         seed = xxhash.xxh3_64_intdigest(tenant.encode())
         kind = f"{counter.name}/{model}" if image_tokens is None else f"{counter.name}/{model}/{image_tokens}"
@@ -269,6 +265,12 @@ class Transcripts:
                 counted += sum(files.get(name, 0) for name in named_files(value)) if files else 0
                 counted += 0 if codec is CHAT else value.get(SEALED, 0)
                 self._seen[key] = message_of(value, counted) if value else (_unreadable(key[0], counted), False)
+
+    def _judge_fields(self, request: ClientRequest) -> None:
+        judged_later = {request.codec.array, *request.codec.counted}  # where they are read, which is once
+        for name, part in request.fields.items():
+            if name not in judged_later:
+                self._judge_depth(part, name)
 
     def _judge_depth(self, raw: Raw, field: str, *, within: int = 1, read: object = None) -> None:
         if nests_beyond(raw, self._depth - within, read=read):
