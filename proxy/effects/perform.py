@@ -36,7 +36,6 @@ from policies.effects import (
     Trim,
 )
 from policies.text.segments import Readings, TextReading
-from proxy.effects.apart import apart
 from proxy.errors import ProxyError
 from proxy.telemetry import NULL_SPAN, AnySpan
 
@@ -230,7 +229,7 @@ class EffectHandler(ABC):
 
     async def compare(self, effect: Compare) -> Reply:
         """How alike texts are."""
-        return await apart(by_shingles, effect)
+        return await asyncio.to_thread(by_shingles, effect)
 
     async def embed(self, effect: Embed) -> Reply:
         """The vectors of texts."""
@@ -285,7 +284,7 @@ async def _on_thread(flow: Flow[T], reply: Reply, span: AnySpan, *, between: boo
         span.resume(between=between)
         return step(flow, reply), span.now()
 
-    effect, ended = await apart(work)
+    effect, ended = await asyncio.to_thread(work)
     span.since(ended, "wait", "loop")
     return effect
 

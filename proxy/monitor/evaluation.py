@@ -4,6 +4,7 @@ Off unless a policy samples. One task a conversation and a few in all; what woul
 sample is enough. It takes tokens of the summariser's budget and nothing of any request's time.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,6 @@ from hashlib import blake2b
 from policies import Decision
 from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
-from proxy.effects.apart import apart
 from proxy.effects.perform import Background, drive, step
 from proxy.planning.values import Paid, Plan, PlanRequest, Recognized
 from proxy.store import Store
@@ -112,8 +112,8 @@ class OnlineEvaluation:
 
     async def _measure(self, work: _Work, trace: Trace) -> None:
         settings, pieces, branch = work.asked.settings, work.decision.pieces or (), work.recognized.branch
-        contexts = await apart(contexts_of, work.recognized.transcript, pieces)
-        coverage = await apart(coverage_of, contexts, tools=settings.notes)
+        contexts = await asyncio.to_thread(contexts_of, work.recognized.transcript, pieces)
+        coverage = await asyncio.to_thread(coverage_of, contexts, tools=settings.notes)
         fidelity = await self._asked(work, contexts)
         trace.evaluated(_attributes(fidelity, coverage, contexts.ratio))
         for dimension, value in _scores(fidelity).items():
@@ -127,7 +127,7 @@ class OnlineEvaluation:
 
     async def _asked(self, work: _Work, contexts: Contexts) -> Fidelity:
         settings, limit = work.asked.settings, work.recognized.limits.budget.hard_limit
-        questions = await apart(
+        questions = await asyncio.to_thread(
             questions_for, contexts.sources, count=settings.evaluate.questions, tools=settings.notes
         )
         terms = Terms(
@@ -138,7 +138,7 @@ class OnlineEvaluation:
             by_schema=settings.summaries.by_schema,
         )
         flow = evaluate(contexts.original, contexts.compacted, questions=questions, terms=terms)
-        return await drive(flow, await apart(step, flow), work.ask)
+        return await drive(flow, await asyncio.to_thread(step, flow), work.ask)
 
 
 def facts_of(

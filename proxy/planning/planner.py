@@ -39,7 +39,6 @@ from policies.memory.checkpoint import Checkpoint
 from policies.turns import last_user
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
-from proxy.effects.apart import apart
 from proxy.effects.evictions import asked_again, evictions_of
 from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
@@ -377,7 +376,7 @@ class Planner:
     ) -> _Decided | None:
         """Have a decision hold from now on; None where another process was first."""
         decision, settings = decided.decision, asked.settings
-        evicted = await apart(evictions_of, recognized.transcript, decision, known, settings=settings)
+        evicted = await asyncio.to_thread(evictions_of, recognized.transcript, decision, known, settings=settings)
         decided = decided._replace(evictions=evicted)
         if not decision.is_new:
             return decided
@@ -448,7 +447,9 @@ class Planner:
         """Store a batch of edits before it is forwarded, planned with what was ``known``; None if another process was
         first."""
         at = asked.span.now()
-        change = await apart(change_of, asked, recognized, decided.decision, decided.evictions, self.clock())
+        change = await asyncio.to_thread(
+            change_of, asked, recognized, decided.decision, decided.evictions, self.clock()
+        )
         change = replace(change, prepared=known.prepared)
         stored = await self._store(recognized.thread, change)
         asked.span.since(at, "store")

@@ -28,7 +28,6 @@ from policies.effects import Embed, Save, Vectors
 from policies.ledger import Note, Prepared
 from policies.memory.checkpoint import Checkpoint
 from proxy.conversation.thread import Thread
-from proxy.effects.apart import apart
 from proxy.effects.perform import Ask, Background, drive, step
 from proxy.planning.planner import CLAIMED, Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
@@ -196,7 +195,7 @@ class Preparation:
         if settings.notes.enabled and wants_notes(transcript, settings=settings, known=known):
             reads = work.asked.summarizer_input or work.recognized.limits.budget.hard_limit
             flow = write_notes(transcript, known=known, counter=work.asked.counter, max_input=reads)
-            found += await drive(flow, await apart(step, flow), work.ask)
+            found += await drive(flow, await asyncio.to_thread(step, flow), work.ask)
         await self._keep_notes(thread, found)
         if settings.checkpoints.enabled and settings.checkpoints.milestones and work.save is None:
             milestone = await self._run(work, milestone_of, new=True, known=known)
@@ -249,7 +248,7 @@ class Preparation:
         """What a function of the pure half says of the conversation, or only of what is ``new`` in it."""
         bound = partial(does, work.recognized.readable, settings=work.asked.settings, **named)
         if new and work.recognized.length:
-            return await apart(bound)
+            return await asyncio.to_thread(bound)
         branch = work.thread.branch.branch
         return await self._planner.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
 

@@ -20,7 +20,6 @@ from typing import Any, TypeVar, cast
 from policies import Flow
 from policies.effects import Effect, Offload
 from proxy.custom.process import ChildProcess, python
-from proxy.effects.apart import apart
 from proxy.effects.perform import Ask, Returned, drive, step
 from proxy.errors import Busy
 from proxy.planning import worker
@@ -178,8 +177,8 @@ class Workers:
                 return await drive(*begun, ask, span)
             if isgeneratorfunction(work.func):
                 flow = cast("Flow[T]", work())
-                return await drive(flow, await apart(step, flow), ask, span)
-            return await apart(cast("partial[T]", work))
+                return await drive(flow, await asyncio.to_thread(step, flow), ask, span)
+            return await asyncio.to_thread(cast("partial[T]", work))
         finally:
             self._here -= 1
 

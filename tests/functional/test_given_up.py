@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.effects.apart import apart
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, prose
@@ -177,17 +176,3 @@ async def test_a_process_whose_loop_is_stuck_is_ended_all_the_same() -> None:
         process.terminate()
         assert await process.wait() != 0
         writer.close()
-
-
-async def test_a_thread_that_was_left_does_its_next_work_undisturbed() -> None:
-    """What is raised in a thread must not strike what the thread does for somebody else."""
-
-    def count() -> int:
-        return sum(1 for _ in range(20_000))
-
-    for late in range(200):
-        task = asyncio.create_task(apart(count))
-        await asyncio.sleep(late / 100_000)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert await asyncio.gather(*(apart(count) for _ in range(4))) == [20_000] * 4

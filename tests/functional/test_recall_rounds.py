@@ -182,7 +182,7 @@ upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}
 models: [{{match: "*", upstream: up, window: {WINDOW}}}]
 auth: {{mode: open}}
 store: {store}
-policies: {{p: {{cascade: {json.dumps(EVICTING["cascade"])}, placeholder: marker, recall: {{auto: false, {recall}}}}}}}
+policies: {{p: {{{json.dumps(EVICTING)[1:-1]}, placeholder: marker, recall: {{auto: false, {recall}}}}}}}
 default_policy: p
 """
         yield Scene(endpoint, upstream, model, folder, yaml, stack, database or folder / "w.db")

@@ -14,7 +14,7 @@ import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.store.packing import unpack_message, unpack_words
+from proxy.store.packing import unpack_message, unpack_text, unpack_words
 from proxy.wire.chat import digest_of
 from proxy.wire.counting import count_message, count_tools
 from proxy.wire.raw import split_array, split_object
@@ -308,7 +308,7 @@ async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
     assert forwarded[0] == talk.messages[0]
     (summary,) = [m["content"] for m in forwarded if "Written by Weir" in m["content"]]
     with sqlite3.connect(file) as database:
-        texts = [bytes(row[0]).decode() for row in database.execute("SELECT text FROM cuts ORDER BY version")]
+        texts = [unpack_text(row[0]) for row in database.execute("SELECT text FROM cuts ORDER BY version")]
         edits = [unpack_words(row[0]) for row in database.execute("SELECT text FROM edits")]
         roles = {row[0] for row in database.execute("SELECT DISTINCT role FROM originals")}
         bodies = b"".join(unpack_message(row[0])[0] for row in database.execute("SELECT body FROM originals"))

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,7 +53,7 @@ async def test_a_restart_between_two_requests_keeps_the_velocity(tmp_path: Path)
             rows.append(found)
     through, before, restarted = trends
     assert restarted.deltas[:2] == before.deltas
-    assert replace(restarted, at=None) == replace(through, at=None)
+    assert restarted._replace(at=None) == through._replace(at=None)
     assert [r.velocity is None for r in rows[1]] == [True, False, False, False, False]
     speeds = [[r.velocity for r in each[1:]] for each in rows]
     assert speeds[1] == pytest.approx(speeds[0], rel=0.01)  # calibrated: only that goes on from another sample

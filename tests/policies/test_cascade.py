@@ -6,18 +6,19 @@ import pytest
 
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
 from policies.messages import Transcript
-from policies.settings import ContextSettings, Layer
+from policies.settings import BALANCED_SHAPES, ContextSettings, Layer
 from policies.strategies import LayerReport, PlanWork, run_layers, run_rungs
 from policies.tokens import CHARS4
 from tests.policies.play import assistant, play, step, talk, user, window, words
 
+EVICTING = tuple(replace(shape, evict=1.0) for shape in BALANCED_SHAPES)
 SMALL_TALK = [m for n in range(40) for m in (user(f"{words(60)} {n}"), assistant(f"{words(60)} so {n}"))]
 LOGS = [step(f"{words(900)} {n}", arguments=f'{{"n": {n}}}') for n in range(9)]
 READS = [step(f"{words(900)} {n}") for n in range(9)]
 
 
 def bounds(transcript: Transcript, tokens: int = 8_000, *layers: Layer) -> Bounds:
-    settings = replace(ContextSettings(), **({"layers": layers} if layers else {}))
+    settings = replace(ContextSettings(), shapes=EVICTING, **({"layers": layers} if layers else {}))
     return bounds_for(transcript, settings=settings, budget=window(tokens), known=ConversationState(), counter=CHARS4)
 
 
@@ -47,10 +48,16 @@ def test_where_one_layer_is_enough_the_later_ones_do_not_run() -> None:
 
 @pytest.mark.requirement("D7")
 def test_in_a_small_window_old_results_become_part_of_the_summary_rather_than_placeholders() -> None:
-    readings = [step(f"{words(300)} {n}", arguments=f'{{"n": {n}}}') for n in range(20)]
-    kept = {size: names(ran(talk(user("task"), *readings), size)[1]) for size in (3_000, 4_000, 5_000)}
-    assert kept[5_000][-1] == ("evict", True)
-    assert [names[-2:] for size, names in kept.items() if size < 5_000] == [[("evict", False), ("compact", True)]] * 2
+    readings = [step(f"{words(300)} {n}", arguments=f'{{"n": {n}}}') for n in range(50)]
+    transcript, kept = talk(user("task"), *readings), dict[int, list[tuple[str, bool]]]()
+    for size in (4_000, 8_192, 12_288):
+        own = ContextSettings()
+        limits = replace(bounds(transcript, size), settings=own, shape=own.shape_for(size))
+        work = PlanWork(untouched(transcript))
+        play(run_layers(work, limits))
+        kept[size] = names(work.trail)
+    assert kept.pop(12_288)[-1] == ("evict", True)
+    assert [each[-2:] for each in kept.values()] == [[("evict", False), ("compact", True)]] * 2
 
 
 @pytest.mark.requirement("A0.76")

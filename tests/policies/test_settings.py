@@ -10,7 +10,8 @@ BALANCED = ContextSettings()
 
 
 @pytest.mark.parametrize(
-    ("window", "shape"), [(1, 0), (2_048, 0), (4_096, 1), (8_192, 2), (32_768, 3), (120_000, 4), (2_000_000, 5)]
+    ("window", "shape"),
+    [(1, 0), (2_048, 0), (4_096, 1), (8_192, 2), (12_288, 3), (32_768, 4), (120_000, 5), (2_000_000, 6)],
 )
 def test_a_shape_holds_in_its_own_window_the_first_below_it_and_the_last_above(window: int, shape: int) -> None:
     assert BALANCED.shape_for(window) == dataclasses.replace(BALANCED_SHAPES[shape], window=mock.ANY)
@@ -35,11 +36,13 @@ def test_balanced_has_the_numbers_that_were_simulated() -> None:
         (1.0, 1.0, 1.0, 0.06),
         (0.97, 0.77, 0.67, 0.18),
         (0.97, 0.49, 0.43, 0.12),
+        (0.955, 0.47, 0.41, 0.126),
         (0.92, 0.42, 0.36, 0.14),
         (0.80, 0.30, 0.22, 0.16),
         (0.80, 0.30, 0.22, 0.16),
     ]
-    assert [s.note for s in BALANCED_SHAPES] == [0.0, 0.0, 0.04, 0.04, 0.04, 0.04]
+    assert [s.note for s in BALANCED_SHAPES] == [0.0, 0.0, *[0.04] * 5]
+    assert [s.evict for s in BALANCED_SHAPES] == [0.0, 0.0, 0.0, *[1.0] * 4]
     assert (BALANCED.ingest.cap, BALANCED.ingest.share) == (25_000, 0.20)
     assert (BALANCED.headroom, BALANCED.margin, BALANCED.reserve_floor) == (0.05, 0.05, 4_000)
     assert (BALANCED.note_min, BALANCED.note_max) == (200, 2_000)

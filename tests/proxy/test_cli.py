@@ -188,7 +188,7 @@ def test_a_policy_is_shown_with_every_default(clean):
     assert list(shown.pop("tokens")) == ["8192", "32768", "131072"]
     assert shown == json.loads(json.dumps(policy_values(ContextSettings())))
     rows = {line.split()[0]: line.split()[-1] for line in table.splitlines()}
-    assert (rows["reserve_floor"], rows["shapes[4].low_water"], rows["zones.red_at"]) == ("4000", "0.3", "0.9")
+    assert (rows["reserve_floor"], rows["shapes[5].low_water"], rows["zones.red_at"]) == ("4000", "0.3", "0.9")
     assert [rows[f"cascade[{at}].layer"] for at in range(4)] == ["ingest_cap", "dedupe", "evict", "compact"]
     assert "cascade[4].layer" not in rows
 

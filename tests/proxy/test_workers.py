@@ -97,7 +97,7 @@ async def test_a_process_decides_what_a_thread_does(codec: Codec, pool: Workers)
     there: Decision = await pool.run(planning(transcript), key="a", branch="b", ask=nobody)
     assert len(pids(pool)) == 1
     assert here.cut is not None
-    assert replace(there, trend=here.trend) == here
+    assert there._replace(trend=here.trend) == here
 
 
 @pytest.mark.requirement("S.26")
@@ -108,7 +108,7 @@ async def test_definitions_of_tools_are_told_to_the_process_that_needs_them(pool
     small = planning(transcript, settings=settings)
     here = await Workers().run(small, key="a", branch="b", ask=nobody)
     there = await pool.run(small, key="a", branch="b", ask=nobody)
-    assert replace(there, trend=here.trend) == here
+    assert there._replace(trend=here.trend) == here
 
 
 @pytest.mark.requirement("S.26")
