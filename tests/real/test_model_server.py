@@ -30,7 +30,10 @@ REQUESTS = 12
 HEADROOM = 0.05
 ENOUGH_SAMPLES = 5
 RECORDING = load_recording()
-ROOMY = {"shapes": [{"window": None, "trigger": 0.97, "low_water": 0.46, "extract": 0.10, "tail": 0.12, "note": 0.04}]}
+ROOMY = {
+    "shapes": [{"window": None, "trigger": 0.97, "low_water": 0.46, "extract": 0.10, "tail": 0.12, "note": 0.04}],
+    "recall": {"auto": False},
+}
 """A policy whose batches leave room for a few requests, also where the system message fills most of the window."""
 
 
