@@ -107,7 +107,7 @@ async def stage(
 upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}}}}
 models: [{{match: "*", upstream: up, window: {window}}}]
 auth: {{mode: open}}
-policies: {{p: {{cascade: {json.dumps(EVICTING["cascade"])}, placeholder: {placeholder}, recall: {{auto: false, {recall}}}}}}}
+policies: {{p: {{{json.dumps(EVICTING)[1:-1]}, placeholder: {placeholder}, recall: {{auto: false, {recall}}}}}}}
 default_policy: p
 """
         on = deployment or Deployment(folder / "w.db")
