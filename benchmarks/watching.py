@@ -90,7 +90,7 @@ async def _planned(runtime: Runtime, body: bytes) -> ExchangeProgress:
     handler = ExchangeHandler(runtime, {"headers": HEADERS}, _nothing, _nowhere)
     progress = handler.progress
     progress.caller = runtime.keyring.identify(credentials_in(HEADERS))
-    request = handler.read(body, progress.caller)
+    request = await handler.read(body, progress.caller)
     plan = await handler.plan(request)
     attempts, _ = handler.attempts_of(request)
     progress.ready = attempts.called = time.perf_counter()
