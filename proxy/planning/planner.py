@@ -116,10 +116,11 @@ class Planner:
                 del thread.evicted[call]
             limits = await asked.limits()
             at = span.since(at, "limits")
-            own = self.limits_of(asked.settings, limits.budget)
-            if read.sampled and asked.needs_exactly(thread.known, transcript.tokens, own):
-                read = await self._read(asked)
-                span.since(at, "read")
+            if read.sampled:
+                own = self.limits_of(asked.settings, limits.budget)
+                if asked.needs_exactly(thread.known, transcript.tokens, own):
+                    read = await self._read(asked)
+                    span.since(at, "read")
             return Recognized(
                 transcript=read.transcript,
                 thread=thread,
