@@ -15,9 +15,10 @@ from typing import Self
 import sqlalchemy as sa
 
 from proxy.store import answers as answers_
-from proxy.store import archive, configuration, exchanges, maintenance, memory, overview
+from proxy.store import archive, configuration, exchanges, inspections, maintenance, memory, overview
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
+from proxy.store import evictions as evictions_
 from proxy.store.answers import AnswerRow
 from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
 from proxy.store.schema import HEAD
@@ -143,10 +144,10 @@ class Store(Transactions):
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
     nearest = reading(archive.nearest)
-    removed = reading(archive.all_removed)
-    removed_after = reading(archive.removed_after)
-    evictions = reading(archive.listed)
-    eviction_sums = reading(archive.sums)
+    removed = reading(evictions_.all_removed)
+    removed_after = reading(evictions_.removed_after)
+    evictions = reading(evictions_.listed)
+    eviction_sums = reading(evictions_.sums)
 
     answers = timed("answers")(reading(answers_.line))
     known_answers = timed("known_answers")(reading(answers_.known))
@@ -155,7 +156,7 @@ class Store(Transactions):
 
     arrive = timed("arrive")(writing(exchanges.arrive))
     timeline = reading(exchanges.timeline)
-    inspection = reading(exchanges.inspection)
+    inspection = reading(inspections.inspection)
     annotate = writing(exchanges.annotate)
     evaluated = writing(exchanges.evaluated)
     snapshots = reading(memory.snapshots)

@@ -1,37 +1,32 @@
 """The archive: every message that was removed or shortened, found by ref, by its words, or by what it is about.
 
 Words are indexed a little after the commit, off the path of the request: tokenizing them is most of a commit's time.
-A body is given back only if its SHA-256 is the one that was stored with it; a damaged row is set aside
+Messages of one batch stand in frames of some 64 KiB together: they have much in common, and a damaged frame costs no
+other message. A body is given back only if its SHA-256 is the one that was stored with it; a damaged row is set aside
 (``quarantined``) and counts as absent until the same message is archived again. Vectors by an embeddings model are
 32-bit floats of length 1, compared one by one: a conversation has thousands of them at most.
-
-A row of what was evicted says which call a message answered, what it freed, and whether somebody asked for it again.
 """
 
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
+from itertools import chain
 from operator import mul
 from typing import Any
+from unicodedata import normalize
 
 import sqlalchemy as sa
 
-from policies.ledger import ADDING, EditKind
 from policies.text.segments import SOLID, words
-from proxy.store.ledger import Batched, covered_refs, cuts_of, load_batches
-from proxy.store.memory import newest_branch
-from proxy.store.packing import Damaged, pack_message, unpack_message
-from proxy.store.records import Change, ConversationRow, EvictionRow, EvictionSum, ExchangeRow, Original, RemovedRow
+from proxy.store.ledger import covered_refs
+from proxy.store.packing import Damaged, pack_message, pack_messages, unpack_message, unpack_messages
+from proxy.store.records import Change, Original
 from proxy.store.schema import (
-    OF_BRANCH,
-    OF_CONVERSATION,
     branches,
-    conversations,
-    evictions,
+    frames,
     keep_first,
     meta,
     of,
@@ -43,20 +38,30 @@ from proxy.store.schema import (
     stored,
     vectors,
 )
-from proxy.store.transaction import AT_ONCE, Place, Rows, Transaction, chunks, ordered
+from proxy.store.transaction import AT_ONCE, Transaction, chunks
 
 MAX_TERMS = 32
 INDEXED_BYTES = 64 << 10
 MERGED_PAGES = 64
+MERGED_AT_ONCE = 16
 MERGE = sa.text("INSERT INTO originals_fts (originals_fts, rank) VALUES ('merge', :pages)")
 MAX_WORDS_LEN = 200_000  # characters; PostgreSQL takes no more than 1 MB of them
 INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
 INDEX = sa.text("INSERT INTO originals_fts (rowid, text) VALUES (:id, :text)")
 UNINDEX = sa.text("INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', :id, :text)")
 SET_WORDS = sa.text("UPDATE originals SET words = to_tsvector('simple', :text) WHERE tenant = :tenant AND ref = :ref")
-KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, originals.c.body.is_(None)).label("lacking")).where(
+IS_WHOLE = sa.or_(originals.c.body.is_not(None), originals.c.frame.is_not(None))
+KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, sa.not_(IS_WHOLE)).label("lacking")).where(
     of(originals, "tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True))
 )
+FRAMED = sa.select(sa.func.count()).where(
+    of(originals, "tenant"),
+    originals.c.ref.in_(sa.bindparam("refs", expanding=True)),
+    originals.c.frame.in_(sa.bindparam("frames", expanding=True)),
+)
+FRAMED_BYTES = 64 << 10
+FRAMES_HELD = 16
+FRAME = sa.select(frames.c.body).where(frames.c.id == sa.bindparam("frame")).with_for_update()
 ADD_ORIGINAL = keep_first(originals)
 HOLD_ORIGINAL = keep_first(removed)
 ADD_VECTOR = keep_first(vectors)
@@ -65,8 +70,10 @@ MATCH_SQLITE = (
     sa.select(originals.c.id)
     .join(WORDS, WORDS.c.rowid == originals.c.id)
     .where(sa.text("originals_fts MATCH :query"))
-    .order_by(sa.text("bm25(originals_fts)"), originals.c.id.desc())
+    .order_by(originals.c.id.desc())
 )
+CANDIDATES = 400
+BM25_K1, BM25_B = 1.2, 0.75
 MATCH_POSTGRESQL = (
     sa.select(originals.c.id)
     .where(sa.text("originals.words @@ websearch_to_tsquery('simple', :query)"))
@@ -76,12 +83,12 @@ MATCH_POSTGRESQL = (
 
 def original(tx: Transaction, tenant: str, ref: str) -> Original | None:
     """The removed message with this ref; None if unknown, damaged, or kept as a digest only."""
-    return next(iter(_originals(tx, tenant, [ref])), None)
+    return next(iter(originals_with(tx, tenant, [ref])), None)
 
 
 def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
     """What the cut with this ref covers, in order, as far as it is there."""
-    return _originals(tx, tenant, covered_refs(tx, tenant, ref))
+    return originals_with(tx, tenant, covered_refs(tx, tenant, ref))
 
 
 def held(tx: Transaction, tenant: str, conversation: str) -> set[str]:
@@ -97,34 +104,86 @@ def search(
     With the id of a ``conversation`` only those that were removed from it.
     """
     terms = list(dict.fromkeys(term for word in text.split() for term in _phrases(word)))[:MAX_TERMS]
+    where = [originals.c.tenant == tenant, sa.not_(originals.c.quarantined)]
+    if conversation is not None:
+        where.append(originals.c.ref.in_(_held_by(tenant, conversation)))
+    rank = _ranked if tx.dialect == "sqlite" else _ranked_by_server
     for operator in ("AND", "OR")[: min(len(terms), 2)]:
-        query, words = _match(tx, terms, operator)
-        query = query.where(originals.c.tenant == tenant, sa.not_(originals.c.quarantined))
-        if conversation is not None:
-            query = query.where(originals.c.ref.in_(_held_by(tenant, conversation)))
-        best = list(tx.scalars(query.limit(limit), {"query": words}))
-        theirs = sa.select(originals).where(originals.c.tenant == tenant, originals.c.id.in_(best))
-        rows = {row.id: row for row in tx.execute(theirs)}
-        found = [each for key in best if (each := _original(tx, rows[key])) is not None]
-        if found:
+        if found := rank(tx, terms, operator, where, limit):
             return found
     return []
+
+
+def _ranked(
+    tx: Transaction, terms: Sequence[str], operator: str, where: Sequence[sa.ColumnElement[bool]], limit: int
+) -> list[Original]:
+    """The best of the newest messages with the rarest of the words, by BM25 (S. Robertson, K. Spärck Jones 1994).
+
+    The index only knows which messages have a word: where and how often takes four times the room.
+    """
+    phrases = [f" {_folded(term)} " for term in terms]
+    asked = [" ".join(phrases)] if operator == "AND" else phrases
+    queries = [" AND ".join(f'"{word}"' for word in each.split()) for each in asked]
+    most = max(limit, CANDIDATES)
+    query = MATCH_SQLITE.where(*where).limit(most)
+    lists = sorted((list(tx.scalars(query, {"query": each})) for each in queries if each), key=len)
+    ids = list(dict.fromkeys(chain.from_iterable(lists)))[:most]
+    rows = tx.execute(sa.select(originals).where(*where, originals.c.id.in_(ids)).order_by(originals.c.id.desc())).all()
+    there = [each for row in rows if (each := _original(tx, row)) is not None]
+    texts = [f" {_folded(each.text)} " for each in there]
+    counts = [[text.count(phrase) for phrase in phrases] for text in texts]
+    mean = sum(map(len, texts)) / max(1, len(texts))
+    weights = [_weight(sum(each[n] > 0 for each in counts), len(counts)) for n in range(len(phrases))]
+    scored = [
+        (sum(map(mul, weights, (_saturated(n, len(text) / mean) for n in each))), original)
+        for original, text, each in zip(there, texts, counts, strict=True)
+        if (all if operator == "AND" else any)(each)
+    ]
+    return [original for _, original in sorted(scored, key=lambda each: -each[0])[:limit]]
+
+
+def _weight(having: int, all_: int) -> float:
+    return max(1e-6, math.log((all_ - having + 0.5) / (having + 0.5)))
+
+
+def _saturated(count: int, length: float) -> float:
+    """What so many occurrences count in a text of this length, the mean being 1."""
+    return count * (BM25_K1 + 1) / (count + BM25_K1 * (1 - BM25_B + BM25_B * length))
+
+
+def _folded(text: str) -> str:
+    """The words of a text as they are indexed in SQLite, whose tokenizer tells words by ASCII alone; no accents."""
+    said = _indexed(text)
+    if said.isascii():
+        return said
+    bare = "".join(each for each in normalize("NFD", said) if not "\u0300" <= each <= "\u036f")
+    return normalize("NFC", bare)
+
+
+def _ranked_by_server(
+    tx: Transaction, terms: Sequence[str], operator: str, where: Sequence[sa.ColumnElement[bool]], limit: int
+) -> list[Original]:
+    quoted = ['"{}"'.format(term.replace('"', '""').replace("\0", " ")) for term in terms]
+    query = MATCH_POSTGRESQL.where(*where).limit(limit)
+    best = list(tx.scalars(query, {"query": (" or " if operator == "OR" else " ").join(quoted)}))
+    rows = {row.id: row for row in tx.execute(sa.select(originals).where(*where, originals.c.id.in_(best))).all()}
+    return [each for key in best if (each := _original(tx, rows[key])) is not None]
 
 
 def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
     """The newest removed texts of a conversation (by id) that have no vector by this model, by ref."""
     known = sa.select(vectors.c.ref).where(vectors.c.tenant == tenant, vectors.c.model == model)
     query = (
-        sa.select(originals.c.ref, originals.c.body)
-        .where(originals.c.tenant == tenant, originals.c.body.is_not(None))
+        sa.select(originals)
+        .where(originals.c.tenant == tenant, IS_WHOLE)
         .where(originals.c.ref.in_(_held_by(tenant, conversation)), originals.c.ref.not_in(known))
         .order_by(originals.c.id.desc())
         .limit(limit)
     )
     found: dict[str, str] = {}
-    for row in tx.execute(query):
+    for row in tx.execute(query).all():
         with suppress(Damaged):
-            found[row.ref] = said(row.body)
+            found[row.ref] = message_of(tx, row)[1]
     return {ref: text for ref, text in found.items() if text}
 
 
@@ -149,7 +208,7 @@ def nearest(
         if len(other) == len(mine):
             cosines.append((row.ref, sum(map(mul, mine, other))))
     near = dict(sorted(cosines, key=lambda each: -each[1])[:limit])
-    return [(each, near[each.ref]) for each in _originals(tx, tenant, list(near))]
+    return [(each, near[each.ref]) for each in originals_with(tx, tenant, list(near))]
 
 
 def add_originals(tx: Transaction, change: Change) -> None:
@@ -174,19 +233,26 @@ def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
 
 def whole_body(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> bytes | None:
     """The body of a row of originals, None where it is kept as a digest only, or damaged."""
-    if row.body is None:
-        return None
-    with suppress(Damaged):
-        body, _ = unpack_message(row.body)
-        if sha256(body).digest() == row.sha:
-            return body
-    tx.damage("original", row.tenant, row.ref)
-    return None
+    found = _original(tx, row)
+    return None if found is None else found.body
 
 
-def said(packed: bytes) -> str:
-    """The text of an original by its stored body. Raises :class:`Damaged`."""
-    return unpack_message(packed)[1]
+def message_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> tuple[bytes, str]:
+    """The JSON and the text of a row that has them. Raises :class:`Damaged`."""
+    if row.frame is None:
+        return unpack_message(row.body)
+    found = tx.frames.get(row.frame)
+    if found is None:
+        body = tx.scalar(sa.select(frames.c.body).where(frames.c.id == row.frame))
+        if len(tx.frames) >= FRAMES_HELD:
+            tx.frames.pop(next(iter(tx.frames)))
+        with suppress(Damaged):
+            found = unpack_messages(body or b"")
+        found = tx.frames[row.frame] = found or {}
+    try:
+        return found[row.ref]
+    except KeyError:
+        raise Damaged("the frame has no such message") from None
 
 
 def unindexed(tx: Transaction) -> bool:
@@ -214,6 +280,7 @@ def index_some(tx: Transaction) -> bool:
     if stop > start:
         _index(tx, INDEX, originals.c.id > start, originals.c.id <= stop)
         tx.execute(sa.update(meta).where(meta.c.name == "indexed").values(number=stop))
+        tx.execute(MERGE, {"pages": MERGED_AT_ONCE})
     return bool(waiting) and stop < waiting[-1].id
 
 
@@ -246,18 +313,25 @@ def _held_by(tenant: str, conversation: str) -> sa.Select[str]:
     )
 
 
-def _originals(tx: Transaction, tenant: str, refs: Sequence[str]) -> list[Original]:
+def originals_with(tx: Transaction, tenant: str, refs: Sequence[str]) -> list[Original]:
     """The originals with these refs, in order, without those that are absent."""
     found: dict[str, Original | None] = {}
     for chunk in chunks(dict.fromkeys(refs)):
         mine = (originals.c.tenant == tenant, originals.c.ref.in_(chunk), sa.not_(originals.c.quarantined))
-        found |= {row.ref: _original(tx, row) for row in tx.execute(sa.select(originals).where(*mine))}
+        rows = tx.execute(sa.select(originals).where(*mine).order_by(originals.c.id)).all()
+        found |= {row.ref: _original(tx, row) for row in rows}
     return [each for ref in refs if (each := found.get(ref)) is not None]
 
 
 def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> Original | None:
-    body = whole_body(tx, row)
-    return None if body is None else recorded(Original, originals, row, body=body, text=said(row.body))
+    if row.body is None and row.frame is None:
+        return None
+    with suppress(Damaged):
+        body, text = message_of(tx, row)
+        if sha256(body).digest() == row.sha:
+            return recorded(Original, originals, row, body=body, text=text)
+    tx.damage("original", row.tenant, row.ref)
+    return None
 
 
 def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> None:
@@ -269,6 +343,11 @@ def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> N
     if not fresh:
         return
     texts = {each.ref: plain_text(each.text) for each in fresh}
+    framed = dict[str, int]()
+    for group in _grouped(fresh) if tx.full else ():
+        its = {each.ref: (each.body, texts[each.ref]) for each in group}
+        frame = tx.execute(sa.insert(frames), {"body": tx.aside(partial(pack_messages, its))}).inserted_primary_key
+        framed |= dict.fromkeys(its, 0 if frame is None else frame[0])
 
     def packed() -> list[dict[str, Any]]:
         return [
@@ -278,7 +357,8 @@ def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> N
                 tenant=tenant,
                 size=len(each.body),
                 sha=sha256(each.body).digest(),
-                body=pack_message(each.body, texts[each.ref]) if tx.full else None,
+                body=pack_message(each.body, texts[each.ref]) if tx.full and each.ref not in framed else None,
+                frame=framed.get(each.ref),
                 at=at,
                 quarantined=False,
             )
@@ -289,6 +369,39 @@ def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> N
     if tx.full and tx.dialect == "postgresql":
         found = {ref: _indexed(text)[:MAX_WORDS_LEN] for ref, text in texts.items()}
         tx.execute(SET_WORDS, [{"tenant": tenant, "ref": ref, "text": text} for ref, text in found.items()])
+        there = tx.scalar(FRAMED, {"of_tenant": tenant, "refs": list(framed), "frames": list(framed.values())})
+        if there != len(framed):
+            _settle(tx, tenant, framed.values())  # another server has archived the same meanwhile
+
+
+def _grouped(given: Sequence[Original]) -> list[list[Original]]:
+    """Those that get a frame together: some 64 KiB in a row; what would stand alone in one does not."""
+    groups, size = [list[Original]()], 0
+    for each in given:
+        if size + len(each.body) > FRAMED_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(each)
+        size += len(each.body)
+    return [group for group in groups if len(group) > 1]
+
+
+def _settle(tx: Transaction, tenant: str, which: Iterable[int]) -> None:
+    """Have frames hold the messages whose rows are in them, and no others; one that cannot be read goes."""
+    for number in sorted(set(which)):
+        tx.frames.pop(number, None)
+        held = dict[str, tuple[bytes, str]]()
+        with suppress(Damaged):
+            held = unpack_messages(tx.scalar(FRAME, {"frame": number}) or b"")
+        mine = (originals.c.tenant == tenant, originals.c.frame == number)
+        theirs = (sa.select(originals.c.ref).where(*mine, originals.c.ref.in_(refs)) for refs in chunks(held))
+        stay = {ref for query in theirs for ref in tx.scalars(query)}
+        one = frames.c.id == number
+        if not stay:
+            tx.execute(sa.delete(frames).where(one))
+        elif len(stay) < len(held):
+            body = pack_messages({ref: its for ref, its in held.items() if ref in stay})
+            tx.execute(sa.update(frames).where(one).values(body=body))
 
 
 def _drop(tx: Transaction, tenant: str, refs: list[str]) -> None:
@@ -297,14 +410,16 @@ def _drop(tx: Transaction, tenant: str, refs: list[str]) -> None:
     mine = (originals.c.tenant == tenant, originals.c.ref.in_(refs))
     if tx.dialect == "sqlite":
         _index(tx, UNINDEX, *mine, originals.c.id <= INDEXED)
+    emptied = list(tx.scalars(sa.select(originals.c.frame).where(*mine, originals.c.frame.is_not(None)).distinct()))
     tx.execute(sa.delete(originals).where(*mine))
+    _settle(tx, tenant, emptied)
 
 
 def _index(tx: Transaction, statement: sa.TextClause, *which: sa.ColumnElement[bool]) -> None:
     found = []
-    for row in tx.execute(sa.select(originals.c.id, originals.c.body).where(*which, originals.c.body.is_not(None))):
+    for row in tx.execute(sa.select(originals).where(*which, IS_WHOLE).order_by(originals.c.id)).all():
         with suppress(Damaged):
-            found.append({"id": row.id, "text": _indexed(said(row.body))})
+            found.append({"id": row.id, "text": _folded(message_of(tx, row)[1])})
     if found:
         tx.execute(statement, found)
 
@@ -320,206 +435,6 @@ def _phrases(word: str) -> list[str]:
     return found if SOLID.search(word) else [" ".join(found)] if found else []
 
 
-def _match(tx: Transaction, terms: list[str], operator: str) -> tuple[Rows, str]:
-    quoted = ['"{}"'.format(term.replace('"', '""').replace("\0", " ")) for term in terms]
-    if tx.dialect == "sqlite":
-        return MATCH_SQLITE, f" {operator} ".join(quoted)
-    return MATCH_POSTGRESQL, (" or " if operator == "OR" else " ").join(quoted)
-
-
 def _unit(vector: Sequence[float]) -> bytes:
     length = math.sqrt(math.fsum(x * x for x in vector)) or 1.0
     return array("f", (x / length for x in vector)).tobytes()
-
-
-EXCERPT = 2000
-ADD_EVICTION = sa.insert(evictions)
-# A fork inherits what its parents had evicted until it left them.
-EVICTED = (
-    sa.text(
-        "WITH RECURSIVE line (branch, parent, until) AS ("
-        "SELECT branch, parent, CAST(1e300 AS DOUBLE PRECISION) FROM branches "
-        "WHERE tenant = :tenant AND branch = :branch "
-        "UNION SELECT b.branch, b.parent, c.created FROM line l "
-        "JOIN branches c ON c.tenant = :tenant AND c.branch = l.branch "
-        "JOIN branches b ON b.tenant = :tenant AND b.branch = l.parent) "
-        "SELECT DISTINCT e.call_hash, e.branch FROM line l "
-        "JOIN evictions e ON e.tenant = :tenant AND e.branch = l.branch AND e.at <= l.until "
-        "WHERE length(e.call_hash) > 0 AND e.asked_again_at IS NULL"
-    )
-    .bindparams(*OF_BRANCH)
-    .columns(evictions.c.call_hash, evictions.c.branch)
-)
-_OTHERS = evictions.alias()
-ASKED_AGAIN = (
-    sa.update(evictions)
-    .where(
-        of(evictions, "tenant", "branch", "call_hash"),
-        evictions.c.version
-        == sa.select(sa.func.max(_OTHERS.c.version))
-        .where(of(_OTHERS, "tenant", "branch", "call_hash"))
-        .scalar_subquery(),
-    )
-    .values(
-        asked_again_at=sa.func.coalesce(evictions.c.asked_again_at, sa.bindparam("now")),
-        asked_again_count=evictions.c.asked_again_count + 1,
-    )
-)
-
-
-def add_evictions(tx: Transaction, change: Change, *, version: int) -> None:
-    own = {"tenant": change.tenant, "branch": change.branch, "version": version, "at": change.at}
-    tx.many(ADD_EVICTION, [stored(evictions, row, **own, position=n) for n, row in enumerate(change.evictions)])
-
-
-def load_evicted(tx: Transaction, tenant: str, branch: str) -> tuple[tuple[bytes, str], ...]:
-    """The calls whose results this branch or one that it came from has evicted, and which branch that was."""
-    return tuple((bytes(call), where) for call, where in tx.execute(EVICTED, {"tenant": tenant, "branch": branch}))
-
-
-def mark_asked_again(tx: Transaction, rows: Sequence[ExchangeRow]) -> None:
-    """Note on the newest eviction of each call that these exchanges asked for it again."""
-    asked = [
-        {"of_tenant": row.tenant, "of_branch": branch, "of_call_hash": call, "now": row.at}
-        for row in rows
-        for branch, call in row.asked_again
-    ]
-    tx.many(ASKED_AGAIN, asked)
-
-
-def sums(
-    tx: Transaction, tenant: str | None, *, conversation: ConversationRow | None = None, policy: str | None = None
-) -> list[EvictionSum]:
-    """How much each layer took from each tool, and how much of it was asked for again, most tokens first."""
-    columns = evictions.c
-    before, after = sa.func.sum(columns.tokens_before), sa.func.sum(columns.tokens_after)
-    query = sa.select(
-        columns.layer, columns.tool, sa.func.count(), sa.func.count(columns.asked_again_at), before, after
-    ).select_from(evictions)
-    query = _of(query, tenant, conversation, policy).group_by(columns.layer, columns.tool)
-    rows = tx.execute(query.order_by((before - after).desc(), columns.layer, columns.tool))
-    names = ("evicted", "asked_again", "tokens_before", "tokens_after")
-    return [
-        EvictionSum(layer=layer, tool=tool, **dict(zip(names, map(int, counts), strict=True)))
-        for layer, tool, *counts in rows
-    ]
-
-
-def listed(
-    tx: Transaction,
-    tenant: str | None,
-    *,
-    conversation: ConversationRow | None = None,
-    policy: str | None = None,
-    asked_again: bool = False,
-    limit: int = 200,
-    after: Place | None = None,
-) -> list[EvictionRow]:
-    """What was evicted for a tenant, or with None for everybody, the newest first.
-
-    ``asked_again`` leaves only what was asked for again; ``policy`` is the name of the one that evicted it;
-    ``after`` leaves those behind one of which this is ``at``, ``branch``, ``version`` and ``position``.
-    """
-    query = _of(sa.select(evictions, conversations.c.name), tenant, conversation, policy)
-    if asked_again:
-        query = query.where(evictions.c.asked_again_at.is_not(None))
-    columns = evictions.c
-    order = ((columns.at, True), (columns.branch, False), (columns.version, True), (columns.position, False))
-    rows = tx.execute(ordered(query, order, after=after, limit=limit))
-    return [recorded(EvictionRow, evictions, row, conversation=row.name) for row in rows]
-
-
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    """One message that is out, and its place among all that went in the same batch."""
-
-    row: RemovedRow
-    place: int
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """By batch, then by place: the clock may have been wrong."""
-        return (-self.row.version, -self.place)
-
-
-def all_removed(tx: Transaction, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:
-    """What is out of the window of the conversation's newest branch, wholly or in part, newest first."""
-    return removed_after(tx, conversation, None, limit=limit) or []
-
-
-def removed_after(
-    tx: Transaction, conversation: ConversationRow, after: str | None, *, limit: int
-) -> list[RemovedRow] | None:
-    """The same behind the message with the ref ``after``; None where that one is not out of the window."""
-    branch = newest_branch(tx, conversation)
-    if branch is None:
-        return []
-    batches = load_batches(tx, conversation.tenant, branch, withheld=True)
-    pinned = {edit.ref for _, _, edit in batches if edit.kind is EditKind.PIN}
-    gone = _edited(tx, conversation.tenant, branch, batches, pinned)
-    for ref, each in _covered(tx, conversation, branch, pinned).items():
-        known = gone.get(ref)
-        gone[ref] = each if known is None else replace(each, row=replace(each.row, tool=known.row.tool))
-    rows = [each.row for each in sorted(gone.values(), key=lambda each: each.order)]
-    if after is not None:
-        places = [place for place, row in enumerate(rows) if row.ref == after]
-        if not places:
-            return None
-        rows = rows[places[0] + 1 :]
-    rows = rows[:limit]
-    known_originals: dict[str, sa.Row[*tuple[Any, ...]]] = {}
-    for refs in chunks(row.ref for row in rows):
-        query = sa.select(originals).where(originals.c.tenant == conversation.tenant, originals.c.ref.in_(refs))
-        known_originals |= {row.ref: row for row in tx.execute(query)}
-    return [_with_original(row, known_originals.get(row.ref)) for row in rows]
-
-
-def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None, policy: str | None) -> Rows:
-    """``query`` over evictions with their conversations, narrowed to what was asked about."""
-    query = query.join(branches, same(branches, evictions, "tenant", "branch")).join(conversations, OF_CONVERSATION)
-    if tenant is not None:
-        query = query.where(evictions.c.tenant == tenant)
-    if conversation is not None:
-        query = query.where(evictions.c.tenant == conversation.tenant, branches.c.conversation == conversation.id)
-    return query if policy is None else query.where(evictions.c.policy == policy)
-
-
-def _edited(
-    tx: Transaction, tenant: str, branch: str, batches: Iterable[Batched], pinned: AbstractSet[str]
-) -> dict[str, _Gone]:
-    known = tx.execute(sa.select(evictions).where(evictions.c.tenant == tenant, evictions.c.branch == branch))
-    facts = {(row.version, bytes(row.digest), row.occurrence): row for row in known}
-    gone: dict[str, _Gone] = {}
-    for batch, position, edit in batches:
-        if edit.kind in ADDING or not edit.ref or (edit.ref in pinned and edit.kind is not EditKind.CLIP):
-            continue
-        row = RemovedRow(ref=edit.ref, how=str(edit.kind), version=batch, at=0.0, kept=edit.tokens)
-        fact = facts.get((batch, *edit.key))
-        if fact is not None:
-            row = replace(row, at=fact.at, tool=fact.tool, tokens=fact.tokens_before, kept=fact.tokens_after)
-        gone[edit.ref] = _Gone(row, position)
-    return gone
-
-
-def _covered(tx: Transaction, conversation: ConversationRow, branch: str, pinned: AbstractSet[str]) -> dict[str, _Gone]:
-    """What the newest cut that hides nothing pinned stands for, each with the first cut that did."""
-    known = cuts_of(tx, conversation).items()
-    made = [each for (line, _), each in known if line == branch and pinned.isdisjoint(each.covered)]
-    inside = set(made[-1].covered) if made else set()
-    gone: dict[str, _Gone] = {}
-    for each in made:
-        for place, ref in enumerate(each.covered):
-            if ref in inside and ref not in gone:
-                row = RemovedRow(ref=ref, how=each.cut.layer, version=each.batch, at=each.at)
-                gone[ref] = _Gone(row, place)
-    return gone
-
-
-def _with_original(row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None) -> RemovedRow:
-    if original is None:
-        return row
-    text = ""
-    with suppress(Damaged):
-        text = said(original.body)[:EXCERPT] if original.body is not None and not original.quarantined else ""
-    tokens, at = row.tokens or original.tokens, row.at or original.at
-    return replace(row, role=original.role, tokens=tokens, text=text, at=at)

@@ -17,11 +17,12 @@ import sqlalchemy as sa
 from policies.ledger import Cut, Edit, Prepared
 from policies.pressure import Trend
 from proxy.store import ledger, memory
-from proxy.store.archive import add_evictions, add_originals, hold, load_evicted
+from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append, of_change, of_conversation
 from proxy.store.chain import AuditEvent, AuditType
+from proxy.store.evictions import add_evictions, load_evicted
+from proxy.store.inspections import keep_texts
 from proxy.store.memory import NEWEST, is_undone, key_of, newest_row, read_spans
-from proxy.store.packing import pack_text, ref_of
 from proxy.store.records import (
     Arrival,
     Branch,
@@ -43,7 +44,6 @@ from proxy.store.schema import (
     edits,
     evictions,
     exchanges,
-    inspected_parts,
     keep_first,
     keep_last,
     of,
@@ -53,7 +53,6 @@ from proxy.store.schema import (
 from proxy.store.transaction import Place, Rows, Transaction, ordered
 
 FIRST_LOOK = 8
-ADD_PART = keep_first(inspected_parts)
 LATER_LOOKS = 500
 MINE = of(branches, "tenant", "branch")
 BY_ID = (
@@ -256,7 +255,7 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
         row = _row(tx, tenant, head.branch)
         raise StaleVersion(0 if row is None else row.version)
     state = newest_row(tx, tenant, head.branch, undone=undone)
-    _keep_shown(tx, conversation, head.branch, above=version)
+    keep_texts(tx, conversation, head.branch, above=version)
     forget_batches(tx, tenant, head.branch, above=version)
     # What is back in the window cannot be asked for again: the audit keeps its row, but no call is looked for.
     later = (evictions.c.tenant == tenant, evictions.c.branch == head.branch, evictions.c.version > version)
@@ -377,17 +376,6 @@ def forget_batches(tx: Transaction, tenant: str, branch: str, *, above: int = -1
     """Delete the edits and cuts of batches with a greater number."""
     for table, batch in ((edits, edits.c.version), (cuts, cuts.c.batch)):
         tx.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.branch == branch, batch > above))
-
-
-def _keep_shown(tx: Transaction, conversation: ConversationRow, branch: str, *, above: int) -> None:
-    """Keep the texts of cuts that are to go, where requests that went with them are kept with what they say."""
-    own = {"tenant": conversation.tenant, "conversation": conversation.id}
-    if tx.scalar(
-        sa.select(sa.literal(1)).where(*(inspected_parts.c[name] == its for name, its in own.items())).limit(1)
-    ):
-        gone = (cuts.c.tenant == conversation.tenant, cuts.c.branch == branch, cuts.c.batch > above)
-        texts = {ref_of(text): pack_text(text) for text in tx.scalars(sa.select(cuts.c.text).where(*gone)) if text}
-        tx.many(ADD_PART, [{**own, "ref": ref, "body": body} for ref, body in sorted(texts.items())])
 
 
 def write_prepared(prepared: Prepared) -> str:

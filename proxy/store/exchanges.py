@@ -7,48 +7,31 @@ import datetime as dt
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from policies.pressure import Trend
+from proxy.store import inspections
 from proxy.store.answers import AnswerRow, add_answers
-from proxy.store.archive import mark_asked_again, whole_body
 from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
-from proxy.store.conversations import ADD_PART, open_conversations, touch_chains
-from proxy.store.ledger import cuts_of, load_cuts
-from proxy.store.memory import BROKEN, add_checkups, follow_others, kept_arrays, rate
-from proxy.store.packing import (
-    OWN,
-    Damaged,
-    Inspected,
-    Inspection,
-    KeptArrays,
-    pack,
-    pack_arrays,
-    ref_of,
-    refs_of,
-    unpack,
-)
+from proxy.store.conversations import open_conversations, touch_chains
+from proxy.store.evictions import mark_asked_again
+from proxy.store.memory import add_checkups, follow_others, rate
 from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
     branches,
     conversations,
     exchanges,
-    inspected,
-    inspected_parts,
     keep_first,
     keep_last,
     of,
-    originals,
     recorded,
     relayed,
     stored,
 )
-from proxy.store.transaction import Place, Transaction, chunks, ordered
+from proxy.store.transaction import Place, Transaction, ordered
 
 By = Literal["model", "policy", "day", "conversation"]
 DAY = 86_400
@@ -58,22 +41,6 @@ ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
-FEW = 8
-"""So many arrays may stay beyond those that are kept, and so many messages be new at once."""
-SET_INSPECTED = keep_last(inspected)
-PARTS = sa.select(inspected_parts.c.ref).where(
-    of(inspected_parts, "tenant", "conversation"), inspected_parts.c.ref.in_(sa.bindparam("refs", expanding=True))
-)
-ARCHIVED = sa.select(originals.c.ref).where(
-    of(originals, "tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True)), originals.c.body.is_not(None)
-)
-FORGET_ARCHIVED = sa.delete(inspected_parts).where(
-    of(inspected_parts, "tenant", "conversation"),
-    inspected_parts.c.ref.in_(sa.select(originals.c.ref).where(of(originals, "tenant"))),
-)
-FORGET_PARTS = sa.delete(inspected_parts).where(
-    of(inspected_parts, "tenant", "conversation"), inspected_parts.c.ref.in_(sa.bindparam("refs", expanding=True))
-)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(
     of(exchanges, "tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
@@ -129,7 +96,7 @@ def record(
         rows = follow_others(tx, rows, home)
     add_checkups(tx, rows, home)
     tx.many(ADD, [_values(row, home[row.id]) for row in rows])
-    _inspect(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
+    inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
     append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
     return rows
 
@@ -153,104 +120,6 @@ def timeline(
     query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
     told = [(row, {"name": conversation.name, "detail": json.loads(row.detail)}) for row in tx.execute(query)]
     return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(told)]
-
-
-def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
-    """One request of a conversation, and what was kept of its arrays. Raises KeyError where there is none."""
-    mine = (exchanges.c.tenant == conversation.tenant, exchanges.c.conversation == conversation.id)
-    row = tx.execute(sa.select(exchanges).where(*mine, exchanges.c.id == request)).first()
-    if row is None:
-        raise KeyError(request)
-    told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
-    [kept] = kept_arrays(tx, [(conversation.tenant, conversation.id)]).values()
-    for newer, arrays in enumerate(reversed(kept)):
-        if arrays.request == request:
-            with suppress(*BROKEN):
-                found = arrays.inspected()
-                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found)
-            tx.damage("inspected", conversation.tenant, request)
-    return told, None
-
-
-def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspected) -> Inspected:
-    bodies, needed = dict[str, bytes](), sorted(refs_of(found))
-    for refs in chunks(needed):
-        parts = inspected_parts.c
-        mine = (parts.tenant == conversation.tenant, parts.conversation == conversation.id, parts.ref.in_(refs))
-        for row in tx.execute(sa.select(parts.ref, parts.body).where(*mine)):
-            with suppress(Damaged):
-                bodies[row.ref] = unpack(row.body, parts=1)[0]
-    if any(ref.startswith(OWN) and ref not in bodies for ref in needed):
-        texts = (each.cut.text for each in cuts_of(tx, conversation).values())
-        bodies |= {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts}
-    archived: dict[str, bytes] = {}
-    for refs in chunks(sorted({ref for ref, _, _ in found.client} - bodies.keys())):
-        theirs = (originals.c.tenant == conversation.tenant, originals.c.ref.in_(refs))
-        for row in tx.execute(sa.select(originals).where(*theirs, sa.not_(originals.c.quarantined))):
-            if (body := whole_body(tx, row)) is not None:
-                archived[row.ref] = body
-    return replace(found, bodies=bodies | archived, archived=frozenset(archived))
-
-
-def _inspect(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) -> None:
-    """Keep the two arrays of each request, and now and then no longer what only older ones needed."""
-    by_home: dict[tuple[str, str], list[tuple[ExchangeRow, Inspection]]] = {}
-    for row, inspection, home in batch:
-        by_home.setdefault((row.tenant, home), []).append((row, inspection))
-    known = kept_arrays(tx, by_home)
-    parts, arrays, gone = list[dict[str, Any]](), list[dict[str, object]](), dict[tuple[str, str], set[str]]()
-    for key, made in by_home.items():
-        own = {"tenant": key[0], "conversation": key[1]}
-        try:
-            fresh, (packed, dropped) = tx.aside(partial(_bodies, made)), tx.aside(partial(_packed, known[key], made))
-        except (*BROKEN, OverflowError):  # requests that cannot be looked at are still requests
-            continue
-        there = _there(tx, made[-1][0], key[1], fresh)
-        parts += [{**own, "ref": ref, "body": body} for ref, body in sorted(fresh.items()) if ref not in there]
-        arrays.append({**own, "body": packed})
-        gone[key] = dropped
-    tx.many(ADD_PART, tx.aside(lambda: [{**part, "body": pack(part["body"], level=1)} for part in parts]))
-    tx.many(SET_INSPECTED, arrays)
-    for (tenant, home), made in by_home.items():
-        mine = {"of_tenant": tenant, "of_conversation": home}
-        if any(row.evicted or row.strategy for row, _ in made):  # what has just been archived need not stand here too
-            tx.execute(FORGET_ARCHIVED, mine)
-        for refs in chunks(sorted(gone.get((tenant, home), ()))):
-            tx.execute(FORGET_PARTS, {**mine, "refs": refs})
-
-
-def _bodies(made: Sequence[tuple[ExchangeRow, Inspection]]) -> dict[str, bytes]:
-    return {ref: body for _, inspection in made for ref, body in inspection.bodies().items()}
-
-
-def _packed(known: Sequence[KeptArrays], made: Sequence[tuple[ExchangeRow, Inspection]]) -> tuple[bytes, set[str]]:
-    """The arrays of a conversation as they are stored from now on, and what only those needed that are not kept."""
-    new, keep = [inspection.kept(row.id, row.at) for row, inspection in made], made[-1][1].keep
-    every = sorted([*known, *new], key=lambda each: (each.at, each.request))
-    if len(every) <= keep + FEW:
-        return pack_arrays(every), set()
-    old, left = every[:-keep], every[-keep:]
-    return pack_arrays(left), set[str]().union(*map(_refs, old)).difference(*map(_refs, left))
-
-
-def _there(tx: Transaction, row: ExchangeRow, home: str, bodies: Iterable[str]) -> set[str]:
-    """Which of these stand somewhere already: in the archive, in a cut, or among the parts of the conversation."""
-    found = set[str]()
-    texts = [ref for ref in bodies if ref.startswith(OWN)]
-    for refs in chunks(texts):
-        found |= set(tx.scalars(PARTS, {"of_tenant": row.tenant, "of_conversation": home, "refs": refs}))
-    if not found.issuperset(texts):
-        found |= {ref_of(cut.text) for cut in load_cuts(tx, row.tenant, row.branch)}
-    messages = [ref for ref in bodies if not ref.startswith(OWN)]
-    for refs in chunks(messages) if len(messages) > FEW else ():  # a few are new: they cannot be in the archive
-        found |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
-    return found
-
-
-def _refs(arrays: KeptArrays) -> set[str]:
-    with suppress(*BROKEN):
-        return refs_of(arrays.inspected())
-    return set()
 
 
 def annotate(tx: Transaction, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:

@@ -10,17 +10,15 @@ import math
 import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
 
+from proxy.store import inspections, memory
 from proxy.store.answers import exported
 from proxy.store.archive import drop_unheld, forget_words, whole_body
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
-from proxy.store.memory import BROKEN, kept_arrays
-from proxy.store.packing import Damaged, KeptArrays, unpack_text
 from proxy.store.records import ConversationRow
 from proxy.store.schema import (
     alerts,
@@ -35,7 +33,6 @@ from proxy.store.schema import (
     evictions,
     exchanges,
     health_snapshots,
-    inspected_parts,
     keep_last,
     meta,
     notes,
@@ -52,13 +49,14 @@ ROWS_AT_ONCE = 500
 PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key, answers.c.id)
 STORED = sa.text(
     "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
+    " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM frames)"
     " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM checkpoints)"
     " + (SELECT coalesce(sum(pg_column_size(text)), 0) FROM cuts)"
     " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM answers)"
     " + (SELECT count(*) * 1200 FROM exchanges) + (SELECT count(*) * 600 FROM edits)"
     " + (SELECT count(*) * 500 FROM audit)"
 )
-OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts, inspected_parts)
+OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
 JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
 HIDDEN = frozenset({"tenant"})
@@ -83,11 +81,14 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
         query = sa.select(table).where(table.c.tenant == tenant, table.c.conversation == its_id)
         order = [table.c.at] if "at" in table.c else []
         found[table.name] = _rows(tx, query.order_by(*order, *table.primary_key.columns))
-    [kept] = kept_arrays(tx, [(tenant, its_id)]).values()
-    found["inspected"] = [{"id": each.request, "at": each.at, **_inspected(each)} for each in kept]
+    found["inspected"], found["inspected_parts"] = inspections.exported(tx, conversation)
     for table in OF_BRANCHES:
         query = sa.select(table).where(table.c.tenant == tenant, table.c.branch.in_(own))
         found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
+    bodies = {(each.branch, each.version): each.body for each in memory.listed(tx, conversation)}
+    for row in found["checkpoints"]:
+        row |= {"body": bodies.get((row["branch"], row["version"]))}
+        del row["base"]
     found["answers"] = exported(tx, conversation)
     told = sa.select(audit).where(audit.c.tenant == tenant, audit.c.conversation == its_id)
     found["audit"] = _rows(tx, told.order_by(audit.c.seq))
@@ -207,14 +208,6 @@ def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reaso
     return gone
 
 
-def _inspected(kept: KeptArrays) -> dict[str, object]:
-    """The references that were kept of a request; nothing where they are broken."""
-    with suppress(*BROKEN):
-        arrays = kept.inspected()
-        return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}
-    return {}
-
-
 def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any]:
     body = whole_body(tx, row)
     return {
@@ -234,11 +227,6 @@ def _rows(tx: Transaction, query: Rows) -> list[dict[str, Any]]:
 
 
 def _plain(name: str, value: object) -> object:
-    if isinstance(value, bytes) and name == "body":
-        try:
-            return unpack_text(value)
-        except Damaged:
-            return None
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, str) and name in JSON_TEXT:

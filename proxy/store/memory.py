@@ -2,7 +2,9 @@
 the arrays of its newest requests.
 
 A checkpoint is a conversation's structured state as JSON text, one row for every version that was saved. It is given
-back only if the SHA-256 of its body is the one that was stored with it; else the one before it counts. Versions that a
+back only if the SHA-256 of its body is the one that was stored with it; else the one before it counts. The two newest
+of a branch are stored whole, as is every 16th; the others as what the next one has not (``base`` says which): damage
+costs those before it, up to the next whole one. Versions that a
 rollback has taken back stay as history, but nothing goes on from them.
 
 A note is stored once, and a conversation has so many at most. Summaries are found by the address of what a model was
@@ -11,11 +13,9 @@ Of health there are its state, the newest snapshots, and alerts as episodes.
 """
 
 import json
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 from itertools import accumulate
 from operator import itemgetter
@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from policies.quality.health import KEPT, Health, Snapshot, check
 from proxy.store.audit import append, of_notes
 from proxy.store.ledger import cuts_of
-from proxy.store.packing import Damaged, KeptArrays, pack_text, unpack_arrays, unpack_text
+from proxy.store.packing import Damaged, pack_text, unpack_text
 from proxy.store.records import AlertRow, Change, CheckpointRow, ConversationRow, ExchangeRow, NoteRow, SummaryRow
 from proxy.store.schema import (
     OF_BRANCH,
@@ -36,7 +36,6 @@ from proxy.store.schema import (
     conversations,
     cuts,
     health_snapshots,
-    inspected,
     keep_first,
     keep_last,
     notes,
@@ -50,30 +49,22 @@ from proxy.store.schema import (
 from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
 
 Spans = Sequence[tuple[int, int]]
+Bodies = dict[tuple[str, int], str | None]
+"""Of checkpoints by branch and version, None for one that is not what was stored."""
 
 # As text and without column types: it is read whenever a branch with edits is.
 NEWEST_BODY = sa.text(
-    "SELECT body, sha, length FROM checkpoints "
+    "SELECT branch, version, body, sha, length, base FROM checkpoints "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version DESC LIMIT 1"
 ).bindparams(*OF_BRANCH)
-INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
-    of(inspected, "tenant"), inspected.c.conversation.in_(sa.bindparam("ids", expanding=True))
-)
-BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
-"""What reading something that is stored but damaged may raise."""
 CHECKPOINTS_OF_BRANCH = of(checkpoints, "tenant", "branch")
-DROP_OLDER = sa.delete(checkpoints).where(
-    CHECKPOINTS_OF_BRANCH,
-    checkpoints.c.version
-    < sa.select(checkpoints.c.version)
-    .where(CHECKPOINTS_OF_BRANCH)
-    .order_by(checkpoints.c.version.desc())
-    .limit(1)
-    .offset(sa.bindparam("skipped"))
-    .scalar_subquery(),
-    checkpoints.c.version
-    != sa.select(sa.func.coalesce(sa.func.max(cuts.c.batch), 0)).where(of(cuts, "tenant", "branch")).scalar_subquery(),
-)
+IN_A_ROW = 16
+"""So many checkpoints, at most, stand between two that are stored whole."""
+ONE = of(checkpoints, "tenant", "branch", "version")
+ONE_CHECKPOINT = sa.select(checkpoints).where(ONE)
+BASES = sa.select(checkpoints.c.version, checkpoints.c.base).where(CHECKPOINTS_OF_BRANCH)
+BASES = BASES.order_by(checkpoints.c.version.desc())
+OF_NEWEST_CUT = sa.select(sa.func.max(cuts.c.batch)).where(of(cuts, "tenant", "branch"))
 LINES = (
     sa.select(branches.c.branch, branches.c.version, branches.c.undone)
     .where(of(branches, "tenant", "conversation"))
@@ -133,13 +124,38 @@ def add_checkpoint(tx: Transaction, change: Change, *, version: int) -> None:
         length=change.length,
     )
     insert(tx, change.tenant, row)
-    key = {"of_tenant": change.tenant, "of_branch": change.branch, "skipped": max(1, change.keep) - 1}
-    tx.execute(DROP_OLDER, key)
+    key = {"of_tenant": change.tenant, "of_branch": change.branch}
+    known = tx.execute(BASES, key).all()
+    old = {each.version: each.base for each in known[max(1, change.keep) :]}
+    if old:
+        kept = tx.scalar(OF_NEWEST_CUT, key)
+        if old.pop(kept, None) is not None:
+            _pack(tx, change.tenant, change.branch, kept, None)
+        gone = checkpoints.c.version.in_(old)
+        tx.execute(sa.delete(checkpoints).where(CHECKPOINTS_OF_BRANCH, gone), key)
 
 
 def insert(tx: Transaction, tenant: str, row: CheckpointRow) -> None:
+    """Store a checkpoint, and the second one before it as what the first one before has not."""
     values = stored(checkpoints, row, tenant=tenant, body=pack_text(row.body), sha=_sha(row.body))
     tx.execute(sa.insert(checkpoints), values)
+    key = {"of_tenant": tenant, "of_branch": row.branch}
+    _, *known = tx.execute(BASES.limit(IN_A_ROW + 3), key).all()
+    if len(known) > 1 and not (len(known) > IN_A_ROW and all(each.base is not None for each in known[2:])):
+        _pack(tx, tenant, row.branch, known[1].version, known[0].version)
+
+
+def _pack(tx: Transaction, tenant: str, branch: str, version: int, base: int | None) -> None:
+    """Store a checkpoint again, as what ``base`` has not, or whole; a damaged one stays as it is."""
+    known: Bodies = {}
+    key: dict[str, Any] = {"of_tenant": tenant, "of_branch": branch, "of_version": version}
+    row = tx.execute(ONE_CHECKPOINT, key).one()
+    body = _whole(tx, row, known)
+    like = None if base is None else _body(tx, key | {"of_version": base}, known)
+    if body is not None and (base is None or like is not None):
+        # Not an UPDATE: SQLite leaves the room in the page that a row no longer takes.
+        tx.execute(sa.delete(checkpoints).where(ONE), key)
+        tx.execute(sa.insert(checkpoints), {**row._mapping, "body": pack_text(body, like=like), "base": base})  # noqa: SLF001
 
 
 def newest_body(tx: Transaction, tenant: str, branch: str, undone: str | None) -> tuple[str | None, int]:
@@ -151,7 +167,7 @@ def newest_body(tx: Transaction, tenant: str, branch: str, undone: str | None) -
         row = tx.execute(NEWEST_BODY, {"tenant": tenant, "branch": branch}).first()
         if row is None:
             return None, 0
-        if (body := _whole(row)) is not None:
+        if row.base is None and (body := _whole(tx, row, {})) is not None:
             return body, row.length
     found = newest_row(tx, tenant, branch, undone=read_spans(undone))
     return (None, 0) if found is None else (found.body, found.length)
@@ -172,8 +188,9 @@ def newest_row(
         query = query.where(checkpoints.c.version < below)
     if longest is not None:
         query = query.where(checkpoints.c.length <= longest)
-    for row in tx.execute(query.order_by(checkpoints.c.version.desc())):
-        found = None if is_undone(row.version, undone) else _checkpoint(tx, row)
+    known: Bodies = {}
+    for row in tx.execute(query.order_by(checkpoints.c.version.desc())).all():
+        found = None if is_undone(row.version, undone) else _checkpoint(tx, row, known)
         if found is not None:
             return found
     return None
@@ -192,19 +209,6 @@ def key_of(conversation: ConversationRow) -> dict[str, str]:
     return {"of_tenant": conversation.tenant, "of_conversation": conversation.id}
 
 
-def kept_arrays(tx: Transaction, given: Iterable[tuple[str, str]]) -> dict[tuple[str, str], list[KeptArrays]]:
-    """The arrays of the newest requests of conversations (tenant and id), oldest first."""
-    found: dict[tuple[str, str], list[KeptArrays]] = {key: [] for key in given}
-    for tenant in {tenant for tenant, _ in found}:
-        for ids in chunks(sorted(its for owner, its in found if owner == tenant)):
-            for conversation, body in tx.execute(INSPECTED, {"of_tenant": tenant, "ids": ids}):
-                try:
-                    found[tenant, conversation] = tx.aside(partial(unpack_arrays, body))
-                except BROKEN:
-                    tx.damage("inspected", tenant, conversation)
-    return found
-
-
 def _rows(tx: Transaction, conversation: ConversationRow, *where: sa.ColumnElement[bool]) -> list[CheckpointRow]:
     query = (
         sa.select(checkpoints)
@@ -212,8 +216,9 @@ def _rows(tx: Transaction, conversation: ConversationRow, *where: sa.ColumnEleme
         .where(checkpoints.c.tenant == conversation.tenant, branches.c.conversation == conversation.id, *where)
         .order_by(checkpoints.c.branch, checkpoints.c.version)
     )
-    found = [_checkpoint(tx, row) for row in tx.execute(query)]
-    return _with_cuts(tx, conversation, [row for row in found if row is not None])
+    known: Bodies = {}
+    found = [_checkpoint(tx, row, known) for row in reversed(tx.execute(query).all())]
+    return _with_cuts(tx, conversation, [row for row in reversed(found) if row is not None])
 
 
 def _with_cuts(tx: Transaction, conversation: ConversationRow, rows: list[CheckpointRow]) -> list[CheckpointRow]:
@@ -222,20 +227,35 @@ def _with_cuts(tx: Transaction, conversation: ConversationRow, rows: list[Checkp
     return [row if its is None else replace(row, cut=its.cut, covered=its.covered) for row, its in made]
 
 
-def _checkpoint(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> CheckpointRow | None:
-    body = _whole(row)
+def _checkpoint(tx: Transaction, row: sa.Row[*tuple[Any, ...]], known: Bodies) -> CheckpointRow | None:
+    body = _whole(tx, row, known)
     if body is None:
         tx.damage("checkpoint", row.tenant, f"{row.branch} {row.version}")
         return None
     return recorded(CheckpointRow, checkpoints, row, body=body)
 
 
-def _whole(row: sa.Row[*tuple[Any, ...]]) -> str | None:
-    """The body of a row, None where it is not what was stored."""
-    with suppress(Damaged):
-        body = unpack_text(row.body)
-        return body if _sha(body) == row.sha else None
-    return None
+def _body(tx: Transaction, key: dict[str, Any], known: Bodies) -> str | None:
+    place = key["of_branch"], key["of_version"]
+    if place not in known and (row := tx.execute(ONE_CHECKPOINT, key).first()) is not None:
+        return _whole(tx, row, known)
+    return known.get(place)
+
+
+def _whole(tx: Transaction, row: sa.Row[*tuple[Any, ...]], known: Bodies) -> str | None:
+    """The body of a row, None where it is not what was stored; what was read for it is ``known`` from then on."""
+    if (row.branch, row.version) not in known:
+        like = None
+        if row.base is not None:
+            key = {"of_tenant": row.tenant, "of_branch": row.branch, "of_version": row.base}
+            like = _body(tx, key, known)
+        body = None
+        if row.base is None or like is not None:
+            with suppress(Damaged):
+                body = unpack_text(row.body, like=like)
+        is_whole = body is not None and _sha(body) == row.sha
+        known[row.branch, row.version] = body if is_whole else None
+    return known[row.branch, row.version]
 
 
 def _sha(body: str) -> bytes:

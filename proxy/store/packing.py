@@ -85,24 +85,51 @@ _COMPRESSORS = _Compressors()
 
 
 def pack(*parts: bytes, level: int = 6) -> bytes:
-    sizes = b"".join([len(part).to_bytes(SIZE, "big") for part in parts])
-    return _COMPRESSORS.of(level).compress(sizes + b"".join(parts))
+    return _COMPRESSORS.of(level).compress(_joined(parts))
 
 
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:
     """So many parts of what :func:`pack` made. Raises :class:`Damaged`."""
+    return _parted(_decompressed(packed, MESSAGES), parts)
+
+
+def pack_named(given: Mapping[str, Sequence[bytes]], *, level: int = 6) -> bytes:
+    """One frame of what has a ref, each as many parts as the others."""
+    parts = [part for each in given.values() for part in each]
+    return pack(json.dumps(list(given), separators=(",", ":")).encode(), _joined(parts), level=level)
+
+
+def unpack_named(packed: bytes, *, parts: int) -> dict[str, list[bytes]]:
+    """By ref, what :func:`pack_named` made of so many parts each. Raises :class:`Damaged`."""
+    told, joined = unpack(packed, parts=2)
     try:
-        if not 0 <= zstandard.frame_content_size(packed) <= MAX_SIZE:
-            raise Damaged("the frame does not say its size")
-        whole = zstandard.ZstdDecompressor(dict_data=MESSAGES).decompress(packed)
-    except zstandard.ZstdError:
-        raise Damaged("the frame is broken") from None
+        refs = json.loads(told)
+        found = _parted(joined, parts * len(refs))
+        return {str(ref): found[parts * n : parts * (n + 1)] for n, ref in enumerate(refs)}
+    except (ValueError, TypeError):
+        raise Damaged("the refs are broken") from None
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    return b"".join([*(len(part).to_bytes(SIZE, "big") for part in parts), *parts])
+
+
+def _parted(whole: bytes, parts: int) -> list[bytes]:
     found, start = list[bytes](), SIZE * parts
     for number in range(parts):
         size = int.from_bytes(whole[SIZE * number : SIZE * (number + 1)], "big")
         found.append(whole[start : start + size])
         start += size
     return found
+
+
+def _decompressed(packed: bytes, words: zstandard.ZstdCompressionDict) -> bytes:
+    try:
+        if not 0 <= zstandard.frame_content_size(packed) <= MAX_SIZE:
+            raise Damaged("the frame does not say its size")
+        return zstandard.ZstdDecompressor(dict_data=words).decompress(packed)
+    except zstandard.ZstdError:
+        raise Damaged("the frame is broken") from None
 
 
 def pack_words(text: str) -> bytes:
@@ -121,24 +148,51 @@ def unpack_words(packed: bytes) -> str:
         raise Damaged("the words are broken") from None
 
 
-def pack_text(text: str) -> bytes:
-    return pack(text.encode("utf-8", "surrogatepass"))
+def pack_text(text: str, *, like: str | None = None) -> bytes:
+    """A text as one frame; with another one that it is ``like`` only what it has not from there."""
+    if like is None:
+        return pack(text.encode("utf-8", "surrogatepass"))
+    return zstandard.ZstdCompressor(level=6, dict_data=_words(like)).compress(text.encode("utf-8", "surrogatepass"))
 
 
-def unpack_text(packed: bytes) -> str:
-    return _text(unpack(packed, parts=1)[0])
+def unpack_text(packed: bytes, *, like: str | None = None) -> str:
+    """The text; ``like`` is what it was packed with. Raises :class:`Damaged`."""
+    return _text(unpack(packed, parts=1)[0] if like is None else _decompressed(packed, _words(like)))
+
+
+def _words(text: str) -> zstandard.ZstdCompressionDict:
+    said = text.encode("utf-8", "surrogatepass")
+    return zstandard.ZstdCompressionDict(said, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def pack_message(body: bytes, text: str) -> bytes:
     """A message's JSON and its text as one frame; the text once where it stands in the JSON as it is."""
-    said = text.encode("utf-8", "surrogatepass")
-    inside = _escaped(text)
-    head, found, tail = body.partition(inside) if inside else (body, b"", b"")
-    return pack(head, tail if found else b"", said)
+    return pack(*_message_parts(body, text))
 
 
 def unpack_message(packed: bytes) -> tuple[bytes, str]:
-    head, tail, said = unpack(packed, parts=3)
+    return _message(unpack(packed, parts=3))
+
+
+def pack_messages(given: Mapping[str, tuple[bytes, str]]) -> bytes:
+    """Messages, each its JSON and its text by its ref, as one frame: they have much in common."""
+    return pack_named({ref: _message_parts(body, text) for ref, (body, text) in given.items()})
+
+
+def unpack_messages(packed: bytes) -> dict[str, tuple[bytes, str]]:
+    """Raises :class:`Damaged`."""
+    return {ref: _message(parts) for ref, parts in unpack_named(packed, parts=3).items()}
+
+
+def _message_parts(body: bytes, text: str) -> tuple[bytes, bytes, bytes]:
+    said = text.encode("utf-8", "surrogatepass")
+    inside = _escaped(text)
+    head, found, tail = body.partition(inside) if inside else (body, b"", b"")
+    return head, tail if found else b"", said
+
+
+def _message(parts: Sequence[bytes]) -> tuple[bytes, str]:
+    head, tail, said = parts
     text = _text(said)
     return (head + _escaped(text) + tail if tail else head), text
 

@@ -27,7 +27,7 @@ from proxy.store.packing import FRAME, Damaged, pack_text, pack_words, unpack_te
 from proxy.store.records import SchemaTooNew, StoreError
 
 R = TypeVar("R")
-REVISIONS = ("0013", "0016", "0017")
+REVISIONS = ("0013", "0016", "0017", "0018")
 HEAD = REVISIONS[-1]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
@@ -255,6 +255,7 @@ checkpoints = _table(
     "tenant branch version",
     _required(tenant=TENANT, sha=sa.LargeBinary),
     _fields(records.CheckpointRow, without="cut covered", body=sa.LargeBinary()),
+    _optional(base=sa.Integer),
     within=branches,
 )
 
@@ -274,12 +275,14 @@ summaries = _table(
     [sa.Index("summaries_at", "at"), sa.Index("summaries_of_tenant", "tenant", "at")],
 )
 
+frames = _table("frames", "id", _required(id=Serial, body=sa.LargeBinary), sqlite_autoincrement=True)
+
 originals = _table(
     "originals",
     "id",
     _required(id=Serial, tenant=TENANT, size=sa.BigInteger, sha=sa.LargeBinary, at=sa.Double, quarantined=sa.Boolean),
     _fields(records.Original, without="body text"),
-    _optional(body=sa.LargeBinary),
+    _optional(body=sa.LargeBinary, frame=sa.BigInteger),
     [sa.Index("originals_ref", "tenant", "ref", unique=True)],
     sqlite_autoincrement=True,  # the full-text index has everything up to an id, so no id may come twice
 )
@@ -337,8 +340,8 @@ inspected = _table(
 
 inspected_parts = _table(
     "inspected_parts",
-    "tenant conversation ref",
-    _required(tenant=TENANT, conversation=CONVERSATION, ref=sa.Text, body=sa.LargeBinary),
+    "tenant conversation number",
+    _required(tenant=TENANT, conversation=CONVERSATION, number=sa.Integer, refs=sa.Text, body=sa.LargeBinary),
     within=conversations,
 )
 
@@ -419,9 +422,11 @@ _SEALED = (
 _APPENDED = "audit rows are put behind the last one"
 _CHANGED = "audit rows are never changed"
 _DELETED = "audit rows are deleted only once they are sealed"
+# Which messages have a word, and no more: where it stands would take four times the room.
+FULL_TEXT = "CREATE VIRTUAL TABLE originals_fts USING fts5(text, content='', detail=none, tokenize='ascii')"
 # An insert that replaces a row would delete it unseen: so an insert must be behind the last row.
 _SQLITE = (
-    "CREATE VIRTUAL TABLE originals_fts USING fts5(text, content='', tokenize='unicode61 remove_diacritics 2')",
+    FULL_TEXT,
     (
         f"CREATE TRIGGER audit_appends BEFORE INSERT ON audit WHEN NEW.seq IS NOT coalesce({_LAST}, 0) + 1 "
         f"OR NEW.prev IS NOT coalesce({_BEFORE}, zeroblob(32)) BEGIN SELECT RAISE(ABORT, '{_APPENDED}'); END"

@@ -89,7 +89,8 @@ class Database(Protocol):
 class Transaction:
     """One transaction on one connection.
 
-    ``full`` says whether what people and models said may be stored; ``damage`` is told of damaged rows.
+    ``full`` says whether what people and models said may be stored; ``damage`` is told of damaged rows; ``frames`` are
+    those of the archive that were read last.
     """
 
     def __init__(self, connection: sa.Connection, *, full: bool, damage: Damage) -> None:
@@ -100,6 +101,7 @@ class Transaction:
         self.scalars = connection.scalars
         self.full = full
         self.damage = damage
+        self.frames: dict[int, dict[str, tuple[bytes, str]]] = {}
 
     def many(self, statement: Statement | Upsert, rows: Sequence[Mapping[str, object]]) -> None:
         """Execute a statement once a row; all rows have the same keys.

@@ -19,7 +19,6 @@ from policies.memory import Checkpoint
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.store import Store
-from proxy.store.packing import unpack_text
 from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_port, opening
 from tests.profile import tried
 
@@ -57,20 +56,20 @@ async def talk_on(talk: Talk, root: str, shown: Shown) -> None:
             return
 
 
-def stored_states(database: Path) -> dict[tuple[str, str, int], Mapping[str, Any]]:
+async def stored_states(database: Path) -> dict[tuple[str, str, int], Mapping[str, Any]]:
     """Every checkpoint of a database that nobody has open, which is sound and holds only whole ones."""
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        rows = connection.execute(
-            "SELECT c.name, b.branch, k.version, k.body FROM checkpoints k JOIN branches b"
-            " ON b.tenant = k.tenant AND b.branch = k.branch"
-            " JOIN conversations c ON c.tenant = b.tenant AND c.id = b.conversation"
-        ).fetchall()
-    found = {}
-    for name, branch, version, body in rows:
-        state = unpack_text(body)
-        Checkpoint.from_json(state)
-        found[(name, branch, version)] = json.loads(state)
+        rows = connection.execute("SELECT count(*) FROM checkpoints").fetchone()[0]
+    store = await Store.open(f"sqlite+aiosqlite:///{database}", read_only=True)
+    found, count = {}, 0
+    for conversation in await store.conversations(None, limit=1000):
+        for each in await store.checkpoints(conversation):
+            Checkpoint.from_json(each.body)
+            found[conversation.name, each.branch, each.version] = json.loads(each.body)
+            count += 1
+    assert (count, store.damaged) == (rows, 0)
+    await store.close()
     return found
 
 
@@ -99,12 +98,12 @@ async def test_a_weir_that_is_killed_at_any_moment_has_every_checkpoint_that_it_
                 await process.stop(signal.SIGKILL)
                 everything[-1].answered.clear()
                 await going
-                stored_states(database)
+                await stored_states(database)
         finally:
             await process.stop()
             await client.close()
         served, asked = answered(simulator), answered(simulator, "summariser")
-    states = stored_states(database)
+    states = await stored_states(database)
     for shown in everything:
         for version, state in shown.states.items():
             kept = [s for (name, _, v), s in states.items() if name == shown.name and v == version]

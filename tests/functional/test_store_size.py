@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.storage import play, sizes
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
@@ -43,3 +44,13 @@ async def test_a_database_above_its_size_is_made_smaller_while_weir_runs(
             assert left == {f"c{number}" for number in range(40 - len(left), 40)}
             await held.checkpoint()
             assert path.stat().st_size <= 700_000
+
+
+@pytest.mark.requirement("P9", "R.72")
+async def test_a_request_of_an_agent_that_reads_files_leaves_three_kilobytes(tmp_path: Path) -> None:
+    """Beside what a database takes that has nothing in it; the same requests as ``python -m benchmarks.storage``."""
+    empty, path = tmp_path / "empty.db", tmp_path / "w.db"
+    await (await Store.open(url(empty))).close()
+    made = await play(url(path), conversations=4, requests=30)
+    assert made == 120
+    assert sizes(path)[0] - sizes(empty)[0] <= 3_072 * made

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Store
-from proxy.store.packing import pack_message
+from proxy.store.packing import pack_message, unpack_messages
 from proxy.store.records import Change
 from tests.proxy.store_rows import change, exchange, original, sha, url
 
@@ -99,7 +99,7 @@ async def test_a_flipped_bit_in_a_body_is_noticed_and_the_row_set_aside(store: S
     await store.commit(given)
     hurt = given.originals[1]
     flipped = pack_message(bytes([hurt.body[0] ^ 1]) + hurt.body[1:], hurt.text)
-    raw(tmp_path / "w.db", "UPDATE originals SET body = ? WHERE ref = ?", flipped, hurt.ref)
+    raw(tmp_path / "w.db", "UPDATE originals SET body = ?, frame = NULL WHERE ref = ?", flipped, hurt.ref)
     assert raw(tmp_path / "w.db", "PRAGMA integrity_check") == [("ok",)]
     assert await store.original("tenant-a", hurt.ref) is None
     assert store.damaged == 1
@@ -115,6 +115,60 @@ async def test_a_flipped_bit_in_a_body_is_noticed_and_the_row_set_aside(store: S
     await store.commit(replace(change(1), originals=(hurt,)))
     assert await store.original("tenant-a", hurt.ref) == hurt
     assert hurt.ref in {o.ref for o in await store.search("tenant-a", "output")}
+
+
+@pytest.mark.requirement("R.67", "P9")
+async def test_a_damaged_frame_costs_the_messages_in_it_until_they_are_archived_again(
+    store: Store, tmp_path: Path
+) -> None:
+    batches = [change(n, of=f"batch {n}") for n in range(3)]
+    for each in batches:
+        await store.commit(each)
+    frames = raw(tmp_path / "w.db", "SELECT DISTINCT frame FROM originals ORDER BY 1")
+    assert len(frames) == 3
+    raw(tmp_path / "w.db", "UPDATE frames SET body = substr(body, 1, length(body) - 9) WHERE id = ?", *frames[1])
+    for number, each in enumerate(batches):
+        found = [await store.original("tenant-a", gone.ref) for gone in each.originals]
+        assert found == ([None] * 3 if number == 1 else list(each.originals))
+    assert store.damaged == 3
+    await store.commit(replace(change(3), originals=batches[1].originals))
+    assert [await store.original("tenant-a", gone.ref) for gone in batches[1].originals] == [*batches[1].originals]
+    assert raw(tmp_path / "w.db", "SELECT count(*) FROM frames") == [(3,)]
+
+
+@pytest.mark.requirement("P9")
+async def test_what_is_deleted_goes_from_the_frame_that_others_are_in(store: Store, tmp_path: Path) -> None:
+    mine = change(conversation="c1", branch="c1", of="c1")
+    mine = replace(mine, originals=tuple(original(n, of="c1", text=f"{WORDS[n]} was read") for n in range(3)))
+    await store.commit(mine)
+    other = change(conversation="c2", branch="c2", of="c2")
+    await store.commit(replace(other, originals=mine.originals[1:2], cut=None, edits=()))
+    row = await store.conversation("tenant-a", "c1")
+    assert row is not None
+    assert await store.delete(row)
+    assert [await store.original("tenant-a", each.ref) for each in mine.originals] == [None, mine.originals[1], None]
+    [(frame,)] = raw(tmp_path / "w.db", "SELECT body FROM frames")
+    assert isinstance(frame, bytes)
+    assert list(unpack_messages(frame)) == [mine.originals[1].ref]
+    left = await store.conversation("tenant-a", "c2")
+    assert left is not None
+    assert await store.delete(left)
+    assert raw(tmp_path / "w.db", "SELECT count(*) FROM frames") == [(0,)]
+
+
+WORDS = ("bassoon", "celesta", "dulcimer")
+
+
+@pytest.mark.requirement("A4.25")
+async def test_a_rare_word_finds_what_was_removed_before_hundreds_of_others(store: Store) -> None:
+    texts = ["the invoice of the Zürich office is RMA-77213", *(f"the log of the office, page {n}" for n in range(900))]
+    gone = tuple(original(n, text=text) for n, text in enumerate(texts))
+    await store.commit(replace(change(), originals=gone))
+    for query in ("what was the number of the zurich invoice", "office RMA-77213 unheard-of"):
+        assert (await store.search("tenant-a", query, limit=5))[0].text == texts[0]
+    twice = replace(original(950), text="page 7 and again page 7: the log", body=b'{"role": "tool"}')
+    await store.commit(replace(change(1), originals=(twice,)))
+    assert [each.text for each in await store.search("tenant-a", "log page 7")][:2] == [twice.text, texts[8]]
 
 
 @pytest.mark.requirement("R.67")

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from policies.ledger import EditKind, Prepared
 from proxy.conversation.thread import Thread
 from proxy.store import Store
 from proxy.store.memory import MAX_NOTES, MAX_SUMMARIES
+from proxy.store.packing import pack_text
 from proxy.store.records import Branch, Change, ConversationRow, NoSuchVersion, StaleVersion
 from proxy.store.sqlite import SqliteDatabase
 from tests.proxy.store_rows import (
@@ -99,6 +101,41 @@ async def test_of_two_concurrent_saves_one_wins_and_no_higher_version_is_lost(tm
     assert await here.checkpoint_at(await only(here), 40) == rows[-1]
     await here.close()
     await there.close()
+
+
+@pytest.mark.requirement("R.67", "A0.114", "P9")
+async def test_checkpoints_are_stored_by_what_they_have_not_in_common_and_damage_costs_a_few(
+    store: Store, tmp_path: Path
+) -> None:
+    random = Random(3)
+    words = [f"{random.getrandbits(40):x}" for _ in range(900)]
+    said = [" ".join(words[n : n + 800]) for n in range(60)]
+    for version, each in enumerate(said):
+        await store.commit(saved(version, said=each))
+    row = await only(store)
+    assert [each.body for each in await store.checkpoints(row)] == said
+    stored = raw(tmp_path / "w.db", "SELECT version, base, length(body) FROM checkpoints ORDER BY version")
+    whole = [version for version, base, _ in stored if base is None]
+    assert whole[-2:] == [59, 60]
+    assert 4 <= len(whole) <= 2 + 60 // 16
+    assert sum(int(str(size)) for *_, size in stored) < 0.15 * 60 * len(pack_text(said[0]))
+    raw(tmp_path / "w.db", "UPDATE checkpoints SET body = x'00' WHERE version = 30")
+    left = [each.version for each in await store.checkpoints(row)]
+    below = max(version for version in whole if int(str(version)) < 30)
+    assert left == [n for n in range(1, 61) if not int(str(below)) < n <= 30]
+    assert await store.checkpoint_at(row, 31) is not None
+
+
+@pytest.mark.requirement("A0.114", "P9")
+async def test_what_stays_of_older_checkpoints_is_read_without_those_that_went(store: Store) -> None:
+    await store.commit(replace(change(0), checkpoint="at the cut", reason="compaction"))
+    for version in range(1, 9):
+        await store.commit(replace(saved(version, said=f"at the cut, and {version} later"), keep=3))
+    told = await store.checkpoints(await only(store))
+    assert [(each.version, each.body) for each in told] == [
+        (1, "at the cut"),
+        *((n, f"at the cut, and {n - 1} later") for n in (7, 8, 9)),
+    ]
 
 
 @pytest.mark.requirement("R.67", "A0.114")
@@ -593,7 +630,7 @@ async def test_an_export_has_everything_of_a_conversation_and_nothing_of_another
         await store.commit(replace(own, edits=odd, evictions=(eviction(1),), checkpoint='{"goal": "\\ud800"}'))
         await store.record([exchange(1, conversation=name, branch=name, end=digest(name), length=1)])
         await store.add_notes("tenant-a", name, [note(1)])
-    raw(tmp_path / "w.db", "UPDATE originals SET body = x'00' WHERE ref = ?", original(2, of="c1").ref)
+    raw(tmp_path / "w.db", "UPDATE originals SET body = x'00', frame = NULL WHERE ref = ?", original(2, of="c1").ref)
     told = json.loads(json.dumps(await store.export(await only(store))))
     assert told["conversation"]["name"] == "c1"
     assert {name: len(rows) for name, rows in told.items() if name != "conversation"} == {

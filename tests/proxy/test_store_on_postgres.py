@@ -21,7 +21,7 @@ from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.store import Store
 from proxy.store.chain import AuditType, Broken
-from proxy.store.packing import pack_message
+from proxy.store.packing import pack_message, unpack_messages
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.postgres import Postgres
@@ -114,6 +114,28 @@ async def test_a_large_original_is_compressed_off_the_event_loop(store: Store, m
     assert len(within) == 1
     assert within[0] > 10, "the event loop waited"
     assert await store.original(TENANT, given.ref) == given
+
+
+@pytest.mark.requirement("P9")
+async def test_two_servers_that_archive_the_same_keep_it_once(store: Store, url: str, engine: AsyncEngine) -> None:
+    other = await Store.open(url, shared=True)
+    for number in range(8):
+        given = tuple(original(n, of=f"batch {number}") for n in range(3))
+        mine, theirs = (
+            replace(change(number, branch=branch, conversation=branch), originals=given, cut=None, edits=())
+            for branch in ("b1", "b2")
+        )
+        await asyncio.gather(store.commit(mine), other.commit(replace(theirs, originals=given[1:])))
+    await other.close()
+    async with engine.connect() as connection:
+        framed = (
+            (await connection.execute(sa.text("SELECT ref FROM originals WHERE frame IS NOT NULL"))).scalars().all()
+        )
+        bodies = (await connection.execute(sa.text("SELECT body FROM frames"))).scalars().all()
+    assert sorted(ref for body in bodies for ref in unpack_messages(body)) == sorted(framed)
+    for number in range(8):
+        for given in (original(n, of=f"batch {number}") for n in range(3)):
+            assert await store.original(TENANT, given.ref) == given
 
 
 @pytest.mark.requirement("A0.138")

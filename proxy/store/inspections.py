@@ -1,0 +1,241 @@
+"""What is kept of a conversation's newest requests, for whoever looks at them: their arrays, and what these say.
+
+The arrays are one row a conversation. What messages say is kept by ref in bundles, until the archive has it or no
+request that is kept needs it. A bundle that is damaged costs what it holds, no request and no other bundle.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+
+from proxy.store.archive import originals_with
+from proxy.store.ledger import cuts_of, load_cuts
+from proxy.store.packing import (
+    OWN,
+    Damaged,
+    Inspected,
+    Inspection,
+    KeptArrays,
+    pack_arrays,
+    pack_named,
+    ref_of,
+    refs_of,
+    unpack_arrays,
+    unpack_named,
+)
+from proxy.store.records import ConversationRow, ExchangeRow
+from proxy.store.schema import (
+    conversations,
+    cuts,
+    exchanges,
+    inspected,
+    inspected_parts,
+    keep_last,
+    of,
+    originals,
+    recorded,
+)
+from proxy.store.transaction import Transaction, chunks
+
+Home = tuple[str, str]
+"""A tenant and the id of a conversation."""
+Made = Sequence[tuple[ExchangeRow, Inspection]]
+FEW = 8
+"""So many arrays may stay beyond those that are kept, so many bundles be small, and so many messages new at once."""
+SMALL = 32 << 10
+BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
+"""What reading something that is stored but damaged may raise."""
+INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
+    of(inspected, "tenant"), inspected.c.conversation.in_(sa.bindparam("ids", expanding=True))
+)
+SET_INSPECTED = keep_last(inspected)
+MINE = of(inspected_parts, "tenant", "conversation")
+BUNDLES = (
+    sa.select(inspected_parts.c.number, inspected_parts.c.refs, sa.func.length(inspected_parts.c.body).label("size"))
+    .where(MINE)
+    .order_by(inspected_parts.c.number)
+)
+BODIES = sa.select(inspected_parts).where(MINE).order_by(inspected_parts.c.number)
+LOCK = sa.select(conversations.c.id).where(of(conversations, "tenant", "id")).with_for_update()
+ARCHIVED = sa.select(originals.c.ref).where(
+    of(originals, "tenant"),
+    originals.c.ref.in_(sa.bindparam("refs", expanding=True)),
+    sa.or_(originals.c.body.is_not(None), originals.c.frame.is_not(None)),
+)
+
+
+def kept_arrays(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[KeptArrays]]:
+    """The arrays of the newest requests of conversations, oldest first."""
+    found: dict[Home, list[KeptArrays]] = {key: [] for key in given}
+    for tenant in {tenant for tenant, _ in found}:
+        for ids in chunks(sorted(its for owner, its in found if owner == tenant)):
+            for conversation, body in tx.execute(INSPECTED, {"of_tenant": tenant, "ids": ids}):
+                try:
+                    found[tenant, conversation] = tx.aside(partial(unpack_arrays, body))
+                except BROKEN:
+                    tx.damage("inspected", tenant, conversation)
+    return found
+
+
+def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
+    """One request of a conversation, and what was kept of its arrays. Raises KeyError where there is none."""
+    mine = (exchanges.c.tenant == conversation.tenant, exchanges.c.conversation == conversation.id)
+    row = tx.execute(sa.select(exchanges).where(*mine, exchanges.c.id == request)).first()
+    if row is None:
+        raise KeyError(request)
+    told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
+    [kept] = kept_arrays(tx, [(conversation.tenant, conversation.id)]).values()
+    for newer, arrays in enumerate(reversed(kept)):
+        if arrays.request == request:
+            with suppress(*BROKEN):
+                found = arrays.inspected()
+                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found)
+            tx.damage("inspected", conversation.tenant, request)
+    return told, None
+
+
+def exported(tx: Transaction, conversation: ConversationRow) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """As plain data the arrays of a conversation's newest requests, and what they say, by ref."""
+    home = conversation.tenant, conversation.id
+    arrays = [{"id": each.request, "at": each.at, **_plain(each)} for each in kept_arrays(tx, [home])[home]]
+    said = [
+        {"conversation": conversation.id, "ref": ref, "body": body.decode(errors="replace")}
+        for ref, body in sorted(_said(tx, home).items())
+    ]
+    return arrays, said
+
+
+def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) -> None:
+    """Keep the two arrays of each request (with the id of its conversation), and no longer what nobody needs.
+
+    The conversations' rows are locked by the caller.
+    """
+    by_home: dict[Home, list[tuple[ExchangeRow, Inspection]]] = {}
+    for row, its, home in batch:
+        by_home.setdefault((row.tenant, home), []).append((row, its))
+    known, arrays = kept_arrays(tx, by_home), list[dict[str, object]]()
+    for key, made in by_home.items():
+        try:
+            fresh = {ref: body for _, its in made for ref, body in its.bodies().items()}
+            left, packed = tx.aside(partial(_packed, known[key], made))
+        except (*BROKEN, OverflowError):  # requests that cannot be looked at are still requests
+            continue
+        arrays.append({"tenant": key[0], "conversation": key[1], "body": packed})
+        is_due = len(left) <= len(known[key]) or any(row.evicted or row.strategy for row, _ in made)
+        _put(tx, key, fresh, branch=made[-1][0].branch, left=left if is_due else None)
+    tx.many(SET_INSPECTED, arrays)
+
+
+def keep_texts(tx: Transaction, conversation: ConversationRow, branch: str, *, above: int) -> None:
+    """Keep the texts of cuts that are to go, where requests that went with them are kept with what they say."""
+    home = conversation.tenant, conversation.id
+    tx.execute(LOCK, {"of_tenant": home[0], "of_id": home[1]})
+    if tx.execute(BUNDLES, _key(home)).first() is not None:
+        gone = (cuts.c.tenant == home[0], cuts.c.branch == branch, cuts.c.batch > above)
+        texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(*gone)) if text]
+        _put(tx, home, {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts})
+
+
+def _put(
+    tx: Transaction,
+    home: Home,
+    fresh: Mapping[str, bytes],
+    *,
+    branch: str | None = None,
+    left: Sequence[KeptArrays] | None = None,
+) -> None:
+    """Bundle what is new, with small bundles where there are many; with ``left`` keep only what these arrays need."""
+    there = tx.execute(BUNDLES, _key(home)).all()
+    by_number = {row.number: set(row.refs.split()) for row in there}
+    known = set[str]().union(*by_number.values())
+    bodies = {ref: body for ref, body in fresh.items() if ref not in known}
+    bodies = {ref: body for ref, body in bodies.items() if ref not in _elsewhere(tx, home, branch, bodies)}
+    rewritten = {row.number for row in there if row.size < SMALL}
+    if len(rewritten) < FEW:
+        rewritten = set()
+    stays = known | bodies.keys()
+    if left is not None:
+        needed = tx.aside(lambda: set[str]().union(*map(_refs, left)))
+        stays &= needed - _archived(tx, home, known & needed)
+        rewritten |= {number for number, refs in by_number.items() if not refs <= stays}
+    if rewritten:
+        bodies = _said(tx, home, rewritten) | bodies
+        gone = inspected_parts.c.number.in_(rewritten)
+        tx.execute(sa.delete(inspected_parts).where(MINE, gone), _key(home))
+    if bodies := {ref: body for ref, body in sorted(bodies.items()) if ref in stays}:
+        number = 1 + max(by_number, default=0)
+        level = 3 if rewritten else 1
+        packed = tx.aside(lambda: pack_named({ref: [body] for ref, body in bodies.items()}, level=level))
+        own = {"tenant": home[0], "conversation": home[1], "number": number}
+        tx.execute(sa.insert(inspected_parts), own | {"refs": " ".join(bodies), "body": packed})
+
+
+def _elsewhere(tx: Transaction, home: Home, branch: str | None, bodies: Mapping[str, bytes]) -> set[str]:
+    """Which of these a cut has, or the archive."""
+    found = set[str]()
+    if branch is not None and any(ref.startswith(OWN) for ref in bodies):
+        found |= {ref_of(cut.text) for cut in load_cuts(tx, home[0], branch)}
+    messages = {ref for ref in bodies if not ref.startswith(OWN)}
+    return found | _archived(tx, home, messages) if len(messages) > FEW else found  # a few are new, in no archive
+
+
+def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
+    found = set[str]()
+    for chunk in chunks(sorted(ref for ref in refs if not ref.startswith(OWN))):
+        found |= set(tx.scalars(ARCHIVED, {"of_tenant": home[0], "refs": chunk}))
+    return found
+
+
+def _said(tx: Transaction, home: Home, numbers: Iterable[int] | None = None) -> dict[str, bytes]:
+    """What the bundles hold by ref: those with these numbers, or all."""
+    query = BODIES if numbers is None else BODIES.where(inspected_parts.c.number.in_(numbers))
+    found = dict[str, bytes]()
+    for row in tx.execute(query, _key(home)):
+        try:
+            found |= {ref: body for ref, [body] in unpack_named(row.body, parts=1).items()}
+        except Damaged:
+            tx.damage("inspected", home[0], f"{home[1]} {row.number}")
+    return found
+
+
+def _packed(known: Sequence[KeptArrays], made: Made) -> tuple[list[KeptArrays], bytes]:
+    """The arrays of a conversation that are kept from now on, and the same as they are stored."""
+    new, keep = [each.kept(row.id, row.at) for row, each in made], made[-1][1].keep
+    every = sorted([*known, *new], key=lambda each: (each.at, each.request))
+    left = every if len(every) <= keep + FEW else every[-keep:]
+    return left, pack_arrays(left)
+
+
+def _refs(arrays: KeptArrays) -> set[str]:
+    with suppress(*BROKEN):
+        return refs_of(arrays.inspected())
+    return set()
+
+
+def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspected) -> Inspected:
+    needed = refs_of(found)
+    bodies = {ref: body for ref, body in _said(tx, (conversation.tenant, conversation.id)).items() if ref in needed}
+    if any(ref.startswith(OWN) and ref not in bodies for ref in needed):
+        texts = (each.cut.text for each in cuts_of(tx, conversation).values())
+        bodies |= {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts}
+    lacking = sorted({ref for ref, _, _ in found.client} - bodies.keys())
+    archived = {each.ref: each.body for each in originals_with(tx, conversation.tenant, lacking)}
+    return replace(found, bodies=bodies | archived, archived=frozenset(archived))
+
+
+def _plain(kept: KeptArrays) -> dict[str, Any]:
+    """The references that were kept of a request; nothing where they are broken."""
+    with suppress(*BROKEN):
+        arrays = kept.inspected()
+        return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}
+    return {}
+
+
+def _key(home: Home) -> dict[str, object]:
+    return {"of_tenant": home[0], "of_conversation": home[1]}
