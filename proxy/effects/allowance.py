@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ MAX_TENANTS = 4_096
 
 
 class SharedBook(Protocol):
-    """Where several servers count together."""
+    """Where several servers count together, and tell one another what they have learned of models."""
 
     async def reserve(self, tenant: str, tokens: int, *, limit: int, at: float) -> int | None:
         """The slot in which the tokens are counted, None where they are too many."""
@@ -25,6 +25,14 @@ class SharedBook(Protocol):
 
     async def correct(self, tenant: str, slot: int, more: int) -> None:
         """Count more tokens in a slot, or fewer."""
+        ...
+
+    async def facts(self, names: Sequence[str], at: float) -> Mapping[str, tuple[str, float]]:
+        """What was told under these names and holds now, each with the time until which it does."""
+        ...
+
+    async def tell(self, name: str, value: str, *, until: float, at: float) -> None:
+        """Tell the others something."""
         ...
 
 

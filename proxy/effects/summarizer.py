@@ -19,10 +19,11 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -30,7 +31,7 @@ from policies.effects import Failed, Summarize, Summary
 from policies.summary import declines, without_reasoning
 from proxy.effects.allowance import Allowance, SharedBook
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
-from proxy.store.records import SummaryRow
+from proxy.store.records import StoreError, SummaryRow
 from proxy.tap import ReportedUsage, usage_from
 from proxy.upstream.overflow import classify, plausible_limit
 from proxy.wire.codec import CHAT, Codec
@@ -137,12 +138,13 @@ MAX_DOUBLINGS = 10
 MAX_KNOWN = 1_024
 MAX_ANSWER = 4 * 1024 * 1024
 LEARNED_FOR = 3_600.0
+NO_SCHEMA, FORM, LIMIT = "no_schema", "form", "limit"
+"""What is learned of a model: it takes no JSON by schema, it reasons, how many tokens it holds."""
 BYTES_A_TOKEN = 4
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 Compose = Callable[[Form], bytes]
 Source = Literal["asked", "shared", "kept", "refused"]
-T = TypeVar("T")
 
 NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", ShuttingDown.code})
 """Failures that say something of one question, or of this process: they are no reason to leave the model alone."""
@@ -217,22 +219,50 @@ class _ModelQueue:
         return self.failures >= BACK_OFF_AFTER
 
 
-class _Learned(Generic[T]):
-    """What was learned of models, each for an hour; the one learned first goes first."""
+class _Learned:
+    """What was learned of models, each for an hour; the one learned first goes first.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    Servers with a ``book`` tell one another. Each asks it before it asks a model, and goes by its own memory where the
+    book fails.
+    """
+
+    def __init__(self, clock: Callable[[], float], now: Callable[[], float], book: SharedBook | None) -> None:
         self._clock = clock
-        self._known: OrderedDict[tuple[str, ...], tuple[T, float]] = OrderedDict()
+        self._now = now
+        self._book = book
+        self._known: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
-    def get(self, scope: tuple[str, ...]) -> T | None:
-        found = self._known.get(scope)
-        return found[0] if found is not None and found[1] > self._clock() else None
+    def get(self, what: str, scope: Sequence[str]) -> str | None:
+        value, until = self._known.get(_named(what, scope), (None, 0.0))
+        return value if until > self._clock() else None
 
-    def put(self, scope: tuple[str, ...], value: T) -> None:
-        self._known.pop(scope, None)
-        self._known[scope] = value, self._clock() + LEARNED_FOR
+    async def put(self, what: str, scope: Sequence[str], value: str) -> None:
+        name = _named(what, scope)
+        self._remember(name, value, LEARNED_FOR)
+        if self._book is not None:
+            now = self._now()
+            with suppress(StoreError):  # the others learn it by themselves
+                await self._book.tell(name, value, until=now + LEARNED_FOR, at=now)
+
+    async def ask_others(self, terms: SummarizerTerms) -> None:
+        """Take over what other servers have learned of the model."""
+        if self._book is None:
+            return
+        names = [_named(NO_SCHEMA, terms.served), _named(FORM, terms.scope), _named(LIMIT, terms.scope)]
+        now = self._now()
+        with suppress(StoreError):
+            for name, (value, until) in (await self._book.facts(names, now)).items():
+                self._remember(name, value, min(until - now, LEARNED_FOR))
+
+    def _remember(self, name: str, value: str, seconds: float) -> None:
+        self._known.pop(name, None)
+        self._known[name] = value, self._clock() + seconds
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
+
+
+def _named(what: str, scope: Sequence[str]) -> str:
+    return f"{what}:{_digest(*scope).hex()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +282,8 @@ class Summarizer:
     """One per process. What identical requests ask for at the same time is asked once, and kept where it has a key.
 
     ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` stands above the seconds of every
-    policy. Without a ``store`` answers are kept in memory only; ``book`` counts what several servers take together.
+    policy. Without a ``store`` answers are kept in memory only; ``book`` counts what several servers take
+    together, and tells each what the others have learned.
     """
 
     def __init__(
@@ -271,9 +302,7 @@ class Summarizer:
         self._kept = SummaryCache(store)
         self._flying: dict[bytes, asyncio.Task[SummaryResult]] = {}
         self._lines: OrderedDict[tuple[str, str, str], _ModelQueue] = OrderedDict()
-        self._no_schema: _Learned[bool] = _Learned(clock)
-        self._forms: _Learned[Form] = _Learned(clock)
-        self._limits: _Learned[int] = _Learned(clock)
+        self._learned = _Learned(clock, now, book)
         self.allowance = Allowance(clock, book=book, now=now)
 
     async def ask(
@@ -303,9 +332,10 @@ class Summarizer:
             kept = await self._kept.find(terms.tenant, address) if address else None
             return _NOT_READY if kept is None else SummaryResult(reply=kept, source="kept")
         flight = _flight(terms, address)
+        await self._learned.ask_others(terms)
         if address and (task := self._flying.get(flight)) is not None:
             return await self._share(task, started, waits)
-        form = self._forms.get(terms.scope) or PLAIN
+        form = PLAIN if self._learned.get(FORM, terms.scope) is None else REASONING
         body = await asyncio.to_thread(compose, form) if compose is not None else _own(effect, terms, form)
         flight = flight if address else _flight(terms, body)
         if (task := self._flying.get(flight)) is not None:
@@ -326,7 +356,8 @@ class Summarizer:
 
     def input_limit(self, *, tenant: str, upstream: str, model: str) -> int | None:
         """The tokens of prompt and answer that a summariser said it holds, None if it never refused a prompt."""
-        return self._limits.get((tenant, upstream, model))
+        limit = self._learned.get(LIMIT, (tenant, upstream, model))
+        return None if limit is None else int(limit)
 
     def forget(self, tenant: str) -> None:
         """Drop from memory what a tenant was told; the store's part is the store's."""
@@ -379,14 +410,14 @@ class Summarizer:
             await self.allowance.settle(terms.tenant, held, used=used)
         self._note(line, reply, rests=rests)
         if isinstance(reply, Summary) and _by_schema(question.effect) and _is_without_form(reply):
-            self._no_schema.put(terms.served, value=True)
+            await self._learned.put(NO_SCHEMA, terms.served, "1")
         if isinstance(reply, Summary) and question.address:
             self._keep(question, reply, usage or ReportedUsage())
         return SummaryResult(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
 
     def _refusal(self, question: _Question, line: _ModelQueue) -> str:
         """Why this question is not asked, empty if it is."""
-        if _by_schema(question.effect) and self._no_schema.get(question.terms.served):
+        if _by_schema(question.effect) and self._learned.get(NO_SCHEMA, question.terms.served):
             return "no_schema"
         return "backing_off" if line.is_failing and line.until > self._clock() else ""
 
@@ -397,7 +428,7 @@ class Summarizer:
             async with asyncio.timeout(self._patience or terms.seconds):
                 status, content = await question.send(question.body)
                 if wants_other_form(status, content) and not question.form.reasons:
-                    self._forms.put(terms.scope, REASONING)
+                    await self._learned.put(FORM, terms.scope, "reasoning")
                     status, content = await question.send(question.compose(REASONING))
         except TimeoutError:
             return Failed("timeout"), None
@@ -407,20 +438,20 @@ class Summarizer:
             return Failed(f"error_{type(error).__name__}"), None
         if status == 200:
             return read_answer(content, terms.codec)
-        return Failed(self._reason(question, status, content)), None
+        return Failed(await self._reason(question, status, content)), None
 
-    def _reason(self, question: _Question, status: int, content: bytes) -> str:
+    async def _reason(self, question: _Question, status: int, content: bytes) -> str:
         """The code of an answer that is none; what it says of the model is remembered."""
         verdict = classify(status, content)
         if verdict.is_overflow:
             limit = plausible_limit(verdict)
             if limit is not None:
-                self._limits.put(question.terms.scope, limit)
+                await self._learned.put(LIMIT, question.terms.scope, str(limit))
             return "context_length_exceeded"
         if error_code(content) == LoopDetected.code:
             return LoopDetected.code
         if status in (400, 422) and _by_schema(question.effect):
-            self._no_schema.put(question.terms.served, value=True)
+            await self._learned.put(NO_SCHEMA, question.terms.served, "1")
             return "no_schema"
         return f"status_{status}"
 

@@ -269,16 +269,16 @@ class Preparation:
         thread = work.thread
         if not work.prepare or thread.lock.locked() or len(thread.known.cuts) != work.cuts:
             return  # the batch is being made, or was: it does not wait for what has not begun
-        if len(work.recognized.transcript.chain) < thread.failed * GROWN:
+        branch, length = thread.branch, len(work.recognized.transcript.chain)
+        if length < thread.failed * GROWN:
             return  # what the model said of nearly the same history was of no use
-        branch = thread.branch
         if not self._store.shared:
             await self._prepare_now(work)
-        elif await self._store.claim(branch.tenant, branch.branch, CLAIMED):
+        elif await self._store.claim(branch.tenant, branch.branch, CLAIMED, longest_failed=length / GROWN):
             try:
                 await self._prepare_now(work)
             finally:
-                await self._store.release(branch.tenant, branch.branch)
+                await self._store.release(branch.tenant, branch.branch, failed=thread.failed)
 
     async def _prepare_now(self, work: Work) -> None:
         thread, asked = work.thread, work.asked

@@ -183,6 +183,8 @@ class Store(Transactions):
     requests = reading(maintenance.requests)
     sizes = reading(maintenance.sizes)
     keep_size = writing(maintenance.keep_size)
+    facts = reading(configuration.facts)
+    tell = writing(configuration.tell)
     kept_time = reading(configuration.kept_time)
     keep_time = writing(configuration.keep_time)
 

@@ -1,6 +1,7 @@
 """What all requests share: the API keys with the secret that hashes them, policies, and what upstreams taught."""
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,11 @@ STORED_SECRET = sa.select(meta.c.body).where(meta.c.name == "secret")
 SAVE_POLICY = keep_last(policies)
 LEARN = keep_last(schema.limits)
 CALIBRATE = keep_last(schema.calibrations)
+FACT = "fact:"
+FACTS = sa.select(meta).where(
+    meta.c.name.in_(sa.bindparam("names", expanding=True)), meta.c.number >= sa.bindparam("now")
+)
+TELL = keep_last(meta, replaced=("body", "number"))
 KEEP_TIME = keep_last(meta, replaced=("number",))
 TIME, DOUBTED = "time", "doubted"
 TENANT, TENANT_DIGITS = "tenant:", 32
@@ -176,6 +182,18 @@ def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limit
 def forget_limit(tx: Transaction, scope: str) -> bool:
     """Delete a learned window; whether there was one."""
     return tx.execute(sa.delete(schema.limits).where(schema.limits.c.scope == scope)).rowcount > 0
+
+
+def facts(tx: Transaction, names: Sequence[str], at: float) -> dict[str, tuple[str, float]]:
+    """What servers have told one another under these names, and until when it holds."""
+    rows = tx.execute(FACTS, {"names": [FACT + name for name in names], "now": int(at)})
+    return {row.name.removeprefix(FACT): (row.body.decode(), float(row.number)) for row in rows}
+
+
+def tell(tx: Transaction, name: str, value: str, *, until: float, at: float) -> None:
+    """Tell the other servers something that holds for a while; what holds no more is forgotten."""
+    tx.execute(sa.delete(meta).where(meta.c.name.startswith(FACT, autoescape=True), meta.c.number < int(at)))
+    tx.execute(TELL[tx.dialect], {"name": FACT + name, "body": value.encode(), "number": math.ceil(until)})
 
 
 def kept_time(tx: Transaction) -> tuple[float | None, float]:

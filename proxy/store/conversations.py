@@ -211,19 +211,23 @@ def prepare(tx: Transaction, tenant: str, branch: str, prepared: Prepared | None
     return _set(tx, tenant, branch, prepared=body)
 
 
-def claim(tx: Transaction, tenant: str, branch: str, seconds: float) -> bool:
+def claim(tx: Transaction, tenant: str, branch: str, seconds: float, *, longest_failed: float | None = None) -> bool:
     """Whether to have the branch's next summary written: no other server does, and none begins for so long.
 
-    It is the database's clock that counts.
+    It is the database's clock that counts. Nor is it written where one was of no use for a history that was longer than
+    ``longest_failed``.
     """
     now = NOW[tx.dialect]
     free = sa.or_(branches.c.preparing.is_(None), branches.c.preparing < now)
+    if longest_failed is not None:
+        free = sa.and_(free, sa.or_(branches.c.failed.is_(None), branches.c.failed <= longest_failed))
     return _set(tx, tenant, branch, free, preparing=now + sa.bindparam("seconds", seconds, type_=sa.Double))
 
 
-def release(tx: Transaction, tenant: str, branch: str) -> None:
-    """Give back what was claimed."""
-    _set(tx, tenant, branch, preparing=None)
+def release(tx: Transaction, tenant: str, branch: str, *, failed: int | None = None) -> None:
+    """Give back what was claimed; ``failed`` is the length of a history that a summary was of no use for, else 0."""
+    told = {} if failed is None else {"failed": failed or None}
+    _set(tx, tenant, branch, preparing=None, **told)
 
 
 def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float | None = None) -> bool:

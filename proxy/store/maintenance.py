@@ -59,7 +59,7 @@ STORED = sa.text(
 OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
 JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
-HIDDEN = frozenset({"tenant"})
+HIDDEN = frozenset({"tenant", "failed"})
 SIZE, HOUR, HOURS_KEPT = "size:", 3600, 31 * 24
 KEEP_SIZE = keep_last(meta, replaced=("number",))
 

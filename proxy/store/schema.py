@@ -215,7 +215,7 @@ branches = _table(
     _required(tenant=TENANT, branch=BRANCH, conversation=CONVERSATION, version=sa.Integer, longest=sa.Integer),
     _required(created=sa.Double, updated=sa.Double, trend_at=sa.Double),
     _optional(parent=BRANCH, trend=sa.Text, prepared=ExactText, wanted=sa.Text, resumed=ExactText),
-    _optional(undone=sa.Text, preparing=sa.Double),
+    _optional(undone=sa.Text, preparing=sa.Double, failed=sa.Integer),
     [sa.Index("branches_of_conversation", "tenant", "conversation")],
     within=conversations,
 )

@@ -54,6 +54,7 @@ async def test_what_is_prepared_is_used_by_the_batch_and_counted(
     assert results.get("wasted", 0) <= 0.2 * results["prepared"]
 
 
+@EITHER
 @pytest.mark.requirement("D14", "P6", "R.50")
 @pytest.mark.parametrize("mode", [SummaryMode.EMPTY, SummaryMode.REFUSAL])
 async def test_a_model_that_is_of_no_use_is_not_asked_after_every_answer(

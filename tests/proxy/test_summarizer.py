@@ -582,6 +582,31 @@ async def test_an_allowance_is_of_the_last_hour_and_of_so_many_tenants() -> None
     assert allowance.used("a") == 0
 
 
+@pytest.mark.requirement("P9", "S.3")
+async def test_what_one_server_learns_of_a_model_the_others_know(postgres_url: str) -> None:
+    """Each has a store of its own on the same PostgreSQL."""
+    stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
+    first, other = (Summarizer(store=store, book=store) for store in stores)
+    schema = replace(QUESTION, key="", schema={"type": "object"})
+    refusing = Model(((400, b'{"error": {"message": "response_format is not supported"}}'),))
+    assert said(await first.ask(schema, terms=TERMS, send=refusing)) == "! no_schema"
+    asked = Model()
+    assert said(await other.ask(schema, terms=TERMS, send=asked)) == "! no_schema"
+    assert asked.bodies == []
+    too_long = b'{"error": {"code": "context_length_exceeded", "message": "maximum context length is 9000 tokens"}}'
+    assert said(await first.ask(QUESTION, terms=TERMS, send=Model(((400, too_long),)))) == "! context_length_exceeded"
+    assert said(await other.ask(UNKEYED, terms=TERMS, send=Model())) == NOTES
+    scope = {"tenant": TERMS.tenant, "upstream": TERMS.upstream, "model": TERMS.model}
+    assert first.input_limit(**scope) == other.input_limit(**scope) == 9000
+    stranger = replace(TERMS, tenant="somebody else")
+    assert said(await other.ask(QUESTION, terms=stranger, send=Model())) == NOTES
+    assert other.input_limit(**{**scope, "tenant": stranger.tenant}) is None
+    for each in (first, other):
+        await each.close()
+    for store in stores:
+        await store.close()
+
+
 # The end
 
 

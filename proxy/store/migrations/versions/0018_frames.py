@@ -1,4 +1,4 @@
-"""Originals in frames, checkpoints as what the next one has not, and what requests say in bundles."""
+"""Originals in frames, checkpoints by difference, what requests say in bundles; which summaries were of no use."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -17,6 +17,7 @@ def upgrade() -> None:
     connection = op.get_bind()
     op.add_column("originals", sa.Column("frame", sa.BigInteger))
     op.add_column("checkpoints", sa.Column("base", sa.Integer))
+    op.add_column("branches", sa.Column("failed", sa.Integer))
     frames.create(connection)
     op.rename_table("inspected_parts", "inspected_parts_before")
     if connection.dialect.name == "postgresql":  # an index keeps its name when its table does not
