@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class Upstream:
     """Answers at once; counts the requests of an agent that do not begin with the one before, or nearly so."""
 
     before: dict[str, list[str]] = field(default_factory=dict)
-    breaks: int = 0
+    breaks: Counter[str] = field(default_factory=Counter)
 
     async def answer(self, request: web.Request) -> web.Response:
         """One completion."""
@@ -57,25 +58,26 @@ class Upstream:
         messages = [json.dumps(m, sort_keys=True) for m in json.loads(body)["messages"]]
         agent = request.headers["x-agent"]
         known = self.before.get(agent, [])
-        self.breaks += messages[: len(known)] != known
+        self.breaks[agent] += messages[: len(known)] != known
         self.before[agent] = messages
         return web.Response(body=completion(len(body)), content_type="application/json")
 
 
-async def play(ports: Sequence[int], *, seconds: float) -> tuple[int, int]:
-    """Agents for so long, each request to the next port; how many requests were answered, and conversations begun."""
-    until, turn, done, begun = time.monotonic() + seconds, 0, 0, 0
+async def play(ports: Sequence[int], *, seconds: float) -> tuple[int, list[str]]:
+    """Agents for so long, each request to the next port; how many were answered, and which conversations ended."""
+    until, turn, done, begun, ended = time.monotonic() + seconds, 0, 0, 0, list[str]()
 
     async def agent(session: aiohttp.ClientSession, number: int) -> None:
         nonlocal turn, done, begun
         rng = random.Random(number)
         while time.monotonic() < until:
             talk, begun = Conversation(rng, messages=OPENING), begun + 1
+            name = f"{number}.{begun}"
             for _ in range(STEPS):
                 head, _, body = talk.next().data.partition(b"\r\n\r\n")
                 del head
                 turn += 1
-                headers = {"x-agent": f"{number}.{begun}", "content-type": "application/json"}
+                headers = {"x-agent": name, "content-type": "application/json"}
                 url = f"http://127.0.0.1:{ports[turn % len(ports)]}/v1/chat/completions"
                 async with session.post(url, data=body, headers=headers) as answer:
                     text = await answer.text()
@@ -84,10 +86,11 @@ async def play(ports: Sequence[int], *, seconds: float) -> tuple[int, int]:
                 done += 1
                 if time.monotonic() >= until:
                     return
+            ended.append(name)
 
     async with aiohttp.ClientSession() as session:
         await asyncio.gather(*(agent(session, number) for number in range(AGENTS)))
-    return done, begun
+    return done, ended
 
 
 async def replicas(number: int, server: Postgres, *, seconds: float, place: Path) -> dict[str, float]:
@@ -111,10 +114,10 @@ async def replicas(number: int, server: Postgres, *, seconds: float, place: Path
         ports = [each.port for each in tested]
         await play(ports, seconds=2.0)
         upstream.before.clear()
-        upstream.breaks = 0
+        upstream.breaks.clear()
         before = (sum(each.cpu() for each in tested), _cpu(server), await _counters(server, name))
         began = time.monotonic()
-        requests, begun = await play(ports, seconds=seconds)
+        requests, ended = await play(ports, seconds=seconds)
         took = time.monotonic() - began
         await asyncio.sleep(1.0)
         after = (sum(each.cpu() for each in tested), _cpu(server), await _counters(server, name))
@@ -126,7 +129,7 @@ async def replicas(number: int, server: Postgres, *, seconds: float, place: Path
         "PostgreSQL, CPU ms": 1000 * (after[1] - before[1]) / requests,
         "transactions": transactions / requests,
         "log, KB": log / 1024 / requests,
-        "breaks a conversation": upstream.breaks / max(1, begun),
+        "breaks a conversation": sum(upstream.breaks[name] for name in ended) / max(1, len(ended)),
     }
 
 

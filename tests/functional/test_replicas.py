@@ -21,6 +21,7 @@ from tests.functional.harness import (
     EVICTING,
     NOTHING_RECALLED,
     TOOLS,
+    Deployment,
     InTurns,
     Talk,
     WeirProcess,
@@ -99,6 +100,31 @@ async def test_two_replicas_in_turns_break_the_prefix_no_oftener_than_one(postgr
         assert [each.status for each in seen] == [200] * STEPS
         assert 0 < batches(arrays_of(seen)) <= alone
     assert await in_store(postgres_url) == (1, 1)
+
+
+@pytest.mark.requirement("P9", "P2", "S.3")
+async def test_agents_before_two_replicas_break_their_prefixes_no_oftener_than_before_one(postgres: Postgres) -> None:
+    """All at the same time, each request to the next replica; a break is counted where it is seen, at the upstream."""
+    found = []
+    for count in (1, 2):
+        name = await postgres.with_schema()
+        async with (
+            serve_simulator(SETTINGS, counter=COUNTER) as simulator,
+            Deployment(postgres.url(name), count).serving(simulator.base_url) as both,
+        ):
+            talks = [Talk(both.client(), opening(seed=n), seed=n) for n in range(4)]
+            for talk in talks:
+                talk.grow(4, kind="agent")
+            await asyncio.gather(*(talk.agent(25) for talk in talks))
+            seen = answered(simulator)
+        assert [each.status for each in seen] == [200] * 25 * len(talks)
+        by_agent = [[a for a in arrays_of(seen) if talk.messages[1] in a[:3]] for talk in talks]
+        assert [len(arrays) for arrays in by_agent] == [25] * len(talks)
+        found.append([batches(arrays) for arrays in by_agent])
+        await postgres.drop(name)
+    one, two = found
+    assert min(one) > 0
+    assert sum(two) <= sum(one) + 1, found  # what others teach it of tokens moves a batch by a request or two
 
 
 @pytest.mark.requirement("P9", "S.3")
