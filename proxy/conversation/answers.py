@@ -24,8 +24,6 @@ Key = tuple[str, str]
 
 
 class AnswerBook:
-    """The answers of one process, and with the store those of all that share it."""
-
     def __init__(self, store: Store, settler: WriteBehindQueue, *, most: int = MAX_BYTES) -> None:
         self._store = store
         self._settler = settler
@@ -43,7 +41,6 @@ class AnswerBook:
             await self._write([row])
 
     async def behind(self, tenant: str, answer: str) -> Sequence[AnswerRow]:
-        """The answers from the first one on up to this one; none where one of them is not known."""
         rows = self._line(tenant, answer)
         try:
             if rows is None:
@@ -57,7 +54,6 @@ class AnswerBook:
         return (rows or ())[::-1]
 
     async def elements(self, tenant: str, ids: Collection[str], codec: Codec) -> Mapping[str, Raw]:
-        """The elements that a request only names, as far as they are known, by their ids."""
         rows = {each: row for each in ids if (row := self._rows.get((tenant, self._items.get((tenant, each), ""))))}
         missing = [each for each in ids if each not in rows]
         try:
@@ -70,7 +66,6 @@ class AnswerBook:
         return {name: raw for items in named.values() for name, raw in items.items() if name in ids}
 
     async def forget(self, tenant: str, answer: str) -> None:
-        """Know nothing of an answer any more, nor of what goes on from it."""
         self._drop((tenant, answer))
         try:
             await self._settler.flush()
@@ -79,13 +74,11 @@ class AnswerBook:
             log.warning("an answer could not be deleted from the store: %s", error)
 
     def forget_all(self, conversation: ConversationRow) -> None:
-        """The same for those of a conversation, once the store knows them no more."""
         of = (conversation.tenant, conversation.id)
         for key in [key for key, row in self._rows.items() if (row.tenant, row.conversation) == of]:
             self._drop(key)
 
     def _line(self, tenant: str, answer: str, stored: Sequence[AnswerRow] = ()) -> list[AnswerRow] | None:
-        """The answer and those before it, newest first; None where one is missing."""
         found, rows = {row.id: row for row in stored}, dict[str, AnswerRow]()
         name: str | None = answer
         while name is not None:
@@ -117,7 +110,6 @@ class AnswerBook:
                 self._items.pop((row.tenant, item), None)
 
     async def _write(self, rows: Sequence[AnswerRow]) -> None:
-        """Have answers stored: soon, or before the next request may come to another process."""
         if not rows or not self._store.keeps_content:
             return
         self._unwritten -= {(row.tenant, row.id) for row in rows}

@@ -106,7 +106,6 @@ class Conversations:
         return recognised
 
     async def find(self, tenant: str, chain: Sequence[bytes], messages: Sequence[Message]) -> Match | None:
-        """The thread that ``chain`` continues, if there is one; nothing is changed. Raises StoreError."""
         found = self._in_memory(chain, messages)
         return found if found is not None else await self._in_store(tenant, chain, None)
 
@@ -119,7 +118,6 @@ class Conversations:
         return resumed and _opening(transcript.chain, transcript.messages) == len(transcript.chain)
 
     def answered(self, thread: Thread, transcript: Transcript, answers: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Know the thread by each of the answers (digests) that it was given; the hashes that it is found by."""
         said = (Message(role="assistant", digest=digest, tokens=0) for digest in answers)
         ends = [extend_chain(transcript.chain[-1:], (message,))[-1] for message in said]
         if thread.known.resumed is not None:
@@ -130,7 +128,6 @@ class Conversations:
         return found_by
 
     def begin(self, tenant: str, chain: Sequence[bytes], *, name: str | None) -> Match:
-        """A new thread, known to memory only for now."""
         conversation = self._names.get((tenant, name)) if name else None
         recognised = new_thread(tenant, conversation, name)
         self._remember(recognised.thread, chain)
@@ -138,7 +135,6 @@ class Conversations:
 
     @property
     def announces(self) -> bool:
-        """Whether others have to know of a request, and of the answer to it, before its client goes on."""
         return self._shared
 
     async def announce(
@@ -150,10 +146,6 @@ class Conversations:
         model: str,
         answers: Sequence[bytes] = (),
     ) -> None:
-        """Have the store know the request by the time that its client can send the next one, to whatever process.
-
-        ``answers`` are the hashes after each answer to it, once they are given. Raises StoreError.
-        """
         branch, chain = thread.branch, transcript.chain
         arrival = Arrival(
             id=request,
@@ -175,33 +167,28 @@ class Conversations:
             self._names[(branch.tenant, branch.name)] = home
 
     async def reload(self, thread: Thread) -> None:
-        """Bring a thread up to what the store holds after another process has changed it."""
         branch = await self._store.branch(thread.branch.tenant, thread.branch.branch)
         if branch is not None:
             thread.refresh(branch)
 
     async def restate(self, thread: Thread) -> None:
-        """Have the store know of a thread what memory does, where it knows less. Raises StoreError."""
         if thread.branch.version > 0:
             known = thread.known
             edits = tuple(known.edits.values())
             await self._store.restate(thread.branch, edits=edits, cuts=known.cuts, at=self._clock())
 
     async def restate_all(self) -> None:
-        """The same for every thread that is in memory."""
         for thread in list(self._threads.values()):
             async with thread.lock:
                 await self.restate(thread)
 
     async def want(self, conversation: ConversationRow, what: str | None) -> None:
-        """Have the next request of a conversation do what an operator asks (``compact``). Raises StoreError."""
         for thread in self._threads_of(conversation):
             thread.known = replace(thread.known, wanted=what)
         if (branch := await self._store.newest_branch(conversation)) is not None:
             await self._store.want(conversation.tenant, branch, what, self._clock())
 
     async def rollback(self, conversation: ConversationRow, version: int) -> int:
-        """Have a conversation be as it was at ``version``; the new version. Raises StoreError, NoSuchVersion."""
         new = await self._store.rollback(conversation, version=version, at=self._clock())
         for thread in self._threads_of(conversation):
             async with thread.lock:
@@ -209,7 +196,6 @@ class Conversations:
         return new
 
     async def pin(self, conversation: ConversationRow, ref: str) -> bool:
-        """Have a removed message come back and stay; False if none has that ref. Raises StoreError."""
         store = self._store
         branch_id = await store.newest_branch(conversation)
         if branch_id is None or all(row.ref != ref for row in await store.removed(conversation, limit=MAX_REMOVED)):
@@ -234,7 +220,6 @@ class Conversations:
         return True
 
     async def close(self, conversation: ConversationRow) -> float:
-        """Archive a conversation: its newest state is its last version; when that was. Raises StoreError."""
         store, at = self._store, self._clock()
         found = await store.latest_checkpoint(conversation.tenant, conversation.id)
         branch = None if found is None else await store.branch(conversation.tenant, found[1].branch)
@@ -260,19 +245,16 @@ class Conversations:
         return at
 
     def distrust(self, change: Change) -> None:
-        """Take over from the store, at the next request, a branch that another process has changed meanwhile."""
         thread = self._threads.get(change.branch)
         if thread is not None:
             thread.branch = replace(thread.branch, version=0)
 
     def forget(self, conversation: ConversationRow) -> None:
-        """Know nothing of a conversation any more, once the store does not."""
         for thread in self._threads_of(conversation):
             del self._threads[thread.branch.branch]
         self._names.pop((conversation.tenant, conversation.name), None)
 
     def note(self, conversation: ConversationRow, note: Note) -> None:
-        """Remember a note that was stored."""
         for thread in self._threads_of(conversation):
             thread.known = replace(thread.known, notes=(*thread.known.notes, note))
 
@@ -301,7 +283,6 @@ class Conversations:
         messages: Sequence[Message],
         found: Match | None,
     ) -> Match | None:
-        """The resumed thread that a request goes on with rather than with what was ``found`` in the open."""
         behind = (self._in_memory(chain, messages, door) for door in doors)
         return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)
 
@@ -314,10 +295,6 @@ class Conversations:
         found: Match | None,
         mine: Match | None,
     ) -> Match | None:
-        """The same of what is stored, if it knows more.
-
-        A store of one process does not know every answer in the open: it is not asked where one may have been shared.
-        """
         for door in doors:
             if not (self._shared or found is None or (door[0] != ANSWER and found.length <= opening)):
                 continue
@@ -333,7 +310,6 @@ class Conversations:
         return mine
 
     async def _resume(self, tenant: str, name: str | None, resumes: str) -> Match | None:
-        """A new thread that goes on from the newest checkpoint of the conversation it ``resumes``, if it has one."""
         try:
             found = await self._store.latest_checkpoint(tenant, resumes)
         except StoreError as error:
@@ -363,7 +339,6 @@ class Conversations:
         return Match(thread, branch.length)
 
     async def _is_deleted(self, thread: Thread, instead: Branch | None) -> bool:
-        """Whether another process has deleted the conversation, for which the store knows another or none."""
         own = thread.branch
         if not thread.stored or (instead is not None and instead.branch == own.branch):
             return False
@@ -395,7 +370,6 @@ class Conversations:
         return await self._fork(thread, chain, length, name if renamed else None)
 
     async def _fork(self, thread: Thread, chain: Sequence[bytes], length: int, name: str | None) -> Match:
-        """A new branch that shares the past: edits by message, cuts whose prefix is in this chain."""
         conversation = thread.branch.conversation
         if name is not None:
             conversation = await self._conversation_named(thread.branch.tenant, name) or f"conv-{secrets.token_hex(10)}"
@@ -419,7 +393,6 @@ class Conversations:
         return Match(forked, length)
 
     async def _store_fork(self, parent: Branch, branch: Branch, known: ConversationState) -> Branch:
-        """The branch as stored; as it is in memory where the store cannot be written."""
         try:
             stored = await self._store.fork(
                 parent,
@@ -466,13 +439,11 @@ class Conversations:
 
 
 def _opening(chain: Sequence[bytes], messages: Sequence[Message]) -> int:
-    """How many messages of the chain stand before the first answer."""
     head = len(messages) - len(chain)
     return next((n for n in range(len(chain)) if messages[head + n].role == "assistant"), len(chain))
 
 
 def _doors(chain: Sequence[bytes], opening: int, name: str | None, resumes: str | None) -> list[Door]:
-    """What may tell a request's conversation from others, the surest first."""
     doors: list[Door] = [] if resumes is None else [(RESUME, resumes, name or "")]
     if name is not None:
         doors.append((NAME, name))
@@ -486,12 +457,10 @@ def _doors(chain: Sequence[bytes], opening: int, name: str | None, resumes: str 
 def _tried(
     doors: Sequence[Door], chain: Sequence[bytes], opening: int, found: Match | None, name: str | None
 ) -> list[Door]:
-    """The doors that a request may go through."""
     return [door for door in doors if _may_try(door, chain, opening, found, name)]
 
 
 def _goes_as_far(mine: Match, found: Match | None) -> bool:
-    """Whether no more of the request is known in the open than behind a door."""
     return found is None or mine.length >= found.length
 
 
@@ -511,7 +480,6 @@ def _may_try(door: Door, chain: Sequence[bytes], opening: int, found: Match | No
 
 
 def _known_doors(doors: Sequence[Door]) -> tuple[Door, ...]:
-    """Each door once; of those of answers the newest few."""
     once = list(dict.fromkeys(doors))
     answers = [door for door in once if door[0] == ANSWER]
     return (*(door for door in once if door[0] != ANSWER), *answers[-MAX_ANSWERS:])

@@ -15,7 +15,6 @@ UNKNOWN = Trend()
 REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
 
 Door = tuple[str, ...]
-"""What a request has to come with, so that it finds a conversation that resumed another: a kind, and its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ class Thread:
     longest: int = 0
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
-        """The hashes that the next request finds the thread by, once this one was sent."""
         return self.behind(transcript.chain[-1:])
 
     def tips(self, transcript: Transcript) -> tuple[tuple[bytes, int], ...]:
@@ -86,13 +84,11 @@ class Thread:
         return tuple((link, length) for length in lengths for link in self.behind(chain[length - 1 : length]))
 
     def behind(self, links: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Links of the chain as the thread is found by them: a resumed one behind each of its doors."""
         if self.known.resumed is None:
             return tuple(links)
         return tuple(link_behind(door, link) for link in links for door in self.doors)
 
     def ledger(self, *, observed: bool) -> ConversationState:
-        """What a plan starts from: what is known, or for an observed one what would be."""
         return self.shadow if observed and self.shadow is not None else self.known
 
     def known_at(self, length: int, *, observed: bool = False) -> ConversationState:
@@ -110,17 +106,14 @@ class Thread:
         self.save(change.checkpoint, version, length=change.length)
 
     def save(self, checkpoint: str | None, version: int, *, length: int) -> None:
-        """Remember that the state of ``length`` messages was saved as ``version``; None saves nothing."""
         self.branch = replace(self.branch, version=version)
         if checkpoint is not None:
             self.known = replace(self.known, checkpoint=checkpoint, checkpoint_length=length)
 
     def observe(self, edits: Sequence[Edit], cut: Cut | None) -> None:
-        """Remember a batch of edits that was decided and not carried out."""
         self.shadow = _merged(self.ledger(observed=True), edits, cut)
 
     def refresh(self, branch: Branch) -> None:
-        """Take over what another process has stored."""
         fresh = thread_from(branch)
         known = replace(fresh.known, notes=self.known.notes)
         self.branch, self.known, self.shadow, self.evicted = fresh.branch, known, None, fresh.evicted
@@ -128,7 +121,6 @@ class Thread:
         self.follow(branch.trend)
 
     def catch_up(self, branch: Branch) -> None:
-        """Take over what is newer in the store, where another process may have had the last request."""
         if self.branch.version < branch.version:
             self.refresh(branch)
         elif branch.prepared not in (None, self.known.prepared) or branch.wanted != self.known.wanted:
@@ -140,7 +132,6 @@ class Thread:
         self.has_notes = False
 
     def follow(self, trend: Trend | None) -> None:
-        """Go on from ``trend`` if it is newer than the thread's own."""
         if trend is not None and (trend.at or 0.0) > (self.trend.at or 0.0):
             self.trend = trend
 
@@ -156,16 +147,13 @@ class Match:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the thread goes on from another conversation's checkpoint."""
         return self.thread.known.resumed is not None
 
     def is_repeat(self, chain: Sequence[bytes]) -> bool:
-        """Whether the thread is resumed already, and nothing has come after this chain."""
         return self.is_resumed and self.thread.longest <= len(chain)
 
 
 def thread_from(branch: Branch) -> Thread:
-    """A thread of a branch that was read from the store."""
     known = ConversationState(
         edits={e.key: e for e in branch.edits},
         cuts=branch.cuts,
@@ -187,7 +175,6 @@ def thread_from(branch: Branch) -> Thread:
 
 
 def new_thread(tenant: str, conversation: str | None, name: str | None) -> Match:
-    """A thread that nobody knows yet, of a conversation that is there already if its id is given."""
     unique = secrets.token_hex(10)
     conversation = conversation or f"conv-{unique}"
     branch = Branch(
@@ -201,12 +188,10 @@ def new_thread(tenant: str, conversation: str | None, name: str | None) -> Match
 
 
 def link_behind(door: Door, link: bytes) -> bytes:
-    """A link of the chain as it is kept behind a door."""
     return blake2b(link + repr(door).encode(), digest_size=HASH_SIZE).digest()
 
 
 def _merged(known: ConversationState, edits: Sequence[Edit], cut: Cut | None) -> ConversationState:
-    """A ledger with one more batch of edits in it."""
     cuts = known.cuts if cut is None else (*known.cuts, cut)
     return replace(known, edits=dict(known.edits) | {e.key: e for e in edits}, cuts=cuts)
 

@@ -17,49 +17,28 @@ MAX_TENANTS = 4_096
 
 
 class SharedBook(Protocol):
-    """Where several servers count together, and tell one another what they have learned of models."""
+    async def reserve(self, tenant: str, tokens: int, *, limit: int, at: float) -> int | None: ...
 
-    async def reserve(self, tenant: str, tokens: int, *, limit: int, at: float) -> int | None:
-        """The slot in which the tokens are counted, None where they are too many."""
-        ...
+    async def correct(self, tenant: str, slot: int, more: int) -> None: ...
 
-    async def correct(self, tenant: str, slot: int, more: int) -> None:
-        """Count more tokens in a slot, or fewer."""
-        ...
+    async def facts(self, names: Sequence[str], at: float) -> Mapping[str, tuple[str, float]]: ...
 
-    async def facts(self, names: Sequence[str], at: float) -> Mapping[str, tuple[str, float]]:
-        """What was told under these names and holds now, each with the time until which it does."""
-        ...
-
-    async def tell(self, name: str, value: str, *, until: float, at: float) -> None:
-        """Tell the others something."""
-        ...
+    async def tell(self, name: str, value: str, *, until: float, at: float) -> None: ...
 
 
 class Reserved(NamedTuple):
-    """Tokens that a call may take, and the slot of the shared book that has them."""
-
     tokens: int
     slot: int | None = None
 
 
 @dataclass(slots=True)
 class _Account:
-    """One tenant's: tokens by the slot in which they were used, and what calls under way may take."""
-
     used: deque[tuple[int, int]] = field(default_factory=deque)
     total: int = 0
     held: int = 0
 
 
 class Allowance:
-    """Tokens by tenant over a sliding hour, to the minute; ``clock`` is monotonic, in seconds.
-
-    What a call may take is reserved before it is made, so that calls at the same time cannot exceed together what
-    none of them would alone. Where servers share a ``book`` all of them are counted; this one's count holds while
-    the book fails. ``now`` is the time of day in the book.
-    """
-
     def __init__(
         self,
         clock: Callable[[], float],
@@ -75,7 +54,6 @@ class Allowance:
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
     async def reserve(self, tenant: str, tokens: int, *, limit: int) -> Reserved | None:
-        """What is held until :meth:`settle`; None where ``limit`` would be exceeded."""
         account = self._account(tenant)
         if account.total + account.held + tokens > limit:
             return None
@@ -93,7 +71,6 @@ class Allowance:
         return Reserved(tokens, slot)
 
     async def settle(self, tenant: str, reserved: Reserved, *, used: int) -> None:
-        """Count what was used in place of what was reserved."""
         self._count(tenant, reserved.tokens, used=used)
         if self._book is None or reserved.slot is None:
             return
@@ -103,7 +80,6 @@ class Allowance:
             log.warning("what a summary took is counted as what it might have taken: %s", error)
 
     def used(self, tenant: str) -> int:
-        """Tokens that a tenant used within the last hour."""
         return self._account(tenant).total
 
     def _count(self, tenant: str, reserved: int, *, used: int) -> None:
@@ -129,7 +105,6 @@ class Allowance:
         return account
 
     def _make_room(self) -> None:
-        """Forget the tenant that asked longest ago and has nothing under way, above so many."""
         if len(self._accounts) > self._most:
             idle = next((name for name, account in self._accounts.items() if not account.held), None)
             if idle is not None and idle != next(reversed(self._accounts)):
@@ -145,7 +120,6 @@ class Patience:
     _until: float | None = None
 
     def left(self) -> float:
-        """Seconds that it may still wait."""
         if self._until is None:
             self._until = self.clock() + self.seconds
         return max(0.0, self._until - self.clock())
@@ -153,15 +127,6 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What the summaries of one request took; a shared call is counted where it was made.
-
-    Attributes:
-        calls: made for this request; ``shared`` were waited for, ``kept`` answers were known already.
-        asked: tokens of the prompts as reported, ``cached`` of them read from a cache, ``answered`` of the answers.
-        seconds: in calls and in waiting for others', added up.
-        dollars: list price of the calls whose model has one.
-    """
-
     calls: int = 0
     shared: int = 0
     kept: int = 0
@@ -173,7 +138,6 @@ class Spent:
 
     @property
     def any(self) -> bool:
-        """Whether a summariser was asked, or would have been."""
         return bool(self.calls or self.shared or self.kept)
 
     def __add__(self, other: "Spent") -> "Spent":

@@ -17,9 +17,7 @@ from proxy.store.records import EvictionRow
 
 HASH_SIZE = 16
 GONE = frozenset({EditKind.EVICT, EditKind.PRUNE})
-"""Kinds of edit that leave nothing of a result but a placeholder; what others leave may be what is asked for."""
 CUT = "cut"
-"""The kind of a row about what a summary, or a note, stands for."""
 
 
 def call_hash(call: ToolCall) -> bytes:
@@ -31,7 +29,6 @@ def call_hash(call: ToolCall) -> bytes:
 def evictions_of(
     transcript: Transcript, decision: Decision, known: ConversationState, *, settings: ContextSettings
 ) -> tuple[EvictionRow, ...]:
-    """A row for everything that a decision newly removes or shortens, given what was known before it."""
     if not decision.is_new:
         return ()
     batch = _Batch(transcript, decision, known, settings)
@@ -39,7 +36,6 @@ def evictions_of(
 
 
 def evicted_calls(rows: Sequence[EvictionRow], branch: str) -> dict[bytes, str]:
-    """The calls whose results are gone by these rows, and the ``branch`` that evicted them."""
     return {row.call_hash: branch for row in rows if row.call_hash and (row.kind in GONE or row.kind == CUT)}
 
 
@@ -66,8 +62,6 @@ def _calls(transcript: Transcript, start: int, stop: int) -> Iterator[bytes]:
 
 
 class _Batch:
-    """The rows of one decision."""
-
     def __init__(
         self, transcript: Transcript, decision: Decision, known: ConversationState, settings: ContextSettings
     ) -> None:
@@ -84,7 +78,6 @@ class _Batch:
         self._kept = tuple(report.layer for report in decision.trail if report.kept)
 
     def edits(self) -> Iterator[EvictionRow]:
-        """A row for each edited message, and for each definition of a tool that is left out."""
         places = {self._key(i): i for i in self._decision.removed}
         for edit in self._decision.edits:
             if edit.kind in ADDING:
@@ -99,7 +92,6 @@ class _Batch:
                 yield self._row(edit.key, edit.kind, layer, before=before, after=edit.tokens, call=call)
 
     def covered(self) -> Iterator[EvictionRow]:
-        """A row for each tool result that a new cut hides, and one for what else it hides and puts there."""
         cut = self._decision.cut
         if cut is None:
             return
@@ -144,12 +136,10 @@ class _Batch:
         return self._transcript.messages[index].digest, self._occurrences[index]
 
     def _tokens(self, index: int) -> int:
-        """Tokens of a message as earlier batches have left it."""
         edit = self._known.edits.get(self._key(index))
         return self._transcript.messages[index].tokens if edit is None else edit.tokens
 
     def _layer(self, kind: str) -> str:
-        """The layer that made edits of this kind: one that ran and is called so, else the kind's own name."""
         return next((name for name in self._kept if name.startswith(kind)), kind)
 
     def _scorer(self, layer: str) -> str:
@@ -158,7 +148,6 @@ class _Batch:
 
 
 def _newest_cut(transcript: Transcript, cuts: Sequence[Cut]) -> Cut | None:
-    """The newest cut whose prefix is in this array."""
     chain = transcript.chain
     there = (c for c in reversed(cuts) if 0 < c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
     return next(there, None)
@@ -191,7 +180,6 @@ def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> d
 
 
 def condensed_in(decision: Decision) -> list[dict[str, object]]:
-    """What a decision put in shorter words, for the audit: tokens, ratio, questions, prompt with its digest."""
     found: list[dict[str, object]] = []
     for report in decision.trail:
         for each in report.condensed[: MAX_CONDENSED - len(found)]:
@@ -202,11 +190,6 @@ def condensed_in(decision: Decision) -> list[dict[str, object]]:
 
 
 def layers_in(decision: Decision) -> list[dict[str, object]]:
-    """What each layer that ran did to a request: its scope, tokens before and after, units, and why it did no more.
-
-    ``kept`` is whether its work is in the request, ``rung`` whether it helped only after all others had not; tokens
-    are uncalibrated.
-    """
     return [
         {
             "layer": report.layer,
@@ -242,5 +225,4 @@ def stage_of(decision: Decision, settings: ContextSettings, *, base: int) -> str
 
 
 def strategy_of(decision: Decision) -> str:
-    """The layers whose work on this request was kept, in order and joined by ``+``; empty if there was none."""
     return "+".join(dict.fromkeys(report.layer for report in decision.trail if report.kept))

@@ -102,7 +102,6 @@ async def by_vectors(effect: Compare, *, model: str, send: Send, patience: float
 async def embed(
     texts: Sequence[str], *, model: str, send: Send, patience: float = PATIENCE
 ) -> list[list[float]] | Failed:
-    """The vectors of texts that the model can read whole, or Failed; ``send`` posts an embeddings request body."""
     vectors: list[list[float]] = []
     try:
         async with asyncio.timeout(patience):
@@ -137,7 +136,6 @@ async def _embed(texts: Sequence[str], model: str, send: Send) -> list[list[floa
 
 
 def _within(texts: Sequence[str]) -> list[bool]:
-    """For each text whether it is looked at: none of the very long ones, and the newest of the rest."""
     left, found = MAX_CHARS, [False] * len(texts)
     for place in range(len(texts) - 1, -1, -1):
         size = len(texts[place])
@@ -157,7 +155,6 @@ def _sketch(text: str, size: int) -> frozenset[int]:
 
 
 def _shared(one: frozenset[int], other: frozenset[int]) -> float:
-    """The Jaccard similarity of what two sketches stand for; exact where neither was cut."""
     union = one | other
     common = one & other
     if len(union) <= SKETCH or max(len(one), len(other)) < SKETCH:
@@ -174,19 +171,15 @@ def _cosine(one: Vector, other: Vector) -> float:
 
 
 class SharedReadings(Readings):
-    """Readings that any thread may use; what is read is read outside the lock."""
-
     def __init__(self, *, most: int = 30_000) -> None:
         super().__init__(most=most)
         self._lock = Lock()
 
     def find(self, key: bytes) -> TextReading | None:
-        """What is kept under a key."""
         with self._lock:
             return super().find(key)
 
     def keep(self, key: bytes, made: TextReading) -> None:
-        """Keep what was read."""
         with self._lock:
             super().keep(key, made)
 
@@ -207,10 +200,7 @@ def unpaid(ask: Ask) -> Ask:
 
 
 class EffectHandler(ABC):
-    """Answers what a flow asks for, by the kind of question; what nobody here does is done."""
-
     async def __call__(self, effect: Effect) -> Reply:
-        """The reply to one effect."""
         if isinstance(effect, Summarize):
             return await self.summarize(effect)
         if isinstance(effect, Together):
@@ -224,33 +214,26 @@ class EffectHandler(ABC):
         return Done()
 
     @abstractmethod
-    async def summarize(self, effect: Summarize) -> Summary | Failed:
-        """What a model writes."""
+    async def summarize(self, effect: Summarize) -> Summary | Failed: ...
 
     async def compare(self, effect: Compare) -> Reply:
-        """How alike texts are."""
         return await asyncio.to_thread(by_shingles, effect)
 
     async def embed(self, effect: Embed) -> Reply:
-        """The vectors of texts."""
         del effect
         return Done()
 
     async def trim(self, effect: Trim) -> Reply:
-        """What an operator's function leaves of messages."""
         del effect
         return Failed("replay")
 
 
 @dataclass(frozen=True, slots=True)
 class Returned(Generic[T]):
-    """A flow came to its end with this value."""
-
     value: T
 
 
 def step(flow: Flow[T], reply: Reply | None = None) -> Effect | Returned[T]:
-    """What a flow asks next, or what it returned; without a reply the flow is started."""
     try:
         return next(flow) if reply is None else flow.send(reply)
     except StopIteration as end:  # must not leave a thread or a coroutine as it is
@@ -276,7 +259,6 @@ async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: AnySpa
 
 
 async def _on_thread(flow: Flow[T], reply: Reply, span: AnySpan, *, between: bool) -> Effect | Returned[T]:
-    """The next step of a flow, made by a thread, and how long it waited for one and for the event loop afterwards."""
     handed = span.now()
 
     def work() -> tuple[Effect | Returned[T], int]:
@@ -290,8 +272,6 @@ async def _on_thread(flow: Flow[T], reply: Reply, span: AnySpan, *, between: boo
 
 
 class Background:
-    """The tasks of one kind, by key; at most ``most`` are begun and ``at_once`` of them work at the same time."""
-
     def __init__(self, name: str, *, most: int, at_once: int) -> None:
         self._name = name
         self._most = most
@@ -307,13 +287,11 @@ class Background:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more task may begin."""
         return not self.is_closing and len(self._tasks) < self._most
 
     def start(
         self, key: str, work: Callable[[], Coroutine[Any, Any, None]], *, then: Callable[[str], None] | None = None
     ) -> None:
-        """Do ``work`` when it is its turn, and tell ``then`` the key once that has ended, however it did."""
         task = asyncio.create_task(self._do(work), name=self._name)
         self._tasks[key] = task
 
@@ -325,7 +303,6 @@ class Background:
         task.add_done_callback(ended)
 
     async def close(self) -> None:
-        """Stop what is under way; nothing begins any more."""
         self.is_closing = True
         tasks = [*self._tasks.values()]
         for task in tasks:
@@ -333,7 +310,6 @@ class Background:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def settled(self) -> None:
-        """Return once nothing is under way: for those who want to see what was done."""
         while self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             await asyncio.sleep(0)

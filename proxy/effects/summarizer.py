@@ -45,20 +45,12 @@ STOPPED = "stop"
 
 
 class SummaryStore(Protocol):
-    """Where answers outlive the process."""
+    async def summary(self, tenant: str, key: bytes) -> SummaryRow | None: ...
 
-    async def summary(self, tenant: str, key: bytes) -> SummaryRow | None:
-        """What a tenant was told to this question, None if it was never asked."""
-        ...
-
-    async def keep_summary(self, tenant: str, row: SummaryRow) -> None:
-        """Keep an answer in place of what there was under its key."""
-        ...
+    async def keep_summary(self, tenant: str, row: SummaryRow) -> None: ...
 
 
 class SummaryCache:
-    """Answers by tenant and address (16 bytes); no tenant is ever given another one's."""
-
     def __init__(self, store: SummaryStore | None = None) -> None:
         self._store = store
         self._failing = False
@@ -67,14 +59,12 @@ class SummaryCache:
         self._writing: set[asyncio.Task[None]] = set()
 
     def remembered(self, tenant: str, address: bytes) -> Summary | None:
-        """The answer that is in memory."""
         found = self._answers.get((tenant, address))
         if found is not None:
             self._answers.move_to_end((tenant, address))
         return found
 
     async def find(self, tenant: str, address: bytes) -> Summary | None:
-        """The answer that is in the store, which is remembered from then on."""
         if self._store is None:
             return None
         try:
@@ -89,7 +79,6 @@ class SummaryCache:
         return answer
 
     def keep(self, tenant: str, row: SummaryRow) -> None:
-        """Keep an answer under ``row.key``; nobody waits for the store."""
         self._remember(tenant, row.key, Summary(text=row.text, finish_reason=STOPPED, model=row.model))
         if self._store is not None:
             task = asyncio.create_task(self._write(self._store, tenant, row), name="weir-keep-summary")
@@ -97,12 +86,10 @@ class SummaryCache:
             task.add_done_callback(self._writing.discard)
 
     def forget(self, tenant: str) -> None:
-        """Drop a tenant's answers from memory; the store's part is the store's."""
         for key in [key for key in self._answers if key[0] == tenant]:
             self._drop(key)
 
     async def close(self) -> None:
-        """Wait for what is being written."""
         await asyncio.gather(*self._writing, return_exceptions=True)
 
     def _remember(self, tenant: str, address: bytes, answer: Summary) -> None:
@@ -152,8 +139,6 @@ NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", Shutt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizerTerms:
-    """Who asks which model, and within what: ``seconds`` for one call, ``tokens_per_hour`` for the tenant."""
-
     tenant: str
     upstream: str
     model: str
@@ -188,7 +173,6 @@ class SummaryResult:
 
     @property
     def result(self) -> str:
-        """``ok`` or why there is no text: the label of the metric."""
         return self.reply.reason if isinstance(self.reply, Failed) else "ok"
 
 
@@ -197,16 +181,10 @@ def _refused(code: str) -> SummaryResult:
 
 
 _NOT_READY = _refused("not_ready")
-"""What is told a client that waits no longer."""
 
 
 @dataclass(slots=True)
 class _ModelQueue:
-    """What one tenant asks one model: calls that wait or are under way, and how often it failed in a row.
-
-    ``rests`` counts how often it was left alone: calls that were begun before say nothing new when they fail too.
-    """
-
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     waiting: int = 0
     failures: int = 0
@@ -215,7 +193,6 @@ class _ModelQueue:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the model is left alone until ``until``, and is tried with one call after that."""
         return self.failures >= BACK_OFF_AFTER
 
 
@@ -245,7 +222,6 @@ class _Learned:
                 await self._book.tell(name, value, until=now + LEARNED_FOR, at=now)
 
     async def ask_others(self, terms: SummarizerTerms) -> None:
-        """Take over what other servers have learned of the model."""
         if self._book is None:
             return
         names = [_named(NO_SCHEMA, terms.served), _named(FORM, terms.scope), _named(LIMIT, terms.scope)]
@@ -267,8 +243,6 @@ def _named(what: str, scope: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """One effect on its way to a model: its body in the form that the model takes, and its address if it has one."""
-
     effect: Summarize
     terms: SummarizerTerms
     compose: Compose
@@ -314,13 +288,6 @@ class Summarizer:
         compose: Compose | None = None,
         waits: float | None = None,
     ) -> SummaryResult:
-        """The model's reply, or the kept one.
-
-        ``send`` posts a chat request body and returns status and body. ``compose`` writes that body for a note in
-        place; it runs in a thread. A caller that is cancelled leaves the call to the others who wait for it, or to
-        its end: the answer is kept for whoever asks next. So does one that ``waits`` no longer; who waits for 0 seconds
-        has the kept answer or none.
-        """
         started = self._clock()
         if self._closed:
             return _refused(ShuttingDown.code)
@@ -355,16 +322,13 @@ class Summarizer:
         return await _outcome(task, waits)
 
     def input_limit(self, *, tenant: str, upstream: str, model: str) -> int | None:
-        """The tokens of prompt and answer that a summariser said it holds, None if it never refused a prompt."""
         limit = self._learned.get(LIMIT, (tenant, upstream, model))
         return None if limit is None else int(limit)
 
     def forget(self, tenant: str) -> None:
-        """Drop from memory what a tenant was told; the store's part is the store's."""
         self._kept.forget(tenant)
 
     async def close(self) -> None:
-        """Stop what is under way; whoever waits for it is told so. What was answered already is still stored."""
         self._closed = True
         tasks = list(self._flying.values())
         for task in tasks:
@@ -393,7 +357,6 @@ class Summarizer:
             self._tidy(scope, line)
 
     async def _ask(self, question: _Question, line: _ModelQueue) -> SummaryResult:
-        """The reply to a question whose turn it is."""
         terms = question.terms
         reserved = len(question.body) // BYTES_A_TOKEN + question.effect.max_tokens
         if refusal := self._refusal(question, line):
@@ -416,7 +379,6 @@ class Summarizer:
         return SummaryResult(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
 
     def _refusal(self, question: _Question, line: _ModelQueue) -> str:
-        """Why this question is not asked, empty if it is."""
         if _by_schema(question.effect) and self._learned.get(NO_SCHEMA, question.terms.served):
             return "no_schema"
         return "backing_off" if line.is_failing and line.until > self._clock() else ""
@@ -441,7 +403,6 @@ class Summarizer:
         return Failed(await self._reason(question, status, content)), None
 
     async def _reason(self, question: _Question, status: int, content: bytes) -> str:
-        """The code of an answer that is none; what it says of the model is remembered."""
         verdict = classify(status, content)
         if verdict.is_overflow:
             limit = plausible_limit(verdict)
@@ -456,7 +417,6 @@ class Summarizer:
         return f"status_{status}"
 
     def _note(self, line: _ModelQueue, reply: Summary | Failed, *, rests: int) -> None:
-        """Count a failure of the model, or forget those before; three in a row make it rest, longer every time."""
         if isinstance(reply, Summary) or reply.reason in NO_FAULT_OF_THE_MODEL:
             line.failures, line.until = 0, 0.0
         elif line.rests == rests:
@@ -466,7 +426,6 @@ class Summarizer:
                 line.rests, line.until = rests + 1, self._clock() + min(pause, MAX_BACK_OFF)
 
     def _tidy(self, scope: tuple[str, str, str], line: _ModelQueue) -> None:
-        """Forget a line without calls and failures, and above so many the oldest without calls."""
         if not line.waiting and not line.failures:
             self._lines.pop(scope, None)
         if len(self._lines) > MAX_KNOWN:
@@ -475,7 +434,6 @@ class Summarizer:
                 del self._lines[idle]
 
     def _keep(self, question: _Question, answer: Summary, usage: ReportedUsage) -> None:
-        """Keep an answer that came to its end and says something."""
         if answer.finish_reason != STOPPED or answer.tool_calls or not answer.text.strip() or declines(answer.text):
             return
         row = SummaryRow(
@@ -491,7 +449,6 @@ class Summarizer:
 
 
 async def _outcome(task: "asyncio.Task[SummaryResult]", waits: float | None) -> SummaryResult:
-    """What a call came to; a caller that is cancelled or waits no longer leaves it alone, a cancelled call says so."""
     await asyncio.wait((task,), timeout=waits)
     if not task.done():
         return _NOT_READY
@@ -503,7 +460,6 @@ def _own(effect: Summarize, terms: SummarizerTerms, form: Form) -> bytes:
 
 
 def _by_schema(effect: Summarize) -> bool:
-    """Whether the answer is to be JSON by schema."""
     return bool(effect.schema) and not effect.standing
 
 
@@ -516,18 +472,15 @@ def _is_without_form(reply: Summary) -> bool:
 
 
 def _address(effect: Summarize, terms: SummarizerTerms) -> bytes:
-    """What a kept answer is found by: who asked which model what, as 16 bytes."""
     schema = "schema" if effect.schema else ""
     return _digest(terms.tenant, terms.model, effect.purpose, effect.key, schema, effect.system, effect.prompt)
 
 
 def _flight(terms: SummarizerTerms, asked: bytes) -> bytes:
-    """What makes two calls the same: the address of the question, else the body."""
     return _digest(terms.tenant, terms.upstream, terms.model, asked)
 
 
 def _digest(*parts: str | bytes) -> bytes:
-    """16 bytes over parts that cannot run into one another."""
     hashed = blake2b(digest_size=16, person=b"weir-summary")
     for part in parts:
         data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
@@ -567,7 +520,6 @@ def read_answer(content: bytes, codec: Codec = CHAT) -> tuple[Summary | Failed, 
 
 
 def wants_other_form(status: int, content: bytes) -> bool:
-    """Whether a model refuses ``max_tokens`` or a temperature, as OpenAI's reasoning models do."""
     if status != 400:
         return False
     error = _error(content)
@@ -587,5 +539,4 @@ def _error(content: bytes) -> dict[str, Any]:
 
 
 def error_code(content: bytes) -> object:
-    """The code in an error body, None without one."""
     return _error(content).get("code")

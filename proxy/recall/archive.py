@@ -33,7 +33,6 @@ LIKE = 0.45
 
 
 def by_likeness(store: Store, tenant: str, conversation: str, model: str | None, ask: Ask | None) -> FindAlike | None:
-    """What gives the removed texts that are most like a text, each with its cosine; None where nothing can."""
     if model is None or ask is None:
         return None
 
@@ -58,8 +57,6 @@ MAX_ARGUMENTS_LEN = 80
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a query found: the texts, oldest first, and those that match, best first."""
-
     pasts: tuple[Past, ...]
     hits: tuple[Hit, ...]
     terms: tuple[Term, ...]
@@ -86,7 +83,6 @@ class Archive:
     embeddings: str | None = None
 
     async def find(self, query: str) -> SearchResult:
-        """The removed texts that have words of the query in them."""
         terms = terms_of(query)
         here = await asyncio.to_thread(lambda: [self._past(i) for i in self._gone()])
         elsewhere = await self._stored(query, terms, known={past.ref for past in here})
@@ -110,7 +106,6 @@ class Archive:
         return None
 
     def _gone(self) -> Iterator[int]:
-        """The indices of the messages that are not forwarded as they came."""
         if self.pieces is None:
             return iter(())
         intact = {p.index for p in self.pieces if p.text is None or p.kind in ADDING}
@@ -140,7 +135,6 @@ class Archive:
         return f"result of {body.name}" if body.name else "a tool's result"
 
     async def _stored(self, query: str, terms: Sequence[Term], known: set[str]) -> list[Past]:
-        """Texts of this conversation that the client no longer sends, by the archive's full-text search."""
         known = known | {message.ref for message in self.transcript.messages}
         wanted = dict.fromkeys((query, " ".join(t.text for t in terms if t.weight > 1)))
         found: dict[str, Original] = {}
@@ -155,7 +149,6 @@ class Archive:
     async def _and_alike(
         self, query: str, pasts: tuple[Past, ...], hits: list[Hit]
     ) -> tuple[tuple[Past, ...], list[Hit]]:
-        """The same with the texts behind them that the query's vector is near to, where vectors are kept."""
         alike = by_likeness(self.store, self.tenant, self.conversation, self.embeddings, self.ask)
         near = await alike(query) if alike is not None else ()
         seen, places = {hit.index for hit in hits}, {past.ref: n for n, past in enumerate(pasts)}
@@ -171,7 +164,6 @@ class Archive:
         return pasts, hits
 
     async def _compared(self, query: str, terms: Sequence[Term], pasts: Sequence[Past], hits: list[Hit]) -> list[Hit]:
-        """The best hits, filled up with the newest texts, in the order of their likeness; as they were if none."""
         assert self.ask is not None  # noqa: S101 - the caller looked
         seen = {hit.index for hit in hits}
         newest = (n for n in range(len(pasts) - 1, -1, -1) if n not in seen)
@@ -185,7 +177,6 @@ class Archive:
         return [filled[n] for n in order] + hits[MAX_COMPARED:]
 
     async def _covered(self, cut: Cut) -> Past | None:
-        """All that a cut covers, as one text; from the request where that still begins with it."""
         head, chain = self.transcript.head, self.transcript.chain
         if 0 < cut.covers <= len(chain) and chain[cut.covers - 1] == cut.prefix:
             stays = {*cut.before, *cut.after}
@@ -198,7 +189,6 @@ class Archive:
         return _joined(cut.ref, lines, sum(o.tokens for o in originals)) if originals else None
 
     async def _holds(self, ref: str) -> bool:
-        """Whether a ref that the request does not show was removed from this conversation."""
         if len(ref) != 12 or not ref.isalnum():
             return False
         for cut in self.cuts:
@@ -221,7 +211,6 @@ class Archive:
 
 
 def said(body: Body) -> str:
-    """What a message says: its text, then its calls, one a line."""
     calls = (f"{call.name} {call.arguments}".strip() for call in body.calls)
     return "\n".join(part for part in (body.text, *calls) if part)
 
@@ -244,7 +233,6 @@ def _joined(ref: str, lines: Sequence[tuple[str, str]], tokens: int) -> Past:
 
 
 def _excerpt(text: str, terms: Sequence[Term]) -> str:
-    """The part of a text that the terms stand in, of a length that any model for embeddings reads."""
     return passages(text, terms, most=COMPARED_TOKENS, count=lambda part: len(part) // COMPARED_CHARS + 1).text
 
 

@@ -35,18 +35,12 @@ NOT_SENT_BACK = frozenset({"tool_calls", "function_call", "role", "content"})
 
 
 def name_of(call: object) -> str:
-    """The name of the function that a tool call is for; empty where it does not say."""
     inner = call.get("function") if isinstance(call, Mapping) else None
     name = inner.get("name") if isinstance(inner, Mapping) else None
     return name if isinstance(name, str) else ""
 
 
 def turn_of(message: Mapping[str, Any], name: str) -> RecallTurn | None:
-    """The turn that an assistant message makes; None if it does not call the tool of this name.
-
-    Only the calls of that tool go back: the model asks for the client's tools anew once it has read the answer. What
-    providers want back with a call (thinking, signatures) goes with it.
-    """
     listed = message.get("tool_calls")
     calls: Sequence[object] = listed if isinstance(listed, list) else ()
     mine = [call for call in calls if isinstance(call, Mapping) and name_of(call) == name]
@@ -68,7 +62,6 @@ def turn_of(message: Mapping[str, Any], name: str) -> RecallTurn | None:
 
 
 def without_calls(message: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An assistant message without its calls of the tool of this name."""
     calls = [call for call in message.get("tool_calls") or () if name_of(call) != name]
     kept = {k: v for k, v in message.items() if k != "tool_calls"}
     return {**kept, "tool_calls": calls} if calls else kept
@@ -83,26 +76,21 @@ class ChatRecall:
         self._joins = joins
 
     def answer(self, value: Any) -> dict[str, Any] | None:
-        """A completion with one choice."""
         choices = value.get("choices") if isinstance(value, dict) else None
         first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
         return value if isinstance(first, dict) and isinstance(first.get("message"), dict) else None
 
     def turn(self, answer: Mapping[str, Any], name: str) -> RecallTurn | None:
-        """Its message with the calls of the tool, if it makes any."""
         return turn_of(answer["choices"][0]["message"], name)
 
     def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Mapping[str, Any]]:
-        """The message, and one for each answer."""
         answers = zip(turn.calls, told, strict=True)
         return [*turn.hidden, *({"role": "tool", "tool_call_id": call.id, "content": text} for call, text in answers)]
 
     def overhead(self, turn: RecallTurn, counter: TokenCounter, *, model: str) -> int:
-        """The tokens of the message."""
         return sum(count_message(message, counter, model=model) for message in turn.hidden)
 
     def final(self, answers: Sequence[Mapping[str, Any]], turns: Sequence[RecallTurn], name: str) -> dict[str, Any]:
-        """The last completion: without calls of the tool, with the words and tokens of all rounds."""
         del turns
         *before, value = answers
         choice = dict(value["choices"][0])
@@ -123,29 +111,23 @@ class ChatRecall:
         return final
 
     def view(self, name: str, earlier: "Earlier | None", *, may_recall: bool) -> "Filter":
-        """The filter of one round's stream."""
         return Filter(name, earlier, may_recall)
 
     def refused(self, said: Mapping[str, Any], earlier: object) -> bytes:
-        """The upstream's error as an event."""
         del earlier
         return b"\n\n" + _event(write_value(said))
 
     def broken(self, error: ProxyError, earlier: object) -> bytes:
-        """An error of Weir's own as an event."""
         del earlier
         return error.event()
 
 
 @dataclass(slots=True)
 class CallNumbers:
-    """Which call of a round a delta belongs to: by its index, else by its id, else the newest."""
-
     _ids: dict[str, int] = field(default_factory=dict)
     _newest: int = -1
 
     def of(self, call: Mapping[str, Any]) -> int:
-        """The number of the call that this delta belongs to."""
         number, identity = call.get("index"), call.get("id")
         if not isinstance(number, int):
             known = self._ids.get(identity) if isinstance(identity, str) and identity else self._newest
@@ -189,19 +171,15 @@ class Filter:
     _apart: bool = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes for the client of what ``chunk`` completes."""
         return b"".join(map(self._pass, self._frames.feed(chunk)))
 
     def end(self) -> bytes:
-        """The bytes for the client of what the stream ended with."""
         return self._pass(self._frames.rest())
 
     def turn(self) -> RecallTurn | None:
-        """The assistant message of this round; None where it calls nothing that can be answered."""
         return turn_of(assembled(self._chunks()), self.name)
 
     def leaves(self) -> Earlier:
-        """What the next round has to know."""
         chunks = self._chunks()
         first = self.earlier.identity if self.earlier is not None else _identity(chunks)
         before = self.earlier.usages if self.earlier is not None else ()
@@ -225,7 +203,6 @@ class Filter:
         return b"".join(self._changed(event.data, frame) for event in frame.events)
 
     def _changed(self, data: bytes, frame: EventFrame) -> bytes:
-        """One event as the client sees it; empty for one that is withheld."""
         raw = frame.raw if len(frame.events) == 1 else _event(data)
         if data == DONE:
             return b"" if self.recalling else raw
@@ -239,7 +216,6 @@ class Filter:
         return raw if shown is value else _event(write_value(shown))
 
     def _chunk(self, value: dict[str, Any]) -> dict[str, Any] | None:
-        """A chunk without what is not for the client, the same object if all of it is; None if nothing is left."""
         usage = value.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
@@ -263,7 +239,6 @@ class Filter:
         return shown
 
     def _choice(self, choice: Any) -> Any:
-        """One choice without what is not for the client, the same object if all of it is; None if nothing is left."""
         delta = choice.get("delta") if isinstance(choice, dict) else None
         if not isinstance(delta, dict):
             return choice
@@ -293,7 +268,6 @@ class Filter:
         return {**rest, "tool_calls": kept} if kept else rest
 
     def _call(self, call: Any) -> Any:
-        """A tool call's delta under the number that the client knows it by; None where the client is not to see it."""
         if not isinstance(call, dict):
             return call
         number = self._numbers.of(call)
@@ -311,7 +285,6 @@ class Filter:
         return call if place == call.get("index", place) else {**call, "index": place}
 
     def _continued(self, delta: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
-        """A delta of a later round: no second role, and its first words apart from what was said before."""
         new = {k: v for k, v in delta.items() if k != "role"} if "role" in delta else delta
         text = new.get("content")
         if isinstance(text, str) and text and not self._apart:
@@ -383,7 +356,6 @@ def _says(data: bytes) -> bool:
 
 
 def _is_said(choice: Any) -> bool:
-    """Whether a choice has anything of an answer in it: words, a call, an end."""
     if not isinstance(choice, dict):
         return False
     delta = choice.get("delta")

@@ -49,56 +49,43 @@ class ListRecall(ABC):
         self._joins = joins
 
     @abstractmethod
-    def arguments(self, element: Element) -> str:
-        """The arguments of a call as JSON text."""
+    def arguments(self, element: Element) -> str: ...
 
     @abstractmethod
-    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        """The answers to a turn's calls."""
+    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]: ...
 
     @abstractmethod
-    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]:
-        """The last answer, of which all but its list is ``first``'s; ``dropped`` where no call of it is left."""
+    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]: ...
 
     @abstractmethod
-    def segment(self, elements: Sequence[Element]) -> bytes:
-        """These elements as the client sends them back."""
+    def segment(self, elements: Sequence[Element]) -> bytes: ...
 
     @abstractmethod
-    def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        """What goes up behind the request for a turn that is answered so."""
+    def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]: ...
 
     @abstractmethod
-    def view(self, name: str, earlier: "Before | None", *, may_recall: bool) -> "ListView":
-        """The filter of one round's stream; ``earlier`` is what the one before has left."""
+    def view(self, name: str, earlier: "Before | None", *, may_recall: bool) -> "ListView": ...
 
     @abstractmethod
-    def refused(self, said: Element, earlier: "Before | None") -> bytes:
-        """The last event of a stream whose next round the upstream has refused."""
+    def refused(self, said: Element, earlier: "Before | None") -> bytes: ...
 
     def broken(self, error: ProxyError, earlier: "Before | None") -> bytes:
-        """The last event of a stream that broke off."""
         del earlier
         return self.codec.error_event(error)
 
     def answer(self, value: Any) -> dict[str, Any] | None:
-        """An answer that has a list."""
         return value if isinstance(value, dict) and isinstance(value.get(self.array), list) else None
 
     def elements(self, answer: Element) -> list[dict[str, Any]]:
-        """What it consists of."""
         return [each for each in answer.get(self.array) or () if isinstance(each, dict)]
 
     def is_thought(self, element: Element) -> bool:
-        """Whether an element is reasoning."""
         return element.get("type") in self.thoughts
 
     def calls(self, element: Element, name: str) -> bool:
-        """Whether an element is a call of the tool of this name, which is in no namespace."""
         return element.get("type") == self.call and element.get("name") == name and not element.get("namespace")
 
     def turn(self, answer: Element, name: str) -> RecallTurn | None:
-        """What an answer calls; None where it does not call the tool of this name."""
         return self.turn_of(self.elements(answer), name, joins=self._joins)
 
     def turn_of(self, elements: Sequence[dict[str, Any]], name: str, *, joins: bool = True) -> RecallTurn | None:
@@ -115,18 +102,15 @@ class ListRecall(ABC):
         return RecallTurn(read, calls, before) if joins else RecallTurn(read, (*before, *calls))
 
     def sendable(self, call: dict[str, Any], number: int) -> dict[str, Any]:
-        """A call as it may go back."""
         identity = call.get(self.call_id)
         return call if isinstance(identity, str) and identity else {**call, self.call_id: f"call_recall_{number}"}
 
     def overhead(self, turn: RecallTurn, counter: TokenCounter, *, model: str) -> int:
-        """The tokens of what goes back, but for the answers."""
         view = self.codec.view(self.segment((*turn.shown, *turn.hidden)))
         sealed = view.get(SEALED, 0)
         return count_message(view, counter, model=model) + (sealed if isinstance(sealed, int) else 0)
 
     def final(self, answers: Sequence[Element], turns: Sequence[RecallTurn], name: str) -> dict[str, Any]:
-        """The last answer with what is shown of those before it, and without a call of the tool."""
         *before, last = answers
         kept = [each for each in self.elements(last) if not self.calls(each, name)]
         dropped = len(kept) < len(self.elements(last)) and not any(each.get("type") in self.own for each in kept)
@@ -139,7 +123,6 @@ class ListRecall(ABC):
 
     @staticmethod
     def used(usage: Element, before: Sequence[Element]) -> dict[str, Any]:
-        """The usage of all rounds."""
         return added_up(usage, before, kind="output", asked="input") if before else dict(usage)
 
 
@@ -186,38 +169,30 @@ class ListView(ABC):
 
     @property
     def shown(self) -> tuple[Element, ...]:
-        """What the client has got in all rounds."""
         before = self.earlier.shown if self.earlier is not None else ()
         return (*before, *(self.elements[number] for number in sorted(self.places)))
 
     @property
     def has_nothing_to_call(self) -> bool:
-        """Whether a call was taken out of this round and it has no other one."""
         return self.dropped and not self._owns
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes for the client of what ``chunk`` completes."""
         return b"".join(map(self._pass, self._frames.feed(chunk)))
 
     def end(self) -> bytes:
-        """The bytes for the client of what the stream ended with."""
         return self._pass(self._frames.rest())
 
     def turn(self) -> RecallTurn | None:
-        """What this round calls."""
         return self.surface.turn_of([self.elements[number] for number in sorted(self.elements)], self.name)
 
     def leaves(self) -> Before:
-        """What the next round has to know."""
         before = self.earlier.usages if self.earlier is not None else ()
         return Before(self.began, self.shown, before if self.usage is None else (*before, self.usage), self.sequence)
 
     @abstractmethod
-    def event(self, value: dict[str, Any]) -> Element | None:
-        """An event as the client sees it, the same object if all of it is for the client; None if nothing is."""
+    def event(self, value: dict[str, Any]) -> Element | None: ...
 
     def begin(self, number: object, element: object) -> None:
-        """Take note of an element that begins, and whether the client is to see it."""
         if not isinstance(number, int) or not isinstance(element, dict):
             return
         self.elements[number] = element
@@ -230,12 +205,10 @@ class ListView(ABC):
             self.visible = True
 
     def placed(self, value: dict[str, Any], key: str) -> dict[str, Any] | None:
-        """An event of an element under the number that the client knows it by; None for one that it has not got."""
         place = self.places.get(value[key])
         return None if place is None else value if place == value[key] else {**value, key: place}
 
     def summed(self, usage: Element) -> dict[str, Any]:
-        """The usage of all rounds, of which this is the last one's."""
         return self.surface.used(usage, self.earlier.usages if self.earlier is not None else ())
 
     def _pass(self, frame: EventFrame) -> bytes:
@@ -247,5 +220,4 @@ class ListView(ABC):
 
 
 def named_event(value: Element) -> bytes:
-    """An event whose name is its type."""
     return b"event: " + str(value.get("type", "")).encode() + b"\ndata: " + write_value(value) + b"\n\n"

@@ -19,8 +19,6 @@ GROWING = {
 
 
 class MessagesRecall(ListRecall):
-    """The rounds of a message: blocks go back as they were given, thinking and its signatures with them."""
-
     codec = MESSAGES
     array = "content"
     call = "tool_use"
@@ -29,53 +27,42 @@ class MessagesRecall(ListRecall):
     thoughts = THINKING_TYPES
 
     def arguments(self, element: Element) -> str:
-        """The input of a call as JSON text; what the model did not write to its end is no JSON."""
         return "{" if "input" not in element else write_value(element["input"]).decode("utf-8", "surrogatepass")
 
     def sendable(self, call: dict[str, Any], number: int) -> dict[str, Any]:
-        """A call with an object for its input, as the endpoint takes no other."""
         call = super().sendable(call, number)
         return call if isinstance(call.get("input"), dict) else {**call, "input": {}}
 
     def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        """A block for each answer."""
         return [
             {"type": "tool_result", "tool_use_id": call.id, "content": text}
             for call, text in zip(turn.calls, told, strict=True)
         ]
 
     def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        """The assistant's turn, and the user's with the answers."""
         said = {"role": "assistant", "content": [*turn.shown, *turn.hidden]}
         return [said, {"role": "user", "content": self.outputs(turn, told)}]
 
     def segment(self, elements: Sequence[Element]) -> bytes:
-        """A message of the assistant's."""
         return write_value({"role": "assistant", "content": elements})
 
     def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]:
-        """The message that the first round began."""
         reason = {"stop_reason": "end_turn"} if dropped and last.get("stop_reason") == "tool_use" else {}
         return {**last, **{k: first[k] for k in ("id", "model") if k in first}, **reason}
 
     def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "MessagesView":
-        """The filter of one round's stream."""
         return MessagesView(self, name, earlier, may_recall)
 
     def refused(self, said: Element, earlier: Before | None) -> bytes:
-        """The upstream's error as an event."""
         del earlier
         return b"\n\n" + named_event({**said, "type": "error"})
 
 
 @dataclass(slots=True)
 class MessagesView(ListView):
-    """One round of a streamed message."""
-
     _inputs: dict[int, str] = field(default_factory=dict)
 
     def event(self, value: dict[str, Any]) -> Element | None:
-        """An event as the client sees it."""
         kind, number = value.get("type"), value.get("index")
         if kind == "message_start":
             return self._started(value)
@@ -116,7 +103,6 @@ class MessagesView(ListView):
         return {**value, "usage": self.summed(usage)} if self.earlier is not None and usage is not None else value
 
     def _grow(self, number: int, delta: object) -> None:
-        """What a delta adds to its block."""
         if not isinstance(delta, dict):
             return
         block, kind = self.elements[number], delta.get("type")

@@ -32,50 +32,41 @@ class ResponsesRecall(ListRecall):
         self.stateless = stateless
 
     def arguments(self, element: Element) -> str:
-        """The arguments as the model wrote them."""
         given = element.get("arguments")
         return given if isinstance(given, str) else ""
 
     def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        """An item for each answer."""
         return [
             {"type": "function_call_output", "call_id": call.id, "output": text}
             for call, text in zip(turn.calls, told, strict=True)
         ]
 
     def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        """The round's items, and one for each answer."""
         items = (*turn.shown, *turn.hidden)
         if self.stateless and any(self.is_thought(item) and not item.get("encrypted_content") for item in items):
             items = tuple({k: v for k, v in i.items() if k != "id"} for i in items if not self.is_thought(i))
         return [*items, *self.outputs(turn, told)]
 
     def segment(self, elements: Sequence[Element]) -> bytes:
-        """A run of items."""
         return b",".join(map(write_value, elements))
 
     def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]:
-        """The last response: under its id all rounds are stored."""
         del first, dropped
         return last
 
     def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "ResponsesView":
-        """The filter of one round's stream."""
         return ResponsesView(self, name, earlier, may_recall, stateless=self.stateless)
 
     def refused(self, said: Element, earlier: Before | None) -> bytes:
-        """The upstream's error as the failure of the response."""
         error = said.get("error")
         message = str(error.get("message") or "") if isinstance(error, dict) else str(error)
         return b"\n\n" + named_event(failed(message, earlier))
 
     def broken(self, error: ProxyError, earlier: Before | None) -> bytes:
-        """An error of Weir's own as the failure of the response."""
         return b"\n\n" + named_event(failed(f"Connection lost, premature close: {error.message}", earlier))
 
 
 def failed(message: str, earlier: Before | None) -> Element:
-    """The last event of a response that cannot be gone on with, under its own id and number."""
     left = earlier or Before()
     response = {
         "id": "",
@@ -90,15 +81,9 @@ def failed(message: str, earlier: Before | None) -> Element:
 
 @dataclass(slots=True)
 class ResponsesView(ListView):
-    """One round of a streamed response.
-
-    All of it has the first round's id. Only its end has the last one's where that is stored: under it are all rounds.
-    """
-
     stateless: bool = False
 
     def event(self, value: dict[str, Any]) -> Element | None:
-        """An event as the client sees it."""
         kind, response = value.get("type"), value.get("response")
         if isinstance(response, dict):
             shown = self._ended(value, response) if kind in ENDS else self._going_on(value, response)
@@ -110,7 +95,6 @@ class ResponsesView(ListView):
         return None if shown is None else self._numbered(shown)
 
     def _note(self, value: dict[str, Any]) -> None:
-        """Take note of an item that begins, or is there as a whole."""
         number, item = value["output_index"], value.get("item")
         if value.get("type") == "response.output_item.added":
             self.begin(number, item)
@@ -126,7 +110,6 @@ class ResponsesView(ListView):
         return value
 
     def _ended(self, value: dict[str, Any], response: dict[str, Any]) -> dict[str, Any] | None:
-        """The end of all rounds, or None for that of one that another one follows."""
         self.usage = usage = response.get("usage") if isinstance(response.get("usage"), dict) else None
         for number, item in enumerate(response.get("output") or ()):
             if isinstance(item, dict) and number in self.elements:
@@ -143,7 +126,6 @@ class ResponsesView(ListView):
         return {**value, "response": told if usage is None else {**told, "usage": self.summed(usage)}}
 
     def _numbered(self, value: dict[str, Any]) -> dict[str, Any]:
-        """The event under the number that follows that of the one before, where events have one."""
         number = value.get("sequence_number")
         if not isinstance(number, int):
             return value

@@ -53,8 +53,6 @@ Ended = Callable[[UpstreamResponse, Tap | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """One call that was answered: in which round (from 1), the hash of what it asked, texts and tokens it brought."""
-
     round: int
     query: str
     hits: int
@@ -96,11 +94,9 @@ class Rounds:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether a call that comes now is answered, or at least refused in words."""
         return not self.over and self.number <= self.most
 
     async def after(self, turn: RecallTurn) -> bytes:
-        """The next request: the one before, the turn, and the answers to its calls."""
         self._keep()
         self.number += 1
         self._turn, self._share = turn, 0
@@ -108,14 +104,12 @@ class Rounds:
         return await self._ask()
 
     async def smaller(self) -> bytes | None:
-        """The same request with half as much in the answers, then with none; None if there is nothing to cut."""
         if self._turn is None or self._share + 1 >= len(SHARES):
             return None
         self._share += 1
         return await self._ask()
 
     def finish(self) -> None:
-        """Take note of the last round; the tool is offered no more."""
         self._keep()
         self.over = True
 
@@ -143,7 +137,6 @@ class Rounds:
         return told
 
     def _tell_one(self, call: RecallCall, found: SearchResult | Past | None, room: int) -> RecallAnswer:
-        """The answer to one call, in at most ``room`` tokens as far as it has text in it."""
         if self.number > self.most:
             return RecallAnswer(REFUSED, self.counter.count(REFUSED))
         last = f"\n{LAST}" if self.number == self.most else ""
@@ -164,7 +157,6 @@ class Rounds:
         return [write_value(each) for each in self.surface.sent(self._turn, [told.text for told in self._told])]
 
     def _keep(self) -> None:
-        """What the last round sent is part of every further one."""
         if self._turn is None:
             return
         messages = self._messages()
@@ -197,12 +189,10 @@ class Unseen:
     whole: bool = False
 
     def give_up(self) -> None:
-        """What follows is not made behind what was recalled, nor behind what the client has got so far."""
         self.rounds.clear()
         self.tokens, self.skipped = 0, len(self.shown)
 
     def add(self, turn: RecallTurn, answers: Sequence[RecallAnswer]) -> None:
-        """Take note of one more round."""
         self.shown += turn.shown
         said = sum(not self.surface.is_thought(element) for element in self.shown)
         outputs = self.surface.outputs(turn, [told.text for told in answers])
@@ -212,10 +202,6 @@ class Unseen:
         self.tokens += sum(told.tokens + 4 for told in answers)
 
     def end(self, shown: Sequence[Mapping[str, Any]], dropped: RecallTurn | None) -> None:
-        """The answer is whole: this is what the client has of all rounds.
-
-        Reasoning has to be followed by what it led to: a call that was ``dropped`` behind it is kept as refused.
-        """
         self.shown, self.whole = [*shown], True
         if dropped is not None and shown and self.surface.is_thought(shown[-1]):
             refusal = RecallAnswer(REFUSED, self.counter.count(REFUSED))
@@ -244,7 +230,6 @@ def _hash(call: RecallCall) -> str:
 
 
 async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> UpstreamResponse:
-    """The answer to the next round. Raises ProxyError where the upstream cannot be asked."""
     body: bytes | None = await rounds.after(turn)
     while body is not None:
         received, verdict = await ask(body)
@@ -289,7 +274,6 @@ async def follow_whole(received: UpstreamResponse, rounds: Rounds, ask: AskAgain
 
 
 def _answer(received: UpstreamResponse, surface: RecallSurface, name: str) -> dict[str, Any] | None:
-    """A whole answer that has ``name`` in it; None for anything else."""
     body = received.body
     if body is None or received.answer.status >= 400 or not received.answer.ended or name.encode() not in body:
         return None

@@ -29,8 +29,6 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Gate:
-    """The client's side of the stream: what is written before it opens waits."""
-
     send: Send
     headers: Callable[[UpstreamResponse], Headers]
     received: UpstreamResponse
@@ -39,7 +37,6 @@ class Gate:
     _held: bytearray = field(default_factory=bytearray)
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, or keep them until the gate is opened."""
         if not data:
             return
         if self.is_open:
@@ -49,7 +46,6 @@ class Gate:
             self._held += data
 
     async def open(self) -> None:
-        """Begin the answer with the head of the upstream's newest one."""
         if not self.is_open:
             self.is_open = True
             answer = self.received.answer
@@ -58,18 +54,15 @@ class Gate:
             await self.write(held)
 
     async def keep_alive(self) -> None:
-        """Tell the client that its answer is still being made."""
         await self.open()
         await send_more(self.send, KEEP_ALIVE)
 
     async def close(self) -> None:
-        """End the answer."""
         await self.open()
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def patiently(work: Coroutine[Any, Any, T], waiting: Callable[[], Awaitable[None]], *, every: float) -> T:
-    """What ``work`` comes to; ``waiting`` is called each time it has taken ``every`` seconds more."""
     task = asyncio.ensure_future(work)
     try:
         while True:
@@ -131,7 +124,6 @@ class Relaying:
         return gate.tap.seen
 
     async def _round(self, gate: Gate, view: Filter | ListView, received: UpstreamResponse) -> Tap:
-        """Relay one round; what the upstream said of itself in it comes back."""
         tap = StreamTap(codec=self.rounds.surface.codec)
         try:
             async with aclosing(_chunks(received)) as chunks:
@@ -174,7 +166,6 @@ class Relaying:
             raise told from error
 
     async def _fail(self, gate: Gate, event: bytes, cause: BaseException | None = None) -> NoReturn:
-        """End the client's stream with an error event, and without a proper end."""
         await gate.write(event)
         raise StreamCut("the answer broke off between two rounds") from cause
 
@@ -182,7 +173,6 @@ class Relaying:
         return self.rounds.surface.broken(error, earlier)
 
     def _refusal(self, received: UpstreamResponse, earlier: Any) -> bytes:
-        """What the upstream said in place of the next round, as an event."""
         said = decoded(received.body or b"")
         if said is not None and said.get("error"):
             return self.rounds.surface.refused(said, earlier)
@@ -191,7 +181,6 @@ class Relaying:
 
 
 async def _chunks(received: UpstreamResponse) -> AsyncGenerator[bytes | None, None]:
-    """The stream from its beginning; None where what was looked at before ends."""
     opening, chunks = received.opening, received.chunks
     assert chunks is not None  # noqa: S101 - the caller looked
     async with aclosing(chunks) as rest:

@@ -33,7 +33,6 @@ class Offer:
 
 
 def definition_of(name: str, codec: Codec = CHAT) -> dict[str, object]:
-    """The tool's definition in the form of an endpoint."""
     arguments = {
         "query": {"type": "string", "description": "words or identifiers"},
         "ref": {"type": "string"},
@@ -43,7 +42,6 @@ def definition_of(name: str, codec: Codec = CHAT) -> dict[str, object]:
 
 
 def definition_tokens(definition: Mapping[str, object], counter: TokenCounter, *, model: str, alone: bool) -> int:
-    """Uncalibrated tokens that the definition adds to a request; ``alone`` where that has no other tool."""
     one = count_tools([definition], None, None, counter, model=model)
     return one if alone else count_tools([definition, definition], None, None, counter, model=model) - one
 
@@ -72,7 +70,6 @@ def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenC
 
 
 def with_tool(body: bytes, definition: bytes) -> bytes:
-    """``body`` with one more definition behind its tools, everything else byte for byte."""
     fields = split_object(body)
     raw = fields.get("tools")
     own = split_array(raw) if raw is not None else None
@@ -80,7 +77,6 @@ def with_tool(body: bytes, definition: bytes) -> bytes:
 
 
 def with_more_messages(body: bytes, messages: Sequence[bytes], array: str = CHAT.array) -> bytes:
-    """``body`` with more messages behind its own in ``array``, everything else byte for byte."""
     fields = split_object(body)
     raw = fields[array]
     return replace_fields(body, fields, {array: _appended(raw, split_array(raw), messages)})
@@ -93,7 +89,6 @@ def _appended(raw: Raw | None, own: Sequence[Raw] | None, more: Sequence[bytes])
 
 
 def _own_tools(request: ClientRequest) -> Sequence[Raw] | None:
-    """The client's definitions; empty for none, None for what is no array."""
     raw = request.fields.get("tools")
     if raw is None or read_value(raw) is None:
         return ()
@@ -105,8 +100,6 @@ MAX_QUERY_LEN = 2_000
 
 @dataclass(frozen=True, slots=True)
 class RecallCall:
-    """One call: what to search for, or what to read from which byte on; ``problem`` says what is wrong with it."""
-
     id: str
     query: str = ""
     ref: str = ""
@@ -150,7 +143,6 @@ def _cursor(given: object) -> int:
 
 
 def decoded(data: bytes) -> dict[str, Any] | None:
-    """A JSON object; None for anything else."""
     try:
         value = msgspec.json.decode(data)
     except (ValueError, RecursionError):
@@ -161,7 +153,6 @@ def decoded(data: bytes) -> dict[str, Any] | None:
 def added_up(
     usage: Mapping[str, Any], before: Sequence[Mapping[str, Any]], *, kind: str = "completion", asked: str = "prompt"
 ) -> dict[str, Any]:
-    """The usage object of the last round with the answers of those ``before`` it: prompt of one, words of all."""
     result, words, details_name = dict(usage), f"{kind}_tokens", f"{kind}_tokens_details"
     result[words] = _sum(words, (*before, usage))
     details = [d for each in (*before, usage) if isinstance(d := each.get(details_name), dict)]

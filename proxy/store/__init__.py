@@ -32,8 +32,6 @@ ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
 class Store(Transactions):
-    """The database of one Weir: what can be read of it and written to it, noun by noun."""
-
     _secret: bytes | None = None
 
     @classmethod
@@ -68,40 +66,32 @@ class Store(Transactions):
         return cls(await _opened(url, mode=mode, patience=busy_timeout, connections=connections), content=content)
 
     async def close(self) -> None:
-        """Finish what has begun and close the database."""
         await self._database.close()
 
     async def ping(self) -> None:
-        """Return if the database can be written (read-only stores: read) now, else raise :class:`StoreError`."""
         await self._database.ping()
 
     @property
     def schema(self) -> str:
-        """The revision of the schema, which is the newest one that this Weir knows."""
         return HEAD
 
     @property
     def shared(self) -> bool:
-        """Whether other servers may write the same conversations."""
         return self._database.shared
 
     @property
     def keeps_content(self) -> bool:
-        """Whether what is said may be stored."""
         return self._full
 
     @property
     def damaged(self) -> int:
-        """How many different rows were found damaged and treated as absent."""
         return len(self._damaged)
 
     @property
     def reopened(self) -> int:
-        """How often another file was opened in the place of one that was deleted or replaced."""
         return self._database.opened
 
     def load(self) -> dict[str, int]:
-        """Transactions that wait, and of a database server the connections that are busy and idle."""
         return self._database.load()
 
     find = timed("find")(reading(conversations_.find))
@@ -189,7 +179,6 @@ class Store(Transactions):
     keep_time = writing(configuration.keep_time)
 
     async def secret(self) -> bytes:
-        """The 32 bytes that credentials are hashed with (HMAC); made once per database."""
         if self._secret is None:
             found = await self._read(configuration.stored_secret)
             self._secret = found if found is not None else await self._write(configuration.make_secret)
@@ -216,28 +205,16 @@ class Store(Transactions):
     async def search(
         self, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
     ) -> list[Original]:
-        """Removed messages with all words of ``text``, else with any of them, best first.
-
-        With the id of a ``conversation`` only those that were removed from it.
-        """
         await self._index()
         return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
 
     async def usage(self, tenant: str | None, *, since: float, by: exchanges.By | None = None) -> list[UsageRow]:
-        """What the requests since then took, of a tenant's key or with None of each, the most tokens first.
-
-        It is read day by day, so that what requests have to look up in between does not wait for all of it.
-        """
         rows: list[UsageRow] = []
         for start, end in await self._read(lambda tx: exchanges.slices(tx, since)):
             rows += await self._read(partial(exchanges.used, tenant=tenant, since=start, until=end, by=by))
         return exchanges.added_up(rows)
 
     async def delete(self, conversation: ConversationRow, at: float | None = None) -> bool:
-        """Delete a conversation and all that only it needed, the WAL's copy included; whether it was there.
-
-        Its rows in the audit stay: they hold digests and numbers.
-        """
         found = await self._write(lambda tx: maintenance.delete(tx, conversation, at))
         await self._database.tend(force=True)
         return found
@@ -262,12 +239,9 @@ class Store(Transactions):
         return total
 
     async def counts(self, *, before: float) -> dict[str, float | None]:
-        """Conversations, of these ``due`` last used before ``before``, requests, originals, bytes, and the first and
-        last moment of use."""
         return await self._read(partial(maintenance.counts, before=before))
 
     async def backup(self, path: Path) -> None:
-        """Write a whole copy to a new file, of one moment, while others go on; a file that is there stays."""
         await self._database.backup(path)
 
     async def fit(self, most: int, *, before: float, at: float) -> int:
@@ -292,11 +266,9 @@ class Store(Transactions):
         return total
 
     async def checkpoint(self) -> bool:
-        """Bring the WAL into the database file if no visitor is there; whether that was done."""
         return await self._database.tend(force=True)
 
     async def _shrink(self) -> None:
-        """Take deleted words out of the index and give freed pages back, some at a time."""
         begins = True
         while await self._write(partial(archive.merge_words, begins=begins)):
             begins = False
@@ -311,7 +283,6 @@ class Store(Transactions):
 
 
 async def _opened(url: str, *, mode: Mode, patience: float, connections: int) -> Database:
-    """The database behind ``url``, its schema at the newest version; SQLite and PostgreSQL are known."""
     scheme = url.partition("://")[0]
     if scheme in POSTGRES_SCHEMES:
         # Loaded by name: SQLAlchemy's asyncio package costs 120 ms and 8 MB that a SQLite user need not pay.

@@ -60,7 +60,6 @@ LINE = sa.select(answers).join(_LINE, _LINE.c.id == answers.c.id).where(OF_TENAN
 
 
 def add_answers(tx: Transaction, rows: Sequence[AnswerRow]) -> None:
-    """Keep answers; nothing where what is said may not be stored."""
     if not rows or not tx.full:
         return
     packed = tx.aside(lambda: [pack(row.given, row.output, row.opening) for row in rows])
@@ -69,18 +68,15 @@ def add_answers(tx: Transaction, rows: Sequence[AnswerRow]) -> None:
 
 
 def line(tx: Transaction, tenant: str, answer: str) -> list[AnswerRow]:
-    """The answer with this id and those before it, as far as they are known and whole."""
     return _whole(tx, LINE, {"of_tenant": tenant, "of_id": answer})
 
 
 def known(tx: Transaction, tenant: str, ids: Collection[str]) -> int:
-    """How many of these answers are there."""
     query = sa.select(sa.func.count()).select_from(answers).where(answers.c.tenant == tenant)
     return sum(int(tx.scalar(query.where(answers.c.id.in_(chunk))) or 0) for chunk in chunks(ids))
 
 
 def with_items(tx: Transaction, tenant: str, items: Collection[str]) -> list[AnswerRow]:
-    """The answers that elements with these ids came in."""
     found: list[AnswerRow] = []
     for chunk in chunks(items):
         ids = sa.select(answer_items.c.answer).where(answer_items.c.tenant == tenant, answer_items.c.item.in_(chunk))
@@ -89,12 +85,10 @@ def with_items(tx: Transaction, tenant: str, items: Collection[str]) -> list[Ans
 
 
 def forget(tx: Transaction, tenant: str, answer: str) -> None:
-    """Know nothing of an answer any more."""
     tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.id == answer))
 
 
 def exported(tx: Transaction, conversation: ConversationRow) -> list[Mapping[str, Any]]:
-    """What is kept of a conversation's answers, as plain data."""
     mine = answers.c.tenant == conversation.tenant, answers.c.conversation == conversation.id
     rows = _whole(tx, sa.select(answers).where(*mine).order_by(answers.c.at))
     return [

@@ -82,17 +82,14 @@ MATCH_POSTGRESQL = (
 
 
 def original(tx: Transaction, tenant: str, ref: str) -> Original | None:
-    """The removed message with this ref; None if unknown, damaged, or kept as a digest only."""
     return next(iter(originals_with(tx, tenant, [ref])), None)
 
 
 def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
-    """What the cut with this ref covers, in order, as far as it is there."""
     return originals_with(tx, tenant, covered_refs(tx, tenant, ref))
 
 
 def held(tx: Transaction, tenant: str, conversation: str) -> set[str]:
-    """The refs of all that was removed from a conversation (by id)."""
     return set(tx.scalars(_held_by(tenant, conversation)))
 
 
@@ -147,7 +144,6 @@ def _weight(having: int, all_: int) -> float:
 
 
 def _saturated(count: int, length: float) -> float:
-    """What so many occurrences count in a text of this length, the mean being 1."""
     return count * (BM25_K1 + 1) / (count + BM25_K1 * (1 - BM25_B + BM25_B * length))
 
 
@@ -171,7 +167,6 @@ def _ranked_by_server(
 
 
 def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
-    """The newest removed texts of a conversation (by id) that have no vector by this model, by ref."""
     known = sa.select(vectors.c.ref).where(vectors.c.tenant == tenant, vectors.c.model == model)
     query = (
         sa.select(originals)
@@ -188,7 +183,6 @@ def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str,
 
 
 def add_vectors(tx: Transaction, tenant: str, model: str, given: Mapping[str, Sequence[float]]) -> None:
-    """Keep vectors of removed texts, by ref; those of texts that have gone meanwhile are left out."""
     there = tx.scalars(sa.select(originals.c.ref).where(originals.c.tenant == tenant, originals.c.ref.in_(list(given))))
     own = {"tenant": tenant, "model": model}
     tx.many(ADD_VECTOR, [{**own, "ref": ref, "body": _unit(given[ref])} for ref in sorted(there)])
@@ -197,7 +191,6 @@ def add_vectors(tx: Transaction, tenant: str, model: str, given: Mapping[str, Se
 def nearest(
     tx: Transaction, tenant: str, conversation: str, model: str, wanted: Sequence[float], *, limit: int
 ) -> list[tuple[Original, float]]:
-    """The removed texts of a conversation (by id) that are most like ``wanted``, each with its cosine."""
     query = sa.select(vectors.c.ref, vectors.c.body).where(
         vectors.c.tenant == tenant, vectors.c.model == model, vectors.c.ref.in_(_held_by(tenant, conversation))
     )
@@ -212,7 +205,6 @@ def nearest(
 
 
 def add_originals(tx: Transaction, change: Change) -> None:
-    """Archive what is not there yet, repair what is damaged, and note that the branch needs all that is gone."""
     by_ref = {original.ref: original for original in change.originals}
     for refs in chunks(by_ref):
         _add(tx, change.tenant, [by_ref[ref] for ref in refs], at=change.at)
@@ -220,25 +212,21 @@ def add_originals(tx: Transaction, change: Change) -> None:
 
 
 def hold(tx: Transaction, tenant: str, branch: str, refs: Iterable[str]) -> None:
-    """Note that ``branch`` needs the originals with these refs."""
     tx.many(HOLD_ORIGINAL, [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)])
 
 
 def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
-    """Delete those of ``refs`` that no branch needs any more, their words included."""
     for chunk in chunks(refs):
         needed = tx.scalars(sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.ref.in_(chunk)))
         _drop(tx, tenant, sorted(set(chunk) - set(needed)))
 
 
 def whole_body(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> bytes | None:
-    """The body of a row of originals, None where it is kept as a digest only, or damaged."""
     found = _original(tx, row)
     return None if found is None else found.body
 
 
 def message_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> tuple[bytes, str]:
-    """The JSON and the text of a row that has them. Raises :class:`Damaged`."""
     if row.frame is None:
         return unpack_message(row.body)
     found = tx.frames.get(row.frame)
@@ -256,7 +244,6 @@ def message_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> tuple[bytes, s
 
 
 def unindexed(tx: Transaction) -> bool:
-    """Whether some originals cannot be found by their words yet."""
     if tx.dialect != "sqlite":
         return False
     newest = sa.select(sa.func.coalesce(sa.func.max(originals.c.id), 0)).scalar_subquery()
@@ -299,13 +286,11 @@ def merge_words(tx: Transaction, *, begins: bool) -> bool:
 
 
 def forget_words(tx: Transaction) -> None:
-    """Merge the full-text index, so that words of deleted originals are in it no more."""
     if tx.dialect == "sqlite":
         tx.execute(sa.text("INSERT INTO originals_fts (originals_fts) VALUES ('optimize')"))
 
 
 def _held_by(tenant: str, conversation: str) -> sa.Select[str]:
-    """The refs of the originals that some branch of a conversation needs."""
     return (
         sa.select(removed.c.ref)
         .join(branches, same(branches, removed, "tenant", "branch"))
@@ -314,7 +299,6 @@ def _held_by(tenant: str, conversation: str) -> sa.Select[str]:
 
 
 def originals_with(tx: Transaction, tenant: str, refs: Sequence[str]) -> list[Original]:
-    """The originals with these refs, in order, without those that are absent."""
     found: dict[str, Original | None] = {}
     for chunk in chunks(dict.fromkeys(refs)):
         mine = (originals.c.tenant == tenant, originals.c.ref.in_(chunk), sa.not_(originals.c.quarantined))
@@ -425,7 +409,6 @@ def _index(tx: Transaction, statement: sa.TextClause, *which: sa.ColumnElement[b
 
 
 def _indexed(text: str) -> str:
-    """A text as it is given to the full-text index: no database has to know where its language parts words."""
     return " ".join(words(text))
 
 

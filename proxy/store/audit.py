@@ -53,7 +53,6 @@ OF_EVENT: Mapping[str, AuditType] = {
     "zone_change": AuditType.PRESSURE_CHANGE,
     "velocity_spike": AuditType.PRESSURE_CHANGE,
 }
-"""Which row an event of the planner belongs to; others are not audited."""
 SEALED_AT_ONCE = 1_000
 GUARDS = frozenset({"audit_appends", "audit_never_changes", "audit_goes_sealed"})
 MINE = of(audit, "tenant")
@@ -72,7 +71,6 @@ ONE = sa.select(audit.c.prev, audit.c.hash).where(of(audit, "tenant", "seq"))
 
 
 def append(tx: Transaction, events: Sequence[AuditEvent]) -> None:
-    """Put events at the end of their tenants' chains, in order; without any nothing is asked of the database."""
     for tenant in sorted({event.tenant for event in events}):
         seq, prev = hold_head(tx, tenant)
         rows = linked((event for event in events if event.tenant == tenant), seq=seq, prev=prev)
@@ -97,11 +95,6 @@ def listed(
     limit: int = 200,
     after: Place | None = None,
 ) -> list[AuditRow]:
-    """The newest rows of a tenant's audit, or with None of everybody's, newest first.
-
-    ``conversation`` is the id of one, or the name that one had when it was deleted; ``kind`` one type of row;
-    ``after`` leaves those behind one of which this is ``seq``, with None for a tenant ``at``, ``tenant`` and ``seq``.
-    """
     query, order = sa.select(audit), [(audit.c.at, True), (audit.c.tenant, False), (audit.c.seq, True)]
     if tenant is not None:
         query, order = query.where(audit.c.tenant == tenant), order[2:]
@@ -200,7 +193,6 @@ def _type_of(cut: Cut) -> AuditType:
 
 
 def _evicted(rows: Sequence[EvictionRow], change: Change) -> dict[str, object]:
-    """The result of an eviction (requirements A0.43); ``rows`` is a digest of what the table of evictions says."""
     edits = [edit for edit in change.edits if edit.kind not in ADDING]
     if not rows:
         refs, kinds = [edit.ref for edit in edits], Counter(str(edit.kind) for edit in edits)
@@ -223,7 +215,6 @@ def _evicted(rows: Sequence[EvictionRow], change: Change) -> dict[str, object]:
 
 
 def digest_of_evictions(rows: Iterable[EvictionRow]) -> bytes:
-    """SHA-256 over what eviction rows say that is never changed in them."""
     digest = sha256()
     for row in rows:
         tokens = f"{row.tokens_before} {row.tokens_after} {row.tokens_remaining}"
@@ -232,7 +223,6 @@ def digest_of_evictions(rows: Iterable[EvictionRow]) -> bytes:
 
 
 def _cut(cut: Cut, change: Change) -> dict[str, object]:
-    """The result of a compression (requirements A0.72): figures and a digest, its text is in the table of cuts."""
     rows = [row for row in change.evictions if row.kind == CUT]
     told = next((e for e in _mappings(change.figures.get("condensed")) if e.get("strategy") == COMPACT), {})
     before = sum(row.tokens_before for row in rows)
@@ -262,7 +252,6 @@ def _cut(cut: Cut, change: Change) -> dict[str, object]:
 
 
 def _each(condensed: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """What was put in shorter words, message by message (requirements A0.72, A0.73), and the questions asked in all."""
     if not condensed:
         return {}
     calls = sum(each["calls"] for each in condensed if isinstance(each.get("calls"), int))  # type: ignore[misc]
@@ -306,7 +295,6 @@ def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
 
 
 def _alerts(checkup: Checkup) -> dict[str, object]:
-    """The episodes that began and those that ended with a request; what an alert says is not part of it."""
     opened = [
         {"kind": a.kind, "level": a.level, "class": a.category, "value": round(a.value, 4), "threshold": a.limit}
         for a in checkup.opened
@@ -317,7 +305,6 @@ def _alerts(checkup: Checkup) -> dict[str, object]:
 def of_evaluation(
     tenant: str, conversation: str, *, branch: str, request: str, at: float, facts: Mapping[str, object]
 ) -> AuditEvent:
-    """What the evaluation of a request's summary came to: scores, null where nothing was judged, and what it took."""
     kind = AuditType.EVALUATION
     return AuditEvent(
         tenant=tenant, at=at, type=kind, conversation=conversation, branch=branch, request=request, facts=facts
@@ -512,7 +499,6 @@ class _Walk:
             return 0, None
 
     def _begin(self, row: _Raw) -> None:
-        """Start behind what was taken out under a seal: at it, or inside it where that is not finished yet."""
         first = row.seq
         if self._seal_link is None or first == 1 or not isinstance(first, int):
             return
@@ -533,7 +519,6 @@ class _Walk:
         self._broken = self._diagnosed(row, expected)
 
     def _agrees(self, row: _Raw) -> bool:
-        """Whether the last row under the seal is the one that the seal names, and only seals seal."""
         if row.seq == self._sealed and row.hash != self._seal_link:
             return False
         return (row.type == AuditType.SEAL) == (row.sealed > 0)
@@ -543,7 +528,6 @@ class _Walk:
             self._found.add(link)
 
     def _diagnosed(self, row: _Raw, expected: int) -> Broken:
-        """What happened, told by where the row's own hash says that it belongs and who else would fit here."""
         if not isinstance(row.seq, int) or row.seq < 1:
             return Broken(row.seq if isinstance(row.seq, int) else expected, "inserted")
         if row.seq > expected:

@@ -15,9 +15,7 @@ from typing import Literal, NamedTuple
 
 FORM = 1
 GENESIS = bytes(32)
-"""What stands for the hash before the first row of a chain."""
 OPERATOR = ""
-"""The tenant of what concerns everybody."""
 PLAIN = re.compile(r"[A-Za-z0-9_.:+,-]{0,64}")
 _ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
 
@@ -65,8 +63,6 @@ class AuditEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """One row of a chain as it is stored: ``facts`` is JSON text, ``prev`` and ``hash`` are 32 bytes each."""
-
     tenant: str
     seq: int
     at: float
@@ -81,12 +77,10 @@ class AuditRow:
 
     @property
     def head(self) -> str:
-        """What an operator notes down to find the chain cut short later: the row's number and hash."""
         return head_text(self.seq, self.hash)
 
     @property
     def told(self) -> object:
-        """The facts as plain data; the text itself where somebody made it something else than JSON."""
         try:
             return json.loads(self.facts)
         except ValueError:
@@ -94,12 +88,10 @@ class AuditRow:
 
 
 def head_text(seq: int, link: bytes) -> str:
-    """A row's number and its hash in hex, joined by a colon."""
     return f"{seq}:{link.hex()}"
 
 
 def linked(events: Iterable[AuditEvent], *, seq: int, prev: bytes) -> list[AuditRow]:
-    """The rows of events of one tenant behind the row ``seq``, whose hash is ``prev``."""
     rows: list[AuditRow] = []
     for event in events:
         seq += 1
@@ -160,7 +152,6 @@ def digest_of(text: str) -> str:
 
 
 def name_digest(tenant: str, name: str) -> str:
-    """The SHA-256 of a tenant and one of its names, hex: who knows the name can look for it."""
     return digest_of(f"{tenant}\0{name}")
 
 
@@ -169,8 +160,6 @@ Kind = Literal["edited", "missing", "inserted", "reordered"]
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The first row of a chain that is not what was written, by its number, and what happened to it."""
-
     seq: int
     kind: Kind
 
@@ -196,7 +185,5 @@ class Verified:
 
 
 class VerifiedChains(NamedTuple):
-    """What was found in the chains of the audit, and which of the triggers that guard its table are not there."""
-
     chains: list[Verified]
     unguarded: list[str]

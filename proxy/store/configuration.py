@@ -28,7 +28,6 @@ from proxy.store.transaction import Transaction
 
 SECRET_BYTES = 32
 MAX_COMPARED = 500
-"""Changes of policies and keys that a fresh one is compared with."""
 ADD_KEY = keep_first(keys)
 MAKE_SECRET = keep_first(meta)
 STORED_SECRET = sa.select(meta.c.body).where(meta.c.name == "secret")
@@ -47,30 +46,25 @@ TENANTS = sa.select(meta.c.name, meta.c.body).where(meta.c.name.startswith(TENAN
 
 
 def make_secret(tx: Transaction) -> bytes:
-    """The store's own secret, made on first use."""
     keep_secret(tx.connection, secrets.token_bytes(SECRET_BYTES))
     return bytes(tx.execute(STORED_SECRET).scalar_one())
 
 
 def keep_secret(connection: sa.Connection, value: bytes) -> None:
-    """Have a database that was made anew go on with the secret that its Weir hashes with."""
     connection.execute(MAKE_SECRET[connection.dialect.name], {"name": "secret", "body": value})
 
 
 def stored_secret(tx: Transaction) -> bytes | None:
-    """The store's own secret if it was made already."""
     return tx.scalar(STORED_SECRET)
 
 
 def add_key(tx: Transaction, key: KeyRow) -> None:
-    """Store an API key; :class:`NameTaken` if its name or its secret is in use."""
     if not tx.is_new(ADD_KEY, stored(keys, key, models=json.dumps(key.models), allow=json.dumps(key.allow))):
         raise NameTaken(f"a key named {key.name!r}, or with the same secret, exists already", reason="name")
     append(tx, [of_key(key, at=key.created)])
 
 
 def list_keys(tx: Transaction) -> list[KeyRow]:
-    """Every API key, revoked ones included, oldest first."""
     tenants = {row.name: row.body.decode() for row in tx.execute(TENANTS)}
     return [
         recorded(
@@ -86,10 +80,6 @@ def list_keys(tx: Transaction) -> list[KeyRow]:
 
 
 def rotate_key(tx: Transaction, name: str, digest: str, *, at: float, until: float) -> str | None:
-    """Give a key another secret; with the old one it holds ``until`` then, under the name that comes back.
-
-    None if no key of that name is in force. What was the old one's, conversations and usage, is the new one's too.
-    """
     found = next((key for key in list_keys(tx) if key.name == name and key.revoked is None), None)
     if found is None:
         return None
@@ -103,7 +93,6 @@ def rotate_key(tx: Transaction, name: str, digest: str, *, at: float, until: flo
 
 
 def limit_key(tx: Transaction, name: str, limits: Mapping[str, float | None], at: float) -> bool:
-    """Set some of an API key's limits; False if there is none of that name in force."""
     changed = sa.update(keys).where(keys.c.name == name, keys.c.revoked.is_(None)).values(**limits)
     found = tx.execute(changed).rowcount == 1
     if found:
@@ -112,7 +101,6 @@ def limit_key(tx: Transaction, name: str, limits: Mapping[str, float | None], at
 
 
 def revoke_key(tx: Transaction, name: str, at: float) -> bool:
-    """Revoke an API key; False if there is none of that name in force."""
     mine = (keys.c.name == name, sa.or_(keys.c.revoked.is_(None), keys.c.revoked > at))
     found = tx.execute(sa.update(keys).where(*mine).values(revoked=at)).rowcount == 1
     if found:
@@ -121,14 +109,12 @@ def revoke_key(tx: Transaction, name: str, at: float) -> bool:
 
 
 def save_policy(tx: Transaction, name: str, document: str, at: float) -> None:
-    """Store a policy's document in place of the one of that name."""
     row = PolicyRow(name=name, document=document, at=at)
     tx.execute(SAVE_POLICY[tx.dialect], stored(policies, row))
     append(tx, [of_policy(row, at=at)])
 
 
 def delete_policy(tx: Transaction, name: str, at: float | None = None) -> bool:
-    """Delete the policy that was saved under a name; whether there was one."""
     found = tx.execute(sa.delete(policies).where(policies.c.name == name)).rowcount > 0
     if found:
         append(tx, [of_policy(name, at=time.time() if at is None else at)])
@@ -136,15 +122,10 @@ def delete_policy(tx: Transaction, name: str, at: float | None = None) -> bool:
 
 
 def all_policies(tx: Transaction) -> list[PolicyRow]:
-    """Every policy that was saved, by name."""
     return [recorded(PolicyRow, policies, row) for row in tx.execute(sa.select(policies).order_by(policies.c.name))]
 
 
 def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
-    """Audit what a configuration that was read anew changed; what was told last of the same thing is not repeated.
-
-    Every worker reads the same file.
-    """
     if not changes:
         return
     hold_head(tx, OPERATOR)
@@ -159,20 +140,17 @@ def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
 
 
 def all_limits(tx: Transaction) -> list[LimitRow]:
-    """Every learned window, expired ones included."""
     rows = tx.execute(sa.select(schema.limits).order_by(schema.limits.c.scope))
     return [recorded(LimitRow, schema.limits, row) for row in rows]
 
 
 def all_calibrations(tx: Transaction) -> list[CalibrationRow]:
-    """Every calibration."""
     table = schema.calibrations
     rows = tx.execute(sa.select(table).order_by(table.c.scope))
     return [recorded(CalibrationRow, table, row, recent=tuple(json.loads(row.recent))) for row in rows]
 
 
 def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
-    """Store calibrations and learned windows in place of what their scopes had."""
     ratios = {row.scope: stored(schema.calibrations, row, recent=json.dumps(row.recent)) for row in calibrations}
     sizes = {row.scope: stored(schema.limits, row) for row in limits}
     for statement, rows in ((CALIBRATE, ratios), (LEARN, sizes)):
@@ -180,18 +158,15 @@ def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limit
 
 
 def forget_limit(tx: Transaction, scope: str) -> bool:
-    """Delete a learned window; whether there was one."""
     return tx.execute(sa.delete(schema.limits).where(schema.limits.c.scope == scope)).rowcount > 0
 
 
 def facts(tx: Transaction, names: Sequence[str], at: float) -> dict[str, tuple[str, float]]:
-    """What servers have told one another under these names, and until when it holds."""
     rows = tx.execute(FACTS, {"names": [FACT + name for name in names], "now": int(at)})
     return {row.name.removeprefix(FACT): (row.body.decode(), float(row.number)) for row in rows}
 
 
 def tell(tx: Transaction, name: str, value: str, *, until: float, at: float) -> None:
-    """Tell the other servers something that holds for a while; what holds no more is forgotten."""
     tx.execute(sa.delete(meta).where(meta.c.name.startswith(FACT, autoescape=True), meta.c.number < int(at)))
     tx.execute(TELL[tx.dialect], {"name": FACT + name, "body": value.encode(), "number": math.ceil(until)})
 
@@ -206,12 +181,10 @@ def kept_time(tx: Transaction) -> tuple[float | None, float]:
 
 
 def keep_time(tx: Transaction, believed: float, doubted: float) -> None:
-    """Keep what :func:`kept_time` gives back."""
     rows = [{"name": DOUBTED, "number": int(doubted)}, {"name": TIME, "number": int(believed)}]
     tx.execute(KEEP_TIME[tx.dialect], rows)
 
 
 def _subject(kind: str, facts: object) -> tuple[str, object]:
-    """What a change is of: a policy, a key, or the policy of whoever names none."""
     named = facts if isinstance(facts, dict) else {}
     return (str(kind), named.get("policy") if kind == AuditType.POLICY_CHANGE else named.get("key"))

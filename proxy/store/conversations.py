@@ -120,12 +120,10 @@ def find(tx: Transaction, tenant: str, chain: Sequence[bytes]) -> Branch | None:
 
 
 def named(tx: Transaction, tenant: str, name: str) -> str | None:
-    """The internal id of the tenant's conversation with this label."""
     return tx.scalar(NAMED, {"of_tenant": tenant, "of_name": name})
 
 
 def branch(tx: Transaction, tenant: str, branch_id: str) -> Branch | None:
-    """The branch with this id; ``length`` is 0."""
     return _branch(tx, _row(tx, tenant, branch_id), length=0)
 
 
@@ -206,7 +204,6 @@ def restate(tx: Transaction, branch: Branch, *, edits: Sequence[Edit], cuts: Seq
 
 
 def prepare(tx: Transaction, tenant: str, branch: str, prepared: Prepared | None) -> bool:
-    """Keep a summary for the branch's next batch, or None; whether the branch is stored yet."""
     body = None if prepared is None or not tx.full else write_prepared(prepared)
     return _set(tx, tenant, branch, prepared=body)
 
@@ -225,13 +222,11 @@ def claim(tx: Transaction, tenant: str, branch: str, seconds: float, *, longest_
 
 
 def release(tx: Transaction, tenant: str, branch: str, *, failed: int | None = None) -> None:
-    """Give back what was claimed; ``failed`` is the length of a history that a summary was of no use for, else 0."""
     told = {} if failed is None else {"failed": failed or None}
     _set(tx, tenant, branch, preparing=None, **told)
 
 
 def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float | None = None) -> bool:
-    """Ask something of the branch's next request, or nothing; whether the branch is stored yet."""
     row = _row(tx, tenant, branch)
     if row is None or not _set(tx, tenant, branch, wanted=what):
         return False
@@ -272,7 +267,6 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
 
 
 def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
-    """Mark a conversation as closed until its next exchange, its alerts too; whether it was there."""
     memory.close_all(tx, conversation.tenant, conversation.id, at)
     mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
     found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
@@ -283,11 +277,6 @@ def close_conversation(tx: Transaction, conversation: ConversationRow, at: float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowing:
-    """Which conversations of a list are wanted: with a part of their name, of one model, zone, policy; None for any.
-
-    The policy is that of the newest request; ``closed`` leaves those that are, or are not.
-    """
-
     name: str | None = None
     model: str | None = None
     zone: str | None = None
@@ -295,7 +284,6 @@ class Narrowing:
     closed: bool | None = None
 
     def of(self, query: Rows) -> Rows:
-        """The query for these alone."""
         columns = conversations.c
         if self.closed is not None:
             query = query.where(columns.closed.is_not(None) if self.closed else columns.closed.is_(None))
@@ -328,21 +316,18 @@ def listed(
 
 
 def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow | None:
-    """One conversation by label or internal id, the one used last where several tenants have it."""
     named = sa.or_(conversations.c.name == name_or_id, conversations.c.id == name_or_id)
     row = tx.execute(listing_of(tenant).where(named).order_by(conversations.c.updated.desc()).limit(1)).first()
     return None if row is None else row_of(row)
 
 
 def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
-    """A conversation by label or id, and the newest whole checkpoint that was not taken back."""
     conversation = one(tx, tenant, name_or_id)
     found = None if conversation is None else memory.latest(tx, conversation)
     return None if conversation is None or found is None else (conversation, found)
 
 
 def open_conversations(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) -> dict[tuple[str, str], str]:
-    """Make sure that conversations of (tenant, id, name, model, time) exist; the id that every (tenant, name) has."""
     known = {row[:2]: row for row in rows}
     counts = {"requests": 0, "tokens_before": 0, "tokens_after": 0, "limit": 0, "zone": "green", "actions": "none"}
     fresh = [
@@ -360,7 +345,6 @@ def open_conversations(tx: Transaction, rows: Sequence[tuple[str, str, str, str,
 def touch_chains(
     tx: Transaction, found: Iterable[tuple[Change | Arrival | ExchangeRow, Iterable[tuple[bytes, int]]]]
 ) -> None:
-    """Have branches found by hashes, each over so many messages."""
     rows = {
         (by.tenant, end, by.branch): {
             "tenant": by.tenant,
@@ -377,7 +361,6 @@ def touch_chains(
 
 
 def forget_batches(tx: Transaction, tenant: str, branch: str, *, above: int = -1) -> None:
-    """Delete the edits and cuts of batches with a greater number."""
     for table, batch in ((edits, edits.c.version), (cuts, cuts.c.batch)):
         tx.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.branch == branch, batch > above))
 
@@ -395,7 +378,6 @@ def write_prepared(prepared: Prepared) -> str:
 
 
 def _read_prepared(text: str) -> Prepared | None:
-    """The prepared summary that was written, None if it is damaged."""
     try:
         said = json.loads(text) if text else None
         if not isinstance(said, dict) or said.pop("sha", None) != _sha(said):
@@ -412,10 +394,6 @@ def _sha(said: Mapping[str, object]) -> str:
 def _copy_state(
     tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Cut], length: int | None
 ) -> CheckpointRow | None:
-    """The checkpoint that the fork goes on from, stored for it, with what the parent resumed and took back.
-
-    Where a cut does not fit the fork, the checkpoints since then tell of another future.
-    """
     old = _row(tx, parent.tenant, parent.branch)
     if old is None:
         return None
@@ -432,7 +410,6 @@ def _copy_state(
 def _open_branch(
     tx: Transaction, like: Branch | Change, branch: str, *, version: int, at: float, parent: str | None = None
 ) -> bool:
-    """Make sure that a branch of the same conversation exists; whether it is new."""
     homes = open_conversations(tx, [(like.tenant, like.conversation, like.name, "", at)])
     row = {
         "tenant": like.tenant,
@@ -449,7 +426,6 @@ def _open_branch(
 
 
 def _set(tx: Transaction, tenant: str, branch: str, *where: sa.ColumnElement[bool], **values: Any) -> bool:
-    """Whether there is such a branch, whose columns are set."""
     mine = (branches.c.tenant == tenant, branches.c.branch == branch)
     return tx.execute(sa.update(branches).where(*mine, *where).values(**values)).rowcount == 1
 

@@ -69,12 +69,10 @@ def add_evictions(tx: Transaction, change: Change, *, version: int) -> None:
 
 
 def load_evicted(tx: Transaction, tenant: str, branch: str) -> tuple[tuple[bytes, str], ...]:
-    """The calls whose results this branch or one that it came from has evicted, and which branch that was."""
     return tuple((bytes(call), where) for call, where in tx.execute(EVICTED, {"tenant": tenant, "branch": branch}))
 
 
 def mark_asked_again(tx: Transaction, rows: Sequence[ExchangeRow]) -> None:
-    """Note on the newest eviction of each call that these exchanges asked for it again."""
     asked = [
         {"of_tenant": row.tenant, "of_branch": branch, "of_call_hash": call, "now": row.at}
         for row in rows
@@ -86,7 +84,6 @@ def mark_asked_again(tx: Transaction, rows: Sequence[ExchangeRow]) -> None:
 def sums(
     tx: Transaction, tenant: str | None, *, conversation: ConversationRow | None = None, policy: str | None = None
 ) -> list[EvictionSum]:
-    """How much each layer took from each tool, and how much of it was asked for again, most tokens first."""
     columns = evictions.c
     before, after = sa.func.sum(columns.tokens_before), sa.func.sum(columns.tokens_after)
     query = sa.select(
@@ -111,11 +108,6 @@ def listed(
     limit: int = 200,
     after: Place | None = None,
 ) -> list[EvictionRow]:
-    """What was evicted for a tenant, or with None for everybody, the newest first.
-
-    ``asked_again`` leaves only what was asked for again; ``policy`` is the name of the one that evicted it;
-    ``after`` leaves those behind one of which this is ``at``, ``branch``, ``version`` and ``position``.
-    """
     query = _of(sa.select(evictions, conversations.c.name), tenant, conversation, policy)
     if asked_again:
         query = query.where(evictions.c.asked_again_at.is_not(None))
@@ -127,8 +119,6 @@ def listed(
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """One message that is out, and its place among all that went in the same batch."""
-
     row: RemovedRow
     place: int
 
@@ -139,14 +129,12 @@ class _Gone:
 
 
 def all_removed(tx: Transaction, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:
-    """What is out of the window of the conversation's newest branch, wholly or in part, newest first."""
     return removed_after(tx, conversation, None, limit=limit) or []
 
 
 def removed_after(
     tx: Transaction, conversation: ConversationRow, after: str | None, *, limit: int
 ) -> list[RemovedRow] | None:
-    """The same behind the message with the ref ``after``; None where that one is not out of the window."""
     branch = newest_branch(tx, conversation)
     if branch is None:
         return []
@@ -171,7 +159,6 @@ def removed_after(
 
 
 def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None, policy: str | None) -> Rows:
-    """``query`` over evictions with their conversations, narrowed to what was asked about."""
     query = query.join(branches, same(branches, evictions, "tenant", "branch")).join(conversations, OF_CONVERSATION)
     if tenant is not None:
         query = query.where(evictions.c.tenant == tenant)
@@ -198,7 +185,6 @@ def _edited(
 
 
 def _covered(tx: Transaction, conversation: ConversationRow, branch: str, pinned: AbstractSet[str]) -> dict[str, _Gone]:
-    """What the newest cut that hides nothing pinned stands for, each with the first cut that did."""
     known = cuts_of(tx, conversation).items()
     made = [each for (line, _), each in known if line == branch and pinned.isdisjoint(each.covered)]
     inside = set(made[-1].covered) if made else set()

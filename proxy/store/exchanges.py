@@ -66,7 +66,6 @@ TOUCH = (
 
 
 def arrive(tx: Transaction, arrival: Arrival) -> str:
-    """Have other servers find a request's branch from now on; the id that its conversation has."""
     given = [(arrival.tenant, arrival.conversation, arrival.name, arrival.model, arrival.at)]
     home = open_conversations(tx, given).get((arrival.tenant, arrival.name), arrival.conversation)
     _touch_branches(tx, [arrival], {arrival.id: home})
@@ -123,7 +122,6 @@ def timeline(
 
 
 def annotate(tx: Transaction, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
-    """Add facts to the detail of an exchange that was recorded; False where it is not there."""
     key = {"of_tenant": tenant, "of_id": exchange}
     found = tx.scalar(sa.select(exchanges.c.detail).where(ONE), key)
     if found is not None:
@@ -132,10 +130,6 @@ def annotate(tx: Transaction, tenant: str, exchange: str, facts: Mapping[str, ob
 
 
 def evaluated(tx: Transaction, tenant: str, exchange: str, fidelity: Mapping[str, object], at: float) -> bool:
-    """Keep what the evaluation of an exchange's summary came to; False where the exchange is not there.
-
-    Where something was judged, the conversation's health has it from now on.
-    """
     key = {"of_tenant": tenant, "of_id": exchange}
     home = tx.execute(sa.select(exchanges.c.conversation, exchanges.c.branch).where(ONE), key).first()
     if home is None or not annotate(tx, tenant, exchange, {"fidelity": fidelity}):
@@ -148,7 +142,6 @@ def evaluated(tx: Transaction, tenant: str, exchange: str, fidelity: Mapping[str
 
 
 def slices(tx: Transaction, since: float) -> list[tuple[float, float]]:
-    """The time since then in days, from the oldest request to the newest, so that nobody waits long for one of them."""
     asked = (sa.select(sa.func.min(t.c.at), sa.func.max(t.c.at)).where(t.c.at >= since) for t in (exchanges, relayed))
     ends = [end for query in asked for end in tx.execute(query).one() if end is not None]
     if not ends:
@@ -184,7 +177,6 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
 
 
 def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
-    """Rows of one tenant and one group added up, the most forwarded tokens first."""
     sums: dict[tuple[str, str | None], UsageRow] = {}
     for row in rows:
         key = (row.tenant, row.group)
@@ -210,7 +202,6 @@ def _is_audited(row: ExchangeRow) -> bool:
 
 
 def _values(row: ExchangeRow, home: str) -> dict[str, object]:
-    """What is stored of an exchange; what is added up of its detail in columns of their own."""
     detail: Mapping[str, Any] = row.detail
     summaries = detail.get("summarizer", {})
     return stored(
@@ -277,7 +268,6 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
 
 
 def _sums(table: sa.Table) -> list[sa.Label[Any]]:
-    """What is added up of a table's rows, named as :class:`UsageRow` has it."""
     is_managed = table is exchanges
     answered = sa.and_(table.c.status >= 200, table.c.status < 400)
     before = exchanges.c.tokens_before if is_managed else relayed.c.usage_prompt
@@ -307,7 +297,6 @@ def _sum(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 
 def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any] | None:
-    """What rows are told apart by beside the tenant; a day is its number since 1970 in UTC."""
     if by is None or (by == "conversation" and table is relayed):
         return None
     if by == "conversation":

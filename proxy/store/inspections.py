@@ -44,13 +44,11 @@ from proxy.store.schema import (
 from proxy.store.transaction import Transaction, chunks
 
 Home = tuple[str, str]
-"""A tenant and the id of a conversation."""
 Made = Sequence[tuple[ExchangeRow, Inspection]]
 FEW = 8
 """So many arrays may stay beyond those that are kept, so many bundles be small, and so many messages new at once."""
 SMALL = 32 << 10
 BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
-"""What reading something that is stored but damaged may raise."""
 INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
     of(inspected, "tenant"), inspected.c.conversation.in_(sa.bindparam("ids", expanding=True))
 )
@@ -71,7 +69,6 @@ ARCHIVED = sa.select(originals.c.ref).where(
 
 
 def kept_arrays(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[KeptArrays]]:
-    """The arrays of the newest requests of conversations, oldest first."""
     found: dict[Home, list[KeptArrays]] = {key: [] for key in given}
     for tenant in {tenant for tenant, _ in found}:
         for ids in chunks(sorted(its for owner, its in found if owner == tenant)):
@@ -84,7 +81,6 @@ def kept_arrays(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[KeptA
 
 
 def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
-    """One request of a conversation, and what was kept of its arrays. Raises KeyError where there is none."""
     mine = (exchanges.c.tenant == conversation.tenant, exchanges.c.conversation == conversation.id)
     row = tx.execute(sa.select(exchanges).where(*mine, exchanges.c.id == request)).first()
     if row is None:
@@ -95,13 +91,12 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
         if arrays.request == request:
             with suppress(*BROKEN):
                 found = arrays.inspected()
-                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found)
+                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found, refs_of([arrays]))
             tx.damage("inspected", conversation.tenant, request)
     return told, None
 
 
 def exported(tx: Transaction, conversation: ConversationRow) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """As plain data the arrays of a conversation's newest requests, and what they say, by ref."""
     home = conversation.tenant, conversation.id
     arrays = [{"id": each.request, "at": each.at, **_plain(each)} for each in kept_arrays(tx, [home])[home]]
     said = [
@@ -133,7 +128,6 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
 
 
 def keep_texts(tx: Transaction, conversation: ConversationRow, branch: str, *, above: int) -> None:
-    """Keep the texts of cuts that are to go, where requests that went with them are kept with what they say."""
     home = conversation.tenant, conversation.id
     tx.execute(LOCK, {"of_tenant": home[0], "of_id": home[1]})
     if tx.execute(BUNDLES, _key(home)).first() is not None:
@@ -150,7 +144,6 @@ def _put(
     branch: str | None = None,
     left: Sequence[KeptArrays] | None = None,
 ) -> None:
-    """Bundle what is new, with small bundles where there are many; with ``left`` keep only what these arrays need."""
     there = tx.execute(BUNDLES, _key(home)).all()
     by_number = {row.number: set(row.refs.split()) for row in there}
     known = set[str]().union(*by_number.values())
@@ -161,7 +154,7 @@ def _put(
         rewritten = set()
     stays = known | bodies.keys()
     if left is not None:
-        needed = tx.aside(lambda: set[str]().union(*map(_refs, left)))
+        needed = tx.aside(partial(_needed, left))
         stays &= needed - _archived(tx, home, known & needed)
         rewritten |= {number for number, refs in by_number.items() if not refs <= stays}
     if rewritten:
@@ -177,7 +170,6 @@ def _put(
 
 
 def _elsewhere(tx: Transaction, home: Home, branch: str | None, bodies: Mapping[str, bytes]) -> set[str]:
-    """Which of these a cut has, or the archive."""
     found = set[str]()
     if branch is not None and any(ref.startswith(OWN) for ref in bodies):
         found |= {ref_of(cut.text) for cut in load_cuts(tx, home[0], branch)}
@@ -193,7 +185,6 @@ def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
 
 
 def _said(tx: Transaction, home: Home, numbers: Iterable[int] | None = None) -> dict[str, bytes]:
-    """What the bundles hold by ref: those with these numbers, or all."""
     query = BODIES if numbers is None else BODIES.where(inspected_parts.c.number.in_(numbers))
     found = dict[str, bytes]()
     for row in tx.execute(query, _key(home)):
@@ -205,21 +196,20 @@ def _said(tx: Transaction, home: Home, numbers: Iterable[int] | None = None) -> 
 
 
 def _packed(known: Sequence[KeptArrays], made: Made) -> tuple[list[KeptArrays], bytes]:
-    """The arrays of a conversation that are kept from now on, and the same as they are stored."""
     new, keep = [each.kept(row.id, row.at) for row, each in made], made[-1][1].keep
     every = sorted([*known, *new], key=lambda each: (each.at, each.request))
     left = every if len(every) <= keep + FEW else every[-keep:]
     return left, pack_arrays(left)
 
 
-def _refs(arrays: KeptArrays) -> set[str]:
-    with suppress(*BROKEN):
-        return refs_of(arrays.inspected())
-    return set()
+def _needed(left: Sequence[KeptArrays]) -> set[str]:
+    try:
+        return refs_of(left)
+    except BROKEN:
+        return set[str]().union(*(_needed([each]) for each in left if len(left) > 1))
 
 
-def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspected) -> Inspected:
-    needed = refs_of(found)
+def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspected, needed: set[str]) -> Inspected:
     bodies = {ref: body for ref, body in _said(tx, (conversation.tenant, conversation.id)).items() if ref in needed}
     if any(ref.startswith(OWN) and ref not in bodies for ref in needed):
         texts = (each.cut.text for each in cuts_of(tx, conversation).values())
@@ -230,7 +220,6 @@ def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspecte
 
 
 def _plain(kept: KeptArrays) -> dict[str, Any]:
-    """The references that were kept of a request; nothing where they are broken."""
     with suppress(*BROKEN):
         arrays = kept.inspected()
         return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}

@@ -36,8 +36,6 @@ COVERED = sa.select(cuts.c.version, cuts.c.at, cuts.c.covered, cuts.c.batch).whe
 
 @dataclass(frozen=True, slots=True)
 class Covering:
-    """A cut, the refs of what it covers in order, the number of its batch, and when that was."""
-
     cut: Cut
     covered: tuple[str, ...]
     batch: int
@@ -45,7 +43,6 @@ class Covering:
 
 
 def load_edits(tx: Transaction, tenant: str, branch: str) -> tuple[Edit, ...]:
-    """The newest edit of every message, oldest first."""
     found: dict[tuple[bytes, int], Edit] = {}
     for _, _, edit in load_batches(tx, tenant, branch):
         key = (edit.digest, edit.occurrence)  # not the property: there may be a thousand
@@ -81,7 +78,6 @@ def load_cuts(tx: Transaction, tenant: str, branch: str) -> tuple[Cut, ...]:
 
 
 def add_edits(tx: Transaction, tenant: str, branch: str, version: int, given: Sequence[Edit]) -> None:
-    """Store ``given`` as the batch of ``version``, without their texts unless those may be stored."""
     rows = []
     for position, edit in enumerate(given):
         is_hidden = bool(edit.text) and not tx.full
@@ -111,7 +107,6 @@ def add_cut(tx: Transaction, change: Change, *, batch: int) -> None:
 
 
 def copy_edits(tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Edit]) -> None:
-    """Store ``kept`` for branch ``target`` in the batches that the parent has them in, as far as it has them."""
     given = tx.execute(BATCHES, _key(parent.tenant, parent.branch))
     batches = {(bytes(row.digest), row.occurrence): row.batch for row in given}
     by_batch: dict[int, list[Edit]] = {}
@@ -122,7 +117,6 @@ def copy_edits(tx: Transaction, parent: Branch, *, target: str, kept: Sequence[E
 
 
 def copy_cuts(tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Cut], at: float) -> None:
-    """Store ``kept`` for branch ``target`` in the batches that the parent has them in, as far as it has them."""
     known = {row.version: row for row in tx.execute(COVERED, _key(parent.tenant, parent.branch))}
     rows = []
     for cut in kept:
@@ -141,7 +135,6 @@ def batches_without(tx: Transaction, parent: Branch, *, kept: Sequence[Cut]) -> 
 
 
 def covered_refs(tx: Transaction, tenant: str, ref: str) -> tuple[str, ...]:
-    """The refs that the newest cut with this ``ref`` covers, in order; empty if there is none."""
     query = sa.select(cuts.c.covered).where(cuts.c.tenant == tenant, cuts.c.ref == ref)
     found = tx.scalar(query.order_by(cuts.c.at.desc(), cuts.c.version.desc()).limit(1))
     return tuple(json.loads(found)) if found else ()
@@ -152,7 +145,6 @@ def refs_of_cuts(tx: Transaction, tenant: str, branch: str) -> set[str]:
 
 
 def cuts_of(tx: Transaction, conversation: ConversationRow) -> dict[tuple[str, int], Covering]:
-    """Every cut of a conversation with the refs of what it covers, by branch and batch, without damaged ones."""
     rows = tx.execute(
         sa.select(cuts)
         .join(branches, same(branches, cuts, "tenant", "branch"))

@@ -99,10 +99,6 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
 
 
 def delete(tx: Transaction, conversation: ConversationRow, at: float | None = None) -> bool:
-    """Delete a conversation and all that only it needed; whether it was there.
-
-    Its rows in the audit stay: they hold digests and numbers.
-    """
     which = (conversation.tenant, conversation.id, conversation.name, conversation.requests)
     gone = _delete(tx, [which], at=time.time() if at is None else at, reason="asked")
     if gone:  # what models wrote does not say of which conversation it is
@@ -113,14 +109,12 @@ def delete(tx: Transaction, conversation: ConversationRow, at: float | None = No
 
 
 def prune_conversations(tx: Transaction, *, before: float, at: float) -> int:
-    """Delete some conversations that were last used before ``before``; how many, 0 when none is left."""
     rows = tx.execute(_oldest(before).limit(CONVERSATIONS_AT_ONCE)).all()
     append(tx, _delete(tx, rows, at=at, reason="retention"))
     return len(rows)
 
 
 def prune(tx: Transaction, key: sa.Column[Any], *, before: float) -> int:
-    """Delete some rows from before ``before``, by tenant and ``key``; how many, 0 when none is left."""
     table = key.table
     rows = tx.execute(sa.select(table.c.tenant, key).where(table.c.at < before).limit(ROWS_AT_ONCE)).all()
     for tenant in {row.tenant for row in rows}:
@@ -130,10 +124,6 @@ def prune(tx: Transaction, key: sa.Column[Any], *, before: float) -> int:
 
 
 def drop_oldest(tx: Transaction, *, before: float, at: float, most: float) -> tuple[int, int]:
-    """Delete a few conversations last used before ``before``, closed ones first; how many, and requests they had.
-
-    At least one, and no more than need be if each had a single one of the ``most`` requests that are to go.
-    """
     limit = max(1, min(CONVERSATIONS_AT_ONCE, math.ceil(most)))
     rows = tx.execute(_oldest(before, conversations.c.closed.is_(None)).limit(limit)).all()
     append(tx, _delete(tx, rows, at=at, reason="size"))
@@ -145,7 +135,6 @@ def requests(tx: Transaction) -> int:
 
 
 def counts(tx: Transaction, *, before: float) -> dict[str, float | None]:
-    """How much there is, how much of it was last used before ``before``, and when it was used."""
     updated = conversations.c.updated
     found = tx.execute(
         sa.select(sa.func.count(), sa.func.min(updated), sa.func.max(updated)).select_from(conversations)
@@ -174,14 +163,12 @@ def size(tx: Transaction) -> int:
 
 
 def keep_size(tx: Transaction, at: float) -> None:
-    """Keep the size of this hour, and those of a month."""
     hour = int(at) // HOUR
     tx.execute(KEEP_SIZE[tx.dialect], [{"name": f"{SIZE}{hour}", "number": size(tx)}])
     tx.execute(sa.delete(meta).where(meta.c.name.startswith(SIZE), meta.c.name < f"{SIZE}{hour - HOURS_KEPT}"))
 
 
 def sizes(tx: Transaction) -> list[tuple[float, int]]:
-    """The sizes that were kept, oldest first, each with the beginning of its hour."""
     rows = tx.execute(sa.select(meta.c.name, meta.c.number).where(meta.c.name.startswith(SIZE)).order_by(meta.c.name))
     return [(float(row.name.removeprefix(SIZE)) * HOUR, row.number) for row in rows]
 
@@ -193,7 +180,6 @@ def _oldest(before: float, *first: sa.ColumnElement[Any]) -> Rows:
 
 
 def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reason: str) -> list[AuditEvent]:
-    """Delete conversations (tenant, id, name, requests); what the audit is to say of those that were there."""
     gone: list[AuditEvent] = []
     for tenant, conversation, name, requests in which:
         held = sa.select(removed.c.ref).join(branches, same(branches, removed, "tenant", "branch")).distinct()
@@ -274,7 +260,6 @@ class Timekeeper:
         self._origin = self.believed
 
     def look(self) -> None:
-        """Compare the clock with the time that has passed since the last look; a change of mind is logged."""
         now, looked = self._clock(), self._monotonic()
         passed = min(looked - self._looked, MAX_STEP_LEN)
         self._looked = looked
@@ -289,7 +274,6 @@ class Timekeeper:
         self.believed, self.doubted, self._said = now, 0.0, False
 
     def steady(self) -> float:
-        """A time that never jumps: what was believed at the start, and what has passed since."""
         return self._origin + self._monotonic() - self._begun
 
     def _say(self, now: float) -> None:

@@ -50,7 +50,6 @@ from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
 
 Spans = Sequence[tuple[int, int]]
 Bodies = dict[tuple[str, int], str | None]
-"""Of checkpoints by branch and version, None for one that is not what was stored."""
 
 # As text and without column types: it is read whenever a branch with edits is.
 NEWEST_BODY = sa.text(
@@ -74,7 +73,6 @@ NEWEST = LINES.limit(1)
 
 
 def newest_branch(tx: Transaction, conversation: ConversationRow) -> str | None:
-    """The branch of a conversation that was used last."""
     found: str | None = tx.scalar(NEWEST, key_of(conversation))
     return found
 
@@ -96,13 +94,11 @@ def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow
 
 
 def at_version(tx: Transaction, conversation: ConversationRow, version: int) -> CheckpointRow | None:
-    """The checkpoint with this version, of the branch that was used last among those that have it."""
     found = {row.branch: row for row in _rows(tx, conversation, checkpoints.c.version == version)}
     return next((found[row.branch] for row in tx.execute(LINES, key_of(conversation)) if row.branch in found), None)
 
 
 def latest(tx: Transaction, conversation: ConversationRow) -> CheckpointRow | None:
-    """The newest whole checkpoint of the branch that was used last among those that have one."""
     for line in tx.execute(LINES, key_of(conversation)).all():
         row = newest_row(tx, conversation.tenant, line.branch, undone=read_spans(line.undone))
         if row is not None:
@@ -136,7 +132,6 @@ def add_checkpoint(tx: Transaction, change: Change, *, version: int) -> None:
 
 
 def insert(tx: Transaction, tenant: str, row: CheckpointRow) -> None:
-    """Store a checkpoint, and the second one before it as what the first one before has not."""
     values = stored(checkpoints, row, tenant=tenant, body=pack_text(row.body), sha=_sha(row.body))
     tx.execute(sa.insert(checkpoints), values)
     key = {"of_tenant": tenant, "of_branch": row.branch}
@@ -146,7 +141,6 @@ def insert(tx: Transaction, tenant: str, row: CheckpointRow) -> None:
 
 
 def _pack(tx: Transaction, tenant: str, branch: str, version: int, base: int | None) -> None:
-    """Store a checkpoint again, as what ``base`` has not, or whole; a damaged one stays as it is."""
     known: Bodies = {}
     key: dict[str, Any] = {"of_tenant": tenant, "of_branch": branch, "of_version": version}
     row = tx.execute(ONE_CHECKPOINT, key).one()
@@ -159,10 +153,6 @@ def _pack(tx: Transaction, tenant: str, branch: str, version: int, base: int | N
 
 
 def newest_body(tx: Transaction, tenant: str, branch: str, undone: str | None) -> tuple[str | None, int]:
-    """The newest checkpoint of a branch that is whole and was not taken back (``undone``), and its length.
-
-    None and 0 where there is none.
-    """
     if undone is None:
         row = tx.execute(NEWEST_BODY, {"tenant": tenant, "branch": branch}).first()
         if row is None:
@@ -182,7 +172,6 @@ def newest_row(
     below: int | None = None,
     longest: int | None = None,
 ) -> CheckpointRow | None:
-    """The newest whole checkpoint of a branch without its cut, ``below`` a version, of at most ``longest`` messages."""
     query = sa.select(checkpoints).where(checkpoints.c.tenant == tenant, checkpoints.c.branch == branch)
     if below is not None:
         query = query.where(checkpoints.c.version < below)
@@ -197,7 +186,6 @@ def newest_row(
 
 
 def read_spans(text: str | None) -> Spans:
-    """The spans of versions that rollbacks have taken back, as a branch keeps them."""
     return tuple((first, last) for first, last in json.loads(text)) if text else ()
 
 
@@ -243,7 +231,6 @@ def _body(tx: Transaction, key: dict[str, Any], known: Bodies) -> str | None:
 
 
 def _whole(tx: Transaction, row: sa.Row[*tuple[Any, ...]], known: Bodies) -> str | None:
-    """The body of a row, None where it is not what was stored; what was read for it is ``known`` from then on."""
     if (row.branch, row.version) not in known:
         like = None
         if row.base is not None:
@@ -309,7 +296,6 @@ def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[N
 
 
 def all_notes(tx: Transaction, tenant: str, conversation: str) -> list[NoteRow]:
-    """The notes on a conversation (its id), oldest first, without damaged ones."""
     found: list[NoteRow] = []
     for row in tx.execute(ALL_NOTES, {"of_tenant": tenant, "of_conversation": conversation}):
         note = recorded(NoteRow, notes, row)
@@ -321,7 +307,6 @@ def all_notes(tx: Transaction, tenant: str, conversation: str) -> list[NoteRow]:
 
 
 def summary(tx: Transaction, tenant: str, key: bytes) -> SummaryRow | None:
-    """What a model wrote when it was asked this, None if it never was or the row is damaged."""
     row = tx.execute(SUMMARY, {"of_tenant": tenant, "of_key": key}).first()
     if row is None:
         return None
@@ -362,7 +347,6 @@ def reserve(tx: Transaction, tenant: str, tokens: int, *, limit: int, at: float)
 
 
 def correct(tx: Transaction, tenant: str, slot: int, more: int) -> None:
-    """Count ``more`` tokens where some were reserved, or fewer."""
     if more:
         tx.execute(COUNT_TOKENS, {"of_tenant": tenant, "of_slot": slot, "more": more})
 
@@ -377,7 +361,6 @@ def _summary_sha(row: SummaryRow) -> bytes:
 
 
 MAX_ALERTS = 200
-"""Episodes of one conversation that are kept, the newest ones."""
 
 ADD_SNAPSHOT = keep_first(health_snapshots)
 ADD_ALERT = keep_first(alerts)
@@ -390,7 +373,6 @@ CLOSE = CLOSE_ALL.where(of(alerts, "at", "kind"))
 
 
 def _oldest(table: sa.Table, most: int) -> sa.Delete:
-    """A DELETE of all rows of one conversation but the newest ``most``."""
     newest = table.alias()
     border = sa.select(newest.c.at).where(of(newest, "tenant", "conversation")).order_by(newest.c.at.desc())
     border = border.limit(1).offset(most)
@@ -420,7 +402,6 @@ def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[st
 
 
 def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> None:
-    """Store what a batch of exchanges made of their conversations' health; ``home`` has the conversation of each."""
     found = [((row.tenant, home[row.id]), row, row.health) for row in rows if row.health is not None]
     states = {key: checkup.health for key, _, checkup in found}
     for key, row, checkup in found:
@@ -461,7 +442,6 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
 
 
 def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
-    """The newest ``limit`` snapshots of a conversation's health, of the 100 that are kept, oldest first."""
     table = health_snapshots
     query = sa.select(table).where(table.c.tenant == conversation.tenant, table.c.conversation == conversation.id)
     rows = tx.execute(query.order_by(table.c.at.desc(), table.c.id.desc()).limit(limit))
@@ -469,7 +449,6 @@ def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KE
 
 
 def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MAX_ALERTS) -> list[AlertRow]:
-    """The newest alerts of a conversation, open and closed, the newest first."""
     query = _listing().where(alerts.c.tenant == conversation.tenant, alerts.c.conversation == conversation.id)
     return _listed(tx, query, limit)
 
@@ -477,10 +456,6 @@ def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MA
 def open_alerts(
     tx: Transaction, tenant: str | None, *, limit: int = 200, after: Place | None = None
 ) -> tuple[list[AlertRow], dict[str, int]]:
-    """The newest open alerts of a tenant, or with None of everybody, and how many there are by level.
-
-    ``after`` leaves those behind one of which this is ``at``, ``kind``, ``tenant`` and the conversation's name.
-    """
     are_open = alerts.c.closed.is_(None)
     are_meant = are_open if tenant is None else sa.and_(are_open, alerts.c.tenant == tenant)
     counted = tx.execute(sa.select(alerts.c.level, sa.func.count()).where(are_meant).group_by(alerts.c.level))
@@ -489,7 +464,6 @@ def open_alerts(
 
 
 def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> None:
-    """Have an evaluated fidelity (0 to 1) hold from the conversation's next request on, in whichever process."""
     health = _state(tx, tenant, conversation)
     if health is not None:
         tx.execute(SET_STATE, _of_id(tenant, conversation) | {"state": health._replace(fidelity=fidelity).to_json()})

@@ -12,7 +12,6 @@ from proxy.store.schema import alerts, conversations, exchanges, recorded, same
 from proxy.store.transaction import Place, Transaction, chunks, ordered
 
 NEWEST = 5_000
-"""Requests at most whose overhead is sorted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +47,6 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What a conversation's requests came to, the policy of the newest one, and its open alerts."""
-
     before: int = 0
     after: int = 0
     cost: float | None = None
@@ -59,7 +56,6 @@ class Beside:
 
 
 def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -> list[Figures]:
-    """The figures of each step of so many seconds since then, oldest first; steps without a request are left out."""
     x = exchanges.c
     answered = sa.and_(x.status >= 200, x.status < 400)
     forwarded = sa.case((x.observed, x.tokens_before), else_=x.tokens_after)
@@ -98,7 +94,6 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
 
 
 def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[float]:
-    """The milliseconds that the newest requests waited before they went up, ascending."""
     query = sa.select(exchanges.c.overhead_ms).where(exchanges.c.at >= since)
     if tenant is not None:
         query = query.where(exchanges.c.tenant == tenant)
@@ -106,7 +101,6 @@ def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[floa
 
 
 def beside(tx: Transaction, rows: Sequence[ConversationRow]) -> dict[tuple[str, str], Beside]:
-    """What stands beside each of these conversations, by tenant and id."""
     x, found = exchanges.c, dict[tuple[str, str], Beside]()
     for some in chunks(rows):
         ids = [row.id for row in some]
@@ -136,7 +130,6 @@ def beside(tx: Transaction, rows: Sequence[ConversationRow]) -> dict[tuple[str, 
 
 
 def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[ConversationRow]:
-    """The conversations whose last request, since then, took the largest share of the room for it."""
     share = conversations.c.tokens_after * 1.0 / conversations.c.limit
     query = listing_of(tenant).where(conversations.c.updated >= since, conversations.c.limit > 0)
     query = query.where(conversations.c.closed.is_(None))
@@ -144,7 +137,6 @@ def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) ->
 
 
 def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[tuple[ConversationRow, float]]:
-    """The conversations whose requests since then cost most, with US dollars."""
     x = exchanges.c
     cost = _sum(x.cost)
     query = sa.select(x.tenant, x.conversation, cost.label("cost")).where(x.at >= since, x.cost > 0)
@@ -159,8 +151,6 @@ def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """One managed request that went through, as it is told to who looks on."""
-
     id: str
     tenant: str
     conversation: str
@@ -178,7 +168,6 @@ class Passed:
 
 
 def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> list[Passed]:
-    """The newest requests since then, newest first."""
     query = sa.select(exchanges, conversations.c.name).join(
         conversations,
         sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation),

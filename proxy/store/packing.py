@@ -9,7 +9,7 @@ import json
 import threading
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
@@ -26,7 +26,6 @@ SIZE = 4
 RECORD = Struct(f">{PIN_SIZE}sHI")
 """Of a message the beginning of its digest, its role's place among the roles, and its tokens."""
 OWN = "t"
-"""How refs of texts of Weir's own begin."""
 PACKED_WORDS = b"\1"
 FRAME = b"\x28\xb5\x2f\xfd"  # what every frame begins with: RFC 8878, section 3.1.1
 # What is stored was packed with exactly this: another one needs another mark before what it packs.
@@ -63,8 +62,7 @@ MESSAGES = zstandard.ZstdCompressionDict(
 """What most messages begin with. What was packed without it is read all the same, with another one nothing is."""
 
 
-class Damaged(ValueError):
-    """What is stored cannot be read."""
+class Damaged(ValueError): ...
 
 
 class _Compressors(threading.local):
@@ -94,13 +92,11 @@ def unpack(packed: bytes, *, parts: int) -> list[bytes]:
 
 
 def pack_named(given: Mapping[str, Sequence[bytes]], *, level: int = 6) -> bytes:
-    """One frame of what has a ref, each as many parts as the others."""
     parts = [part for each in given.values() for part in each]
     return pack(json.dumps(list(given), separators=(",", ":")).encode(), _joined(parts), level=level)
 
 
 def unpack_named(packed: bytes, *, parts: int) -> dict[str, list[bytes]]:
-    """By ref, what :func:`pack_named` made of so many parts each. Raises :class:`Damaged`."""
     told, joined = unpack(packed, parts=2)
     try:
         refs = json.loads(told)
@@ -133,13 +129,11 @@ def _decompressed(packed: bytes, words: zstandard.ZstdCompressionDict) -> bytes:
 
 
 def pack_words(text: str) -> bytes:
-    """A short text that Weir wrote, without the words that stand in most of them."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, WORDS)
     return PACKED_WORDS + packer.compress(text.encode("utf-8", "surrogatepass")) + packer.flush()
 
 
 def unpack_words(packed: bytes) -> str:
-    """What :func:`pack_words` made, or a text that never was packed. Raises :class:`Damaged`."""
     if not packed.startswith(PACKED_WORDS):
         return _text(packed)
     try:
@@ -156,7 +150,6 @@ def pack_text(text: str, *, like: str | None = None) -> bytes:
 
 
 def unpack_text(packed: bytes, *, like: str | None = None) -> str:
-    """The text; ``like`` is what it was packed with. Raises :class:`Damaged`."""
     return _text(unpack(packed, parts=1)[0] if like is None else _decompressed(packed, _words(like)))
 
 
@@ -175,12 +168,10 @@ def unpack_message(packed: bytes) -> tuple[bytes, str]:
 
 
 def pack_messages(given: Mapping[str, tuple[bytes, str]]) -> bytes:
-    """Messages, each its JSON and its text by its ref, as one frame: they have much in common."""
     return pack_named({ref: _message_parts(body, text) for ref, (body, text) in given.items()})
 
 
 def unpack_messages(packed: bytes) -> dict[str, tuple[bytes, str]]:
-    """Raises :class:`Damaged`."""
     return {ref: _message(parts) for ref, parts in unpack_named(packed, parts=3).items()}
 
 
@@ -198,7 +189,6 @@ def _message(parts: Sequence[bytes]) -> tuple[bytes, str]:
 
 
 def _escaped(text: str) -> bytes:
-    """The text as it stands in JSON between quotes, as most clients write it."""
     return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
 
 
@@ -230,7 +220,6 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     tools: int = 0
 
     def kept(self, request: str, at: float) -> "KeptArrays":
-        """The references."""
         said_by = [message.role for message in self.messages]
         roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
         record = RECORD.pack
@@ -245,7 +234,6 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return KeptArrays(request, at, json.dumps(said, separators=(",", ":")).encode(), records)
 
     def bodies(self) -> dict[str, bytes]:
-        """What the messages say that nobody was given before, and what stands in the place of others, by ref."""
         first = self.first
         found = {self.messages[first + n].ref: bytes(raw) for n, raw in enumerate(self.raws)} if self.content else {}
         for piece in self.pieces or () if self.content else ():
@@ -276,20 +264,16 @@ class Inspected:
 
 
 def ref_of(text: str) -> str:
-    """What a text of Weir's own is found by."""
     return OWN + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=PIN_SIZE).hexdigest()
 
 
 class KeptArrays(NamedTuple):
-    """The arrays of one request as they are stored: JSON about them, and a record of each of the client's messages."""
-
     request: str
     at: float
     told: bytes
     records: bytes
 
     def inspected(self) -> Inspected:
-        """Without the bodies. Raises :class:`Damaged`."""
         said = json.loads(self.told)
         client = [(pin.hex(), said["roles"][role], tokens) for pin, role, tokens in RECORD.iter_unpack(self.records)]
         sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
@@ -298,7 +282,6 @@ class KeptArrays(NamedTuple):
 
 
 def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
-    """Those of a conversation's requests: records that one begins with as the one before does stand there once."""
     heads, own, before = list[tuple[str, float, int, int]](), list[bytes](), b""
     for each in given:
         most = min(len(before), len(each.records)) // RECORD.size
@@ -312,7 +295,6 @@ def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
 
 
 def unpack_arrays(packed: bytes) -> list[KeptArrays]:
-    """Raises :class:`Damaged`."""
     heads, told, own = unpack(packed, parts=3)
     found, start, records = list[KeptArrays](), 0, b""
     for (request, at, same, fresh), said in zip(json.loads(heads), told.split(b"\n"), strict=True):
@@ -322,13 +304,16 @@ def unpack_arrays(packed: bytes) -> list[KeptArrays]:
     return found
 
 
-def refs_of(inspected: Inspected) -> set[str]:
-    """Every ref in both arrays."""
-    return {ref for ref, _, _ in inspected.client} | {each[3] for each in inspected.sent or () if each[3] is not None}
+def refs_of(given: Iterable[KeptArrays]) -> set[str]:
+    """Every ref in arrays of requests, most of which have most in common. Raises what JSON and structs raise."""
+    pins, texts = set[bytes](), set[str]()
+    for each in given:
+        pins.update([pin for pin, _, _ in RECORD.iter_unpack(each.records)])
+        texts.update([run[3] for run in json.loads(each.told)["sent"] or () if len(run) == 4 and run[3] is not None])
+    return {pin.hex() for pin in pins} | texts
 
 
 def _runs(pieces: Sequence[PlannedMessage]) -> Iterator[list[object]]:
-    """The forwarded array: ``[first, last]`` of the client's own messages in a row, and every other one by itself."""
     run: list[int] = []
     for piece in pieces:
         if piece.text is None and piece.kind is None and piece.index is not None:

@@ -85,8 +85,6 @@ NOT_BOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server is and how it is spoken to; ``connect_timeout`` in seconds, None where the URL has none."""
-
     dsn: str = field(repr=False)
     settings: dict[str, str]
     connect_timeout: float | None = None
@@ -95,7 +93,6 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """What ``url`` says. Raises StoreError for what is no such URL, naming a parameter that is not understood."""
     try:
         parts = urlsplit(url)
         given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
@@ -127,7 +124,6 @@ def address_of(url: str) -> Address:
 
 
 def _check(given: dict[str, str]) -> None:
-    """Say what the driver would say later and less clearly."""
     wanted = given.get("target_session_attrs", "any")
     if wanted not in SERVERS:
         said = f"target_session_attrs in the store's URL is one of {', '.join(SERVERS)}, not {wanted}"
@@ -138,7 +134,6 @@ def _check(given: dict[str, str]) -> None:
 
 
 def _mode(given: dict[str, str]) -> str | None:
-    """``sslmode``, or what the shorter ``ssl`` means; None where neither is there."""
     mode = given.get("sslmode")
     if mode is None and "ssl" in given:
         mode = SWITCH.get(given["ssl"].lower(), given["ssl"])
@@ -148,7 +143,6 @@ def _mode(given: dict[str, str]) -> str | None:
 
 
 def _system_context(given: dict[str, str], mode: str | None) -> ssl.SSLContext | None:
-    """Trust in what the system trusts, where the server is to be verified and no certificate is named for that."""
     named = given.get("sslrootcert") or os.environ.get("PGSSLROOTCERT")
     if mode not in {"verify-ca", "verify-full"} or "sslcert" in given or named not in {None, "system"}:
         return None
@@ -172,7 +166,6 @@ T = TypeVar("T")
 ATTEMPTS = 3
 MIGRATING = 0x57454952  # "WEIR", the key of the advisory lock that migrations hold
 UNHURRIED = 60.0
-"""Seconds for a statement of a command: nobody's request waits for that."""
 GRACE = 0.5
 """Seconds that the server's own word, that a statement took too long, is waited for."""
 IDLE = 5
@@ -229,7 +222,6 @@ class PostgresDatabase:
         patience: float,
         connections: int,
     ) -> "PostgresDatabase":
-        """The database behind ``url``, migrated unless ``mode`` is reader."""
         address = address_of(url)
         is_pooled = await _prepare(address, writes=mode != "reader", patience=patience)
         statement = patience if mode in {"server", "worker"} else UNHURRIED
@@ -284,7 +276,6 @@ class PostgresDatabase:
         return False
 
     async def backup(self, path: Path) -> None:
-        """Refused: the server has tools of its own."""
         dump = f"pg_dump --format=custom --file={path} DATABASE"
         raise StoreError(f"PostgreSQL is backed up by its own tools, also while Weir runs: {dump}", reason="backup")
 
@@ -292,7 +283,6 @@ class PostgresDatabase:
         return False
 
     async def close(self) -> None:
-        """Let running transactions finish, then close every connection."""
         if self._looking is not None:
             self._looking.cancel()
         if self._running:
@@ -324,7 +314,6 @@ class PostgresDatabase:
             raise
 
     async def _look(self) -> None:
-        """Return once the server answers again."""
         while self._down is not None:
             await asyncio.sleep(LOOKS)
             with contextlib.suppress(StoreError):
@@ -356,10 +345,6 @@ def _engine(
 
 
 async def _prepare(address: Address, *, writes: bool, patience: float) -> bool:
-    """Bring the schema up to date, or look at it; whether there is a pooler in between.
-
-    One that gives a connection to each transaction tells the client a process that is none of the server's.
-    """
     engine = _engine(address, settings={}, patience=patience, is_pooled=True, poolclass=NullPool)
 
     def work(connection: sa.Connection) -> bool:
@@ -461,7 +446,6 @@ class _Watch:
             self._timer.cancel()
 
     def aside(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns, in a thread; until the next statement nothing is waited for."""
         self.stop()
         return await_only(asyncio.to_thread(work))
 

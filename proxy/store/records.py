@@ -35,8 +35,7 @@ class StoreError(Exception):
         self.reason = reason
 
 
-class StoreUnavailable(StoreError):
-    """The database cannot be used now; nothing of the failed transaction was stored."""
+class StoreUnavailable(StoreError): ...
 
 
 class StaleVersion(StoreError):
@@ -47,20 +46,16 @@ class StaleVersion(StoreError):
         self.current = current
 
 
-class NoSuchVersion(StoreError):
-    """The conversation cannot go back to this version: there was none, or a rollback has taken it back."""
+class NoSuchVersion(StoreError): ...
 
 
-class NameTaken(StoreError):
-    """A key with this name, or with this very secret, exists already."""
+class NameTaken(StoreError): ...
 
 
-class SchemaTooNew(StoreError):
-    """The database was written by a newer version of Weir."""
+class SchemaTooNew(StoreError): ...
 
 
-class CorruptStore(StoreError):
-    """The file is not a database, or its pages are damaged."""
+class CorruptStore(StoreError): ...
 
 
 UNAVAILABLE = {
@@ -91,7 +86,6 @@ LOST = ("57P", "25P03")
 
 
 def translate(error: Exception) -> StoreError:
-    """The store's error for what SQLAlchemy or a driver raised."""
     cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
     code = getattr(cause, "sqlite_errorcode", None)
     if code is not None:
@@ -121,7 +115,6 @@ def translate(error: Exception) -> StoreError:
 
 
 def _is_drivers(error: Exception, cause: BaseException) -> bool:
-    """Whether a driver cannot go on, other than for a value that it cannot send."""
     kinds = exc.OperationalError | exc.InterfaceError | exc.InternalError
     return isinstance(error, kinds) and not isinstance(cause.__cause__, ValueError)
 
@@ -135,7 +128,6 @@ def is_disconnect(error: Exception) -> bool:
 
 
 def is_retried(error: Exception) -> bool:
-    """Whether PostgreSQL asks to run the transaction again: serialization failure or deadlock."""
     cause = error.orig if isinstance(error, exc.DBAPIError) else None
     return getattr(cause, "sqlstate", None) in RETRIED
 
@@ -214,14 +206,11 @@ class EvictionRow:
 
     @property
     def freed(self) -> int:
-        """Uncalibrated tokens that it set free, net of what stands there now."""
         return self.tokens_before - self.tokens_after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionSum:
-    """What one layer took from one tool: how many results, how many of them were asked for again, tokens."""
-
     layer: str
     tool: str
     evicted: int
@@ -232,8 +221,6 @@ class EvictionSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """One message that was removed or shortened, as the client sent it (``body``: raw JSON bytes)."""
-
     ref: str
     role: str
     tokens: int
@@ -281,12 +268,6 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What others have to know of a request before it is answered: whose it is, and how its conversation grew.
-
-    ``ends`` are the hashes by which the next request may be known, each with the messages that it covers; the longest
-    one is of all the request's.
-    """
-
     id: str
     tenant: str
     conversation: str
@@ -439,8 +420,6 @@ class AlertRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRow:
-    """A conversation as people list it."""
-
     id: str
     name: str
     tenant: str
@@ -461,13 +440,6 @@ class ConversationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRow:
-    """One version of a conversation's checkpoint.
-
-    ``body`` is the state as JSON text, ``length`` the messages after the head that the conversation had then. ``cut``
-    is the summary that was made with it and ``covered`` the refs of what that stands for; None and empty for a
-    version that was only saved.
-    """
-
     branch: str
     version: int
     at: float
@@ -495,7 +467,6 @@ class NoteRow:
 
     @classmethod
     def of(cls, note: Note, *, at: float) -> "NoteRow":
-        """The row of a note that was taken ``at``; two of one text and one category have the same id."""
         same = f"{note.category}\0{note.text}".encode("utf-8", "surrogatepass")
         return cls(
             id=blake2b(same, digest_size=NOTE_SIZE).digest(),
@@ -508,14 +479,11 @@ class NoteRow:
 
     @property
     def note(self) -> Note:
-        """The note itself."""
         return Note(self.category, self.importance, self.text, self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """What a model wrote, by the address of what it was asked (``key``: 16 bytes), so that nobody asks twice."""
-
     key: bytes
     at: float
     purpose: str
@@ -568,8 +536,6 @@ class KeyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRow:
-    """A policy that was set while Weir ran: ``document`` is the text as it was given."""
-
     name: str
     document: str
     at: float
@@ -577,8 +543,6 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitRow:
-    """A window learned from an upstream's own words, per origin, model and credential."""
-
     scope: str
     limit: int
     seen: int

@@ -48,15 +48,12 @@ class ExactText(sa.types.TypeDecorator[str]):
 
 
 def plain_text(value: str) -> str:
-    """The text without NUL and lone surrogates, which no database takes as text."""
     if value.isascii() and "\0" not in value:
         return value
     return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 class PlainText(sa.types.TypeDecorator[str]):
-    """Text that is searched or shown; what a database cannot take is replaced."""
-
     impl = sa.Text
     cache_ok = True
 
@@ -75,14 +72,12 @@ class Id(sa.types.TypeDecorator[str]):
         self.prefix = prefix
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
-        """The bytes that the digits stand for, where they give the same text back."""
         return value if value is None or dialect.name != "sqlite" else _bytes_of(value, self.prefix)
 
     def process_result_value(self, value: object, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
         return self.shown(value)
 
     def shown(self, stored: object) -> Any:
-        """The text as it was given; what no id can be as it is."""
         return self.prefix + stored.hex() if isinstance(stored, bytes) else stored
 
 
@@ -93,15 +88,12 @@ def _bytes_of(value: str, prefix: str) -> str | bytes:
 
 
 class LongText(ExactText):
-    """Text of any length, compressed; what was stored before is read as it is: no frame is UTF-8."""
-
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
         return None if value is None else pack_text(value)
 
     def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> str | None:
-        """The text as it was given; a damaged frame as something else, which its row's SHA-256 does not fit."""
         if value is None or not value.startswith(FRAME):
             return super().process_result_value(value, dialect)
         try:
@@ -111,8 +103,6 @@ class LongText(ExactText):
 
 
 class Packed(sa.types.TypeDecorator[str]):
-    """Short text that Weir wrote, packed (:func:`proxy.store.packing.pack_words`)."""
-
     impl = sa.LargeBinary
     cache_ok = True
 
@@ -120,7 +110,6 @@ class Packed(sa.types.TypeDecorator[str]):
         return None if value is None else pack_words(value)
 
     def process_result_value(self, value: object, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
-        """The text as it was given; what somebody has put there instead as the text that it may be."""
         if not isinstance(value, bytes):
             return None if value is None else str(value)
         try:
@@ -132,7 +121,6 @@ class Packed(sa.types.TypeDecorator[str]):
 TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
 OF_BRANCH = (OF_TENANT, sa.bindparam("branch", type_=BRANCH))
-"""What a statement in SQL text about a branch is given."""
 
 Kind = sa.types.TypeEngine[Any]
 BY_TYPE: Mapping[Any, Kind] = {
@@ -167,7 +155,6 @@ def _optional(**kinds: Kind | type[Kind]) -> list[sa.Column[Any]]:
 
 
 def _fields(record: type, *, without: str = "", renamed: Mapping[str, str] = RENAMED, **kinds: Kind) -> list[Any]:
-    """The fields of a record as columns: of the given kind, else by their name, else by their type."""
     columns = []
     for name, hint in get_type_hints(record).items():
         if name not in without.split():
@@ -461,7 +448,6 @@ _POSTGRESQL = (
 
 
 def make(connection: sa.Connection) -> None:
-    """Make every table, index and trigger in an empty database."""
     metadata.create_all(connection)
     for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
         connection.exec_driver_sql(statement)
@@ -470,7 +456,6 @@ def make(connection: sa.Connection) -> None:
 
 
 def ensure(connection: sa.Connection) -> None:
-    """Bring the schema to the newest revision inside the caller's transaction."""
     found = _known(connection)
     if found is None:
         make(connection)
@@ -479,7 +464,6 @@ def ensure(connection: sa.Connection) -> None:
 
 
 def check(connection: sa.Connection) -> None:
-    """Raise :class:`StoreError` unless the schema is the newest one."""
     found = _known(connection)
     if found != HEAD:
         raise StoreError(
@@ -488,7 +472,6 @@ def check(connection: sa.Connection) -> None:
 
 
 def _known(connection: sa.Connection) -> str | None:
-    """The schema's revision; None for an empty database."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     found: str | None = connection.scalar(sa.select(alembic_version.c.version_num))
@@ -514,7 +497,6 @@ class Upsert(dict[str, sa.Insert]):
 
 
 def keep_first(table: sa.Table) -> Upsert:
-    """An INSERT that leaves a row which is there already as it is."""
     return Upsert(lambda insert: insert(table).on_conflict_do_nothing())
 
 
@@ -559,7 +541,6 @@ def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
 
 
 def same(one: sa.FromClause, other: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
-    """That rows of two tables have the same values in these columns."""
     return sa.and_(*(one.c[name] == other.c[name] for name in names))
 
 
@@ -567,12 +548,10 @@ OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.
 
 
 def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
-    """What a table keeps of a record, by the columns' keys."""
     return {key: getattr(record, key) for key, _ in _shared(table, record.__class__)} | more
 
 
 def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
-    """The record of a table's row; ``more`` are fields that are not columns, or not as they are stored."""
     found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
     return kind(**{key: found[name] for key, name in _shared(table, kind) if key not in more}, **more)
 

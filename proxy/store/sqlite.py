@@ -72,7 +72,6 @@ class _Thread(aiosqlite.Connection):
         self._thread.daemon = True  # a store that nobody closed must not keep the process alive
 
     async def call(self, jobs: list[_Job]) -> None:
-        """Run every job in the connection's thread, in order."""
         await self._execute(_run_all, jobs)  # type: ignore[no-untyped-call]  # aiosqlite leaves it bare
 
     @property
@@ -118,7 +117,6 @@ class ConnectionWorker:
     async def connect(
         cls, uri: str, *, begin: Begin, patience: float, pragmas: tuple[str, ...] = ()
     ) -> "ConnectionWorker":
-        """The connection to the SQLite ``uri``; a lock is waited for ``patience`` seconds at most."""
         thread = _Thread(
             lambda: sqlite3.connect(uri, uri=True, isolation_level=None, timeout=patience, cached_statements=256)
         )
@@ -155,11 +153,9 @@ class ConnectionWorker:
         return await self._run(whole)
 
     async def raw(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The result of ``work`` on the driver's connection, outside any transaction."""
         return await self._run(lambda: work(self._thread.driver))
 
     async def close(self) -> None:
-        """Finish what is waiting, then close the connection and end its thread."""
         if self._closed:
             return
         self._closed = True
@@ -262,7 +258,6 @@ def has_wal_reset_bug(version: SqliteVersion) -> bool:
 
 
 def journal_for(version: SqliteVersion, *, shared: bool) -> Literal["wal", "delete"]:
-    """The journal mode that is safe for one process, or with ``shared`` for several."""
     return "delete" if shared and has_wal_reset_bug(version) else "wal"
 
 
@@ -280,7 +275,6 @@ class LockFile:
         self._path = path
 
     def take(self, *, shared: bool = False) -> bool:
-        """Whether the lock is ours now, with ``shared`` together with others who say so; never waits."""
         try:
             fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
@@ -288,7 +282,6 @@ class LockFile:
         return True
 
     async def wait(self, patience: float) -> None:
-        """Take the lock within ``patience`` seconds, or raise :class:`StoreUnavailable`."""
         deadline = time.monotonic() + patience
         while not self.take():
             if time.monotonic() > deadline:
@@ -300,7 +293,6 @@ class LockFile:
 
     @property
     def commits(self) -> int:
-        """The last number that :meth:`note` wrote; 0 if none."""
         written = os.pread(self._file, 20, 0)
         return int(written) if written.isdigit() else 0
 
@@ -341,7 +333,6 @@ class SqliteDatabase:
 
     @classmethod
     async def open(cls, name: str | None, *, mode: Mode, patience: float) -> "SqliteDatabase":
-        """The database in file ``name`` (None, empty, ``:memory:``: in memory), migrated unless ``mode`` is reader."""
         if not name or name == ":memory:":
             database = cls(None, mode=mode)
             database._writer = await ConnectionWorker.connect(
@@ -365,7 +356,6 @@ class SqliteDatabase:
         return {"waiting": sum(len(worker.waiting) for worker in (self._reader, self._writer) if worker is not None)}
 
     async def ping(self) -> None:
-        """Return if the file is the one that was opened and can be locked for writing (a reader: read)."""
         if self._mode == "reader":
             await self.read(check)
         else:
@@ -373,11 +363,9 @@ class SqliteDatabase:
             await worker.transaction(lambda _: self._same_file())
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """The result of ``work`` on one consistent view; never waits for a writer in WAL mode."""
         return await self._reading().transaction(work)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """The result of ``work`` once it is committed and, as far as the disk tells the truth, durable."""
         worker = await self._writing()
         if self._path is None:
             return await worker.transaction(work)
@@ -391,7 +379,6 @@ class SqliteDatabase:
         return await worker.transaction(counted, committed=self._note)
 
     async def tend(self, *, force: bool = False) -> bool:
-        """Checkpoint if the WAL is long enough and no visitor is there; ``force`` also empties the WAL file."""
         if self._writer is None or self._path is None or self.journal != "wal" or self._mode == "visitor":
             return False
         if not force and self._commits - self._checkpointed < CHECKPOINT_COMMITS and self._wal() <= CHECKPOINT_BYTES:
@@ -399,17 +386,14 @@ class SqliteDatabase:
         return await self._writer.raw(lambda driver: self._checkpoint(driver, "TRUNCATE" if force else "PASSIVE"))
 
     async def shrink(self) -> bool:
-        """Give some free pages back to the file system; whether there may be more."""
         if self._writer is None or self._path is None:
             return False
         return await self._writer.raw(shrink)
 
     async def backup(self, path: Path) -> None:
-        """Write a copy to a new file by SQLite's online backup; in WAL mode it waits for no writer."""
         await self._reading().raw(partial(back_up, path=path))
 
     async def close(self) -> None:
-        """Finish what has begun and close both connections; the locks go last."""
         self._is_lost = False
         workers, self._reader, self._writer = (self._reader, self._writer), None, None
         for worker in workers:
@@ -430,7 +414,6 @@ class SqliteDatabase:
         return worker
 
     async def _writing(self) -> ConnectionWorker:
-        """The connection that writes to the file which stands at the path now."""
         if self._writer is not None and self._fault() is None:
             self._moved_since = None
             return self._writer
@@ -444,7 +427,6 @@ class SqliteDatabase:
         return self._writer
 
     async def _reopen(self, fault: str | None) -> None:
-        """Open what stands at the path instead of the file that was open; raises StoreUnavailable while it cannot."""
         if fault == MOVED and not self._is_lost:
             self._moved_since = self._moved_since or time.monotonic()
             if time.monotonic() - self._moved_since < MOVED_FOR:
@@ -550,7 +532,6 @@ class SqliteDatabase:
             raise StoreUnavailable(fault, reason="gone")
 
     def _fault(self) -> str | None:
-        """What has become of the file that is open; None while it stands at its path."""
         if self._path is None or self._file < 0:
             return None
         found = _inode(self._path)

@@ -56,43 +56,24 @@ class Database(Protocol):
     @property
     def writable(self) -> bool: ...
 
-    def load(self) -> dict[str, int]:
-        """How many transactions wait; where there is a pool how many of its connections are busy, and idle."""
-        ...
+    def load(self) -> dict[str, int]: ...
 
-    async def ping(self) -> None:
-        """Return if transactions can be begun, else raise :class:`StoreError`."""
+    async def ping(self) -> None: ...
 
-    async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """The result of ``work`` on one consistent view."""
-        ...
+    async def read(self, work: Callable[[sa.Connection], T]) -> T: ...
 
-    async def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """The result of ``work`` once it is committed; a cancelled caller leaves all of it or nothing."""
-        ...
+    async def write(self, work: Callable[[sa.Connection], T]) -> T: ...
 
-    async def tend(self, *, force: bool = False) -> bool:
-        """Do what the files need from time to time, with ``force`` at once; whether anything was done."""
-        ...
+    async def tend(self, *, force: bool = False) -> bool: ...
 
-    async def shrink(self) -> bool:
-        """Give some free room back; whether there may be more."""
-        ...
+    async def shrink(self) -> bool: ...
 
-    async def backup(self, path: Path) -> None:
-        """Write a copy of one moment to a new file."""
+    async def backup(self, path: Path) -> None: ...
 
-    async def close(self) -> None:
-        """Finish what has begun and give everything back."""
+    async def close(self) -> None: ...
 
 
 class Transaction:
-    """One transaction on one connection.
-
-    ``full`` says whether what people and models said may be stored; ``damage`` is told of damaged rows; ``frames`` are
-    those of the archive that were read last.
-    """
-
     def __init__(self, connection: sa.Connection, *, full: bool, damage: Damage) -> None:
         self.connection = connection
         self.dialect = connection.dialect.name
@@ -133,7 +114,6 @@ class Transaction:
         return work() if apart is None else apart(work)
 
     def is_new(self, statement: Upsert, row: Mapping[str, object]) -> bool:
-        """Whether an INSERT that leaves what is there has put a row there."""
         return self.execute(statement[self.dialect], row).rowcount == 1
 
 
@@ -160,7 +140,6 @@ class _Compiled(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) -> _Compiled | None:
-    """The statement for rows with these keys; None where the driver names its parameters."""
     compiled = statement.compile(dialect=dialect, column_keys=list(keys) if isinstance(statement, sa.Insert) else None)
     if not compiled.positiontup:
         return None
@@ -216,7 +195,6 @@ class Transactions:
 def reading(
     work: Callable[Concatenate[Transaction, P], T],
 ) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
-    """The function as a method that runs it on one consistent view."""
 
     @wraps(work)
     async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -228,7 +206,6 @@ def reading(
 def writing(
     work: Callable[Concatenate[Transaction, P], T],
 ) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
-    """The function as a method that returns once it is committed, all of it."""
 
     @wraps(work)
     async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -240,7 +217,6 @@ def writing(
 def timed(
     name: str,
 ) -> Callable[[Callable[Concatenate[S, P], Awaitable[T]]], Callable[Concatenate[S, P], Coroutine[Any, Any, T]]]:
-    """Have the time of a method told as the operation ``name``, whether it succeeds or fails."""
 
     def watched(
         method: Callable[Concatenate[S, P], Awaitable[T]],
@@ -259,7 +235,6 @@ def timed(
 
 
 def chunks(items: Iterable[T], size: int = AT_ONCE) -> Iterator[list[T]]:
-    """``items`` in lists of at most ``size``."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
@@ -268,10 +243,6 @@ def chunks(items: Iterable[T], size: int = AT_ONCE) -> Iterator[list[T]]:
 def ordered(
     query: Rows, order: Sequence[tuple[sa.ColumnElement[Any], bool]], *, after: Place | None, limit: int
 ) -> Rows:
-    """``limit`` rows of ``query`` by ``order`` (columns that no two rows share, and whether each is descending).
-
-    ``after`` is the place that they come behind, None for the first page, whatever came in at its beginning meanwhile.
-    """
     if after is not None:
         query = query.where(_behind(order, after))
     by = [column.desc() if is_descending else column.asc() for column, is_descending in order]
@@ -279,7 +250,6 @@ def ordered(
 
 
 def _behind(order: Sequence[tuple[sa.ColumnElement[Any], bool]], after: Place) -> sa.ColumnElement[bool]:
-    """Whether a row comes behind the place: beyond it in one column, and equal in all before that one."""
     choices: list[sa.ColumnElement[bool]] = []
     for at, ((column, is_descending), value) in enumerate(zip(order, after, strict=True)):
         equal = [other == known for (other, _), known in zip(order[:at], after, strict=False)]

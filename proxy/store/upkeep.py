@@ -11,7 +11,6 @@ PAGES_AT_ONCE = 256
 
 
 def pragma(driver: sqlite3.Connection, name: str) -> str:
-    """What a pragma says."""
     return str(driver.execute(f"PRAGMA {name}").fetchone()[0])
 
 
@@ -35,7 +34,6 @@ def back_up(driver: sqlite3.Connection, *, path: Path) -> None:
 
 
 def shrink(driver: sqlite3.Connection) -> bool:
-    """Give some free pages back to the file system; whether there are more."""
     before = int(pragma(driver, "freelist_count"))
     driver.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
     return 0 < int(pragma(driver, "freelist_count")) < before

@@ -24,7 +24,6 @@ RETRY_PAUSE = 2.0
 MAX_ROWS = 20_000
 MAX_CHANGES = 2_000
 MAX_INSPECTED = 512
-"""Rows whose messages are held in memory until they are written."""
 
 
 class WriteBehindQueue:
@@ -54,27 +53,22 @@ class WriteBehindQueue:
 
     @property
     def failing(self) -> bool:
-        """Whether the last write failed, or a change that the store refused still waits."""
         return self._failing or bool(self._changes)
 
     def waiting(self) -> dict[tuple[str, ...], float]:
-        """How many exchanges' rows wait to be written, and how many changes that the store refused."""
         return {("rows",): len(self._rows), ("changes",): len(self._changes)}
 
     def start(self) -> None:
-        """Begin writing."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-settle")
 
     def put(self, row: ExchangeRow | RelayedRow | AnswerRow) -> None:
-        """Have one exchange written soon; while that fails, or waits long, without what it is looked at with."""
         if self._failing or len(self._rows) >= MAX_INSPECTED:
             row = _bare(row)
         self._rows.append(row)
         self._wake.set()
 
     def keep(self, change: Change) -> None:
-        """Have a change written that the store refused; until then it lives in memory."""
         if len(self._changes) >= MAX_CHANGES:
             self._changes.popleft()
             log.error("the store has been down for too long: a change of conversation was dropped from memory")
@@ -87,13 +81,11 @@ class WriteBehindQueue:
         return next((each.body for each in held if each.ref == ref), None)
 
     async def flush(self) -> None:
-        """Write what waits now; what cannot be written goes on waiting."""
         async with self._writing:
             while (self._changes or self._rows) and await self._write():
                 pass
 
     async def close(self) -> None:
-        """Stop, having written what can be written."""
         task, self._task = self._task, None
         if task is not None:
             async with self._writing:  # the store ends what it has begun: nothing may be written beside it
@@ -112,7 +104,6 @@ class WriteBehindQueue:
                 self._wake.set()
 
     async def _write(self) -> bool:
-        """Whether the changes and a batch of rows are done with: written, or not to be written at all."""
         rows: list[ExchangeRow | RelayedRow | AnswerRow] = []
         try:
             while self._changes:
@@ -139,7 +130,6 @@ class WriteBehindQueue:
         return True
 
     async def _commit(self, change: Change) -> None:
-        """Store a change that waited; where another process was first, at least the originals that it holds."""
         try:
             await self._store.commit(change)
         except StaleVersion as stale:
@@ -159,7 +149,6 @@ class WriteBehindQueue:
 
 
 def _bare(row: ExchangeRow | RelayedRow | AnswerRow) -> ExchangeRow | RelayedRow | AnswerRow:
-    """A row without its messages."""
     if not isinstance(row, ExchangeRow) or row.inspection is None:
         return row
     return replace(row, inspection=None)

@@ -12,7 +12,6 @@ ONE_AT_A_TIME = threading.Lock()  # Alembic's context is one per process
 
 
 def upgrade(connection: sa.Connection) -> None:
-    """Run every migration that the database has not seen, in the transaction that is open on ``connection``."""
     config = Config()
     config.set_main_option("script_location", str(HERE).replace("%", "%%"))
     config.attributes["connection"] = connection

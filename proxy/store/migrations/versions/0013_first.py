@@ -6,5 +6,4 @@ branch_labels = None
 depends_on = None
 
 
-def upgrade() -> None:
-    """Nothing: whatever has this revision has all of it."""
+def upgrade() -> None: ...

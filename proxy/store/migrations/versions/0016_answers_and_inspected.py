@@ -11,6 +11,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make their tables."""
     for table in (answers, answer_items, inspected, inspected_parts):
         table.create(op.get_bind())

@@ -12,7 +12,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add three columns and an index, and make one anew."""
     for name, kind in (("concurrency", sa.BigInteger), ("requests_per_minute", sa.BigInteger), ("expires", sa.Double)):
         op.add_column("keys", sa.Column(name, kind))
     op.drop_index("exchanges_of_conversation", "exchanges")

@@ -13,7 +13,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """What is stored stays as it is, but for the parts of requests: they are bundled."""
     connection = op.get_bind()
     op.add_column("originals", sa.Column("frame", sa.BigInteger))
     op.add_column("checkpoints", sa.Column("base", sa.Integer))
