@@ -64,34 +64,28 @@ class Draft:
 
     @property
     def tools(self) -> int:
-        """Uncalibrated tokens of the tool definitions that are sent."""
         return max(0, self.transcript.tools - sum(d.tokens for d in self.pruned))
 
     @property
     def tokens(self) -> int:
-        """Uncalibrated tokens of the planned request, tools and priming included."""
         return sum(p.tokens for p in self.pieces) + self.tools + self.transcript.priming
 
     def tokens_by_index(self) -> dict[int, int]:
-        """Uncalibrated tokens of the client's messages in the array, by their index."""
         return {p.index: p.tokens for p in self.pieces if p.index is not None}
 
     @property
     def changed(self) -> bool:
-        """Whether the array differs from the client's."""
         if self.pruned or len(self.pieces) != len(self.transcript.messages):
             return True
         return any(p.text is not None or p.rounds is not None or p.index != i for i, p in enumerate(self.pieces))
 
     @property
     def has_removed(self) -> bool:
-        """Whether this request is the one that takes something out, or makes it shorter."""
         edits = (*self.edits.values(), *self.tool_edits)
         return self.cut is not None or any(edit.kind not in ADDING for edit in edits)
 
     @property
     def applied(self) -> dict[str, int]:
-        """How many edits of each kind are in the array, replayed ones included."""
         counts: dict[str, int] = {}
         for piece in self.pieces:
             if piece.kind is not None:
@@ -133,12 +127,10 @@ class Draft:
         return replace(self, pieces=placed, edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
 
     def _recalled(self) -> dict[int | None, tuple[PlannedMessage, ...]]:
-        """What was put in front of messages, by the index of the message that it belongs to."""
         pairs = pairwise(self.pieces)
         return {after.index: (piece,) for piece, after in pairs if piece.kind is EditKind.RECALL}
 
     def buckets(self) -> dict[str, int]:
-        """Tokens by bucket; every token of the request is in exactly one."""
         result = dict.fromkeys(BUCKETS, 0)
         result["tools"] = self.tools
         result["history"] = self.transcript.priming
@@ -147,7 +139,6 @@ class Draft:
         return result
 
     def bucket(self, piece: PlannedMessage) -> str:
-        """The one bucket that a piece belongs to: what a call says is history, what it returns a tool output."""
         if piece.index is None:
             return "memory" if piece.kind is EditKind.RECALL else "summary"
         if piece.index in self.transcript.memory:
@@ -158,17 +149,14 @@ class Draft:
         return "tool_outputs" if message.is_result else "history"
 
     def with_tools_pruned(self, definitions: Sequence[ToolDefinition], edits: Sequence[Edit] = ()) -> "Draft":
-        """The draft without these definitions; ``edits`` are the new ones among what leaves them out."""
         if not definitions:
             return self
         return replace(self, pruned=(*self.pruned, *definitions), tool_edits=(*self.tool_edits, *edits))
 
     def with_condensed(self, condensed: Sequence[Condensed]) -> "Draft":
-        """The draft with what became of further messages that were to be put in shorter words."""
         return replace(self, condensed=(*self.condensed, *condensed)) if condensed else self
 
     def with_reason(self, reason: str) -> "Draft":
-        """The draft of a layer that did less than it was asked to, with the code of why."""
         return replace(self, reason=reason) if reason else self
 
 
@@ -192,7 +180,6 @@ def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
 
 
 def untouched(transcript: Transcript) -> Draft:
-    """The client's array as a draft."""
     return Draft(transcript, tuple(PlannedMessage(i, m.tokens) for i, m in enumerate(transcript.messages)))
 
 
@@ -200,7 +187,6 @@ MESSAGE_OVERHEAD = 4
 
 
 def replace_content(transcript: Transcript, index: int, text: str, *, kind: EditKind, counter: TokenCounter) -> Edit:
-    """The edit that replaces the content of message ``index`` by ``text``, its calls and ids kept."""
     message = transcript.messages[index]
     occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     position = index - transcript.head
@@ -252,7 +238,6 @@ RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def broken_rules(draft: Draft) -> tuple[str, ...]:
-    """The rules that the client's array keeps and the planned one does not."""
     before: list[Message | None] = list(draft.transcript.messages)
     after = [_message(p, draft.transcript) for p in draft.pieces]
     return tuple(name for name, holds in RULES if holds(before) and not holds(after))
@@ -309,22 +294,18 @@ class ConversationState:
 
     @property
     def triggered(self) -> bool:
-        """Whether a trigger has fired in this conversation."""
         return bool(self.edits or self.cuts)
 
     @property
     def has_removed(self) -> bool:
-        """Whether something is out of the window of this conversation, or was shortened."""
         return bool(self.cuts) or any(edit.kind not in ADDING for edit in self.edits.values())
 
     @property
     def pins(self) -> frozenset[bytes]:
-        """The first bytes of the digests of messages that an operator has pinned."""
         return frozenset(e.digest for e in self.edits.values() if e.kind is EditKind.PIN)
 
     @property
     def next_version(self) -> int:
-        """The version that the next batch will have."""
         return max(self.version, self.cuts[-1].version if self.cuts else 0) + 1
 
 
@@ -343,7 +324,6 @@ def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Pr
 
 
 def replay(transcript: Transcript, known: ConversationState, protection: Protection) -> Draft:
-    """The client's array with every known edit and the newest applicable cut applied."""
     if not known.edits and not known.cuts:
         return untouched(transcript)
     cut = applicable_cut(transcript, known.cuts, protection)
@@ -358,7 +338,6 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
 
 
 def standing(transcript: Transcript, known: ConversationState) -> Draft:
-    """The client's array as the conversation's known edits leave it, with nothing new."""
     messages = transcript.messages
     counted = replace(transcript, occurrences=count_occurrences(messages))
     return replay(counted, known, protect(messages, units(messages, transcript.head), known.pins))
@@ -370,7 +349,6 @@ def _replayed(transcript: Transcript, known: ConversationState, protection: Prot
 
 
 def _without_tools(draft: Draft, known: ConversationState) -> Draft:
-    """The draft without the definitions that were pruned, but with one that is asked for by name."""
     if not draft.transcript.tools or not any(e.kind is EditKind.PRUNE_TOOLS for e in known.edits.values()):
         return draft
     tools = draft.transcript.read_tools()
@@ -385,7 +363,6 @@ def _with_cut(transcript: Transcript, cut: Cut | None) -> Draft:
 
 
 def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, protection: Protection) -> int:
-    """Uncalibrated tokens of the messages that stay word for word, as known edits have left them."""
     occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     total = 0
     for index in protection.verbatim:
@@ -416,7 +393,6 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
 
 
 def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], occurrences: Sequence[int]) -> Draft:
-    """The draft with the hidden rounds of every answer that is in it."""
     if not any(edit.kind is EditKind.ROUND for edit in edits.values()):
         return draft
     messages, pieces = draft.transcript.messages, list[PlannedMessage]()
@@ -430,7 +406,6 @@ def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], occurren
 
 
 def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:
-    """Whether an edit still stands on a message that is protected now."""
     position = index - transcript.head
     if edit.kind is EditKind.RECALL:
         return True
@@ -478,7 +453,6 @@ class Bounds:
         return self.low_water if self.aim is None else self.aim
 
     def in_scope(self, draft: Draft, piece: PlannedMessage) -> bool:
-        """Whether a piece counts against the bucket that the layer at work is about."""
         scope = self.layer.scope
         if scope == "total":
             return True
@@ -487,32 +461,26 @@ class Bounds:
         return (rule.charge_to if rule is not None and rule.charge_to else name) == scope
 
     def inside(self, draft: Draft, scope: str) -> int:
-        """Tokens of a draft that count against a layer of this scope."""
         return draft.tokens if scope == "total" else charged(draft.buckets(), self.settings.buckets).get(scope, 0)
 
     @property
     def room(self) -> int:
-        """Tokens between what is fixed and the trigger, at least 0."""
         return max(0, self.trigger - self.fixed)
 
     @property
     def low_water(self) -> int:
-        """Where a batch should end."""
         return self.fixed + int(self.shape.low_water * self.room)
 
     @property
     def hard_limit(self) -> int:
-        """The most that may be forwarded."""
         limit = self.budget.hard_limit
         return limit if self.ceiling is None else min(limit, self.ceiling)
 
     def soft_fits(self, tokens: int) -> bool:
-        """Whether ``tokens`` are under every limit, headroom and ceiling included."""
         return tokens <= min(self.budget.soft_limit, self.hard_limit)
 
     @property
     def ingest_cap(self) -> int:
-        """The largest tool result, in tokens."""
         return ingest_cap_for(self.settings, self.budget)
 
     def sides(self, stays: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -525,7 +493,6 @@ class Bounds:
         return tuple(i - head for i in stays if i < late), tuple(i - head for i in stays if i >= late)
 
     def calls(self) -> dict[int, ToolCall]:
-        """For each tool result the call that it answers, by the result's index. Reads every step's call."""
         return answered_calls(self.transcript, self.steps)
 
 
@@ -540,7 +507,6 @@ def bounds_for(
     summarizer_input: int | None = None,
     readings: Readings | None = None,
 ) -> Bounds:
-    """The bounds of one request."""
     transcript = replace(transcript, occurrences=count_occurrences(transcript.messages))
     messages = transcript.messages
     steps = units(messages, transcript.head)

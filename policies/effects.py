@@ -47,7 +47,6 @@ class Together:
 
 
 BEFORE_MODEL = "before_model"
-"""The reason of a save in front of a question to a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +98,11 @@ class Trim:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """The shell did it."""
+class Done: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """It is saved as this version."""
-
     version: int
 
 
@@ -122,8 +118,6 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The replies to questions that were asked together, in their order."""
-
     replies: tuple["Summary | Failed", ...]
 
 
@@ -143,23 +137,17 @@ class Alike:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """The vectors of the texts that were asked about, in their order."""
-
     rows: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A message that an operator's function gave back: which one it was, and its content where that is another."""
-
     index: int
     text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What an operator's function gave back, in its order."""
-
     messages: tuple[Kept, ...]
 
 
@@ -170,8 +158,7 @@ Announce = Callable[[str], None]
 """Told what a flow has just done (``layer`` for the next one of its reports), so that the shell can time it."""
 
 
-def unheard(_: str) -> None:
-    """Nobody listens."""
+def unheard(_: str) -> None: ...
 
 
 T = TypeVar("T")
@@ -208,7 +195,6 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
 def _advance(
     flow: Flow[T], reply: Reply | None, number: int, *, waiting: dict[int, Effect], results: dict[int, T]
 ) -> None:
-    """Take one step of a flow: note what it asks next, or what it returned."""
     try:
         waiting[number] = next(flow) if reply is None else flow.send(reply)
     except StopIteration as end:
@@ -216,7 +202,6 @@ def _advance(
 
 
 def _answers(told: Reply, count: int) -> tuple[Summary | Failed, ...]:
-    """One reply for each question; a failure of all of them where they could not be asked together."""
     if isinstance(told, Answers) and len(told.replies) == count:
         return told.replies
     return (told if isinstance(told, Failed) else Failed("no_reply"),) * count

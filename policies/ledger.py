@@ -50,7 +50,6 @@ SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.TRUNCATE, EditKind.CLIP})
 """Edits that leave a part of what a message says, which may still go."""
 
 ADDING = frozenset({EditKind.RECALL, EditKind.PIN, EditKind.ROUND})
-"""Edits that leave a message as it is."""
 
 
 def occurrence_of_round(occurrence: int) -> int:
@@ -83,7 +82,6 @@ class Edit:
 
     @property
     def key(self) -> tuple[bytes, int]:
-        """What the edit is found by."""
         return (self.digest, self.occurrence)
 
 
@@ -152,12 +150,10 @@ class PlannedMessage:
 
     @property
     def own_tokens(self) -> int:
-        """Its tokens without those of its hidden rounds."""
         return self.tokens - (0 if self.rounds is None else self.rounds.tokens)
 
     @property
     def is_summary(self) -> bool:
-        """Whether it stands for what a cut covers."""
         return self.index is None and self.kind is None
 
 
@@ -188,13 +184,10 @@ class Condensed:
 
     @property
     def ratio(self) -> float:
-        """How many times shorter the message is: original over compressed tokens, 1.0 where nothing came of it."""
         return self.original_tokens / self.compressed_tokens if self.compressed_tokens else 1.0
 
 
 class Status(StrEnum):
-    """How far a subtask is; ``planned`` means that nothing of it has been done."""
-
     PLANNED = "planned"
     IN_PROGRESS = "in_progress"
     DONE = "done"
@@ -211,8 +204,6 @@ class Subtask:
 
 @dataclass(frozen=True, slots=True)
 class TaskDecision:
-    """What was decided, why, and what was decided against."""
-
     text: str
     rationale: str = ""
     alternatives: tuple[str, ...] = ()

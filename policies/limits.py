@@ -21,13 +21,11 @@ from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, PolicyError, Tr
 from policies.settings import Bucket, ContextSettings, Layer, Memory, Param, Zones, amount
 
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
-"""Every token of a request is in exactly one of them."""
 RESERVED = ("working", "headroom")
 MIN_CAP = 64
 BLOAT = 0.30
 BLOAT_OVER_CAP = 1.25
 MATCHED = 1_000
-"""Characters of a message that a pattern of memory is matched against."""
 WATERMARK = 0.80
 NEVER = -1
 SMALL_WINDOW, LARGE_WINDOW = 32_768, 200_000
@@ -101,7 +99,6 @@ class TokenBudget:
         return max(1, self.window - self.reserve - self.headroom)
 
     def estimate(self, tokens: int) -> int:
-        """Uncalibrated tokens as what the upstream would report."""
         return math.ceil(round(tokens * self.ratio, 6))
 
     def estimate_each(self, buckets: Mapping[str, int]) -> dict[str, int]:
@@ -121,25 +118,20 @@ class TokenBudget:
 
     @property
     def hard_limit(self) -> int:
-        """The most uncalibrated tokens that leave the output reserve free."""
         limit = self.room_for(self.window - self.reserve)
         return limit if self.max_input is None else min(limit, self.room_for(self.max_input))
 
     @property
     def soft_limit(self) -> int:
-        """The most uncalibrated tokens that leave reserve and headroom free."""
         return min(self.hard_limit, self.room_for(self.window - self.reserve - self.headroom))
 
     def hard_fits(self, tokens: int) -> bool:
-        """Whether uncalibrated ``tokens`` leave the output reserve free."""
         return tokens <= self.hard_limit
 
     def fits(self, tokens: int) -> bool:
-        """Whether uncalibrated ``tokens`` leave reserve and headroom free."""
         return tokens <= self.soft_limit
 
     def base(self, settings: ContextSettings) -> int:
-        """The denominator of pressure that the policy asks for, tokens."""
         if settings.base == "window":
             return self.window
         if settings.base == "max_input":
@@ -193,7 +185,6 @@ def divide(
 
 
 def scaled(value: float, window: int, scale: float) -> int:
-    """Tokens of an amount: a share of the window below 1, else tokens of the window that the policy was made for."""
     return amount(value, window) if value < 1 else math.floor(round(value * scale, 6))
 
 
@@ -205,12 +196,10 @@ class Summed(Transcript):
 
     @property
     def tokens(self) -> int:
-        """Uncalibrated tokens of the whole request as the client sent it."""
         return sum(self.by_role.values()) + self.tools + self.priming
 
 
 def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Uncalibrated tokens of messages by their role, added to those ``before`` them."""
     result = dict(before or {})
     for message in messages:
         result[message.role] = result.get(message.role, 0) + message.tokens
@@ -218,7 +207,6 @@ def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None
 
 
 def raw_buckets(transcript: Transcript) -> dict[str, int]:
-    """Uncalibrated tokens by bucket of a request as the client sent it; they sum to its tokens."""
     by_role = transcript.by_role if isinstance(transcript, Summed) else tokens_by_role(transcript.messages)
     result = dict.fromkeys(BUCKETS, 0)
     result["tools"] = transcript.tools
@@ -268,13 +256,11 @@ def charged(buckets: Mapping[str, int], rules: Mapping[str, Bucket]) -> Mapping[
 
 
 def is_over(name: str, tokens: int, budget: TokenBudget) -> bool:
-    """Whether a bucket of so many calibrated tokens is above its cap; an exact fit is not."""
     cap = budget.caps.get(name)
     return cap is not None and tokens > cap
 
 
 def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: TokenBudget) -> bool:
-    """Whether a bucket of so many calibrated tokens has reached the share of its cap that warns."""
     cap = budget.caps.get(name)
     return cap is not None and tokens >= math.ceil(round(rules[name].soft * cap, 6))
 
@@ -287,13 +273,11 @@ def bloat_limit(budget: TokenBudget, least: float = BLOAT) -> float:
 
 
 def refuses(settings: ContextSettings, name: str) -> bool:
-    """Whether a request is to be refused while this bucket is above its cap."""
     rule = settings.buckets.get(name)
     return rule is not None and rule.on_overflow == "reject" and settings.enforce == "bucket"
 
 
 def layers_of(settings: ContextSettings) -> tuple[Layer, ...]:
-    """The policy's layers, and behind them those that its buckets ask for where buckets are enforced."""
     if settings.enforce != "bucket":
         return settings.layers
     return (*settings.layers, *_bucket_layers(settings))
@@ -317,7 +301,6 @@ def _acting(action: str, bucket: str) -> tuple[str, Mapping[str, Param]]:
 
 
 def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
-    """The most tokens of a request at which no layer about the whole of it is due, those that always are aside."""
     limit = budget.soft_limit
     for layer in settings.layers:
         if layer.scope == "total" and layer.at != 0:
@@ -344,7 +327,6 @@ def shape_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
 
 
 def target_for(layer: Layer, settings: ContextSettings, budget: TokenBudget, *, low_water: int) -> int:
-    """The tokens in the layer's scope at which its work ends."""
     if layer.scope == "total":
         if layer.stop_at is not None:
             return budget.room_for(layer.stop_at * budget.base(settings))
@@ -366,7 +348,6 @@ def _below(at: float | None, base: int, budget: TokenBudget) -> int:
 
 
 def ingest_cap_for(settings: ContextSettings, budget: TokenBudget) -> int:
-    """The largest tool result in uncalibrated tokens: the policy's cap, its share of U, the cap of its bucket."""
     share = int(settings.ingest.share * budget.room_for(budget.usable))
     bucket = budget.caps.get("tool_outputs")
     caps: list[int] = [share, settings.ingest.cap, *(() if bucket is None else (budget.room_for(bucket),))]
@@ -374,14 +355,12 @@ def ingest_cap_for(settings: ContextSettings, budget: TokenBudget) -> int:
 
 
 def zones_for(settings: ContextSettings, window: int) -> Zones:
-    """The starts of the zones in a window: the policy's, or others in a small or large one where it says so."""
     if not settings.auto_scale or SMALL_WINDOW < window < LARGE_WINDOW:
         return settings.zones
     return SMALL_ZONES if window <= SMALL_WINDOW else LARGE_ZONES
 
 
 def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
-    """The zone whose start ``level`` has reached; ``critical`` also whenever the request does not fit."""
     if not fits or level >= zones.critical_at:
         return "critical"
     if level >= zones.red_at:
@@ -403,7 +382,6 @@ def tokens_at(base: int, share: float) -> int:
 
 
 def compaction_layer(settings: ContextSettings) -> Layer | None:
-    """The policy's first layer that summarises the history, None if it has none."""
     return next((layer for layer in layers_of(settings) if layer.strategy == "compact"), None)
 
 
@@ -445,19 +423,16 @@ class Limits:
     bloat: float
 
     def has_room(self, buckets: Mapping[str, int]) -> bool:
-        """Whether no bucket of so many uncalibrated tokens makes a layer due or the request refused."""
         for name, most in self.scoped:
             if buckets.get(name, 0) > most:
                 return False
         return not any(buckets.get(name, 0) > cap for name, cap in self.refused)
 
     def is_close(self, tokens: int) -> bool:
-        """Whether what is learned meanwhile could bring a batch upon a request that is sent again."""
         return tokens > CLOSE * self.trigger
 
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
-    """The limits of every request that has this policy and this budget."""
     scoped = [layer for layer in layers_of(settings) if layer.scope != "total"]
     zones, base = zones_for(settings, budget.window), budget.base(settings)
     return Limits(

@@ -40,11 +40,7 @@ _STANDALONE = frozenset({0x01, *range(0xD0, 0xDA)})
 
 
 class ImageRule(Protocol):
-    """How one family of models counts an image."""
-
-    def tokens(self, size: Size | None, detail: str) -> int:
-        """Tokens of an image of ``size`` pixels (None: unknown) at the requested ``detail``."""
-        ...
+    def tokens(self, size: Size | None, detail: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,6 @@ class Tiles:
     tile: int
 
     def tokens(self, size: Size | None, detail: str) -> int:
-        """``base`` at low detail, else ``base + tile * tiles``; six tiles for an unknown size."""
         if detail == "low":
             return self.base
         if size is None:
@@ -100,7 +95,6 @@ class Visual:
     limit: int
 
     def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - the provider has no detail
-        """Visual tokens; 1568 for an unknown size."""
         if size is None:
             return UNKNOWN_CLAUDE
         low, high = 1, min(self.edge, max(size))
@@ -120,7 +114,6 @@ class Crops:
     """Gemini 2: 258 up to 384 pixels a side, else 258 for each crop of 256 to 768 pixels."""
 
     def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - the provider has no detail
-        """258 a crop, of an image that fits 3072 x 3072."""
         if size is None:
             return UNKNOWN_GEMINI
         if max(size) <= 384:
@@ -132,13 +125,10 @@ class Crops:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """The same for every image, unless the detail is priced."""
-
     price: int
     details: Mapping[str, int] = field(default_factory=dict)
 
     def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - flat
-        """The price of ``detail``."""
         return self.details.get(detail, self.price)
 
 
@@ -147,7 +137,6 @@ class Area:
     """Models whose formula is unknown: a token for 750 square pixels, 85 to 4784."""
 
     def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - unknown to us
-        """``max(85, ceil(w * h / 750))``, at most 4784; 1105 for an unknown size."""
         return UNKNOWN_IMAGE if size is None else min(4_784, max(85, -(-size[0] * size[1] // 750)))
 
 
@@ -178,12 +167,10 @@ _CLAUDE = re.compile(r"claude(?:-[a-z]+)*(?:-(\d{1,2})(?!\d)(?:[.-](\d{1,2})(?!\
 
 
 def bare_name(model: str) -> str:
-    """The model's name in lower case without a vendor's path and without the mark of a fine-tuned one."""
     return model.lower().rsplit("/", 1)[-1].removeprefix("ft:")
 
 
 def image_rule(model: str) -> ImageRule:
-    """The formula of the model's family; :class:`Area` where it is unknown."""
     name = bare_name(model)
     claude = _CLAUDE.search(name)
     if claude is not None:
@@ -193,7 +180,6 @@ def image_rule(model: str) -> ImageRule:
 
 
 def image_size(header: bytes) -> Size | None:
-    """Width and height in pixels from the first bytes of a PNG, JPEG, GIF or WebP; None for anything else."""
     size: Size | None = None
     if header.startswith(b"\x89PNG\r\n\x1a\n") and len(header) >= 24:
         size = int.from_bytes(header[16:20]), int.from_bytes(header[20:24])
@@ -281,7 +267,6 @@ def _audio_rate(model: str) -> float:
 
 
 def _seconds(data: str, form: str) -> float:
-    """Seconds of base64 audio: from a WAV's own byte rate, else from the usual rate of its format."""
     head = _decode(data[:64])
     rate = BYTES_PER_SECOND.get(form.lower(), BYTES_PER_SECOND["mp3"])
     if head.startswith(b"RIFF") and head[8:16] == b"WAVEfmt " and len(head) >= 32:
@@ -327,7 +312,6 @@ def _byte_length(data: str) -> int:
 
 
 def _decode(data: str) -> bytes:
-    """The bytes of whole groups of base64 (both alphabets), or none if it is not base64."""
     plain = "".join(data.split()).replace("-", "+").replace("_", "/").rstrip("=")
     try:
         return base64.b64decode(plain[: len(plain) // 4 * 4])
@@ -365,10 +349,8 @@ def _webp_size(header: bytes) -> Size | None:
 
 
 def _scaled(size: tuple[float, float], ratio: float) -> tuple[float, float]:
-    """``size`` times ``ratio`` where that makes it smaller."""
     return (size[0] * ratio, size[1] * ratio) if ratio < 1 else size
 
 
 def _cells(length: float, cell: float) -> int:
-    """Cells of ``cell`` pixels that cover ``length``, without the error of floats."""
     return max(1, math.ceil(round(length / cell, 6)))

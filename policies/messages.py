@@ -16,25 +16,20 @@ HEAD_ROLES = frozenset({"system", "developer"})
 RESULT_ROLES = frozenset({"tool", "function"})
 
 
-class PolicyError(Exception):
-    """Base of everything that the pure half raises on purpose."""
+class PolicyError(Exception): ...
 
 
-class InvalidConversation(PolicyError):
-    """An array of messages that an upstream would reject, and the rule that it breaks."""
+class InvalidConversation(PolicyError): ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that an assistant message makes; ``arguments`` is the text as the model wrote it."""
-
     id: str
     name: str
     arguments: str
 
 
 def same_call(call: ToolCall) -> tuple[str, str]:
-    """What two calls have in common that ask the same of the same tool: its name, and its arguments in one form."""
     try:
         return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
     except (ValueError, RecursionError):
@@ -84,12 +79,10 @@ class Message:
 
     @property
     def is_head(self) -> bool:
-        """True for system and developer messages."""
         return self.role in HEAD_ROLES
 
     @property
     def is_result(self) -> bool:
-        """True for tool results, the legacy ``function`` role included."""
         return self.role in RESULT_ROLES
 
     @property
@@ -100,8 +93,6 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """One definition of a tool: its name, what it costs in uncalibrated tokens, and what it says of itself."""
-
     name: str
     tokens: int
     description: str = ""
@@ -114,14 +105,11 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The definitions that a request carries; ``chosen`` are names that its ``tool_choice`` asks for."""
-
     definitions: tuple[ToolDefinition, ...] = ()
     chosen: frozenset[str] = frozenset()
 
 
 def no_tools() -> Tools:
-    """The definitions of a request that carries none."""
     return Tools()
 
 
@@ -149,12 +137,10 @@ class Transcript:
 
     @property
     def tokens(self) -> int:
-        """Uncalibrated tokens of the whole request as the client sent it."""
         return sum(m.tokens for m in self.messages) + self.tools + self.priming
 
 
 def head_length(messages: Sequence[Message]) -> int:
-    """Number of system and developer messages before the first other one."""
     for index, message in enumerate(messages):
         if not message.is_head:
             return index
@@ -162,7 +148,6 @@ def head_length(messages: Sequence[Message]) -> int:
 
 
 def count_occurrences(messages: Sequence[Message]) -> tuple[int, ...]:
-    """For each message, how many earlier ones have the same digest; 0 for the first of its kind."""
     seen: dict[bytes, int] = {}
     result: list[int] = []
     for message in messages:
@@ -179,7 +164,6 @@ def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes
 
 
 def extend_chain(chain: tuple[bytes, ...], messages: Sequence[Message]) -> tuple[bytes, ...]:
-    """A chain, which is not empty, that goes on over further messages."""
     link = chain[-1]
     links: list[bytes] = []
     for message in messages:

@@ -69,8 +69,6 @@ CLEARING_RESULTS = frozenset({"evict", "prune"})
 
 
 class Action(StrEnum):
-    """What is to be done with a request: forward as it came, with known edits, or with new ones."""
-
     PASS = "pass"  # noqa: S105 - a word, not a password
     REPLAY = "replay"
     EDIT = "edit"
@@ -113,7 +111,6 @@ class Decision(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """Whether there is something to store."""
         return bool(self.edits) or self.cut is not None
 
 
@@ -180,14 +177,12 @@ def plan(
 
 
 def _is_warm(trend: Trend, at: float | None, settings: ContextSettings) -> bool:
-    """Whether the provider may still have the conversation's prefix in its cache."""
     return trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
 
 
 def _manage(
     work: PlanWork, bounds: Bounds, grown: Growth, *, limits: Limits, edits: ClientEdits | None
 ) -> Flow[Bounds]:
-    """Do what a request of this size needs: cap results, the client's own edits, layers, rungs; the bounds of it."""
     settings = bounds.settings
     _refuse_hopeless(work.draft, bounds)
     if (bounds.known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
@@ -211,7 +206,6 @@ def _manage(
 
 
 def _recall(work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[Elsewhere]) -> Flow[None]:
-    """Put in front of the newest user message what it asks about."""
     if may_recall(work.draft, bounds):
         if not work.trail:
             yield Offload()
@@ -252,7 +246,6 @@ def compacted(
     readings: Readings,
     shown: Sequence[int],
 ) -> Flow[str]:
-    """The text of a compaction that the client asked for, beside the messages that are ``shown``."""
     yield Offload()
     bounds = bounds_for(
         transcript,
@@ -267,7 +260,6 @@ def compacted(
 
 
 def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decision:
-    """The decision to forward a request as it came."""
     seen = conclude(grown, limits=limits, tokens=grown.tokens, buckets=grown.buckets)
     return Decision(
         action=Action.PASS,
@@ -309,7 +301,6 @@ def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | Non
 
 
 def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int) -> ContextSettings:
-    """The policy without what the provider itself does for this client before Weir would, at ``trigger`` tokens."""
     if edits.compact_at is not None and edits.compact_at <= trigger:
         settings = replace(settings, compaction="off")
     if edits.results_over is not None or (edits.results_at is not None and edits.results_at <= trigger):
@@ -319,14 +310,12 @@ def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int
 
 
 def _is_wanted(settings: ContextSettings, known: ConversationState) -> bool:
-    """Whether the history is to be summarised whatever its size."""
     if known.wanted is not None:
         return True
     return known.prepared is not None and any(layer.params.get("prepared") is True for layer in settings.layers)
 
 
 def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, budget: TokenBudget) -> bool:
-    """Whether what the client asks to have taken out of a request may be due in it."""
     if edits is None:
         return False
     limits = [budget.room_for(at) for at in (edits.results_at, edits.compact_at) if at is not None]
@@ -336,7 +325,6 @@ def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, 
 
 
 def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
-    """Whether a request that was never managed needs no management now either."""
     settings, tokens = limits.settings, grown.tokens
     if tokens > limits.trigger or is_urgent(grown, limits=limits, tokens=tokens):
         return False
@@ -412,7 +400,6 @@ def _checked(draft: Draft, bounds: Bounds) -> Draft:
 
 
 def _refuse_full_buckets(draft: Draft, bounds: Bounds) -> None:
-    """Raise BucketExceeded for the first bucket above its cap whose policy is to refuse that."""
     settings, budget = bounds.settings, bounds.budget
     if settings.enforce != "bucket":
         return
@@ -476,7 +463,6 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
 
 
 def _window(draft: Draft) -> tuple[int | None, tuple[Event, ...]]:
-    """The number of the window that a new cut begins, with the event that says so (requirement A0.149)."""
     cut = draft.cut
     if cut is None or cut.origin not in WINDOWS or draft.checkpoint is None:
         return None, ()
@@ -491,7 +477,6 @@ def _window(draft: Draft) -> tuple[int | None, tuple[Event, ...]]:
 
 
 def _covered(draft: Draft) -> tuple[int, ...]:
-    """Indices of the messages that a new cut takes out of the window."""
     cut = draft.cut
     if cut is None:
         return ()

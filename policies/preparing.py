@@ -88,7 +88,6 @@ def prepare(
 
 
 def _tokens_from(transcript: Transcript, indices: Sequence[int], covers: int) -> int:
-    """Tokens of those messages that the first ``covers`` after the head do not hold."""
     return sum(transcript.messages[i].tokens for i in indices if i - transcript.head >= covers)
 
 
@@ -173,12 +172,10 @@ def is_soft(
 
 
 def _growth(trend: Trend, scope: str) -> float:
-    """Tokens that a request adds in a scope, the mean or the newest; without end where nothing is known of it."""
     burns = {burn.bucket: burn.deltas for burn in trend.burn}
     deltas = trend.deltas if scope == "total" else burns.get(scope, ())
     return max(sum(deltas) / len(deltas), deltas[-1]) if deltas else math.inf
 
 
 def is_near(tokens: int, limits: Limits, *, share: float) -> bool:
-    """Whether a request of so many uncalibrated tokens has this share of what makes the policy summarise."""
     return limits.compacts is not None and tokens > share * limits.compacts

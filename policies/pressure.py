@@ -36,7 +36,6 @@ SOFT = 0.80
 URGENT_TURNS, WARNING_TURNS = 3.0, 10.0
 STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
-"""What is being done in a zone by itself; from orange on it is ``active``."""
 
 _VERSION = 1
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -48,23 +47,18 @@ Facts = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that an operator may want to hear of; ``facts`` are plain values for a log line or a span."""
-
     kind: str
     facts: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """One bucket after a request: its tokens, and its growth in the newest requests, oldest first."""
-
     bucket: str
     tokens: int
     deltas: tuple[int, ...] = ()
 
     @property
     def rate(self) -> float | None:
-        """Mean growth in tokens per request; None before the second request."""
         return _mean(self.deltas)
 
 
@@ -93,7 +87,6 @@ class Trend(NamedTuple):
 
     @property
     def velocity(self) -> float | None:
-        """Mean of the newest growths, tokens per request; None before the second request."""
         return _mean(self.deltas)
 
     def advance(
@@ -120,11 +113,9 @@ class Trend(NamedTuple):
         return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
 
     def in_zone(self, zone: str) -> "Trend":
-        """The same trend with the zone that was read once the request was managed."""
         return self if zone == self.zone else self._replace(zone=zone)
 
     def to_json(self) -> str:
-        """The trend as one line of ASCII JSON, about 1 KB once twenty growths of six buckets are known."""
         state = {
             "v": _VERSION,
             "raw": self.raw,
@@ -163,7 +154,6 @@ class Trend(NamedTuple):
 
 
 UNKNOWN = Trend()
-"""The trend of a conversation of which nothing is known."""
 
 
 def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, window: int, grew: bool = True) -> tuple[Burn, ...]:
@@ -245,7 +235,6 @@ def read_pressure(
     acted: bool = False,
     emergency: bool = False,
 ) -> WindowPressure:
-    """The pressure of ``used`` tokens over ``base`` tokens, the zone lifted above ``soft`` tokens."""
     level = used / base
     zone, _ = lift(zone_of(level, zones, fits=fits), used, soft)
     status = "emergency" if emergency or not fits else "active" if acted else STATUSES.get(zone, "active")
@@ -253,7 +242,6 @@ def read_pressure(
 
 
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
-    """What ``tokens`` (calibrated) say in a conversation of this trend, its zone lifted by the rot guard."""
     ratio = limits.budget.ratio
     zone, rot_guard = lift(trend.zone, tokens, limits.settings.rot_soft_tokens)
     speed, delta = trend.velocity, trend.deltas[-1] if trend.deltas else None
@@ -275,7 +263,6 @@ def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
 
 
 def velocity_class(speed: float | None) -> VelocityClass | None:
-    """The class of a velocity: low under 750 tokens per request, high from 4,000 on; None for None."""
     if speed is None:
         return None
     if speed < LOW_BELOW:
@@ -323,8 +310,6 @@ class BucketLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketReport:
-    """Every bucket against its cap, and all of them together against the limit of the whole, in tokens."""
-
     buckets: tuple[BucketLine, ...]
     total_used: int
     total_utilization: float
@@ -333,12 +318,10 @@ class BucketReport:
 
     @property
     def critical(self) -> tuple[str, ...]:
-        """Names of the buckets that overflow within three requests at their rate."""
         return tuple(line.bucket for line in self.buckets if line.urgency == "critical")
 
 
 def urgency(turns: float | None, *, urgent: float = URGENT_TURNS, warning: float = WARNING_TURNS) -> Urgency:
-    """What ``turns`` remaining requests call for: ``critical`` under ``urgent``, ``warning`` under ``warning``."""
     if turns is None or turns >= warning:
         return "normal"
     return "critical" if turns < urgent else "warning"
@@ -415,8 +398,6 @@ class Growth(NamedTuple):
 
 
 class PressureReport(NamedTuple):
-    """What is reported of a request when it is decided."""
-
     pressure: WindowPressure
     reading: PressureReading
     trend: Trend
@@ -424,7 +405,6 @@ class PressureReport(NamedTuple):
 
 
 def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float | None) -> Growth:
-    """The growth that a request shows; ``at`` is its time in seconds."""
     settings, budget, tokens = limits.settings, limits.budget, transcript.tokens
     uncalibrated = raw_buckets(transcript)
     counted = charged(uncalibrated, settings.buckets)
@@ -473,7 +453,6 @@ def conclude(
     acted: bool = False,
     emergency: bool = False,
 ) -> PressureReport:
-    """What is reported of a request forwarded with so many uncalibrated ``tokens``; ``buckets`` are calibrated."""
     used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
     fits = tokens <= limits.fits
     soft = limits.settings.rot_soft_tokens
@@ -491,7 +470,6 @@ def conclude(
 def _events(
     grown: Growth, reading: PressureReading, *, limits: Limits, tokens: int, buckets: Mapping[str, int], acted: bool
 ) -> Iterator[Event]:
-    """What an operator may want to hear of: changes, full buckets, too much of one thing."""
     settings, budget, used, zone = limits.settings, limits.budget, reading.current_tokens, reading.zone
     if _is_worth_a_word(grown, limits):
         percent = round(100 * grown.raw / limits.base, 1)
@@ -511,10 +489,6 @@ def _events(
 
 
 def changes(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> Iterator[Event]:
-    """What changed since the trend before this request: at most one change of zone and one spike.
-
-    ``ratio`` is the reading's.
-    """
     if reading.zone != before.zone:
         yield Event("zone_change", {"old": before.zone, "new": reading.zone})
     if reading.spike and reading.velocity_tokens_per_turn is not None and reading.last_delta is not None:
@@ -524,12 +498,10 @@ def changes(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> I
 
 
 def _is_worth_a_word(grown: Growth, limits: Limits) -> bool:
-    """Whether a request came with so much that its status is told, whatever is done about it (requirement A1.12)."""
     return grown.raw >= limits.zones.yellow_at * limits.base
 
 
 def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
-    """Every bucket of a request as it came, against its cap, and how long it will last."""
     settings, budget = limits.settings, limits.budget
     return bucket_report(
         charged(grown.buckets, settings.buckets),
@@ -544,7 +516,6 @@ def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
 
 
 def _bucket_events(buckets: Mapping[str, int], limits: Limits) -> Iterator[Event]:
-    """A warning for each bucket at its soft limit, a violation for each above its cap (requirements A0.87)."""
     budget, settings = limits.budget, limits.settings
     for name, cap in budget.caps.items():
         used = buckets.get(name, 0)
@@ -556,7 +527,6 @@ def _bucket_events(buckets: Mapping[str, int], limits: Limits) -> Iterator[Event
 
 
 def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
-    """One event for each bucket that will overflow within a few requests (requirements A0.90)."""
     for line in report_buckets(grown, limits=limits).buckets:
         if line.urgency != "normal" and line.turns_remaining is not None:
             facts: Facts = {"component": line.bucket, "urgency": line.urgency}
@@ -564,7 +534,6 @@ def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
 
 
 def bounded(tokens: int) -> int:
-    """``tokens`` as a count that arithmetic is safe with: at least 0, at most :data:`MAX_TOKENS`."""
     return min(max(tokens, 0), MAX_TOKENS)
 
 

@@ -73,8 +73,6 @@ DEFAULT_HEALTH = HealthRules()
 
 
 class Mode(StrEnum):
-    """What Weir may do: manage, plan but forward as it came, or nothing."""
-
     ENFORCE = "enforce"
     OBSERVE = "observe"
     OFF = "off"
@@ -100,7 +98,6 @@ class ExtractShape:
     evict: float = 1.0
 
     def toward(self, other: "ExtractShape", share: float) -> "ExtractShape":
-        """The shape that lies so far on the way to another one."""
         mixed = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("trigger", "low_water", "extract", "tail", "note", "extract_max", "evict"):
             here, there = getattr(self, name), getattr(other, name)
@@ -123,8 +120,6 @@ BALANCED_SHAPES: tuple[ExtractShape, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zones:
-    """Start of each zone as a share of the base."""
-
     yellow_at: float = 0.50
     orange_at: float = 0.75
     red_at: float = 0.90
@@ -155,7 +150,6 @@ class Layer:
     params: Mapping[str, Param] = field(default_factory=dict)
 
     def whole(self, name: str, default: int) -> int:
-        """A parameter as a whole number; ``default`` where it is not given or no number."""
         value = self.params.get(name, default)
         return int(value) if isinstance(value, int | float) else default
 
@@ -216,7 +210,6 @@ class Ingest:
 
     @property
     def is_particular(self) -> bool:
-        """Whether some results are treated in another way than by their size."""
         return bool(self.tools or self.sub_agent_tools or self.drop_fields)
 
 
@@ -231,7 +224,6 @@ class Memory:
 
     @property
     def is_declared(self) -> bool:
-        """Whether any message can be one."""
         return bool(self.tags or self.names or self.patterns)
 
 
@@ -491,7 +483,6 @@ class ContextSettings:
 
     @property
     def observes(self) -> bool:
-        """Whether what is planned is only written down."""
         return self.mode is Mode.OBSERVE or self.enforce == "observe" or self.compaction == "provider"
 
     def shape_for(self, window: int) -> ExtractShape:

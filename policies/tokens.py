@@ -36,9 +36,7 @@ Method = Literal["middle_out", "head", "tail"]
 class TokenCounter(Protocol):
     """Counts text. Implementations are pure from the caller's view and never raise for any ``str``."""
 
-    def count(self, text: str) -> int:
-        """Tokens of ``text``, uncalibrated."""
-        ...
+    def count(self, text: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,6 @@ class CharCounter:
     denominator: int
 
     def count(self, text: str) -> int:
-        """Tokens of ``text``; 0 for the empty string and for what is shorter than one token."""
         return len(text) * self.numerator // self.denominator
 
 
@@ -101,7 +98,6 @@ class Calibration:
         )
 
     def apply(self, tokens: int) -> int:
-        """``tokens`` of an estimate as the upstream would count them, rounded up; 0 for none."""
         return math.ceil(round(tokens * self.ratio, 6)) if tokens > 0 else 0
 
     @property
@@ -112,7 +108,6 @@ class Calibration:
 
     @property
     def is_drifting(self) -> bool:
-        """True if the newest response was more than 15 % off its prediction."""
         return abs(self.drift) > DRIFT
 
     def margin(self, default: float, *, exact: bool = True) -> float:
@@ -182,7 +177,6 @@ def _bare(text: str, kept: int, max_tokens: int, counter: TokenCounter) -> str:
 
 
 def cut_line(ref: str, cursor: int) -> str:
-    """The line that says that a text was cut, and where the archive's text of ``ref`` goes on (a byte)."""
     return json.dumps({"truncated": True, "ref": ref + TEXT_OF, "next_cursor": cursor})
 
 

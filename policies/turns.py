@@ -33,7 +33,6 @@ class Unit:
 
     @property
     def indices(self) -> range:
-        """The indices of its messages."""
         return range(self.start, self.stop)
 
 
@@ -68,7 +67,6 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
 
 
 def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
-    """Indices of the user messages, each of which starts a turn."""
     return tuple(i for i, m in enumerate(messages) if m.role == "user")
 
 
@@ -79,17 +77,14 @@ def find_safe_boundary(messages: Sequence[Message], target: int) -> int:
 
 
 def last_user(messages: Sequence[Message]) -> int | None:
-    """Index of the newest user message."""
     return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == "user"), None)
 
 
 def first_user(messages: Sequence[Message]) -> int | None:
-    """Index of the first user message: the original task."""
     return next((i for i, m in enumerate(messages) if m.role == "user"), None)
 
 
 def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, ToolCall]:
-    """For each tool result that answers a call, that call, by the result's index."""
     found: dict[int, ToolCall] = {}
     messages = transcript.messages
     for step in steps:
@@ -108,8 +103,6 @@ def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, T
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """Indices of protected messages, by reason."""
-
     head: frozenset[int]
     task: int | None
     current: int | None
@@ -124,7 +117,6 @@ class Protection:
 
     @property
     def all(self) -> frozenset[int]:
-        """Every protected index."""
         return self.verbatim | self.active
 
 
@@ -167,7 +159,6 @@ class Run(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """How many times in a row the call was made that was made most; 0 without one since the last user message."""
         return max([count for _, _, count in self.calls]) if self.calls else 0
 
 
@@ -209,7 +200,6 @@ def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, 
 
 
 def _steps(transcript: Transcript) -> Iterator[int]:
-    """Indices of the messages with calls since the last user message, the newest first."""
     messages = transcript.messages
     for index in range(len(messages) - 1, transcript.head - 1, -1):
         if messages[index].call_ids:
@@ -219,7 +209,6 @@ def _steps(transcript: Transcript) -> Iterator[int]:
 
 
 def _next(before: Counted, made: tuple[ToolCall, ...]) -> Counted:
-    """The calls of one more step, each counted on from the step before."""
     found: list[tuple[str, str, int]] = []
     for call in made:
         name, arguments = call.name, _kept(call.arguments)
@@ -240,7 +229,6 @@ def _kept(arguments: str) -> str:
 
 
 def _is_same(known: tuple[str, str, int], name: str, arguments: str) -> bool:
-    """Whether two calls ask the same of the same tool; JSON is compared as such, if it has the same letters at all."""
     if known[0] != name:
         return False
     if known[1] == arguments:

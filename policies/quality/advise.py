@@ -45,7 +45,6 @@ class TokenPrices:
     cliff: Cliff | None = None
 
     def factor(self, tokens: int) -> float:
-        """What the input prices are multiplied by for a prompt of so many tokens."""
         return self.cliff.input if self.cliff is not None and tokens > self.cliff.above else 1.0
 
 
@@ -163,8 +162,6 @@ def _unchanged(shape: ExtractShape, best: int | None, reason: str) -> Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """What one tool brought into the recorded conversations; ``repeated`` are tokens of results seen before."""
-
     name: str
     calls: int
     tokens: int
@@ -188,25 +185,20 @@ class Traffic:
 
     @property
     def tokens(self) -> int:
-        """All tokens."""
         return sum(self.buckets.values())
 
     @property
     def results_share(self) -> float:
-        """Share of the tokens that are tool results."""
         return self.buckets.get("tool_outputs", 0) / self.tokens if self.tokens else 0.0
 
     @property
     def repeated_share(self) -> float:
-        """Share of the tool results' tokens that repeat an earlier result or call."""
         total = sum(tool.tokens for tool in self.tools)
         return sum(tool.repeated for tool in self.tools) / total if total else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """Which policies to try, in order, and why; ``kind`` names the traffic."""
-
     kind: str
     policies: tuple[str, ...]
     reason: str
@@ -230,7 +222,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def recommend(traffic: Traffic) -> Recommendation:
-    """The policies that suit recorded traffic, by the table :data:`CHOICES`; the first rule that holds decides."""
     kind, reason = _kind_of(traffic)
     return Recommendation(kind=kind, policies=CHOICES[kind], reason=reason)
 
@@ -263,8 +254,6 @@ def _kind_of(traffic: Traffic) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAdvice:
-    """One of the tools that fill the window: its share of all tool results' tokens, and what to do about it."""
-
     tool: ToolUse
     share: float
     advice: str
@@ -274,7 +263,6 @@ LARGE_RESULT = 4_000
 
 
 def worst_tools(traffic: Traffic, *, most: int = 5) -> tuple[ToolAdvice, ...]:
-    """The tools with the most tokens, the worst first (docs/development/requirements.md, row A3.17)."""
     total = sum(tool.tokens for tool in traffic.tools)
     worst = sorted((tool for tool in traffic.tools if tool.tokens), key=lambda tool: (-tool.tokens, tool.name))
     return tuple(ToolAdvice(tool=tool, share=tool.tokens / total, advice=_tool_advice(tool)) for tool in worst[:most])
@@ -299,8 +287,6 @@ class BucketUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetAdvice:
-    """Buckets to ``enlarge``, most pressing first, and a sentence; ``ready`` is False for too little evidence."""
-
     ready: bool
     reason: str
     enlarge: tuple[str, ...] = ()
@@ -334,7 +320,6 @@ def advise_budget(conversations: Sequence[BucketUse]) -> BudgetAdvice:
 
 
 def _guide(conversations: Sequence[BucketUse]) -> str:
-    """The field guide's starting points (row A0.94) for what the traffic consists of."""
     results = sum(use.tokens.get("tool_outputs", 0) for use in conversations)
     history = sum(use.tokens.get("history", 0) for use in conversations)
     if results > history:

@@ -29,7 +29,6 @@ MIN_VALUE_LEN = 4
 MAX_VALUES = 4
 MAX_CALLS = 400
 BEGINNING = 12
-"""Characters of a sentence by which it is asked for."""
 GAP = "____"
 MAX_MISSING = 40
 MAX_LOOKED = 200
@@ -39,8 +38,6 @@ RECALLED = "recalled earlier message"
 
 
 class Dimension(StrEnum):
-    """What a question tests."""
-
     FACTS = "key_facts"
     STATE = "state"
     DECISIONS = "decisions"
@@ -63,7 +60,6 @@ MINIMUM = (
     Question("What blocks the work or is unsolved at the end: errors, open problems, missing answers?",
              Dimension.STATE, "minimum"),
 )  # fmt: skip
-"""The questions of every evaluation: goal, current step, decisions, blockers."""
 
 
 def questions_for(
@@ -99,7 +95,6 @@ def questions_for(
 
 
 def proposed(text: str) -> Iterator[Question]:
-    """The questions in a model's reply: lines that end in a question mark."""
     for line in text.splitlines():
         said = harmless(line).strip().lstrip("-*0123456789.) \t")
         if said.endswith("?") and 10 < len(said) <= MAX_QUOTE_LEN:
@@ -107,7 +102,6 @@ def proposed(text: str) -> Iterator[Question]:
 
 
 def _dimension(text: str) -> Dimension:
-    """What a question tests that a model wrote as it was asked to: in English."""
     low = text.lower()
     if any(word in low for word in ("decid", "decision", "chosen", "choose", "why ")):
         return Dimension.DECISIONS
@@ -117,7 +111,6 @@ def _dimension(text: str) -> Dimension:
 
 
 def _in_turns(kinds: Iterable[Iterator[Question]]) -> Iterator[Question]:
-    """One of each kind after another, until none has any left."""
     waiting = list(kinds)
     while waiting:
         left = []
@@ -130,7 +123,6 @@ def _in_turns(kinds: Iterable[Iterator[Question]]) -> Iterator[Question]:
 
 
 def _recorded(sources: Sequence[Source], values: Sequence[str]) -> Iterator[Question]:
-    """Gaps in the sentences that hold a value which the conversation is known to need."""
     for value in dict.fromkeys(values):
         sentence = next((s for source in sources for s in _sentences(source) if value in s), None)
         if sentence is not None and len(sentence) > len(value) + 8:
@@ -160,7 +152,6 @@ def used_values(sources: Sequence[Source], later: Sequence[ToolCall] = ()) -> di
 
 
 def _names(value: str) -> bool:
-    """Whether a value is for the most part a literal."""
     return 2 * max(map(len, literals(value)), default=0) >= len(value)
 
 
@@ -187,7 +178,6 @@ def _decisions(state: Checkpoint) -> Iterator[Question]:
 
 
 def _about(said: str, dimension: Dimension, origin: str, asking: str) -> Question:
-    """A question for the value that a sentence names, else for how it goes on."""
     value = max(literals(said), key=len, default="")
     if value and len(said) <= MAX_QUOTE_LEN and value != said:
         return _gap(said, value, dimension, origin)
@@ -228,17 +218,14 @@ class Contexts:
 
     @property
     def original(self) -> tuple[MaterialLine, ...]:
-        """The whole conversation."""
         return tuple(lines_of(self.sources))
 
     @property
     def ratio(self) -> float | None:
-        """How many times smaller the compacted context is; None where either is empty."""
         return self.tokens_before / self.tokens_after if self.tokens_before and self.tokens_after else None
 
 
 def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage]) -> Contexts:
-    """The contexts of a request as it came and as it was planned."""
     head = transcript.head
     calls = answered_calls(transcript, units(transcript.messages, head))
     indices = range(head, len(transcript.messages))
@@ -275,12 +262,10 @@ class Share:
 
     @property
     def value(self) -> float | None:
-        """Kept over wanted, None where nothing is wanted."""
         return self.kept / self.wanted if self.wanted else None
 
     @property
     def recoverable(self) -> float | None:
-        """Kept or in the archive over wanted, None where nothing is wanted."""
         return self.reachable / self.wanted if self.wanted else None
 
 
@@ -307,12 +292,10 @@ class Coverage:
 
     @property
     def whole(self) -> Share:
-        """All kinds together."""
         return self.facts + self.identifiers + self.rules
 
     @property
     def score(self) -> float | None:
-        """The share of all that is wanted that is kept; None where nothing is wanted."""
         return self.whole.value
 
 
@@ -352,7 +335,6 @@ def coverage_of(
 
 
 def _identifiers(sources: Sequence[Source], later: Sequence[ToolCall]) -> list[str]:
-    """What calls took from earlier messages, and what the user named."""
     found = dict.fromkeys(v for values in used_values(sources, later).values() for v in values)
     for source in sources:
         if source.is_users:
@@ -366,7 +348,6 @@ def _text_of(lines: Sequence[MaterialLine]) -> str:
 
 
 def _stand(values: Sequence[str], text: str) -> bool:
-    """Whether all of the values stand in a normal text, each as whole words."""
     return all(_stands(" ".join(normal_text(value).split()), text) for value in values)
 
 

@@ -89,7 +89,6 @@ about greetings. Write the questions alone.""",
 )
 
 PROMPTS: Mapping[str, Prompt] = MappingProxyType({p.name: p for p in (ANSWER, JUDGE, PROPOSE)})
-"""Every prompt of an evaluation by its name."""
 
 
 AT_A_TIME = 5
@@ -111,8 +110,6 @@ _BOTH = re.compile(r"\A(?:yes|no|unknown)\s{0,3}(?:[/|,]|\bor\b|\band\b|\bbut\b|
 
 
 class AnswerVerdict(StrEnum):
-    """Whether the compacted context answers as the whole one does."""
-
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
@@ -120,8 +117,6 @@ class AnswerVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One question with both answers and the verdict; ``why`` says what decided it where no judge did."""
-
     question: Question
     original: str
     compacted: str
@@ -144,7 +139,6 @@ class Fidelity:
         return Fidelity((*self.judged, *other.judged), self.calls + other.calls, self.failure or other.failure)
 
     def count(self, verdict: AnswerVerdict, dimension: Dimension | None = None) -> int:
-        """How many questions, of one dimension or of all, got that verdict."""
         return sum(j.verdict is verdict and dimension in (None, j.question.dimension) for j in self.judged)
 
     def score(self, dimension: Dimension | None = None) -> float | None:
@@ -155,7 +149,6 @@ class Fidelity:
 
     @property
     def unknown(self) -> dict[str, int]:
-        """Why questions were not decided, and how many for each reason."""
         return dict(Counter(j.why for j in self.judged if j.verdict is AnswerVerdict.UNKNOWN))
 
 
@@ -178,8 +171,6 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """Answers by the number of their question, of a context or a part of it; a question that failed has its code."""
-
     texts: Mapping[int, str]
     failures: Mapping[int, str]
     calls: int
@@ -215,7 +206,6 @@ def evaluate(
 
 
 def _propose(lines: Sequence[MaterialLine], terms: Terms) -> Flow[tuple[Question, ...]]:
-    """Questions that the model writes about the newest part of the conversation that it can read."""
     instruction = PROPOSE.instruction.replace("{words}", str(terms.propose))
     room = terms.max_input - _size(PROPOSE, instruction, terms) - PROPOSAL_TOKENS
     if room < MIN_ROOM:
@@ -233,7 +223,6 @@ def _chunks(lines: Sequence[MaterialLine], group: Sequence[Question], terms: Ter
 
 
 def _room(group: Sequence[Question], terms: Terms) -> int:
-    """Tokens that are left for material beside the questions and their answers."""
     longest = max((ANSWER.ask(max_tokens=_tokens(group), merge=m) for m in (False, True)), key=terms.counter.count)
     fixed = _size(ANSWER, longest, terms) + terms.counter.count(_listed(group))
     return terms.max_input - fixed - _tokens(group) - FENCE_TOKENS
@@ -252,7 +241,6 @@ def _listed(group: Sequence[Question]) -> str:
 
 
 def _answer(group: Sequence[Question], chunks: Sequence[Sequence[MaterialLine]], terms: Terms) -> Flow[_Answers]:
-    """The answers to a group of questions from a whole context, read in one part or in several that are merged."""
     parts = yield from together([_from_part(group, chunk, terms) for chunk in chunks])
     calls = sum(part.calls for part in parts)
     failures = {n: code for part in parts for n, code in part.failures.items()}
@@ -280,7 +268,6 @@ def _from_part(group: Sequence[Question], chunk: Sequence[MaterialLine], terms: 
 
 
 def _merge(group: Sequence[Question], open_: Mapping[int, Sequence[str]], terms: Terms) -> Flow[_Answers]:
-    """One answer to each question of the answers from its parts; in halves where they cannot be read at once."""
     numbers = list(open_)
     asked = [group[n] for n in numbers]
     found = [_said(n, q, open_[i]) for n, (i, q) in enumerate(zip(numbers, asked, strict=True), 1)]
@@ -323,7 +310,6 @@ def _said(number: int, question: Question, answers: Sequence[str]) -> str:
 
 
 def _read(reply: Reply, numbers: Sequence[int]) -> _Answers:
-    """The numbered answers of a reply; what it does not answer has failed."""
     if not isinstance(reply, Summary):
         code = reply.reason if isinstance(reply, Failed) else "no_reply"
         return _Answers({}, dict.fromkeys(numbers, code), 1)
@@ -343,7 +329,6 @@ def _read(reply: Reply, numbers: Sequence[int]) -> _Answers:
 
 
 def _renumbered(answers: Sequence[_Answers]) -> _Answers:
-    """The answers of all groups under the numbers that the questions have together."""
     return _joined(
         [
             _Answers(
@@ -384,7 +369,6 @@ def _judge(number: int, question: Question, whole: _Answers, less: _Answers, ter
 
 
 def _lacks(question: Question, a: str, b: str) -> bool:
-    """Whether answer B misses a value that is known to belong in it and that answer A gives."""
     whole, less = normal_text(a), normal_text(b)
     return any(v in whole and v not in less for v in map(normal_text, question.expected))
 

@@ -86,15 +86,11 @@ class Snapshot(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """An alert that is open: its kind, and since when."""
-
     kind: str
     at: float
 
 
 class HealthAlert(NamedTuple):
-    """An alert that has opened; ``said`` is a sentence for people."""
-
     kind: str
     level: Level
     category: Category
@@ -123,16 +119,13 @@ class Health(NamedTuple):
 
     @property
     def eviction_rate(self) -> float:
-        """Mean of the newest evictions a request."""
         return sum(self.evicted) / len(self.evicted) if self.evicted else 0.0
 
     @property
     def compression_ratio(self) -> float | None:
-        """Mean of the newest ratios, None before the first condensing."""
         return sum(self.ratios) / len(self.ratios) if self.ratios else None
 
     def to_json(self) -> str:
-        """The state as one line of ASCII JSON, about 150 bytes."""
         return _ENCODER.encode([VERSION, *self])
 
     @classmethod
@@ -181,21 +174,16 @@ class Checkup(NamedTuple):
 
     @property
     def is_critical(self) -> bool:
-        """Whether an alert of the highest level begins here."""
         return any(alert.level == "critical" for alert in self.opened)
 
 
 class Finding(NamedTuple):
-    """That a rule holds: the value, and the limit that it is beyond."""
-
     value: float
     limit: float
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of alert: when it ``holds``, and what is ``said`` of a value and its limit."""
-
     kind: str
     level: Level
     category: Category
@@ -285,13 +273,11 @@ RULES: tuple[Rule, ...] = (
     Rule("compression_deep", "info", "notice", _compression_deep, "condensing makes it {value:.0f} times shorter"),
     Rule("fidelity_low", "info", "notice", _fidelity_low, "summaries answer {value:.0%} of what they should"),
 )
-"""Every kind of alert, the gravest first."""
 
 KINDS: tuple[str, ...] = tuple(rule.kind for rule in RULES)
 
 
 def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
-    """The conversation after one more request; None is one of which nothing is known."""
     known = health if health is not None else Health()
     number = known.requests + 1
     compactions = (*known.compactions, number) if sample.compacted else known.compactions
@@ -316,7 +302,6 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
 
 
 def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[HealthAlert, ...], tuple[Episode, ...]]:
-    """The alerts that begin, and the episodes that are open after the request."""
     if not health.episodes and _is_quiet(health, sample, rules):
         return (), ()
     before, opened, episodes = dict(health.episodes), list[HealthAlert](), list[Episode]()
@@ -371,7 +356,6 @@ class HealthTrend:
 
 
 def trend_of(snapshots: Sequence[Snapshot]) -> HealthTrend:
-    """The trend of a conversation's snapshots, oldest first."""
     newest = snapshots[-TREND_OF:]
     if len(newest) < TREND_NEEDS:
         return HealthTrend(trend="insufficient_data", samples=len(newest))

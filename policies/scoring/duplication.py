@@ -30,8 +30,6 @@ _FIELD = re.compile(r"^[ \t]*([A-Za-z][\w .-]{0,39}?)[ \t]*[:=][ \t]*(\S.{0,400}
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One tool result: the index of its message, the name of the tool, what it says."""
-
     index: int
     tool: str
     text: str
@@ -52,15 +50,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What to do with outputs that are alike: the one at ``index`` says ``text``, the ``earlier`` ones go."""
-
     index: int
     text: str
     earlier: tuple[int, ...]
 
 
 def candidate_groups(outputs: Sequence[Output]) -> tuple[Group, ...]:
-    """The groups worth comparing, by their oldest output; every output is in one group at most."""
     equal, pairs = _candidate_pairs(outputs)
     by_index = {output.index: output for output in outputs}
     return tuple(
@@ -92,7 +87,6 @@ def merge(
 
 
 def merged_text(texts: Sequence[str]) -> str:
-    """The last of ``texts``, which are oldest first, with a line on how many it stands for and what changed."""
     count = len(texts) - 1
     results = "1 earlier result" if count == 1 else f"{count} earlier results"
     changes = "; ".join(_changes(texts))
@@ -104,7 +98,6 @@ def merged_text(texts: Sequence[str]) -> str:
 
 
 def _candidate_pairs(outputs: Sequence[Output]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Pairs with equal texts, and pairs to ask about, oldest first."""
     by_tool: defaultdict[str, list[Output]] = defaultdict(list)
     for output in sorted(outputs, key=lambda o: o.index):
         if output.text.strip():
@@ -125,7 +118,6 @@ def _candidate_pairs(outputs: Sequence[Output]) -> tuple[list[tuple[int, int]], 
 
 
 def _neighbours(output: Output, before: Sequence[Output]) -> list[Output]:
-    """The nearest outputs before one that are of similar length and say something else, each text once."""
     found: dict[str, Output] = {}
     for other in reversed(before):
         shorter, longer = sorted((len(other.text), len(output.text)))
@@ -135,7 +127,6 @@ def _neighbours(output: Output, before: Sequence[Output]) -> list[Output]:
 
 
 def _joined(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
-    """The sets that pairs link together, each in order, by their first members."""
     parent: dict[int, int] = {}
 
     def root(index: int) -> int:
@@ -217,7 +208,6 @@ def _below(path: str, key: str) -> str:
 
 
 def _harmless(text: str, longest: int) -> str:
-    """``text`` in one short line without the brackets of a placeholder."""
     return _clipped(" ".join(text[: 4 * longest].replace("[", "(").replace("]", ")").split()), longest)
 
 

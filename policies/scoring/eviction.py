@@ -32,12 +32,9 @@ from typing import NamedTuple
 from policies.messages import PolicyError
 
 Params = Mapping[str, object]
-"""Values of parameters as a policy states them: numbers, strings, booleans."""
 
 
 class ContentType(StrEnum):
-    """What a block is; how long it lives and how much its source weighs depend on it."""
-
     SYSTEM = "system"
     TOOLS = "tools"
     USER = "user"
@@ -48,7 +45,6 @@ class ContentType(StrEnum):
 
 
 EVICTABLE = frozenset({ContentType.USER, ContentType.TOOL_RESULT, ContentType.MEMORY})
-"""Content that may be evicted by itself."""
 BAND = 0.02
 """Default width within which scores count as equal (ours)."""
 FIFO_DECAY, HALF_LIFE, RECENCY_DECAY = 10.0, 5.0, 15.0
@@ -122,7 +118,6 @@ def decided(block: Block) -> float | None:
 
 
 def unit(value: float) -> float:
-    """``value`` within 0 to 1."""
     return min(1.0, max(0.0, value))
 
 
@@ -161,7 +156,6 @@ def scorer(name: str, params: Params = MappingProxyType({})) -> Scorer:
 
 
 def parameters(name: str) -> tuple[str, ...]:
-    """The parameters that the scorer of that name takes; PolicyError for an unknown name."""
     if name not in _PARAMETERS:
         raise PolicyError(f"no scorer {name}{_nearest(name, SCORERS)}")
     return (*_PARAMETERS[name], "band")
@@ -183,8 +177,6 @@ def _largest(block: Block) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Stated:
-    """What a policy states for one scorer."""
-
     name: str
     params: Params = field(default_factory=dict)
 
@@ -210,7 +202,6 @@ class _Stated:
         return given or default
 
     def part(self, name: str) -> Callable[[Block], float]:
-        """The formula of a scorer behind this one, with its parameters among these."""
         own = {key: value for key, value in self.params.items() if key in _PARAMETERS[name] and key[:7] != "weight_"}
         return _unless_decided(_FORMULAS[name](_Stated(name, own)))
 
@@ -281,7 +272,6 @@ def _hybrid(stated: _Stated) -> Callable[[Block], float]:
 
 
 def _reuse(block: Block) -> float:
-    """How often a block was referred to, 0 to 1; full from 5 references on."""
     return min(max(0, block.references) / REUSE_FULL, 1.0)
 
 
@@ -398,7 +388,6 @@ def _fewest(equals: Sequence[_Ranked], needed: int) -> list[_Ranked]:
 
 
 def _given_back(chosen: Sequence[_Ranked], *, freed: int, free: int) -> tuple[list[_Ranked], int]:
-    """What stays chosen when everything that can be spared is given back, highest score first, and what that frees."""
     kept: list[_Ranked] = []
     for ranked in sorted(chosen, key=lambda r: r.order, reverse=True):
         if ranked.score > 0.0 and freed - ranked.net >= free:

@@ -50,8 +50,6 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was read: its words, the ends of paths among them, and the text for its quotes."""
-
     words: frozenset[str]
     ends: frozenset[str]
     text: str
@@ -93,7 +91,6 @@ def last_references(transcript: Transcript, calls: Mapping[int, ToolCall]) -> di
 
 
 def _uses(transcript: Transcript, bodies: Sequence[Body], heard: frozenset[str]) -> dict[int, frozenset[str]]:
-    """The identifiers and, in quotes, the phrases that each assistant message uses; ``heard`` is what results said."""
     if not heard:
         return {}
     return {
@@ -122,7 +119,6 @@ def _read(text: str) -> _Read:
 
 
 def _held(read: _Read, used: _Used) -> frozenset[str]:
-    """Which of the used identifiers and phrases, these in quotes, stand in what was read."""
     held = (used.whole & read.words) | (used.whole & read.ends)
     for end in used.by_end.keys() & read.words:
         held |= frozenset(used.by_end[end])
@@ -132,7 +128,6 @@ def _held(read: _Read, used: _Used) -> frozenset[str]:
 
 
 def _identifiers(body: Body, heard: frozenset[str]) -> frozenset[str]:
-    """The identifiers in the text and the arguments of an assistant message that may have been heard."""
     prose = {word for word in _words(_plain(body.text)) if not _PLAIN_PAIR.fullmatch(word)}
     stated = {word for value in _argument_values(body) for word in _words(_plain(value))}
     candidates = (w for w in prose | stated if w in heard or ("/" in w and not heard.isdisjoint(_ends(w))))
@@ -140,7 +135,6 @@ def _identifiers(body: Body, heard: frozenset[str]) -> frozenset[str]:
 
 
 def _phrases_used(body: Body) -> frozenset[str]:
-    """The quoted strings in the text of an assistant message, and the values of its arguments that have blanks."""
     values = (" ".join(v.split()) for v in _argument_values(body) if len(v) <= 2 * MAX_PHRASE_LEN)
     spoken = (*_quotes(_plain(body.text)), *(v for v in values if " " in v))
     return frozenset(f'"{p}"' for p in spoken if SHORTEST_PHRASE <= len(p) <= MAX_PHRASE_LEN)
@@ -151,7 +145,6 @@ def _quotes(text: str) -> Iterator[str]:
 
 
 def _argument_values(body: Body) -> Iterator[str]:
-    """The values in the arguments of every call, without their keys; arguments that are no JSON as they stand."""
     for call in body.calls:
         try:
             document: object = json.loads(call.arguments)
@@ -175,7 +168,6 @@ def _words(text: str) -> set[str]:
 
 
 def _plain(text: str) -> str:
-    """``text`` without the escapes of line ends, tabs and quotes that stand in JSON within text."""
     return _ESCAPE.sub(" ", text) if "\\" in text else text
 
 

@@ -51,7 +51,6 @@ SECONDS: TypeAdapter[float] = TypeAdapter(Seconds)
 
 
 def create_secret() -> str:
-    """A new key's secret: ``weir-sk-`` and 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
@@ -74,7 +73,6 @@ def presented(headers: Mapping[str, str]) -> str:
 
 
 def credentials_in(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The headers that :func:`presented` looks at, decoded."""
     return {n.decode("latin-1"): v.decode("latin-1") for n, v in headers if n in _CREDENTIAL_HEADERS}
 
 
@@ -102,14 +100,11 @@ def key_limits(given: Mapping[str, object], *, now: float) -> dict[str, float | 
 
 
 def limits_said(key: KeyRow) -> str:
-    """What a key may take, in a few words; empty where it has no limit of its own."""
     each = [(key.requests_per_minute, "a minute"), (key.concurrency, "at once")]
     return ", ".join(f"{most:,} {said}" for most, said in each if most is not None)
 
 
 class Keyring:
-    """The keys of the file and of the store, as one immutable table; a reload makes a new one."""
-
     def __init__(
         self,
         config_keys: Iterable[KeySettings],
@@ -157,7 +152,6 @@ class Keyring:
 
     @property
     def names(self) -> dict[str, str]:
-        """The name of every key by its tenant, revoked ones included."""
         return dict(self._names)
 
     def __len__(self) -> int:
@@ -217,8 +211,6 @@ PATIENCE = 5.0  # seconds that a body waits for others to go
 
 
 class Admission:
-    """Requests and bytes of bodies that are inside, by tenant; and when those of a limited key came."""
-
     def __init__(self, limits: LimitSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._came: dict[str, deque[float]] = {}
@@ -233,12 +225,10 @@ class Admission:
 
     @property
     def held(self) -> int:
-        """Bytes of bodies that are inside."""
         return self._held
 
     @property
     def waiting(self) -> int:
-        """Bodies that wait for room."""
         return len(self._waiting)
 
     def enter(self, caller: Caller) -> "Stay":
@@ -255,7 +245,6 @@ class Admission:
         return Stay(self, caller.tenant, inside)
 
     def _begin(self, tenant: str, most: int) -> None:
-        """Count a request, or RateLimited where so many came within a minute."""
         now, came = self._clock(), self._came.setdefault(tenant, deque())
         while came and (now - came[0] >= MINUTE or len(came) > most):
             came.popleft()
@@ -265,7 +254,6 @@ class Admission:
         came.append(now)
 
     def leave(self, stay: "Stay") -> None:
-        """The stay is over: what it held is free, and who waits for that goes on."""
         stay.inside.requests -= 1
         stay.inside.held -= stay.held
         self._held -= stay.held
@@ -291,7 +279,6 @@ class Admission:
         return True
 
     async def wait(self, stay: "Stay", size: int) -> None:
-        """Wait a moment for room, and count the bytes then."""
         waiting = (stay, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
@@ -308,16 +295,12 @@ class Admission:
 
 @dataclass(slots=True)
 class _Inside:
-    """What one tenant has inside: requests, and bytes of their bodies."""
-
     requests: int = 0
     held: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Stay:
-    """One request that is inside; a context manager, at whose end it has left."""
-
     admission: Admission
     tenant: str
     inside: _Inside
@@ -346,8 +329,6 @@ REASONS = (("missing",), ("unknown",), ("held_off",))
 
 @dataclass(slots=True)
 class _Guesser:
-    """An address that has sent wrong keys: how many since when, and until when it is held off."""
-
     since: float
     last: float
     wrong: int = 0
@@ -364,7 +345,6 @@ class Guesses:
     _guessers: OrderedDict[str, _Guesser] = field(default_factory=OrderedDict)
 
     def read(self) -> Mapping[tuple[str, ...], float]:
-        """How many requests had no right key, by reason."""
         return dict(self.counted)
 
     def answer(self, address: str, error: ProxyError, *, guessed: bool) -> ProxyError:

@@ -55,7 +55,6 @@ _DISPOSITION = re.compile(
 
 
 TENANT_SHOWN = 8
-"""Digits of a tenant's hash in logs and metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +87,9 @@ class Caller:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether there are models that the key may not use."""
         return bool(self.models) and "*" not in self.models
 
     def allows(self, model: str) -> bool:
-        """Whether the key may use ``model``."""
         return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
 
     def require(self, model: str) -> None:
@@ -113,7 +110,6 @@ def model_in_body(headers: Headers, body: bytes) -> str:
 
 
 def model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
-    """The one model that a JSON object names, of which these are the fields; InvalidRequest for two of them."""
     _require_one([key for key in fields if key.casefold() == MODEL])
     if has_repeated_keys(body, fields):
         raise InvalidRequest("The request body has a key twice. Readers differ in which of them counts: send one.")
@@ -174,7 +170,6 @@ def _names_a_model(key: str) -> bool:
 
 
 def with_model(headers: Headers, body: bytes, model: str) -> bytes:
-    """The same body naming this model; a form that names none yet."""
     kind = _kind_of(headers)
     if kind.startswith(FORM):
         field = b'Content-Disposition: form-data; name="model"\r\n\r\n' + model.encode()
@@ -183,7 +178,6 @@ def with_model(headers: Headers, body: bytes, model: str) -> bytes:
 
 
 def is_form(headers: Headers) -> bool:
-    """Whether the body is a form with parts."""
     return _kind_of(headers).startswith(FORM)
 
 
@@ -194,7 +188,6 @@ def require_json(headers: Headers) -> None:
 
 
 def _kind_of(headers: Headers) -> bytes:
-    """The content type in lower case up to its parameters' values; refused where it, or an encoding, hides the body."""
     kinds = [value.strip() for name, value in headers if name == b"content-type"]
     if any(value.strip().lower() not in PLAIN for name, value in headers if name == b"content-encoding"):
         raise UnsupportedEncoding("Send the request body without Content-Encoding: its model has to be read here.")
@@ -239,7 +232,6 @@ def _model_in_form(body: bytes, boundary: bytes) -> str:
 
 
 def _field(part: bytes) -> tuple[str, bytes]:
-    """Name and value of a part; InvalidRequest unless its head is one that all parsers read alike."""
     head, blank, value = part.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     fields = [line.partition(b":") for line in lines[1:]]
@@ -313,8 +305,6 @@ class Route:
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one request goes and for whom: the upstream, the path after its base URL, the model it is asked for."""
-
     upstream: UpstreamSettings
     path: str
     model: str
@@ -323,7 +313,6 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 CHAT: Final = Route(kind="managed", path=CHAT_PATH)
 MANAGED: Final = {f"/v1/{name}": Route(kind="managed", path=f"/{name}") for name in sorted(_MANAGED)}
-"""The managed routes by the path that every SDK asks for."""
 
 
 def route_of(method: str, target: str) -> Route | None:
@@ -367,7 +356,6 @@ def admit(caller: Caller, route: Route) -> None:
 
 
 def is_decided_by_model(config: Config, caller: Caller, route: Route) -> bool:
-    """Whether a body has to be read before it is known where it goes, or that it may."""
     return caller.is_restricted or len(config.upstreams) > 1 or bool(route.model)
 
 
@@ -422,18 +410,15 @@ def unread(config: Config, caller: Caller, route: Route, *, model: str = "") -> 
 
 
 def for_models(config: Config, caller: Caller, route: Route) -> Destination:
-    """Where is known what a model is; ModelNotAllowed."""
     caller.require(route.model)
     return _to(config, caller, route, route.model)
 
 
 def by_weir(upstream: UpstreamSettings, caller: Caller, *, path: str, model: str) -> Destination:
-    """Where a question of Weir's own goes, on the caller's account: the operator's policy has chosen the model."""
     return Destination(upstream=upstream, path=_path(upstream, path, model), model=model, caller=caller)
 
 
 def _judge(caller: Caller, model: str, body: "ClientRequest | bytes | None") -> None:
-    """Nothing, or ModelNotAllowed for a model that the request names anywhere."""
     if not caller.is_restricted:
         return
     if model:
@@ -449,7 +434,6 @@ def _judge(caller: Caller, model: str, body: "ClientRequest | bytes | None") -> 
 
 
 def _agreed(route: Route, named: str, query: bytes) -> str:
-    """The model of body, path and query, which have to say the same where they say one."""
     said = parse_qsl(query.decode("latin-1").replace(";", "&")) if query else []
     asked = [value for key, value in said if key.casefold() == "model"]
     models = {model for model in (named, route.model, *asked) if model}

@@ -61,8 +61,6 @@ def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:
 
 
 class CustomFunctions:
-    """The operator's functions of one Weir, by path."""
-
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
@@ -85,7 +83,6 @@ class CustomFunctions:
             return Failed("rejected")
 
     async def close(self) -> None:
-        """End every process."""
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             await worker.end()
@@ -105,8 +102,6 @@ _OFF = _Fault("switched_off", "it failed a moment ago")
 
 
 class _Worker:
-    """The process of one path: one question at a time."""
-
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self._path = path
         self._clock = clock
@@ -135,7 +130,6 @@ class _Worker:
         return self._clock() < self._off_until
 
     async def end(self) -> None:
-        """Kill the process and whatever it started."""
         process, self._process = self._process, None
         if process is not None:
             await process.end()
@@ -161,7 +155,6 @@ class _Worker:
         return found if isinstance(found, list) else _Fault("rejected", "what it gave back is no list")
 
     async def _start(self) -> _Fault | None:
-        """Start the process unless it runs; what it says against its function."""
         if self._process is not None and self._process.is_running:
             return None
         self._process = await ChildProcess.start(_command(_WORK, self._path))
@@ -191,7 +184,6 @@ class _Worker:
 
 
 def _command(code: str, path: str) -> tuple[str, ...]:
-    """Modules are looked for in the working directory, too: an operator's may lie beside the config."""
     return python(code, path, path=("",))
 
 
@@ -236,7 +228,6 @@ def _selection(returned: list[Any], given: Sequence[dict[str, Any]], indices: Se
 
 
 def _place(message: dict[str, Any], given: Sequence[dict[str, Any]], places: dict[int, int], after: int) -> int | None:
-    """Where among those given a message stands: by its index, or as the next one that is equal; None if nowhere."""
     mark = message.get(MARK)
     if isinstance(mark, dict) and isinstance(mark.get("index"), int):
         place = places.get(mark["index"])
@@ -280,8 +271,6 @@ CALLBACKS = ("turn_start", "tool_result", "overflow", "turn_end")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One request: ``conversation`` is its name, None while it is not recognised, ``tenant`` a hash, never a key."""
-
     request: str
     tenant: str
     model: str
@@ -322,7 +311,6 @@ class TurnEnd:
 
 
 def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
-    """The tool results behind the first ``length`` messages after the head, in order."""
     for index in range(transcript.head + length, len(transcript.messages)):
         message = transcript.messages[index]
         if message.is_result:
@@ -338,25 +326,19 @@ def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
 class Plugin(Protocol):
     """What an operator's object has to have; a subclass of this need only write the callbacks that it wants."""
 
-    async def turn_start(self, turn: Turn) -> None:
-        """A request came in."""
+    async def turn_start(self, turn: Turn) -> None: ...
 
-    async def tool_result(self, turn: Turn, result: NewResult) -> None:
-        """A request brought a new tool result."""
+    async def tool_result(self, turn: Turn, result: NewResult) -> None: ...
 
-    async def overflow(self, turn: Turn, overflow: Overflow) -> None:
-        """A request does not fit."""
+    async def overflow(self, turn: Turn, overflow: Overflow) -> None: ...
 
-    async def turn_end(self, turn: Turn, end: TurnEnd) -> None:
-        """The answer has ended, or the client has left."""
+    async def turn_end(self, turn: Turn, end: TurnEnd) -> None: ...
 
 
 Call = tuple[str, Turn, tuple[NewResult | Overflow | TurnEnd, ...]]
 
 
 class Hooks:
-    """Calls plugins in the background; empty, and free, without any."""
-
     def __init__(self, plugins: Sequence[Plugin] = (), *, seconds: float = SECONDS, most: int = MAX_WAITING) -> None:
         """Raises TypeError for a plugin that lacks a callback, or has one that is no coroutine function."""
         for plugin in plugins:
@@ -371,7 +353,6 @@ class Hooks:
         return bool(self._queues)
 
     def start(self) -> None:
-        """Begin calling."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._run(*each), name="weir-hooks") for each in self._queues]
 
@@ -386,19 +367,15 @@ class Hooks:
         self._tasks = []
 
     def turn_start(self, turn: Turn) -> None:
-        """A request came in."""
         self._put("turn_start", turn)
 
     def tool_result(self, turn: Turn, result: NewResult) -> None:
-        """A request brought a new tool result."""
         self._put("tool_result", turn, result)
 
     def overflow(self, turn: Turn, overflow: Overflow) -> None:
-        """A request does not fit."""
         self._put("overflow", turn, overflow)
 
     def turn_end(self, turn: Turn, end: TurnEnd) -> None:
-        """A request ended."""
         self._put("turn_end", turn, end)
 
     def _put(self, name: str, turn: Turn, *facts: NewResult | Overflow | TurnEnd) -> None:
@@ -431,7 +408,6 @@ class Hooks:
 
 
 def _about(turn: Turn) -> dict[str, str | None]:
-    """What the hooks_logger says of the request beside the message."""
     return {"request": turn.request, "conversation": turn.conversation}
 
 

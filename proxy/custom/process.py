@@ -29,8 +29,6 @@ def python(code: str, *arguments: str, path: Sequence[str] = ()) -> tuple[str, .
 
 
 class ChildProcess:
-    """The process, as who asks sees it."""
-
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
@@ -42,12 +40,10 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its id."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
         return self._process.returncode is None
 
     async def send(self, *frames: bytes | memoryview) -> None:
@@ -91,7 +87,6 @@ def answering() -> tuple[BinaryIO, Frames]:
 
 
 def write_frame(output: BinaryIO, frame: bytes) -> None:
-    """Answer."""
     output.write(LENGTH.pack(len(frame)) + frame)
     output.flush()
 

@@ -89,8 +89,6 @@ class ModelFacts:
 
 
 class _Row(msgspec.Struct, gc=False):
-    """The fields of litellm's table that are kept."""
-
     mode: str | None = None
     max_input_tokens: int | float | None = None
     max_output_tokens: int | float | None = None
@@ -111,7 +109,6 @@ def table_path() -> Path | None:
 
 
 def read_table(path: Path) -> dict[str, ModelFacts]:
-    """Every text model of the table by its lower-case name; rows that make no sense are left out."""
     facts: dict[str, ModelFacts] = {}
     for name, raw in msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw]).items():
         try:
@@ -153,7 +150,6 @@ class ModelRegistry:
         self._warned: set[str] = set()
 
     def load(self) -> int:
-        """Read the table now; the number of models in it, 0 without one."""
         if self._table is None:
             path = self._path or table_path()
             self._table = read_table(path) if path is not None and path.is_file() else {}
@@ -161,11 +157,9 @@ class ModelRegistry:
         return len(self._table)
 
     def replace_rules(self, rules: Sequence[ModelRule]) -> None:
-        """Go on with another configuration's rules."""
         self._rules = tuple(rules)
 
     def rule(self, model: str) -> ModelRule | None:
-        """The operator's first rule that matches."""
         return next((rule for rule in self._rules if rule.matches(model)), None)
 
     def known(self, model: str) -> ModelFacts:
@@ -329,7 +323,6 @@ def _by_bare_name(table: Mapping[str, ModelFacts]) -> dict[str, ModelFacts]:
 
 
 def sensible_tokens(value: object) -> int | None:
-    """A sensible number of tokens, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 0 < value < 10**9 else None
@@ -350,22 +343,18 @@ class _Answer:
 
 
 class Probe:
-    """What upstreams say of their windows. ``fetch(method, url, body)`` is given with each question."""
-
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._answers: dict[str, _Answer] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def known(self, key: str, model: str) -> ModelFacts | None:
-        """What the upstream said of ``model`` when it was asked last."""
         answer = self._answers.get(key)
         if answer is None:
             return None
         return answer.models.get(model) or answer.anything
 
     def is_due(self, key: str) -> bool:
-        """Whether the upstream was not asked yet, or too long ago."""
         answer = self._answers.get(key)
         return answer is None or answer.until < self._clock()
 
@@ -404,7 +393,6 @@ class Probe:
 
 
 async def _json(fetch: Fetch, url: str, body: bytes | None = None) -> Any:
-    """The JSON at ``url``, None for anything else: a probe that fails is no event."""
     try:
         status, content = await asyncio.wait_for(fetch("POST" if body else "GET", url, body), PATIENCE)
         return json.loads(content[:MAX_BODY]) if status == 200 else None
@@ -454,7 +442,6 @@ def _from_entry(entry: Mapping[str, object]) -> ModelFacts:
 
 
 def parse_props(answer: object) -> ModelFacts | None:
-    """The window of one slot from llama.cpp's ``GET /props`` (decoded JSON)."""
     slot = _mapping(_mapping(answer).get("default_generation_settings"))
     window = sensible_tokens(slot.get("n_ctx"))
     return ModelFacts(window=window, source="upstream") if window else None

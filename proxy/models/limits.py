@@ -84,7 +84,6 @@ class LearnedLimits:
         return row
 
     def passed(self, scope: str, tokens: int) -> None:
-        """Remember that a prompt of ``tokens`` was answered; a guessed window that is smaller was guessed wrong."""
         if tokens <= self._passed.get(scope, 0):
             return
         self._passed[scope] = tokens
@@ -96,25 +95,21 @@ class LearnedLimits:
             del self._rows[scope]
 
     def follow(self, rows: Iterable[LimitRow]) -> bool:
-        """Take over what another process has learned since; whether that was anything."""
         news = (row for row in rows if row.limit >= self._passed.get(row.scope, 0))
         newer = [row for row in news if (own := self._rows.get(row.scope)) is None or own.expires < row.expires]
         self._rows |= {row.scope: row for row in newer}
         return bool(newer)
 
     def get(self, scope: str, *, now: float) -> int | None:
-        """The limit that holds for ``scope``, tokens."""
         row = self._live(scope, now)
         return row.limit if row is not None else None
 
     def drop(self, scope: str) -> None:
-        """Know nothing of a scope any more."""
         self._rows.pop(scope, None)
         self._passed.pop(scope, None)
         self._inferred.discard(scope)
 
     def rows(self, *, now: float) -> tuple[LimitRow, ...]:
-        """Every limit that still holds."""
         return tuple(row for row in self._rows.values() if row.expires > now)
 
     def _guessed(self, row: LimitRow) -> bool:
@@ -172,7 +167,6 @@ class Drift:
 
     @property
     def ratio(self) -> float:
-        """Reported over predicted."""
         return self.reported / max(1, self.predicted)
 
 
@@ -187,14 +181,11 @@ class _Held:
 
 
 def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
-    """The upstream's origin and a hash of the credential that is used there."""
     credential = caller.credential if upstream.passes_key else b""
     return f"{upstream.origin} {blake2b(credential, digest_size=8).hexdigest() if credential else '-'}"
 
 
 class ModelLimitsResolver:
-    """Windows, learned limits and calibrations of every scope."""
-
     def __init__(
         self,
         registry: ModelRegistry,
@@ -222,7 +213,6 @@ class ModelLimitsResolver:
         self._revision = 0
 
     def restore(self, rows: list[CalibrationRow]) -> None:
-        """Take over calibrations that were stored."""
         for row in rows:
             self._restore(row)
 
@@ -236,18 +226,15 @@ class ModelLimitsResolver:
             self._observed.pop(row.scope, None)
 
     def learned(self) -> tuple[LimitRow, ...]:
-        """The windows that upstreams have taught, as far as they hold."""
         return self._limits.rows(now=self._clock())
 
     def forget(self, scope: str) -> None:
-        """Ask anew how large a window is."""
         self._limits.drop(scope)
         self._learned.pop(scope, None)
         self._held.clear()
         self._revision += 1
 
     def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow]) -> None:
-        """Take over what other processes have stored, as far as they have seen more than this one."""
         for row in calibrations:
             own = self._calibrations.get(row.scope)
             if own is None or own.samples < row.samples:
@@ -257,7 +244,6 @@ class ModelLimitsResolver:
             self._revision += 1
 
     def scope(self, model: str, *, upstream: UpstreamSettings, caller: Caller) -> str:
-        """The key that limits and calibrations are learned under."""
         return f"{account_of(upstream, caller)} {model}"
 
     async def resolve_limits(
@@ -348,27 +334,22 @@ class ModelLimitsResolver:
         return facts
 
     def mark_strict(self, scope: str) -> None:
-        """Remember that the upstream refuses a request whose prompt and ``max_tokens`` together exceed the window."""
         if len(self._strict) < MAX_SCOPES and scope not in self._strict:
             self._strict.add(scope)
             self._save_soon(scope)
 
     def is_strict(self, scope: str) -> bool:
-        """Whether the upstream was seen to add ``max_tokens`` to the prompt before it answers."""
         return scope in self._strict
 
     def learn(self, scope: str, limit: int) -> None:
-        """Remember a window that the upstream named in an error."""
         self._revision += 1
         self._keep(self._limits.learn(scope, limit, now=self._clock()))
 
     def refused(self, scope: str, tokens: int) -> None:
-        """Remember that a prompt of ``tokens`` was too long for an upstream that does not say what would fit."""
         self._revision += 1
         self._keep(self._limits.refused(scope, tokens, now=self._clock()))
 
     def passed(self, scope: str, tokens: int) -> None:
-        """Remember that a prompt of ``tokens`` was answered."""
         self._limits.passed(scope, tokens)
 
     def _keep(self, row: LimitRow | None) -> None:
@@ -409,11 +390,9 @@ class ModelLimitsResolver:
 
     @property
     def has_learned(self) -> bool:
-        """Whether something was learned that is not stored yet."""
         return bool(self._learned or self._unsaved)
 
     def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
-        """Calibrations and limits that are not stored yet."""
         rows = [_row(s, self._calibrations.get(s) or Calibration(), s in self._strict) for s in self._unsaved]
         return rows, list(self._learned.values())
 
@@ -443,7 +422,6 @@ class ModelLimitsResolver:
             pass
 
     async def _saved(self) -> None:
-        """Wait a moment for what is being stored."""
         if self._saving is not None and not self._saving.done():
             await asyncio.wait({self._saving}, timeout=SAVED_WITHIN)
 

@@ -40,8 +40,7 @@ MINIMUM = 1_024
 MILLION = 1_000_000
 
 
-class BadPrices(ValueError):
-    """Prices that nobody can read."""
+class BadPrices(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,6 @@ class PriceList:
     source: str
 
     def shown(self, cost: float) -> str:
-        """An amount for people: dollars, or thousands of input tokens' worth."""
         if not self.dollars:
             return f"{cost / 1000:,.1f}k"
         return f"${cost:,.2f}" if cost >= 1 else f"${cost:.4f}"
@@ -127,7 +125,6 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     cost_saved: float | None = None
 
     def facts(self) -> dict[str, object]:
-        """What there is to say, for the detail of an exchange's row."""
         said: dict[str, object] = {}
         if self.hit_ratio is not None:
             said["hit_ratio"] = round(self.hit_ratio, 4)
@@ -143,7 +140,6 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown(detail: Mapping[str, object]) -> dict[str, object]:
-    """The same of a stored row, every name there."""
     unsaid = {"hit_ratio": None, "cold": False, "prefix_changed": "none", "cost": None, "cost_saved": None}
     return {name: detail.get(name, default) for name, default in unsaid.items()}
 
@@ -220,7 +216,6 @@ def _cause(recognized: Recognized, before: Prefix | None, now: Prefix, *, touche
 
 
 def _goes_on(recognized: Recognized, before: Prefix) -> bool:
-    """Whether the messages are those of the request before and new ones, or the first of what was sent earlier."""
     chain = recognized.transcript.chain
     if len(chain) < before.length:
         return recognized.length == len(chain)
@@ -228,7 +223,6 @@ def _goes_on(recognized: Recognized, before: Prefix) -> bool:
 
 
 def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
-    """Whether this request's batch, or one before it that the upstream refused, changed what was sent before."""
     decision, transcript = plan.decision, recognized.transcript
     if not recognized.length:
         return False
@@ -250,7 +244,6 @@ def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bo
 
 
 def _removed(plan: Plan) -> int:
-    """Calibrated tokens by which the planned request is shorter than the client's."""
     return 0 if plan.decision is None else max(0, plan.decision.before - plan.decision.after)
 
 
@@ -280,7 +273,6 @@ def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, 
 
 
 def _tiered(prices: TokenPrices, prompt: int, read: float, answer: int) -> float:
-    """The prompt's cost and its answer's, both in the dearer tier where the prompt is that long."""
     cliff = prices.cliff
     if cliff is None or prompt <= cliff.above:
         return read + prices.output * answer

@@ -27,7 +27,6 @@ log = logging.getLogger("weir.evaluation")
 AT_ONCE = 1
 MAX_WAITING = 8
 PROMPTS_USED = {"prompts": {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}}
-"""Which wording a score came from."""
 SUMMARISING = frozenset({"compact", "rollover"})
 _SCALE = 1 << 64
 _ATTRIBUTES = {
@@ -45,8 +44,6 @@ def is_sampled(request: str, share: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One summary that is to be measured."""
-
     asked: PlanRequest
     ask: Paid
     recognized: Recognized
@@ -76,7 +73,6 @@ class OnlineEvaluation:
         self.scores: dict[tuple[str, ...], float] = {}
 
     def after(self, asked: PlanRequest, plan: Plan, trace: Trace) -> None:
-        """Look at a request that was answered; nothing happens where it made no summary or is not sampled."""
         decision, recognized, settings = plan.decision, plan.recognized, asked.settings
         if decision is None or decision.cut is None or not decision.is_new or settings.observes or recognized is None:
             return
@@ -92,11 +88,9 @@ class OnlineEvaluation:
         self._background.start(recognized.branch.branch, partial(self._do, work))
 
     async def close(self) -> None:
-        """Stop what is under way: what was not judged to its end is not measured."""
         await self._background.close()
 
     async def settled(self) -> None:
-        """Return once nothing is under way: for those who want to see what was measured."""
         await self._background.settled()
 
     async def _do(self, work: _Work) -> None:

@@ -56,8 +56,6 @@ class _Entry(NamedTuple):
 
 
 class HealthBook:
-    """The health of the conversations that this process has served lately."""
-
     def __init__(self, *, most: int = MAX_CONVERSATIONS) -> None:
         self._most = most
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
@@ -70,12 +68,10 @@ class HealthBook:
         return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
 
     def run_of(self, thread: Thread) -> Run:
-        """The newest calls of a conversation, as far as this process has seen them."""
         known = self._known.get((thread.branch.tenant, thread.branch.conversation))
         return Run() if known is None else known.run
 
     def see(self, thread: Thread, sample: Sample, rules: HealthRules, *, run: Run) -> Checkup:
-        """What one more request makes of a conversation's health; ``run`` are its newest calls."""
         key = (thread.branch.tenant, thread.branch.conversation)
         checkup = check(self._health(key, thread), sample, rules)
         self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
@@ -93,7 +89,6 @@ class HealthBook:
         return True
 
     def forget(self, tenant: str, conversation: str) -> None:
-        """Know nothing of a conversation any more."""
         self._known.pop((tenant, conversation), None)
 
     def read(self) -> dict[tuple[str, ...], float]:
@@ -164,7 +159,6 @@ def _bloat(decision: Decision, recognized: Recognized, settings: ContextSettings
 
 
 def _ratios(decision: Decision) -> tuple[float, ...]:
-    """How many times shorter each message, or history, became that was condensed and is kept so."""
     return tuple(
         each.ratio
         for report in decision.trail
@@ -229,11 +223,9 @@ class Notice:
 
     @property
     def id(self) -> str:
-        """What tells this episode from every other."""
         return f"alert_{self.request.removeprefix('req_')}_{self.alert.kind}"
 
     def body(self) -> bytes:
-        """The JSON that a webhook gets."""
         alert = self.alert
         data = {
             "kind": alert.kind,
@@ -271,11 +263,9 @@ class Alerts:
         self._task: asyncio.Task[None] | None = None
 
     def adopt(self, settings: AlertSettings) -> None:
-        """Go on with another webhook."""
         self._settings = settings
 
     def tell(self, notice: Notice) -> None:
-        """Log and count an alert, and have the webhook called soon."""
         alert = notice.alert
         self._metrics.add(ALERTS, alert.level, alert.category, alert.kind)
         line = AlertLine(
@@ -391,7 +381,6 @@ class Alerts:
 
 
 def _about(notice: Notice) -> dict[str, str]:
-    """What the log says of the request beside the message."""
     return {"request": notice.request, "conversation": notice.conversation}
 
 

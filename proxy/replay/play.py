@@ -35,8 +35,6 @@ LARGEST = frozenset({"largest", "peak", "early", "slowest"})
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """The reasons for which requests were refused, each once with the fullest case."""
-
     by_scope: Mapping[str, Refusal] = field(default_factory=dict)
 
     def __add__(self, other: "Refusals") -> "Refusals":
@@ -85,16 +83,13 @@ class Step:
 
     @property
     def reuse(self) -> float:
-        """Share of the forwarded tokens that the request before began with."""
         return self.reused / self.after if self.after else 0.0
 
     @property
     def ratio(self) -> float:
-        """Cumulative cost over that of the unmanaged requests, 1 before anything was paid."""
         return self.total / self.unmanaged if self.unmanaged else 1.0
 
     def values(self) -> dict[str, object]:
-        """The figures for programs."""
         why = self.why
         return {
             "request": self.number,
@@ -151,24 +146,20 @@ class Tally:
     retention: Retention = field(default_factory=Retention)
 
     def add(self, other: "Tally") -> None:
-        """Count another conversation, or another part of this one."""
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             setattr(self, item.name, max(mine, theirs) if item.name in LARGEST else mine + theirs)
 
     @property
     def reuse(self) -> float:
-        """Tokens of common prefixes over tokens forwarded."""
         return self.reused / self.tokens if self.tokens else 0.0
 
     @property
     def saved(self) -> int:
-        """Tokens that were not sent of the requests that were."""
         return self.before - self.left_out - self.tokens
 
     @property
     def unanswered(self) -> int:
-        """Requests that were refused or did not fit: nobody would have got an answer."""
         return self.requests - self.fit
 
     @property
@@ -178,11 +169,9 @@ class Tally:
 
     @property
     def against_sliding(self) -> float:
-        """Cost over that of a sliding window."""
         return self.cost / self.sliding if self.sliding else 1.0
 
     def values(self) -> dict[str, object]:
-        """The figures for programs."""
         kept, is_compared = self.retention, not self.unanswered
         return {
             "conversations": self.conversations,
@@ -218,8 +207,6 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """One conversation in one scenario; ``steps`` only where they were asked for."""
-
     name: str
     tally: Tally
     steps: tuple[Step, ...] = ()
@@ -227,8 +214,6 @@ class ScenarioResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """One conversation in every scenario: unmanaged, sliding window, then the policies; ``window`` in tokens."""
-
     id: str
     line: int
     window: int
@@ -268,8 +253,6 @@ async def replay(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played:
-    """One request in one scenario: what was forwarded, how much of it the request before began with, and its price."""
-
     request: ScriptRequest
     sent: Forwarded
     reused: int
@@ -280,8 +263,6 @@ class _Played:
 
 
 class _Meter:
-    """Plays one scenario of one conversation; ``room`` is what a prompt may have beside its answer, tokens."""
-
     def __init__(self, script: Script, scenario: Scenario, prices: TokenPrices, *, room: int, keep_steps: bool) -> None:
         self.tally = Tally(conversations=1)
         self.steps: list[Step] = []
@@ -311,7 +292,6 @@ class _Meter:
         )
 
     def _compare(self, sent: Forwarded) -> tuple[int, bool]:
-        """Tokens of the common prefix with what was forwarded before, and whether that goes on behind it."""
         if sent.pieces is None:
             return 0, False
         array = self._script.rendered(sent.pieces)
@@ -326,7 +306,6 @@ class _Meter:
         return tools + sum(piece.tokens for piece in sent.pieces[:same]), broke
 
     def count(self, played: _Played, *, unmanaged: float, sliding: float) -> None:
-        """Add a request, beside what it costs unmanaged and in a sliding window."""
         tally, sent = self.tally, played.sent
         if not played.request.counts:
             tally.retention += played.retention
@@ -408,15 +387,12 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """One compaction with both scores; ``fidelity`` without any verdict where no model was asked."""
-
     compaction: Compaction
     coverage: Coverage
     fidelity: Fidelity = field(default_factory=Fidelity)
 
 
 async def compactions_of(script: Script, scenario: Scenario) -> AsyncIterator[Compaction]:
-    """Every batch of a scenario, in order."""
     archived: set[int] = set()
     for request in script.requests:
         forwarded = await scenario.forward(script, request.length)
@@ -451,7 +427,6 @@ def archived_pair(recording: Recording, cut: Cut, *, script: Script) -> Compacti
 async def judge_compaction(
     compaction: Compaction, *, count: int, tools: NoteTaking, ask: Ask | None = None, terms: Terms | None = None
 ) -> Evaluated:
-    """The scores of one compaction; ``count`` questions are asked where there is somebody to ask."""
     contexts, later = compaction.contexts, compaction.later
     coverage = coverage_of(contexts, facts=compaction.facts, later=later, archived=compaction.archived, tools=tools)
     if ask is None or terms is None:

@@ -44,7 +44,6 @@ from proxy.wire.transcripts import Transcripts
 
 UNMANAGED, SLIDING = "unmanaged", "sliding window"
 WHOLE_REQUEST = "total"
-"""What was too large where no single bucket was."""
 SECONDS_BETWEEN = 5.0
 """Between two requests of a recording, which has no times: an agent's follow one another while caches are warm."""
 STARTED = 1_000_000_000.0
@@ -64,11 +63,9 @@ class Conditions:
     max_tokens: int | None = None
 
     def window_of(self, settings: ContextSettings) -> int:
-        """The window that a policy works in, tokens."""
         return self.window or settings.window or self.facts.window or UNKNOWN_WINDOW
 
     def budget(self, settings: ContextSettings, *, margin: float | None = None) -> TokenBudget:
-        """The budget of every request under a policy; ``margin`` is the estimator's error."""
         return divide(
             settings,
             window=self.window_of(settings),
@@ -81,8 +78,6 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why requests were refused: ``scope`` (a bucket, or the whole) held ``used`` tokens, ``cap`` is the most."""
-
     scope: str
     used: int
     cap: int
@@ -90,7 +85,6 @@ class Refusal:
 
     @property
     def text(self) -> str:
-        """``bucket system holds 9,200 tokens, its cap is 8,000``."""
         if self.scope == WHOLE_REQUEST:
             return f"what may not be removed holds {self.used:,} tokens, there is room for {self.cap:,}"
         return f"bucket {self.scope} holds {self.used:,} tokens, its cap is {self.cap:,}"
@@ -117,45 +111,32 @@ class Forwarded:
 
     @property
     def zone(self) -> str:
-        """The pressure zone that it leaves the conversation in."""
         return "" if self.decision is None else self.decision.pressure.zone
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """What ran and was kept."""
         return () if self.decision is None else tuple(r.layer for r in self.decision.trail if r.kept)
 
     @property
     def removed(self) -> tuple[int, ...]:
-        """The messages whose originals went into the archive."""
         return () if self.decision is None else self.decision.removed
 
 
 class Scenario(Protocol):
-    """One way of treating the requests of one conversation, in order."""
+    async def forward(self, script: Script, length: int) -> Forwarded: ...
 
-    async def forward(self, script: Script, length: int) -> Forwarded:
-        """What goes up for the request of the first ``length`` messages."""
-        ...
-
-    async def close(self) -> None:
-        """Forget the conversation."""
-        ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Unmanaged:
-    """Every request as it came, whether it fits or not."""
-
     budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
-        """All of it."""
         tokens = script.transcript(length).tokens
         return Forwarded(pieces=script.raw_pieces(length), tokens=tokens, limit=self.budget.usable, action="pass")
 
-    async def close(self) -> None:
-        """Nothing is kept."""
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +146,6 @@ class SlidingWindow:
     budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
-        """The head and the newest messages; never a tool result without its call."""
         transcript, limit = script.transcript(length), self.budget.soft_limit
         pieces = script.raw_pieces(length)
         head, first = transcript.head, length
@@ -186,13 +166,10 @@ class SlidingWindow:
             new=dropped > 0,
         )
 
-    async def close(self) -> None:
-        """Nothing is kept."""
+    async def close(self) -> None: ...
 
 
 class _Asked(EffectHandler):
-    """Counts the questions to a model; without ``ask`` each of them fails."""
-
     def __init__(self, ask: Ask | None) -> None:
         self.count = 0
         self._ask = ask
@@ -204,8 +181,6 @@ class _Asked(EffectHandler):
 
 
 class Managed:
-    """One policy as Weir applies it: each request planned, and after it what the next batch needs prepared."""
-
     def __init__(
         self,
         settings: ContextSettings,
@@ -271,7 +246,6 @@ class Managed:
         )
 
     async def close(self) -> None:
-        """Delete the conversation from the store in memory."""
         await self._preparation.close()
         await self._settler.close()
         if self._conversation is not None:
@@ -307,7 +281,6 @@ def _why(error: ContextLengthExceeded, budget: TokenBudget) -> Refusal:
 
 @asynccontextmanager
 async def store_in_memory() -> AsyncIterator[Store]:
-    """Where the conversations that are played are kept, as served ones are."""
     store = await Store.open("sqlite+aiosqlite:///:memory:")
     try:
         yield store
@@ -316,7 +289,6 @@ async def store_in_memory() -> AsyncIterator[Store]:
 
 
 def scenario_of(settings: ContextSettings, conditions: Conditions, store: Store, number: int) -> Scenario:
-    """A conversation's beginning under a policy; a policy that is off manages nothing."""
     if settings.mode is Mode.OFF:
         return Unmanaged(conditions.budget(settings))
     return Managed(settings, conditions, store, number=number)
@@ -334,7 +306,6 @@ class Pace:
 
 
 def pace_of(script: Script) -> Pace:
-    """The mean growth over a conversation's requests; 0 with fewer than two."""
     counted = [request.length for request in script.requests if request.counts]
     if not counted:
         return Pace(0.0, 0)
@@ -347,7 +318,6 @@ def pace_of(script: Script) -> Pace:
 
 
 def advice_for(pace: Pace, settings: ContextSettings, conditions: Conditions, prices: TokenPrices) -> Advice:
-    """Where a policy's batches should start and end for the money, if all conversations were like this one."""
     budget = conditions.budget(settings)
     return advise(
         prices, growth=pace.growth, fixed=pace.fixed, window=budget.window, usable=budget.usable, settings=settings
@@ -355,7 +325,6 @@ def advice_for(pace: Pace, settings: ContextSettings, conditions: Conditions, pr
 
 
 def advised(settings: ContextSettings, advice: Advice) -> ContextSettings:
-    """The policy with its trigger and low water as advised, in every window."""
     return replace(settings, name=f"{settings.name}, advised", shapes=(replace(advice.shape, window=None),))
 
 
@@ -369,8 +338,6 @@ class _Tool:
 
 @dataclass(slots=True)
 class TrafficCount:
-    """Adds up conversations one by one; :attr:`traffic` is what they came to."""
-
     conversations: int = 0
     requests: int = 0
     turns: int = 0
@@ -379,7 +346,6 @@ class TrafficCount:
     _tools: dict[str, _Tool] = field(default_factory=dict)
 
     def add(self, script: Script) -> None:
-        """Count one conversation, the whole of it once."""
         length = len(script.recording.raws)
         transcript = script.transcript(length)
         self.conversations += 1
@@ -411,7 +377,6 @@ class TrafficCount:
 
     @property
     def traffic(self) -> Traffic:
-        """The figures so far."""
         tools = tuple(
             ToolUse(name=name, calls=t.calls, tokens=t.tokens, largest=t.largest, repeated=t.repeated)
             for name, t in sorted(self._tools.items())
