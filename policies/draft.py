@@ -1,17 +1,14 @@
 """The array that is being planned: pieces that point at the client's messages or replace them.
 
-Layers turn one draft into the next; nothing is ever changed in place, and the client's array is never
-touched, so a layer whose work did not pay is dropped by keeping the draft from before it.
+Nothing is changed in place, so a layer whose work did not pay is dropped by keeping the draft from before it.
+:func:`replay` applies byte for byte what was decided before. A cut applies where its exact prefix is in the chain and
+nothing protected would disappear in it, an edit to the message with its digest and occurrence: onto protected content
+only if it shortened the message while that was protected and the chain up to it is the one it was made on. The same
+text may come back as the newest result, and a rewound conversation reads again what was evicted later.
 
-What was decided before is applied again by :func:`replay`, byte for byte: the same edits on the same messages. A cut
-applies where its exact prefix is in the chain and nothing protected would disappear in it. An edit applies to the
-message with its digest and occurrence. Onto protected content it applies only if it shortened the message while that
-was protected, and where the chain up to it is still the one it was made on: the same text may come back as the newest
-result, and a rewound conversation reads again what was evicted later.
-
-:class:`Bounds` say where a batch of edits starts and ends, in uncalibrated tokens. ``fixed`` is what no layer may
-shrink: head, tools, the task, pinned messages, the newest user message. ``room`` = trigger - fixed; a batch shrinks the
-request to ``low_water`` = fixed + L * room.
+:class:`Bounds` say where a batch starts and ends, in uncalibrated tokens: from the trigger down to ``low_water`` =
+fixed + L * room. ``fixed`` is what no layer may shrink (head, tools, the task, pinned messages, the newest user
+message), ``room`` = trigger - fixed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,10 +42,9 @@ Rule = Callable[[Sequence[Message | None]], bool]
 class Draft:
     """A planned array with what led to it.
 
-    ``edits`` (by the message's index) and ``cut`` are new in this request; ``active_cut`` is the cut in the
-    array, new or replayed. ``checkpoint`` is the structured state of a new cut as JSON text. ``pruned`` are the
-    definitions of tools that are left out, ``tool_edits`` the new edits that leave them out. ``condensed`` is what
-    became of every message that was to be put in shorter words, ``reason`` why the layer at work did less than asked.
+    ``edits`` (by the message's index), ``cut`` and ``tool_edits`` are new in this request, ``active_cut`` is new or
+    replayed. ``checkpoint`` is the state of a new cut as JSON. ``reason`` says why the layer at work did less than
+    asked.
     """
 
     transcript: Transcript
@@ -99,14 +95,14 @@ class Draft:
         return counts
 
     def with_edits(self, edits: Mapping[int, Edit], *, new: bool = True) -> "Draft":
-        """The draft with the content of messages (by index) replaced; ``new`` ones are to be stored."""
+        """Only ``new`` edits are to be stored."""
         if not edits:
             return self
         pieces = tuple(each for p in self.pieces for each in _edited(p, edits))
         return replace(self, pieces=pieces, edits={**self.edits, **edits} if new else self.edits)
 
     def with_cut(self, cut: Cut, *, checkpoint: str | None = None) -> "Draft":
-        """The draft with a new cut in place; edits outside what it covers stay. ``checkpoint`` is JSON text."""
+        """Edits of what the cut covers go."""
         pieces = {p.index: p for p in self.pieces if p.index is not None}
         recalled = self._recalled()
         order = cut_order(self.transcript, cut)
@@ -171,8 +167,7 @@ def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMe
 
 
 def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
-    """The indices of an array with a cut in place: head, what stays before the summary, None for the summary,
-    what stays after it, the tail."""
+    """The indices of an array with a cut in place, None for the summary."""
     head = transcript.head
     order: list[int | None] = [*range(head), *(head + p for p in cut.before), None, *(head + p for p in cut.after)]
     order.extend(range(head + cut.covers, len(transcript.messages)))
@@ -256,11 +251,10 @@ REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 class ConversationState:
     """What earlier requests of the conversation left: edits by key, cuts oldest first.
 
-    ``length`` is the number of messages after the head that an earlier request has sent already. ``prepared`` is a
-    summary that waits for the next batch, ``checkpoint`` the newest state that was saved, when the conversation had
-    ``checkpoint_length`` messages, and ``resumed`` that of
-    another conversation which this one goes on from, both as JSON text; ``wanted`` is what an operator asked of the
-    next request. ``version`` is the branch's; ``notes`` are those that were taken of the conversation.
+    ``length`` counts messages behind the head that were sent already. ``prepared`` waits for the next batch,
+    ``checkpoint`` is the newest state that was saved (at ``checkpoint_length`` messages), ``resumed`` that of another
+    conversation which this one goes on from; ``wanted`` is what an operator asked of the next request, ``version`` the
+    branch's.
     """
 
     edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)
@@ -275,10 +269,7 @@ class ConversationState:
     notes: tuple[Note, ...] = ()
 
     def at(self, length: int) -> "ConversationState":
-        """What was known when the conversation had ``length`` messages after the head, or a few more.
-
-        A client that begins anew from an early point is sent what it was sent then, not what was taken out later.
-        """
+        """A client that begins anew from an early point is sent what it was sent then, not what was taken out later."""
         length += REWRITTEN
         later = [e for e in self.edits.values() if e.length > length]
         too_new = self.checkpoint is not None and self.checkpoint_length > length
@@ -310,7 +301,7 @@ class ConversationState:
 
 
 def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:
-    """The newest cut whose prefix is there and that hides nothing protected."""
+    """The newest whose prefix is there and that hides nothing protected."""
     head = transcript.head
     chain = transcript.chain
     guarded = protection.all if cuts else frozenset()
@@ -418,12 +409,11 @@ def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protectio
 class Bounds:
     """Everything that a strategy needs beside the draft.
 
-    ``ceiling`` is set when an upstream refused what the budget allowed: the result must stay under it.
-    ``summarizer_input`` is what the summariser can read at once, None for the request's own limit. ``layer`` is the
-    one at work and ``aim`` the total tokens that it should end at. ``early`` is the share of its trigger from which
-    on a layer is due on this request; ``free_only`` leaves out layers that may ask a model. ``readings`` keep what was
-    read in single messages from one compaction to the next. ``standing`` is the array as known edits
-    leave it, which the provider has cached if the conversation is ``warm``. ``announce`` hears what was done.
+    The result must stay under ``ceiling``, set when an upstream refused what the budget allowed. ``summarizer_input``
+    is None for the request's own limit. ``layer`` is the one at work and ``aim`` the total tokens it should end at.
+    ``early`` is the share of its trigger from which on a layer is due; ``free_only`` leaves out those that may ask a
+    model. ``standing`` is the array as known edits leave it, which the provider has cached if the conversation is
+    ``warm``.
     """
 
     transcript: Transcript
@@ -449,7 +439,6 @@ class Bounds:
 
     @property
     def target(self) -> int:
-        """The total tokens that the layer at work should end at: its own aim, else low water."""
         return self.low_water if self.aim is None else self.aim
 
     def in_scope(self, draft: Draft, piece: PlannedMessage) -> bool:

@@ -1,7 +1,6 @@
-"""What a flow may ask of the shell, and what it is told.
+"""What a flow may ask of the shell, and what it is told: a flow yields an effect and is sent the reply.
 
-A flow is a generator: it yields an effect and is sent the reply. Failure is a reply, not an exception, so
-every ladder of fallbacks can be played in a test without a model.
+Failure is a reply, not an exception, so every ladder of fallbacks can be played in a test without a model.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,21 +12,17 @@ from policies.ledger import PlannedMessage
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What follows is long: go on away from the event loop. The reply is :class:`Done`."""
+    """What follows is long: go on away from the event loop. Replied to by :class:`Done`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summarize:
-    """Ask the summariser for a text of at most ``max_tokens``; the reply is :class:`Summary`.
+    """Ask for a text of at most ``max_tokens``; replied to by :class:`Summary`.
 
-    Attributes:
-        system: who the summariser is to be; not sent where it writes in place.
-        prompt: complete, the material with the instruction behind it; in place the instruction alone.
-        purpose: the prompt's name and version, for the trace and the audit.
-        schema: JSON schema that the reply should follow where the model supports it; empty for free text.
-        key: address of what is asked, by content: the shell may answer from what it was told before. Empty: never.
-        standing: the array in front of the prompt, for a note written in place on a prefix that the provider has
-            cached; such a request goes to the conversation's own model, with its own tools. Empty: not in place.
+    ``schema`` is a JSON schema that the reply should follow where the model takes one. ``key`` is the address of what
+    is asked, by content, so that the shell may answer from what it was told before. With ``standing``, the array that
+    the provider has cached, the note is written in place behind it: by the conversation's own model with its own tools,
+    without ``system``, ``prompt`` being the instruction alone.
     """
 
     system: str
@@ -41,7 +36,7 @@ class Summarize:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Several questions to the summariser that do not wait for one another; the reply is :class:`Answers`."""
+    """Questions that do not wait for one another; replied to by :class:`Answers`."""
 
     effects: tuple[Summarize, ...]
 
@@ -51,7 +46,7 @@ BEFORE_MODEL = "before_model"
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save a checkpoint (JSON text) before a model is asked; the reply is :class:`StateSaved`."""
+    """Save a checkpoint (JSON) before a model is asked; replied to by :class:`StateSaved`."""
 
     checkpoint: str
     reason: str
@@ -59,10 +54,9 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Ask which of these texts are alike; the reply is :class:`Alike`.
+    """Which ``pairs`` of texts (positions, the lower one first) are alike; replied to by :class:`Alike`.
 
-    ``pairs`` are the positions worth comparing, the lower one first. ``model`` names embeddings; None compares by
-    shingles.
+    ``model`` names embeddings; None compares by shingles.
     """
 
     texts: tuple[str, ...]
@@ -72,7 +66,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Ask for the vectors of these texts by an embeddings ``model``; the reply is :class:`Vectors`."""
+    """Replied to by :class:`Vectors`."""
 
     texts: tuple[str, ...]
     model: str
@@ -81,11 +75,10 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Ask an operator's own function for fewer messages; the reply is :class:`Trimmed`.
+    """Ask the function at ``path`` (``module:function``) for fewer messages; replied to by :class:`Trimmed`.
 
-    ``path`` is ``module:function``, ``max_tokens`` what the messages (by index) should take together. In the order
-    of ``indices``: ``texts`` is the content where that was replaced already (else None), ``tokens`` what each costs,
-    ``protected`` whether it stays whatever comes back.
+    By position of ``indices``: ``texts`` where content was replaced already, ``tokens``, and ``protected``, what stays
+    whatever comes back.
     """
 
     path: str
@@ -108,7 +101,7 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the summariser answered; ``finish_reason`` and ``tool_calls`` tell a useless answer apart."""
+    """``finish_reason`` and ``tool_calls`` tell a useless answer apart."""
 
     text: str
     finish_reason: str = "stop"
@@ -123,7 +116,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The shell could not; ``reason`` is a short code such as ``timeout`` or ``status_500``."""
+    """``reason`` is a short code such as ``timeout`` or ``status_500``."""
 
     reason: str
 
@@ -166,10 +159,7 @@ Flow = Generator[Effect, Reply, T]
 
 
 def together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
-    """What every flow returns, in order; their questions to the summariser are asked together, round by round.
-
-    Anything else that a flow asks for is asked for on its own, in the order of the flows.
-    """
+    """What every flow returns, in order; their questions are asked together, round by round, all else in turn."""
     results: dict[int, T] = {}
     waiting: dict[int, Effect] = {}
     for number, flow in enumerate(flows):

@@ -1,9 +1,8 @@
-"""Edits and cuts: what was changed in a conversation, and how it is applied again; and the entries of its state.
+"""What was changed in a conversation, and the entries of its state.
 
-An :class:`Edit` changes one message and is found by that message's own digest and occurrence, so it
-survives a client that rewrites something else. A :class:`Cut` replaces an exact prefix of the chain by a
-summary and applies only where that prefix is there. Both are replayed identically on every later request:
-that is what keeps the sent prefix stable and the provider's cache warm.
+An :class:`Edit` is found by its message's own digest and occurrence, so it survives a client that rewrites something
+else; a :class:`Cut` replaces an exact prefix of the chain. Both are replayed identically on every later request: that
+keeps the sent prefix stable and the provider's cache warm.
 """
 
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ WINDOWS = frozenset({"rollover", "resume"})
 class EditKind(StrEnum):
     """Why a message's content was replaced, or a part of the request left out.
 
-    ``reasoning`` keeps a message's content and leaves out its thinking; so does ``unbound_reasoning``, because the
-    thinking is signed for what stood before it, and that was changed; ``prune_tools`` is about the definition of
-    a tool, found by the digest of its name. ``recall`` keeps the message and puts ``text`` in front of it as a message
-    of its own; ``pin`` changes nothing and has the message stay from now on. ``round`` puts back what the client has
-    not seen of an answer: ``text`` is the JSON of its hidden calls and what they returned, ``tokens`` are theirs.
+    ``reasoning`` leaves out only thinking, ``unbound_reasoning`` thinking that was signed for what stood before it and
+    changed. ``prune_tools`` is found by the digest of a tool's name. ``recall`` puts ``text`` in front of the message,
+    ``pin`` has it stay. ``round`` puts back an answer's hidden calls and what they returned: ``text`` is their JSON,
+    ``tokens`` are theirs.
     """
 
     INGEST_CAP = "ingest_cap"
@@ -53,7 +51,7 @@ ADDING = frozenset({EditKind.RECALL, EditKind.PIN, EditKind.ROUND})
 
 
 def occurrence_of_round(occurrence: int) -> int:
-    """The occurrence that the rounds of a message are kept under, so that it may have another edit beside them."""
+    """Beside the message's other edit, which has the occurrence itself."""
     return -1 - occurrence
 
 
@@ -63,12 +61,11 @@ CONDENSED = frozenset({EditKind.SUMMARY, EditKind.PROGRESSIVE, EditKind.DELEGATE
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One message's content replaced by ``text``; ``ref`` is the archive's key of the original.
+    """``text`` in place of a message's content; ``ref`` is the archive's key of the original.
 
-    ``tokens`` are the uncalibrated tokens of the message as replaced. ``chain`` is the chain's hash at the
-    message when the edit was made: only where it still holds may the edit replay onto protected content,
-    because the same text may come back as the newest result. ``length`` is the number of messages after the head of
-    the request that it was made for: a shorter one, begun anew from an earlier point, was sent without it.
+    ``tokens`` are uncalibrated, of the message as replaced. Only where ``chain``, the hash at the message when the edit
+    was made, still holds may it replay onto protected content: the same text may come back as the newest result.
+    ``length`` is the number of messages behind the head then: a shorter request, begun anew, was sent without it.
     """
 
     digest: bytes
@@ -87,13 +84,11 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The first ``covers`` messages after the head, replaced by one summary message.
+    """The first ``covers`` messages behind the head, of which ``prefix`` is the hash, replaced by one summary.
 
-    ``prefix`` is the chain's hash after those messages. ``before`` and ``after`` are positions (counted from
-    the end of the head) of covered messages that stay verbatim in front of and behind the summary.
-    ``text`` is the exact content of the summary message, empty for none, ``tokens`` its uncalibrated tokens,
-    ``version`` the checkpoint's version, ``ref`` the archive's key of what was covered, ``origin`` how it was made.
-    ``narrative`` is a model's note, on the first ``noted`` messages, which may be fewer; ``length`` is an edit's.
+    ``before`` and ``after`` are positions, from the end of the head, of covered messages that stay verbatim around it.
+    ``text`` may be empty for no message; ``tokens`` are its uncalibrated ones, ``version`` the checkpoint's, ``ref``
+    the archive's key of what was covered. ``narrative`` is a model's note on the first ``noted`` messages.
     """
 
     covers: int
@@ -117,11 +112,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model's summary that was written after an answer, for a batch to come.
+    """A model's summary for a batch to come, of the first ``covers`` messages, of which ``prefix`` is the hash.
 
-    It covers the first ``covers`` messages after the head, of which ``prefix`` is the chain's hash. ``proposal`` is
-    what the model said of the task's state, as JSON text. ``purpose`` names the prompt,
-    ``calls`` are the questions that a model answered for it.
+    ``proposal`` is what the model said of the task's state, as JSON; ``calls`` counts the questions that were answered.
     """
 
     covers: int
@@ -134,12 +127,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMessage:
-    """One message of the planned array.
+    """``index`` points at the client's message, None for a summary or (kind ``recall``) what was brought back.
 
-    ``index`` points at the client's message, None for what is Weir's own: a summary, or (of kind ``recall``) what was
-    brought back. ``text`` replaces its content; None
-    keeps the client's bytes. ``kind`` says which edit replaced it. ``rounds`` are the hidden ones of an answer, whose
-    tokens are among its own.
+    Without ``text`` the client's bytes stay. ``tokens`` include those of the hidden ``rounds``.
     """
 
     index: int | None
@@ -159,18 +149,12 @@ class PlannedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condensed:
-    """The figures of one message (or group) that was condensed, or that was to be.
+    """What became of one message (or group) that was to be condensed.
 
-    Attributes:
-        strategy: the kind of the edit.
-        original_tokens: uncalibrated tokens of the message as the client sent it; of a history that is summarised
-            again, of the summary before and of the messages that are newly taken out.
-        compressed_tokens: the same as it is sent now; the original's where nothing came of it.
-        calls: questions that the summariser answered; 0 where code wrote the text.
-        purpose: the prompt's name and version; ``extract`` where code wrote the text.
-        ref: the archive's key of the original.
-        key: address of what was asked: the original's digest in hex, with the level behind it where there are several.
-        failure: code of why there is no shorter text; empty if there is one.
+    Tokens are uncalibrated; of a history that is summarised again the original is the summary before with the messages
+    that are newly taken out. ``calls`` and ``purpose`` are 0 and ``extract`` where code wrote the text. ``key`` is the
+    original's digest in hex, with the level behind it where there are several. ``failure`` is the code of why there is
+    no shorter text.
     """
 
     strategy: str
@@ -225,11 +209,6 @@ class Identifier:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One note: its category, how much it matters, what it says, and where it was taken from.
-
-    ``source`` is ``tool``, ``fence``, ``model`` or ``api``.
-    """
-
     category: str
     importance: str
     text: str

@@ -7,8 +7,8 @@
     hard_limit: used * (1 + M) + R <= W   and   (no I, or used * (1 + M) <= I)
     soft_limit: the same                  and   used * (1 + M) + R + H <= W
 
-``used`` is calibrated: the estimate times the ratio of reported to estimated tokens. Layers work in
-uncalibrated tokens, because that is what a message's count is; :meth:`TokenBudget.room_for` converts.
+``used`` is calibrated: the estimate times the ratio of reported to estimated tokens. Layers work in uncalibrated
+tokens, as messages are counted; :meth:`TokenBudget.room_for` converts.
 """
 
 import math
@@ -39,14 +39,7 @@ CLOSE = 0.75
 
 
 class BudgetUnreachable(PolicyError):
-    """The protected content alone does not fit the window.
-
-    Attributes:
-        window: context window, tokens.
-        reserve: tokens kept free for the answer.
-        buckets: tokens of every bucket of the smallest array that was reached.
-        protected: tokens that no layer may remove.
-    """
+    """The protected content alone does not fit; ``buckets`` are those of the smallest array that was reached."""
 
     def __init__(self, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int) -> None:
         self.window = window
@@ -59,13 +52,7 @@ class BudgetUnreachable(PolicyError):
 
 
 class BucketExceeded(BudgetUnreachable):
-    """A bucket is above its cap and its ``on_overflow`` is ``reject``.
-
-    Attributes:
-        bucket: its name.
-        used: its tokens.
-        cap: the most that it may hold, tokens.
-    """
+    """A bucket is above its cap and its ``on_overflow`` is ``reject``."""
 
     def __init__(
         self, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
@@ -79,10 +66,7 @@ class BucketExceeded(BudgetUnreachable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudget:
-    """The division of one request's window, in tokens; ``caps`` by bucket, only of those that have one.
-
-    ``reported`` says that the ratio comes from usage that the upstream reported.
-    """
+    """One request's window, divided; ``reported``: the ratio comes from usage that the upstream reported."""
 
     window: int
     reserve: int
@@ -102,7 +86,7 @@ class TokenBudget:
         return math.ceil(round(tokens * self.ratio, 6))
 
     def estimate_each(self, buckets: Mapping[str, int]) -> dict[str, int]:
-        """Uncalibrated tokens by bucket as what the upstream would report; they sum to the estimate of the total."""
+        """What the upstream would report by bucket; the sum is the estimate of the sum."""
         result: dict[str, int] = {}
         before = reported = 0
         for name, tokens in buckets.items():
@@ -152,10 +136,9 @@ def divide(
 ) -> TokenBudget:
     """The budget of one request.
 
-    ``requested`` is the client's ``max_completion_tokens`` or ``max_tokens``; in mode ``request`` the reserve
-    is that, bounded by the model's output limit and a quarter of the window, else the policy's reserve, never
-    under ``min(reserve_floor, W / 4)``. ``margin`` overrides the policy's once the estimate is calibrated,
-    ``reported`` says that ``ratio`` was learned.
+    In mode ``request`` the reserve is the client's ``requested``, within the model's output limit and a quarter of the
+    window, else the policy's, never under ``min(reserve_floor, W / 4)``. ``margin`` stands above the policy's once the
+    estimate is calibrated.
     """
     scale = 1.0 if settings.designed_for is None else window / settings.designed_for
     own_reserve = scaled(settings.reserve, window, scale)
@@ -190,7 +173,7 @@ def scaled(value: float, window: int, scale: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Summed(Transcript):
-    """A transcript whose uncalibrated tokens by role are known, so that a long one costs no more than a short one."""
+    """A long transcript that is added up no more slowly than a short one."""
 
     by_role: Mapping[str, int] = field(default_factory=dict)
 
@@ -227,10 +210,7 @@ def _bucket_of(role: str) -> str:
 
 
 def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
-    """Indices of the messages that carry memory: by the beginning of the text or the message's name.
-
-    What a tool returns is never memory, whatever it says.
-    """
+    """What a tool returns is never memory, whatever it says."""
     found = set[int]()
     for index, message in enumerate(transcript.messages):
         if message.is_result:
@@ -266,8 +246,7 @@ def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: TokenBu
 
 
 def bloat_limit(budget: TokenBudget, least: float = BLOAT) -> float:
-    """The share of a request that tool results may take before an operator hears of it: ``least``, or 1.25 times the
-    share that the policy gives them where that is more."""
+    """``least``, or 1.25 times the share of the window that the policy gives tool results."""
     cap = budget.caps.get("tool_outputs", 0)
     return max(least, BLOAT_OVER_CAP * cap / budget.window)
 
@@ -292,7 +271,7 @@ def _bucket_layers(settings: ContextSettings) -> Iterator[Layer]:
 
 
 def _acting(action: str, bucket: str) -> tuple[str, Mapping[str, Param]]:
-    """The layer that does what a bucket's ``on_overflow`` asks for; what was decided in words is never truncated."""
+    """What was decided in words is never truncated: of history the oldest goes as a whole."""
     if action == "prune-unused":
         return "prune_tools", {}
     if action == "summarize":
@@ -321,7 +300,7 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
 
 
 def shape_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
-    """Where a batch starts: the shape's share of U, or of the provider's input limit where that is smaller."""
+    """The shape's share of U, or of the provider's input limit where that is smaller."""
     usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
     return min(budget.room_for(settings.shape_for(budget.window).trigger * usable), budget.soft_limit)
 
@@ -371,13 +350,13 @@ def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
 
 
 def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
-    """The zone, at least yellow above ``soft`` tokens, and whether they are above it; None for no such guard."""
+    """The zone, at least yellow above ``soft`` tokens, and whether they are above it."""
     rot_guard = soft is not None and tokens > soft
     return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
 
 
 def tokens_at(base: int, share: float) -> int:
-    """The tokens at a share of ``base``, rounded down as if shares were exact decimals: 142,800 is .85 of 168,000."""
+    """Rounded down as if shares were exact decimals: 142,800 is .85 of 168,000."""
     return math.floor(round(base * share, 6))
 
 
@@ -396,16 +375,10 @@ def _compacts(settings: ContextSettings, budget: TokenBudget) -> int | None:
 class Limits:
     """What a policy says in one budget, the same for every request: worked out once, by :func:`limits_for`.
 
-    Attributes:
-        base: denominator of pressure; ``zones`` start at shares of it, ``red`` is where red begins; calibrated tokens.
-        source: whose count these are compared with.
-        usable: W - R - H in tokens.
-        trigger: the most uncalibrated tokens of a whole request at which no layer is due, ``fits`` those that leave
-            reserve and headroom free, ``compacts`` those at which the first layer that summarises is not, None where
-            there is none.
-        scoped: the same as the trigger for each layer about one bucket, as (bucket, tokens).
-        refused: the caps of buckets above which a request is refused, as (bucket, tokens).
-        bloat: the share of a request that tool results may take.
+    ``base``, ``red`` and ``usable`` are calibrated tokens; uncalibrated are ``trigger`` (the most of a whole request at
+    which no layer is due), ``fits`` (reserve and headroom stay free) and ``compacts`` (the first layer that summarises
+    is not due; None without one). ``scoped`` has the trigger of each layer about one bucket, ``refused`` the caps above
+    which a request is refused, ``bloat`` the share that tool results may take.
     """
 
     settings: ContextSettings

@@ -1,10 +1,9 @@
 """Tokens of images, audio, video and files, from their size and never from their base64 text.
 
-Image formulas are the providers' own (OpenAI vision guide, Anthropic vision guide, Gemini media resolution),
-chosen by the model's name; nothing is ever fetched, so that what only has an address costs what a typical
-one costs. Audio is counted by its seconds. Documents and video are rough on purpose and rather too small
-than too large: an estimate that is too large would refuse a request that the upstream takes. A file that is only
-named, by an id or an address, counts nothing: its size is known to the upstream alone.
+Image formulas are the providers' own (OpenAI vision guide, Anthropic vision guide, Gemini media resolution). Nothing is
+ever fetched: what only has an address costs what a typical one costs, and a file that is only named counts nothing.
+Documents and video are rather too small than too large: an estimate that is too large would refuse a request that the
+upstream takes.
 """
 
 import base64
@@ -62,10 +61,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """OpenAI's patch family: patches of 32 x 32 after fitting a budget of patches and a longest edge.
-
-    ``limits`` gives (budget, edge) for a detail; others take that of ``auto``.
-    """
+    """OpenAI: patches of 32 x 32 after fitting a budget of patches and a longest edge, by detail (else ``auto``)."""
 
     multiplier: float = 1.0
     limits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"auto": (1_536, 2_048)})
@@ -193,10 +189,7 @@ def image_size(header: bytes) -> Size | None:
 
 
 def part_tokens(part: Mapping[str, Any], *, model: str, image_tokens: int | None = None) -> int:
-    """Tokens of a content part that is not text; 0 for a type that is none of :func:`is_media`'s.
-
-    ``image_tokens`` is a policy's flat price for an image instead of the provider's formula.
-    """
+    """0 for a type that is no media; ``image_tokens`` is a policy's flat price instead of the provider's formula."""
     kind = part.get("type")
     if not isinstance(kind, str):
         return 0
@@ -210,7 +203,7 @@ def part_tokens(part: Mapping[str, Any], *, model: str, image_tokens: int | None
 
 
 def is_media(part: Mapping[str, Any]) -> bool:
-    """True for an image, audio, video or file part; a document whose source is text is text."""
+    """A document whose source is text is text."""
     kind, source = part.get("type"), part.get("source")
     if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
         return False
@@ -241,7 +234,7 @@ def _image(part: Mapping[str, Any], model: str) -> int:
 
 
 def _decoded_size(data: str) -> Size | None:
-    """The size in base64 ``data``: the first KBs, and once more with 256 KB for a JPEG with long metadata."""
+    """From the first KBs, and once more with 256 KB for a JPEG with long metadata."""
     for limit in _HEADERS:
         size = image_size(_decode(data[:limit]))
         if size is not None or len(data) <= limit:
@@ -261,7 +254,7 @@ def _audio(part: Mapping[str, Any], model: str) -> int:
 
 
 def _audio_rate(model: str) -> float:
-    """Tokens of a second: Gemini 32, Qwen 25, OpenAI and the rest 10."""
+    """Tokens of a second."""
     name = bare_name(model)
     return 32.0 if "gemini" in name else 25.0 if "qwen" in name else 10.0
 
@@ -298,7 +291,7 @@ def _file(part: Mapping[str, Any], model: str) -> int:
 
 
 def _base64(value: object) -> str:
-    """The base64 payload of a ``data:`` URL or of a bare string; empty for an address and for anything else."""
+    """The payload of a ``data:`` URL or of a bare string; empty for an address."""
     if not isinstance(value, str):
         return ""
     if value[:5].lower() == "data:":
@@ -320,7 +313,7 @@ def _decode(data: str) -> bytes:
 
 
 def _jpeg_size(header: bytes) -> Size | None:
-    """Height and width stand in the first start-of-frame segment (ITU T.81, B.2.2)."""
+    """In the first start-of-frame segment (ITU T.81, B.2.2)."""
     at = 2
     while at + 9 <= len(header) and header[at] == 0xFF:
         marker = header[at + 1]
@@ -336,7 +329,7 @@ def _jpeg_size(header: bytes) -> Size | None:
 
 
 def _webp_size(header: bytes) -> Size | None:
-    """From the first chunk: lossy VP8 (RFC 6386, 9.1), lossless VP8L or extended VP8X (WebP container)."""
+    """Lossy VP8 (RFC 6386, 9.1), lossless VP8L or extended VP8X (WebP container)."""
     form = header[12:16]
     if form == b"VP8 " and header[23:26] == b"\x9d\x01\x2a":
         return int.from_bytes(header[26:28], "little") & 0x3FFF, int.from_bytes(header[28:30], "little") & 0x3FFF

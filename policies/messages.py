@@ -1,8 +1,7 @@
-"""A chat message as a frozen value, the array of them that a request carries, and the errors of what cannot be sent.
+"""The conversation of one request as frozen values, and the errors of what cannot be sent.
 
-A :class:`Message` holds what planning needs on every request: who speaks, the canonical digest, the
-tokens, which calls it makes or answers. What it says, a :class:`Body`, is read only when a layer acts,
-because a request resends hundreds of messages that nobody has to look at.
+A :class:`Message` holds what planning needs on every request; what it says, a :class:`Body`, is read only when a layer
+acts, because a request resends hundreds of messages that nobody has to look at.
 """
 
 import json
@@ -38,11 +37,8 @@ def same_call(call: ToolCall) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a message says.
-
-    ``text`` joins the text parts by newlines; ``reasoning`` is the thinking that some providers return;
-    ``media`` counts parts that are not text (images, audio, files); ``name`` is the speaker's, where one is given.
-    ``attached`` says of each image, audio, video or file in a few words what it is.
+    """``text`` joins the text parts by newlines; ``media`` counts parts that are not text, and ``attached`` says in a
+    few words what each is; ``name`` is the speaker's.
     """
 
     text: str = ""
@@ -55,17 +51,11 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The facts about one message that planning needs without reading it.
+    """What planning needs of a message without reading it.
 
-    Attributes:
-        role: as the client wrote it; unknown roles are allowed.
-        digest: canonical BLAKE2b digest, 16 bytes (role and content, without ids and markers).
-        tokens: uncalibrated tokens, text and media and overhead together.
-        call_ids: ids of the tool calls that an assistant message makes, in order.
-        answers: the tool call id that a tool result answers, else None.
-        keep: True for "never remove", False for "first to go", None for unmarked.
-        media: number of parts that are not text.
-        thought: the tokens among them of thinking that its provider signed or sealed, 0 for none.
+    ``digest`` is 16 bytes of BLAKE2b over role and content, without ids and markers. ``tokens`` are uncalibrated, media
+    and overhead included. ``answers`` is the id of the call that a tool result answers. ``keep`` is True for "never
+    remove", False for "first to go". ``thought`` are the tokens of thinking that its provider signed or sealed.
     """
 
     role: str
@@ -99,7 +89,7 @@ class ToolDefinition:
 
     @property
     def digest(self) -> bytes:
-        """What an edit of the definition is found by: 16 bytes of the name, so that a new wording changes nothing."""
+        """Of the name alone, so that a new wording leaves the edits of a definition in place."""
         return blake2b(b"tool:" + self.name.encode(errors="surrogatepass"), digest_size=HASH_SIZE).digest()
 
 
@@ -115,13 +105,10 @@ def no_tools() -> Tools:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The messages of one request in order.
-
-    ``read(i)`` gives the body of message ``i``; ``chain[j]`` is the rolling hash over the messages from
-    ``head`` to ``head + j`` inclusive, so ``chain`` has ``len(messages) - head`` entries. ``tools`` is the
-    tokens of tool definitions and response schema, ``priming`` the fixed overhead of a request. ``memory`` are the
-    indices of messages that carry memory. ``read_tools()`` gives the definitions one by one.
-    ``binds`` says that thinking is valid only behind what stood before it when it was thought.
+    """``read(i)`` gives the body of message ``i``. ``chain[j]`` is the rolling hash over the messages from ``head`` to
+    ``head + j`` inclusive. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
+    overhead, ``memory`` the indices of messages that carry memory. ``binds``: thinking is valid only behind what stood
+    before it when it was thought.
     """
 
     messages: tuple[Message, ...]
@@ -158,7 +145,7 @@ def count_occurrences(messages: Sequence[Message]) -> tuple[int, ...]:
 
 
 def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
-    """The rolling hash after each message that follows the head, seeded with the tenant; 16 bytes each."""
+    """The hash after each message behind the head, seeded with the tenant."""
     seed = blake2b(tenant.encode(), digest_size=HASH_SIZE).digest()
     return extend_chain((seed,), messages[head:])[1:]
 

@@ -77,14 +77,11 @@ class Action(StrEnum):
 class Decision(NamedTuple):
     """What the planner answered, and how it got there.
 
-    ``pieces`` is the array to forward, None where the client's bytes are to go up unchanged. ``before``,
-    ``after`` and ``limit`` are calibrated tokens of the raw request, of the forwarded one, and W - R - H; ``due`` are
-    those of what would have been forwarded had no layer done anything new.
-    ``edits`` and ``cut`` are new and have to be stored before the request is forwarded; ``removed`` are the
-    indices of messages whose originals the archive needs. ``applied`` counts the edits in the array by kind,
-    ``pruned`` are the names of tools whose definitions are left out, ``window_id`` is the number of the window that
-    the request begins. ``trend`` is what the next request of the
-    conversation is to be planned with, ``events`` what an operator may want to hear of.
+    Without ``pieces`` the client's bytes go up unchanged. ``before``, ``due``, ``after`` and ``limit`` are calibrated
+    tokens: as it came, as it would go up had no layer done anything new, as it goes up, W - R - H. ``edits`` and
+    ``cut`` are new and have to be stored before the request is forwarded; of ``removed`` the archive needs the
+    originals. ``applied`` counts edits by kind, ``pruned`` names tools that are left out, ``window_id`` numbers a
+    window that begins here.
     """
 
     action: Action
@@ -135,12 +132,10 @@ def plan(
 ) -> Flow[Decision]:
     """What to do with one request.
 
-    ``trend`` is what earlier requests said about growth, ``at`` the time of this one, s of any clock. ``ceiling`` (raw
-    tokens) is set after an upstream refused what the budget allowed; ``summarizer_input`` is what the summariser reads
-    at once, ``readings``, ``pages`` are of earlier requests, ``elsewhere`` what the archive has, ``edits`` what the
-    client asks for; ``unbinds`` says that no thinking is valid any more, ``announce`` hears what was done. Raises
-    BudgetUnreachable if what is protected does not fit, BucketExceeded where a full bucket is refused,
-    InvalidConversation for a broken array.
+    ``at`` is its time, s of any clock. ``ceiling`` (uncalibrated) is set after an upstream refused what the budget
+    allowed. ``readings`` and ``pages`` are of earlier requests, ``elsewhere`` is what the archive has, ``edits`` what
+    the client asks for; ``unbinds``: no thinking is valid any more. Raises BudgetUnreachable if what is protected does
+    not fit, BucketExceeded where a full bucket is refused, InvalidConversation for a broken array.
     """
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
@@ -214,7 +209,7 @@ def _recall(work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence
 
 
 def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
-    """Take out the thinking that is not valid behind what is new: behind a definition that comes first, any."""
+    """Thinking is not valid behind what is new: behind a definition that comes first, none is."""
     brings_tool = bounds.settings.recall.tool and not bounds.known.has_removed and work.draft.has_removed
     valid = leave_out_unbound(work.draft, bounds, all_of_it=all_of_it or brings_tool)
     if valid is not work.draft and not work.trail:
@@ -223,7 +218,7 @@ def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
 
 
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter) -> Decision:
-    """The request with its oldest units dropped until it fits: what is done when planning itself failed."""
+    """Drop the oldest until it fits: what is done when planning itself failed."""
     bounds = bounds_for(transcript, settings=settings, budget=budget, known=ConversationState(), counter=counter)
     draft = untouched(bounds.transcript)
     if not bounds.soft_fits(draft.tokens):
@@ -279,7 +274,7 @@ def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
 
 
 def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | None) -> Iterator[Event]:
-    """What eviction would begin with, told once when the zone changes: nothing is changed yet (requirements A0.10).
+    """What eviction would begin with, told once when the zone changes (requirements A0.10).
 
     ``draft`` is what is forwarded, None where that is what came.
     """
@@ -336,10 +331,8 @@ def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
 
 
 def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:
-    """The bounds of a request on which layers are due before their trigger.
-
-    Growth that will soon be too much brings the free ones forward. A cold cache makes an edit cost nothing but
-    itself, so a batch that would come soon comes now; not the first one, until which Weir is invisible.
+    """Growth that will soon be too much brings free layers forward. A cold cache makes an edit cost nothing but itself,
+    so a batch that would come soon comes now; not the first one, until which Weir is invisible.
     """
     settings, tokens = bounds.settings, draft.tokens
     fits = bounds.ceiling is None and bounds.soft_fits(tokens)
@@ -351,7 +344,7 @@ def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> 
 
 
 def _is_repeat(draft: Draft, bounds: Bounds, grown: Growth) -> bool:
-    """Whether all of it was sent before: what was decided then holds as long as it may be forwarded."""
+    """What was decided when the same was sent before holds as long as it may be forwarded."""
     known, before = bounds.known, grown.before
     is_last = (before.raw, before.length) == (grown.tokens, len(bounds.transcript.messages))
     seen = known.length == len(bounds.transcript.chain) and (known.triggered or is_last)
@@ -367,7 +360,7 @@ def _has_large_new_result(bounds: Bounds) -> bool:
 
 
 def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
-    """Raise BudgetUnreachable before anything is read, where what no layer and no rung can touch is too much alone."""
+    """Before anything is read, where what no layer and no rung can touch is too much alone."""
     if draft.tokens <= bounds.hard_limit or bounds.ceiling is not None:
         return
     protection = bounds.protection

@@ -47,7 +47,7 @@ def prepare(
 ) -> Flow[Prepared | None]:
     """What the next batch will need of a model, without a text if the model gave none; None if nothing is needed.
 
-    Where single messages will be put in shorter words that is asked, too: the answers are kept by what they are about.
+    What single messages need is asked as well: the answers are kept by what they are about.
     """
     layer = compaction_layer(settings)
     if layer is None:
@@ -92,8 +92,8 @@ def _tokens_from(transcript: Transcript, indices: Sequence[int], covers: int) ->
 
 
 def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
-    """When the next batch that may ask a model is due, as the share of the layers' triggers that is reached now, and
-    whether it compacts; None where what costs nothing will be enough.
+    """The share of the layers' triggers that is reached now where the next batch may ask a model, and whether that
+    compacts; None where what costs nothing will be enough.
 
     Each trigger up to that of compaction is tried in turn, as if it were reached now and no model answered.
     """
@@ -122,7 +122,7 @@ def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
 
 
 def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
-    """What the layers do where no model answers; what they save may be little now, and more when they are due."""
+    """What the layers save may be little now, and more when they are due."""
     layers = tuple(replace(layer, min_savings=0) for layer in bounds.settings.layers)
     work = PlanWork(draft)
     flow = run_layers(work, replace(bounds, settings=replace(bounds.settings, layers=layers)))
@@ -145,10 +145,9 @@ def is_soft(
     buckets: Mapping[str, int] | None = None,
     trend: Trend = UNKNOWN,
 ) -> bool:
-    """Whether the next summary should be prepared now: a batch that asks a model is near, and comes soon.
+    """Whether a batch that asks a model is near, and comes soon.
 
-    ``tokens`` are the uncalibrated ones that the request had when it went up, ``buckets`` the calibrated ones by
-    bucket, ``length`` its messages after the head; ``trend`` tells how fast the conversation grows.
+    ``tokens`` are uncalibrated, ``buckets`` calibrated, ``length`` counts messages behind the head.
     """
     rules = settings.summaries
     if settings.summarizer is None or settings.compaction != "proxy" or settings.when_full != "manage":

@@ -1,8 +1,7 @@
 """A fold over a conversation's requests: how full the window is, how fast it fills, and what an operator should hear.
 
-A :class:`Trend` is one conversation after its last request. It grows with every request by :meth:`Trend.advance`,
-is stored as JSON, and is all that the reading needs from the past. Growth is measured on what the client sent: what
-management took out was not growth, and what it leaves in says nothing about how fast the window fills.
+Growth is measured on what the client sent: what management took out was not growth, and what it leaves in says nothing
+about how fast the window fills.
 
 ::
 
@@ -13,8 +12,8 @@ management took out was not growth, and what it leaves in says nothing about how
     burn rate  mean growth of one bucket per request, over the newest 20 requests in which it did not shrink
     turns left (cap - used) / rate; under 3 is critical, under 10 a warning
 
-The same array again is a retry and no growth. An array that is shorter, in messages or in tokens, was rewound:
-it is the new start for the next growth, and the growths before it stay.
+The same array again is a retry and no growth. A shorter one, in messages or in tokens, was rewound: it is the new start
+for the next growth, and the growths before it stay.
 """
 
 import json
@@ -65,15 +64,8 @@ class Burn:
 class Trend(NamedTuple):
     """One conversation after its last request; without arguments, one before its first.
 
-    Attributes:
-        raw: tokens of the array as the client sent it, None before the first request.
-        length: messages in it.
-        deltas: newest growths in tokens, oldest first.
-        baseline: exponential mean of all growths, None before the second request.
-        zone: the zone that was read.
-        at: when, in seconds of the caller's clock.
-        burn: tokens and growths by bucket.
-        spike: whether the last request grew by far more than the baseline before it.
+    ``raw`` and ``length`` are tokens and messages as the client sent them, ``deltas`` the newest growths, oldest first,
+    ``at`` seconds of the caller's clock, ``burn`` tokens and growths by bucket.
     """
 
     raw: int | None = None
@@ -92,12 +84,10 @@ class Trend(NamedTuple):
     def advance(
         self, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float, rules: TrendRules
     ) -> "Trend":
-        """The trend after a request of ``raw`` tokens in ``length`` messages, as the client sent it.
+        """All counts are uncalibrated, or a new calibration would look like growth.
 
-        ``buckets`` are tokens by bucket of the same array, None where nobody asks how fast they fill: then what was
-        known of that is forgotten. All counts are uncalibrated, or a new calibration would look like growth.
-        ``zone`` is the one that is reported, lifted by :func:`lift`; where it is not known yet, :meth:`in_zone` sets
-        it later.
+        Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later, by :meth:`in_zone`,
+        where it is not known yet.
         """
         raw, length = bounded(raw), bounded(length)
         if raw == self.raw and length == self.length:
@@ -159,9 +149,8 @@ UNKNOWN = Trend()
 def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, window: int, grew: bool = True) -> tuple[Burn, ...]:
     """The buckets after one more request, in the order in which they were first seen.
 
-    A bucket that is missing has 0 tokens. The first request gives no growth; nor does one that did not continue
-    the last one (``grew`` false), of which only the tokens are taken; nor does a bucket that shrank. The oldest of more
-    than ``window`` deltas goes first.
+    There is no growth in the first request, in one that did not continue the last one (``grew`` false), and in a bucket
+    that shrank; a bucket that is missing has 0 tokens.
     """
     newest = max(1, window)
     found = [_next(burn, bounded(buckets.get(burn.bucket, 0)), newest if grew else 0) for burn in burns]
@@ -180,9 +169,7 @@ def _next(burn: Burn, tokens: int, newest: int) -> Burn:
 
 
 class WindowPressure(NamedTuple):
-    """Forwarded tokens over the policy's base.
-
-    ``status`` is healthy, preparing (yellow), active (orange or above, or acted on this request) or emergency (only
+    """``status`` is healthy, preparing (yellow), active (orange or above, or acted on this request) or emergency (only
     the last rungs helped, or nothing did).
     """
 
@@ -191,25 +178,15 @@ class WindowPressure(NamedTuple):
     status: str
 
     def __str__(self) -> str:
-        """The value of the header ``x-weir-pressure``, e.g. ``0.88;orange;active``."""
+        """The value of the header ``x-weir-pressure``: ``0.88;orange;active``."""
         return f"{self.level:.2f};{self.zone};{self.status}"
 
 
 class PressureReading(NamedTuple):
-    """What one request's pressure says.
+    """What one request's pressure says: tokens of the forwarded request over the policy's base.
 
-    Attributes:
-        current_tokens: tokens of the forwarded request.
-        max_tokens: the policy's base.
-        utilization_pct: the first over the second in percent, one decimal.
-        zone: green, yellow, orange, red or critical, lifted by the rot guard.
-        velocity_tokens_per_turn: mean growth per request, one decimal; None on the first.
-        turns_until_red: requests until red at that velocity, one decimal; None where nothing grows, 0 past it.
-        source: whose count ``current_tokens`` is.
-        last_delta: tokens of the newest growth.
-        velocity_class: low, medium or high.
-        spike: whether this request grew by far more than usual.
-        rot_guard: whether the tokens are above what models read reliably.
+    ``zone`` is lifted by the rot guard. ``velocity_tokens_per_turn`` is None on the first request, ``turns_until_red``
+    None where nothing grows; both have one decimal. ``source`` says whose count ``current_tokens`` is.
     """
 
     current_tokens: int
@@ -271,16 +248,14 @@ def velocity_class(speed: float | None) -> VelocityClass | None:
 
 
 def turns_remaining(used: int, cap: int, rate: float | None) -> float | None:
-    """Requests until ``cap`` tokens are used at ``rate`` tokens per request: 0 when past it, None without growth."""
+    """Requests until ``cap`` at ``rate`` tokens per request: 0 when past it, None without growth."""
     if rate is None or rate <= 0:
         return None
     return max(0, bounded(cap) - bounded(used)) / rate
 
 
 def should_preempt(reading: PressureReading, *, orange_at: float, fits: int) -> bool:
-    """Whether layers that need no model should run before their trigger, ``fits`` being the most that may be forwarded.
-
-    True if growth spiked, as much again would reach orange, and once more would not fit: with less than that the layers
+    """If growth spiked, as much again would reach orange, and once more would not fit: with less than that the layers
     come in time by themselves.
     """
     if not reading.spike:
@@ -291,11 +266,7 @@ def should_preempt(reading: PressureReading, *, orange_at: float, fits: int) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLine:
-    """One bucket in the report.
-
-    ``limit`` and what follows from it are None where the bucket has no cap. ``utilization`` is a share with two
-    decimals, ``turns_remaining`` has one; the flags and ``urgency`` are taken before rounding.
-    """
+    """Without a cap ``limit`` and what follows from it are None; flags and ``urgency`` are taken before rounding."""
 
     bucket: str
     used: int
@@ -338,11 +309,10 @@ def bucket_report(
     urgent_turns: float = URGENT_TURNS,
     warning_turns: float = WARNING_TURNS,
 ) -> BucketReport:
-    """The report about ``used`` tokens by bucket under ``caps``, in the order of ``used``.
+    """Every bucket against its cap, and all of them against ``limit``, what they share.
 
-    ``limit`` is what all of them share, tokens. ``soft`` has shares of the cap that warn, 0.80 where it names
-    none. ``ratio`` makes the uncalibrated growth of ``burns`` what the upstream would report. Raises PolicyError
-    for a cap on a bucket that is not in ``used``.
+    ``soft`` has shares of the cap that warn, 0.80 where it names none. ``ratio`` makes the uncalibrated growth of
+    ``burns`` what the upstream would report. Raises PolicyError for a cap on a bucket that is not in ``used``.
     """
     for name in caps:
         if name not in used:
@@ -382,10 +352,8 @@ def _line(name: str, used: int, cap: int | None, *, soft: float, turns: float | 
 
 
 class Growth(NamedTuple):
-    """One request measured as it came: calibrated tokens, in all and by bucket.
-
-    ``tokens`` are uncalibrated, ``charged`` too, by the bucket whose cap they count against; ``cold`` says that the
-    provider's cache has nothing left of the conversation.
+    """One request measured as it came: ``raw`` and ``buckets`` are calibrated, ``tokens`` and ``charged`` (by the
+    bucket whose cap they count against) are not. ``cold``: the provider's cache has nothing left of the conversation.
     """
 
     tokens: int
@@ -428,10 +396,10 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
 
 
 def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
-    """Whether free layers should run before their trigger on a request of so many uncalibrated tokens.
+    """Whether free layers should run before their trigger: growth spiked and would soon be too much, or a bucket that
+    is enforced overflows within a few requests.
 
-    That is if growth spiked and would soon be too much, or if a bucket overflows within a few requests. Where buckets
-    only warn a full one is no reason to act: its share is full for as long as the whole has room.
+    Where buckets only warn, a full one is no reason to act: its share is full for as long as the whole has room.
     """
     if not limits.settings.preempt:
         return False

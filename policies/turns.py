@@ -1,9 +1,8 @@
-"""Turns, steps and units: where an array of messages may be cut, what must stay, which calls are made over and over.
+"""Where an array of messages may be cut, what must stay, and which calls are made over and over.
 
-A *turn* starts at a user message. A *step* is one assistant message with every tool result that answers
-it. A *unit* is a step, or one message outside steps: the smallest thing that may be removed whole.
-Tool calls are paired by position (the nearest assistant message before the result), because some servers
-reuse ``call_0`` in every step.
+A *turn* starts at a user message. A *step* is one assistant message with every tool result that answers it. A *unit* is
+a step, or one message outside steps: the smallest thing that may be removed whole. Calls are paired by position (the
+nearest assistant message before the result), because some servers reuse ``call_0`` in every step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,9 +21,8 @@ Counted = tuple[tuple[str, str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Messages ``start`` (inclusive) to ``stop`` (exclusive) that stay or go together.
-
-    ``open`` is True for a step with calls that no result answers yet.
+    """Messages ``start`` to ``stop`` (exclusive) that stay or go together; ``open``: with calls that nothing answers
+    yet.
     """
 
     start: int
@@ -111,7 +109,7 @@ class Protection:
 
     @property
     def verbatim(self) -> frozenset[int]:
-        """Everything that stays word for word in every request: all reasons but ``active``."""
+        """What stays word for word in every request: all reasons but ``active``."""
         singles = {i for i in (self.task, self.current) if i is not None}
         return self.head | self.pinned | singles
 
@@ -121,8 +119,7 @@ class Protection:
 
 
 def protect(messages: Sequence[Message], steps: Sequence[Unit], pins: frozenset[bytes] = frozenset()) -> Protection:
-    """What is protected in ``messages``; ``steps`` are its units, ``pins`` the first bytes of the
-    digests of messages that have to stay."""
+    """``steps`` are the units of ``messages``, ``pins`` the first bytes of digests of messages that have to stay."""
     pinned: set[int] = set()
     for unit in steps:
         if any(messages[i].keep or (pins and messages[i].digest[:PIN_SIZE] in pins) for i in unit.indices):
@@ -148,10 +145,9 @@ def _active(messages: Sequence[Message], steps: Sequence[Unit]) -> frozenset[int
 
 
 class Run(NamedTuple):
-    """The calls of a conversation's newest step: tool, arguments, and how many times in a row it was called so.
+    """The calls of the newest step: tool, arguments (of long ones a hash), and how many times in a row.
 
-    ``end`` is the chain's hash at the end of the array that it was read from. Of arguments that are longer than 512
-    characters only a hash is kept.
+    ``end`` is the chain's hash at the end of the array that it was read from.
     """
 
     end: bytes = b""
@@ -165,8 +161,8 @@ class Run(NamedTuple):
 def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) -> Run:
     """The run after a request whose first ``length`` messages behind the head are known.
 
-    Where ``run`` is not of those, the newest ``most`` steps are read instead. A user message ends every run: somebody
-    has seen what came of it.
+    Where ``run`` is not of those, the newest ``most`` steps are read. A user message ends every run: somebody has seen
+    what came of it.
     """
     chain, messages = transcript.chain, transcript.messages
     known = 0 < length <= len(chain) and chain[length - 1] == run.end
@@ -184,10 +180,7 @@ def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) ->
 
 
 def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, int, int]]:
-    """Number, uncalibrated tokens and largest of the tool results from message ``start`` on, by the tool's name.
-
-    Of a longer array the newest 64 messages are read.
-    """
+    """Number, uncalibrated tokens and largest of the results from ``start`` on; the newest 64 messages are read."""
     messages, names, found = transcript.messages, dict[str, str](), dict[str, tuple[int, int, int]]()
     for index in range(max(start, transcript.head, len(messages) - MAX_READ), len(messages)):
         message = messages[index]
@@ -239,10 +232,7 @@ def _is_same(known: tuple[str, str, int], name: str, arguments: str) -> bool:
 
 
 def step_numbers(messages: Sequence[Message]) -> tuple[int, ...]:
-    """For each message the number of steps begun up to it, 1 for the first; age = last number - own number.
-
-    Every assistant message begins a step; messages before the first one have number 0.
-    """
+    """Steps begun up to each message, 0 before the first assistant message; age = last number - own number."""
     numbers: list[int] = []
     step = 0
     for message in messages:
