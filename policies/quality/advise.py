@@ -9,13 +9,13 @@
     R       = (w - r) * (L - k) + o_s * s                            what each batch costs
     H* - L  = sqrt(2 * u * R / r)                                    where df/dH = 0
 
-df/dL > 0 for every L: money says to compact as deep as fidelity allows. Fidelity is the counterweight, so that
-:func:`advise` never goes below what was simulated without loss. Nothing here changes a policy by itself.
+df/dL > 0 for every L: money says to compact as deep as fidelity allows, so :func:`advise` never goes below what was
+simulated without loss. Nothing here changes a policy by itself.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from policies.settings import ContextSettings, ExtractShape
@@ -23,7 +23,7 @@ from policies.settings import ContextSettings, ExtractShape
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """A prompt above ``above`` tokens pays ``input`` times the price for all its input, ``output`` times for output."""
+    """A prompt above ``above`` tokens pays so many times the price for all its input, and for its output."""
 
     above: int
     input: float
@@ -32,10 +32,7 @@ class Cliff:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
-    """Price of a token as input, read from the cache, written to it, and as output, in any one unit.
-
-    A prefix shorter than ``minimum`` tokens is neither read nor written. ``cliff`` is where a dearer tier begins.
-    """
+    """In any one unit, by token. A prefix shorter than ``minimum`` tokens is not cached."""
 
     input: float
     cache_read: float
@@ -68,10 +65,8 @@ PROVIDERS: Mapping[str, TokenPrices] = MappingProxyType(
 
 
 def request_cost(prices: TokenPrices, *, tokens: int, cached: int) -> float:
-    """What a prompt costs of which ``cached`` leading tokens were sent before: read, the rest written.
-
-    Below the provider's minimum nothing is cached, and tokens are plain input.
-    """
+    """The ``cached`` leading tokens, sent before, are read, the rest is written; below the minimum all is plain
+    input."""
     if tokens < prices.minimum:
         return prices.input * tokens * prices.factor(tokens)
     read = cached if cached >= prices.minimum else 0
@@ -81,16 +76,15 @@ def request_cost(prices: TokenPrices, *, tokens: int, cached: int) -> float:
 def batch_cost(
     prices: TokenPrices, *, target: int, kept: int, summary: int = 0, summarizer: TokenPrices | None = None
 ) -> float:
-    """R of the module's formula: what each batch costs whatever its size, at least 0."""
+    """R of the module's formula."""
     writing = summarizer.output * summary if summarizer is not None else 0.0
     return max(0.0, (prices.cache_write - prices.cache_read) * (target - kept) + writing)
 
 
 def best_trigger(prices: TokenPrices, *, growth: float, target: int, batch: float) -> int:
-    """H* = L + sqrt(2uR/r), rounded: the cheapest trigger for a low water of ``target`` and a batch's cost R.
+    """H* for a low water of ``target`` and a batch's cost R, at most the border of a dearer tier.
 
-    Where reading is free there is no such optimum: the trigger is as high as it can be, and this raises
-    ValueError. A dearer tier is never entered: the result is at most its border.
+    Raises ValueError where reading is free: then there is no such optimum, and no reason to compact.
     """
     if prices.cache_read <= 0:
         raise ValueError("reading from the cache is free: cost gives no reason to compact")
@@ -107,10 +101,8 @@ BELOW_CLIFF = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Where a batch should start and end for the money.
-
-    ``trigger`` is a share of U, ``target`` (low water) a share of room, ``optimum`` H* in tokens or None where the
-    formula has none. ``shape`` is what to set; ``reason`` says why in a sentence or two.
+    """``trigger`` is a share of U, ``target`` (low water) one of room, ``optimum`` H* in tokens where the formula has
+    one.
     """
 
     trigger: float
@@ -125,18 +117,17 @@ def advise(
 ) -> Advice:
     """The cheapest trigger that simulation has shown to be safe.
 
-    ``growth`` are the tokens that a request adds, ``fixed`` what can never be removed, ``usable`` U. The formula's
-    H* takes low water where the advised shape has it; as a share of U it is held between the advised
-    trigger and the policy's own, and below a dearer tier.
+    ``growth`` is tokens a request, ``usable`` U. H* is held between the advised trigger and the policy's own, and below
+    a dearer tier.
     """
     own = (settings or ContextSettings()).shape_for(window)
     if prices.cache_read <= 0:
-        return _unchanged(own, None, "Reading from the cache is free here: compaction is for fit, not for cost.")
-    low = _low_water(fixed, usable)
+        return _advice(own, None, "Reading from the cache is free here: compaction is for fit, not for cost.")
+    low = fixed + int(ADVISED.low_water * max(0.0, ADVISED.trigger * usable - fixed))
     best = best_trigger(prices, growth=growth, target=low, batch=batch_cost(prices, target=low, kept=fixed))
     money = f"cost alone asks for a trigger of {best:,} tokens ({best / usable:.2f} of U)"
     if window < ADVISED_FROM:
-        return _unchanged(own, best, f"Room is what a window of {window:,} lacks: {money}, fidelity for the default.")
+        return _advice(own, best, f"Room is what a window of {window:,} lacks: {money}, fidelity for the default.")
     share = min(max(best / usable, ADVISED.trigger), own.trigger)
     reason = f"Sessions grow by {growth:,.0f} tokens a request and {fixed:,} are fixed: {money}"
     if share > best / usable:
@@ -146,17 +137,10 @@ def advise(
         share = BELOW_CLIFF * cliff.above / usable
         reason += f"; above {cliff.above:,} tokens every token of a prompt costs {cliff.input:g} times as much"
     share = round(share, 2)
-    shape = ExtractShape(
-        window=None, trigger=share, low_water=ADVISED.low_water, extract=ADVISED.extract, tail=ADVISED.tail
-    )
-    return Advice(trigger=share, target=shape.low_water, optimum=best, shape=shape, reason=f"{reason}.")
+    return _advice(replace(ADVISED, trigger=share), best, f"{reason}.")
 
 
-def _low_water(fixed: int, usable: int) -> int:
-    return fixed + int(ADVISED.low_water * max(0.0, ADVISED.trigger * usable - fixed))
-
-
-def _unchanged(shape: ExtractShape, best: int | None, reason: str) -> Advice:
+def _advice(shape: ExtractShape, best: int | None, reason: str) -> Advice:
     return Advice(trigger=shape.trigger, target=shape.low_water, optimum=best, shape=shape, reason=reason)
 
 
@@ -171,10 +155,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Recorded conversations as the choice of a policy sees them, tokens of their final arrays.
-
-    ``turns`` are user messages, ``marked`` messages that somebody asked to keep.
-    """
+    """Recorded conversations by the tokens of their final arrays; ``marked`` messages are not to be lost."""
 
     conversations: int
     requests: int
@@ -222,34 +203,30 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def recommend(traffic: Traffic) -> Recommendation:
-    kind, reason = _kind_of(traffic)
-    return Recommendation(kind=kind, policies=CHOICES[kind], reason=reason)
-
-
-def _kind_of(traffic: Traffic) -> tuple[str, str]:
     results, repeats = traffic.results_share, traffic.repeated_share
     steps = traffic.requests / max(1, traffic.turns)
+    share = f"{results:.0%} of the tokens are tool results"
     if traffic.marked >= max(1, traffic.conversations):
-        return "mission-critical", (
+        kind = "mission-critical"
+        reason = (
             f"{traffic.marked} messages in {traffic.conversations} conversations are marked as not to be lost: begin "
             "conservatively with equal weights, and tune by the audit of evictions"
         )
-    if results >= FEW_RESULTS and repeats >= MANY_REPEATS:
-        return "repeated outputs", (
+    elif results >= FEW_RESULTS and repeats >= MANY_REPEATS:
+        kind = "repeated outputs"
+        reason = (
             f"{repeats:.0%} of the tool results' tokens repeat an earlier result or call: let results go first and "
             "merge what is alike, then weigh by priority"
         )
-    if results < FEW_RESULTS:
-        return "chat", f"only {results:.0%} of the tokens are tool results: the oldest turns can go first"
-    if results >= MANY_RESULTS or steps >= STEPS_WITHOUT_A_USER:
-        return "exploration", (
-            f"{results:.0%} of the tokens are tool results, {steps:.1f} requests to a user message: results go "
-            "first, then what was not used for long"
-        )
-    return "heterogeneous", (
-        f"{results:.0%} of the tokens are tool results among {traffic.turns} user messages: weigh by priority, then "
-        "by several measures"
-    )
+    elif results < FEW_RESULTS:
+        kind, reason = "chat", f"only {share}: the oldest turns can go first"
+    elif results >= MANY_RESULTS or steps >= STEPS_WITHOUT_A_USER:
+        kind = "exploration"
+        reason = f"{share}, {steps:.1f} requests to a user message: results go first, then what was not used for long"
+    else:
+        kind = "heterogeneous"
+        reason = f"{share} among {traffic.turns} user messages: weigh by priority, then by several measures"
+    return Recommendation(kind=kind, policies=CHOICES[kind], reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,10 +242,10 @@ LARGE_RESULT = 4_000
 def worst_tools(traffic: Traffic, *, most: int = 5) -> tuple[ToolAdvice, ...]:
     total = sum(tool.tokens for tool in traffic.tools)
     worst = sorted((tool for tool in traffic.tools if tool.tokens), key=lambda tool: (-tool.tokens, tool.name))
-    return tuple(ToolAdvice(tool=tool, share=tool.tokens / total, advice=_tool_advice(tool)) for tool in worst[:most])
+    return tuple(ToolAdvice(tool=tool, share=tool.tokens / total, advice=_advice_on(tool)) for tool in worst[:most])
 
 
-def _tool_advice(tool: ToolUse) -> str:
+def _advice_on(tool: ToolUse) -> str:
     if tool.repeated >= MANY_REPEATS * tool.tokens:
         return "often returns what it returned before: ask for what changed, or keep the first result"
     if tool.largest >= LARGE_RESULT:
@@ -278,7 +255,7 @@ def _tool_advice(tool: ToolUse) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketUse:
-    """One recorded conversation: for how many of its ``requests`` a bucket was ``over`` its soft limit."""
+    """For how many of a conversation's requests a bucket was ``over`` its soft limit."""
 
     requests: int
     over: Mapping[str, int] = field(default_factory=dict)
@@ -297,10 +274,9 @@ CONSTANTLY = 0.5
 
 
 def advise_budget(conversations: Sequence[BucketUse]) -> BudgetAdvice:
-    """Advice on the division of the window (docs/development/requirements.md, rows A0.88 and A0.94).
+    """On the division of the window (docs/development/requirements.md, rows A0.88 and A0.94).
 
-    Nothing is advised before 10 conversations were observed. A bucket is constantly over its soft limit if it is
-    for half of the requests in half of the conversations.
+    A bucket is constantly over its soft limit if it is for half of the requests in half of the conversations.
     """
     seen = len(conversations)
     if seen < OBSERVED:
@@ -313,15 +289,9 @@ def advise_budget(conversations: Sequence[BucketUse]) -> BudgetAdvice:
     if not constant:
         return BudgetAdvice(ready=True, reason=f"No bucket is constantly over its soft limit in {seen} conversations.")
     named = ", ".join(f"{name} (in {counts[name]} of {seen} conversations)" for name in constant)
-    reason = (
-        f"Constantly over the soft limit: {named}. Enlarge it from what others leave unused. {_guide(conversations)}"
-    )
-    return BudgetAdvice(ready=True, reason=reason, enlarge=tuple(constant))
-
-
-def _guide(conversations: Sequence[BucketUse]) -> str:
-    results = sum(use.tokens.get("tool_outputs", 0) for use in conversations)
-    history = sum(use.tokens.get("history", 0) for use in conversations)
+    results, history = (sum(use.tokens.get(name, 0) for use in conversations) for name in ("tool_outputs", "history"))
+    guide = "Conversations usually give 70 to 75 % of the window to history."
     if results > history:
-        return "Tool-heavy traffic usually gives 15 to 20 % of the window to results."
-    return "Conversations usually give 70 to 75 % of the window to history."
+        guide = "Tool-heavy traffic usually gives 15 to 20 % of the window to results."
+    reason = f"Constantly over the soft limit: {named}. Enlarge it from what others leave unused. {guide}"
+    return BudgetAdvice(ready=True, reason=reason, enlarge=tuple(constant))

@@ -1,11 +1,8 @@
 """What is asked about a conversation: four questions in any case, and more that code makes of what was said in it.
 
-A question that code makes names what it is about and leaves out what it asks for: the value of a rule is a gap, the
-values of a tool's argument are asked for by the argument's name. Text of the conversation in a question is made
-harmless and stands between quotation marks.
-
-Coverage is how much of that stands in the compacted context, looked up without a model. The two contexts that are
-compared are what the client sent, and what went up in its place; both without the head.
+A question that code makes leaves out what it asks for: the value of a rule is a gap, the values of a tool's argument
+are asked for by the argument's name. Coverage is how much of that stands in the compacted context, looked up without a
+model; the contexts are what the client sent and what went up in its place, both without the head.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +42,7 @@ class Dimension(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question; ``origin`` says what it was made of, ``expected`` are values that its answer is known to hold."""
+    """``origin`` says what it was made of, ``expected`` are values that its answer is known to hold."""
 
     text: str
     dimension: Dimension
@@ -70,7 +67,7 @@ def questions_for(
     recorded: Sequence[str] = (),
     tools: NoteTaking,
 ) -> tuple[Question, ...]:
-    """At most ``count`` questions (4 to 20) about a conversation, the most telling of each kind first.
+    """At most ``count`` questions (4 to 20), the most telling of each kind first.
 
     ``later`` are calls that the conversation goes on to make, ``recorded`` values that it is known to need.
     """
@@ -136,7 +133,7 @@ def _sentences(source: Source) -> tuple[str, ...]:
 
 
 def used_values(sources: Sequence[Source], later: Sequence[ToolCall] = ()) -> dict[tuple[str, str], list[str]]:
-    """Values that a call took from an earlier message, by the names of tool and argument, the newest call first."""
+    """Values that a call took from an earlier message, by tool and argument, the newest call first."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     end = max((s.position for s in sources), default=0) + 1
     made = [(s.position, call) for s in sources for call in s.calls]
@@ -206,10 +203,7 @@ def _quoted(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """A conversation whole and compacted, as who said what.
-
-    ``sources`` are the messages of the whole one, ``tokens_before`` and ``tokens_after`` what the two contexts take.
-    """
+    """``sources`` are the messages of the whole conversation."""
 
     sources: tuple[Source, ...]
     compacted: tuple[MaterialLine, ...]
@@ -251,7 +245,7 @@ def _lines_of(piece: PlannedMessage, by_index: Mapping[int, Source]) -> list[Mat
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many of one kind are wanted, and of these so many kept; ``reachable`` counts those kept or archived."""
+    """``reachable`` are kept or in the archive; shares are None where nothing is wanted."""
 
     wanted: int = 0
     kept: int = 0
@@ -271,10 +265,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What of a conversation is kept.
-
-    ``facts`` are values that it is known to need later, ``identifiers`` what its calls used and its user named
-    ``rules`` what the user stated; nothing is counted twice. ``missing`` are the first that are not kept.
+    """``facts`` are values that the conversation is known to need later, ``identifiers`` what its calls used and its
+    user named, ``rules`` what the user stated; nothing is counted twice. ``missing`` are the first that are not kept.
     """
 
     facts: Share = Share()
@@ -307,9 +299,9 @@ def coverage_of(
     archived: str = "",
     tools: NoteTaking,
 ) -> Coverage:
-    """The coverage of a compacted context; each of ``facts`` is kept if all of its values are.
+    """Each of ``facts`` is kept if all of its values are; only what stands in the whole context is wanted.
 
-    Only what stands in the whole context is wanted. ``archived`` is the text of originals that can be fetched back.
+    ``archived`` is the text of originals that can be fetched back.
     """
     kept = _text_of(contexts.compacted)
     whole = _text_of(contexts.original)

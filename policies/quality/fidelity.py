@@ -1,14 +1,12 @@
 """The flow of an evaluation: every question is answered from both contexts, then a third call compares the answers.
 
-A context that is larger than the model's window is read in chunks, all of it, and the answers from its parts are
-merged. The judge sees a question and two answers as fenced data and never the conversation. Code stands above the
-judge where it knows better: who does not say what was said is inconsistent, and so is an answer without the value
-that is known to belong in it. A judge's reply is one of three words or it is unknown: no word is looked for inside a
-longer text, and ``not yes`` is no. What is unknown counts neither for nor against, and how often that was is part of
-the result.
+A context that is larger than the model's window is read in chunks, and the answers from its parts are merged. The judge
+sees a question and two answers as fenced data and never the conversation. Code stands above it: who does not say what
+was said is inconsistent, and so is an answer without the value that is known to belong in it. A reply is one of three
+words or unknown, which counts neither for nor against.
 
-As in every question to a model the material comes first, fenced, and the instruction last. None of the prompts may hold
-a word that asks for notes: whoever sees one should not take it for a question to the summariser.
+None of the prompts may hold a word that asks for notes: whoever sees one should not take it for a question to the
+summariser.
 """
 
 import json
@@ -126,10 +124,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """The verdicts on one compaction; a score is consistent over consistent and inconsistent, None of none.
-
-    ``calls`` counts the questions that were put to a model, ``failure`` says why nothing was asked.
-    """
+    """``calls`` counts the questions that were put to a model, ``failure`` says why nothing was asked."""
 
     judged: tuple[Judged, ...] = ()
     calls: int = 0
@@ -142,7 +137,7 @@ class Fidelity:
         return sum(j.verdict is verdict and dimension in (None, j.question.dimension) for j in self.judged)
 
     def score(self, dimension: Dimension | None = None) -> float | None:
-        """The share of consistent answers among those that were judged; None of none: that is no success."""
+        """Consistent over consistent and inconsistent; None of none: that is no success."""
         kept = self.count(AnswerVerdict.YES, dimension)
         judged = kept + self.count(AnswerVerdict.NO, dimension)
         return kept / judged if judged else None
@@ -156,8 +151,8 @@ class Fidelity:
 class Terms:
     """What the models can read, tokens of prompt and answer together, and how a verdict is asked for.
 
-    ``most_chunks`` is how many parts a context may be read in; one that needs more is not evaluated. ``key`` is where
-    the shell may keep answers, empty for nowhere. ``propose`` has the model write the questions that are still missing.
+    A context that needs more than ``most_chunks`` parts is not evaluated. ``key`` is where the shell may keep answers,
+    ``propose`` how many of the missing questions the model writes.
     """
 
     counter: TokenCounter
@@ -179,7 +174,7 @@ class _Answers:
 def evaluate(
     original: Sequence[MaterialLine], compacted: Sequence[MaterialLine], *, questions: Sequence[Question], terms: Terms
 ) -> Flow[Fidelity]:
-    """The verdicts on every question; without any where a context cannot be read, with the reason."""
+    """Without any verdict, but with the reason, where a context cannot be read."""
     whole, less = (sized(harmless_lines(lines), terms.counter) for lines in (original, compacted))
     if not whole or not less or not questions:
         return Fidelity(failure="nothing")
@@ -217,7 +212,7 @@ def _propose(lines: Sequence[MaterialLine], terms: Terms) -> Flow[tuple[Question
 
 
 def _chunks(lines: Sequence[MaterialLine], group: Sequence[Question], terms: Terms) -> list[list[MaterialLine]]:
-    """The context in parts that a question with its answer can hold; empty where not even one line has room."""
+    """Empty where not even one line has room."""
     room = _room(group, terms)
     return divide(lines, room, most=ALL_CHUNKS, counter=terms.counter) if room >= MIN_ROOM else []
 
@@ -342,7 +337,7 @@ def _renumbered(answers: Sequence[_Answers]) -> _Answers:
 
 
 def _judge(number: int, question: Question, whole: _Answers, less: _Answers, terms: Terms) -> Flow[tuple[Judged, int]]:
-    """The verdict on one question, and how many calls it took: a model that takes no schema is mostly known for it."""
+    """With how many calls it took: a model that takes no schema is mostly known for it."""
     a, b = whole.texts.get(number, ""), less.texts.get(number, "")
     failure = whole.failures.get(number) or less.failures.get(number)
     if failure or not a or not b:
@@ -381,7 +376,7 @@ def _ask(
 
 
 def read_verdict(reply: Reply) -> tuple[AnswerVerdict, str]:
-    """The verdict of a judge's reply, and for an unknown one why: its code, ``unreadable`` or ``undecided``."""
+    """An unknown one with its reason: the failure's code, ``unreadable`` or ``undecided``."""
     if isinstance(reply, Failed):
         return AnswerVerdict.UNKNOWN, reply.reason
     if not isinstance(reply, Summary) or reply.tool_calls:

@@ -188,8 +188,6 @@ RULES: tuple[Rule, ...] = (
 )
 """Every kind of alert, the gravest first; when each holds is in :func:`_findings`."""
 
-KINDS: tuple[str, ...] = tuple(rule.kind for rule in RULES)
-
 
 def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, tuple[float, float]]:
     """The value of each rule that holds, and the limit that it is beyond, by the rule's kind."""

@@ -1,9 +1,8 @@
 """Results that say nearly the same: which are worth comparing, and what one says for all of them.
 
-Whether two texts are alike is somebody else's answer (vectors, shingles). Here stands what is asked and what
-follows. Asked is little: a result is compared with at most :data:`NEIGHBOURS` of the :data:`LOOK_BACK` results
-of the same tool before it, if the shorter of the two has at least half the length of the longer, and never
-more than :data:`MAX_PAIRS` pairs in all, the newest first (all ours). Equal texts need no asking.
+Whether two texts are alike is somebody else's answer. A result is compared with at most :data:`NEIGHBOURS` of the
+:data:`LOOK_BACK` results of the same tool before it, if the shorter has at least half the length of the longer, and
+never more than :data:`MAX_PAIRS` pairs in all, the newest first (all ours). Equal texts need no asking.
 """
 
 import json
@@ -37,11 +36,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Outputs of one tool that may be alike, oldest first.
-
-    ``equal`` are pairs with the same text, ``pairs`` those whose similarity has to be asked for; both by the
-    indices of the messages, the older one first.
-    """
+    """Outputs of one tool; ``equal`` texts, and ``pairs`` to be asked about, by message index, the older one first."""
 
     outputs: tuple[Output, ...]
     equal: tuple[tuple[int, int], ...]
@@ -71,10 +66,9 @@ def candidate_groups(outputs: Sequence[Output]) -> tuple[Group, ...]:
 def merge(
     groups: Sequence[Group], similarities: Mapping[tuple[int, int], float], *, threshold: float = THRESHOLD
 ) -> tuple[Merge, ...]:
-    """What to merge, by index: outputs linked by a similarity above ``threshold``; in each set the latest stays.
+    """By index: outputs linked by a similarity above ``threshold``; in each set the latest stays.
 
     Links chain: a poll like the one after it joins the last of the row although the two may differ by now.
-    ``similarities`` are the answers, 0 to 1, for the groups' ``pairs``; one without an answer is not alike.
     """
     merges: list[Merge] = []
     for group in groups:

@@ -77,22 +77,12 @@ PRIORITY_WEIGHTS: Mapping[str, float] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The facts that scorers weigh about one message.
+    """What scorers weigh about one message.
 
-    Attributes:
-        index: index of the message in the array.
-        id: the message's digest in hex, the same on every request.
-        kind: what it is.
-        tokens: what it costs now.
-        age: steps since it was created; 0 in the newest step.
-        idle: steps since something last referred to it; ``age`` if nothing ever did.
-        references: how many later assistant messages used what it says.
-        superseded: whether a later result of the same call replaced it.
-        duplicate: similarity to the most similar later block, 0 to 1.
-        important: whether its own text or the client says that it is important.
-        keep: True for "never remove", False for "first to go", None for unmarked.
-        semantic: relevance to the newest user message, 0 to 1; None without embeddings.
-        behind: messages from this one to the end of the array, itself included; None where only steps are known.
+    ``age`` is steps since it was created, ``idle`` since something last referred to it, ``references`` how many later
+    assistant messages used what it says. ``duplicate`` is the similarity to the most similar later block, ``semantic``
+    the relevance to the newest user message (None without embeddings), both 0 to 1. ``keep`` is True for "never
+    remove", False for "first to go". ``behind`` counts the messages from this one on.
     """
 
     index: int
@@ -111,7 +101,7 @@ class Block:
 
 
 def decided(block: Block) -> float | None:
-    """The score that marks (1 keep, 0 evict first) and supersession (0) fix, None where a formula has to say."""
+    """What marks and supersession fix; None where a formula has to say."""
     if block.keep is not None:
         return 1.0 if block.keep else 0.0
     return 0.0 if block.superseded else None
@@ -134,10 +124,7 @@ DEFAULT_WEIGHTS = "article-yaml"
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """How much a block is worth keeping: ``score`` gives 0 to 1, 1 keep, 0 evict first, and never raises.
-
-    Scores that differ by no more than ``band`` say the same.
-    """
+    """``score`` gives 1 for keep to 0 for evict first and never raises; differences up to ``band`` say nothing."""
 
     name: str
     band: float
@@ -145,7 +132,7 @@ class Scorer:
 
 
 def scorer(name: str, params: Params = MappingProxyType({})) -> Scorer:
-    """The scorer of that name; PolicyError for an unknown name, parameter or value, with the nearest known name."""
+    """Raises PolicyError for an unknown name, parameter or value, with the nearest known name."""
     known = parameters(name)
     for key in params:
         if key not in known:
@@ -170,7 +157,7 @@ def _unless_decided(formula: Callable[[Block], float]) -> Callable[[Block], floa
 
 
 def _largest(block: Block) -> float:
-    """Age counts messages (``behind``) where they are known, else steps. Scores only rank: none are equal in a band."""
+    """Scores only rank: none are equal in a band."""
     age = block.age + 1 if block.behind is None else block.behind
     return 1.0 / (1.0 + max(0, age) * max(0, block.tokens))
 
@@ -245,10 +232,8 @@ def _priority(stated: _Stated) -> Callable[[Block], float]:
 
 
 def _hybrid(stated: _Stated) -> Callable[[Block], float]:
-    """The weighted sum of :data:`SIGNALS`, each 0 to 1.
-
-    Recency weighs much in all sets of weights, so that a result which is new and worthless would outlive an old
-    finding. One of no known use (:func:`_is_of_no_use`) therefore scores 0 (ours).
+    """Recency weighs much in all sets of weights, so that a result which is new and worthless would outlive an old
+    finding: one of no known use scores 0 (ours).
     """
     named = stated.params.get("weights", DEFAULT_WEIGHTS)
     if not isinstance(named, str) or named not in HYBRID_WEIGHTS:
@@ -276,7 +261,7 @@ def _reuse(block: Block) -> float:
 
 
 def _is_of_no_use(block: Block) -> bool:
-    """Whether it is a result that is unused after a step, and known to be unrelated to the newest user message."""
+    """A result that is unused after a step, and known to be unrelated to the newest user message."""
     return (
         block.kind is ContentType.TOOL_RESULT
         and not block.important
@@ -318,7 +303,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Selection(NamedTuple):
-    """The blocks that go, lowest score first, of equals the older, and the tokens that frees, less the placeholders."""
+    """Lowest score first, of equals the older; ``freed`` is net of placeholders."""
 
     chosen: tuple[Block, ...]
     freed: int
@@ -344,8 +329,8 @@ def select(
 ) -> Selection:
     """The blocks that have to go to free ``free`` tokens, net of their placeholders.
 
-    ``cost`` is what a block's placeholder takes, in tokens; it is asked at most once for a block, and only
-    up to the band that is reached. Blocks that free nothing and blocks marked ``keep: true`` are never chosen.
+    ``cost`` (a placeholder's tokens) is asked at most once for a block, and only up to the band that is reached. Blocks
+    that free nothing or are marked ``keep: true`` are never chosen.
     """
     chosen: list[_Ranked] = []
     freed = 0
@@ -368,11 +353,7 @@ def select(
 
 
 def _fewest(equals: Sequence[_Ranked], needed: int) -> list[_Ranked]:
-    """The fewest of ``equals`` that free ``needed`` together, all of them if that is not enough.
-
-    The largest are taken until one more suffices; that one is the smallest that does, the
-    oldest of several.
-    """
+    """The largest are taken until one more suffices; that one is the smallest that does, the oldest of several."""
     if sum(ranked.net for ranked in equals) <= needed:
         return list(equals)
     rising = sorted(equals, key=lambda r: (r.net, -r.block.index))

@@ -1,12 +1,9 @@
 """Which results the model used: whose identifiers come back in what it says and does later.
 
-An identifier is a path, a symbol, a URL, an id, a number or a quoted string. One that the model knew before
-it saw the result (from the system text, the user, or its own call's arguments) is no evidence, nor are the
-whole numbers from 0 to 10. Paths are compared by their ends, so that a listing's ``client.ts`` is used by
-``read src/api/client.ts``.
-
-Only words that stand in both a result and an assistant message are analysed. The time is linear in the length
-of the texts, because a use counts for the newest :data:`HOLDERS` results that hold the identifier (ours).
+An identifier is a path, a symbol, a URL, an id, a number or a quoted string. One that the model knew before it saw the
+result (from the system text, the user, or its own call's arguments) is no evidence, nor are the whole numbers from 0 to
+10. Paths are compared by their ends, so that a listing's ``client.ts`` is used by ``read src/api/client.ts``. The time
+is linear in the texts, because a use counts for the newest :data:`HOLDERS` results that hold the identifier (ours).
 """
 
 import json
@@ -38,10 +35,7 @@ _MIXED_CASE = re.compile(r"[^\W\d_]*[a-z][A-Z]\w*")
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Who used a result: the newest message that did, its step (see ``step_numbers``), and how many did.
-
-    ``index`` and ``step`` are None where nothing did.
-    """
+    """The newest message that used a result, its step (see ``step_numbers``), and how many did."""
 
     index: int | None = None
     step: int | None = None
@@ -57,7 +51,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """Identifiers that assistant messages use: whole ones, the ends of paths among them, and quoted phrases."""
+    """Identifiers that assistant messages use: whole ones, ends of paths among them, and quoted phrases."""
 
     whole: frozenset[str]
     by_end: Mapping[str, tuple[str, ...]]
