@@ -1,13 +1,11 @@
 """Who is calling, what their key allows, and who is let in.
 
-A key's secret is never stored: rows and the table in memory hold its HMAC-SHA-256 under the server's own
-secret. Keys made by Weir are 256 random bits, so a slow hash would protect nothing that this does not.
+Rows and the table in memory hold the HMAC-SHA-256 of a key under the server's own secret. Keys made by Weir are 256
+random bits, so a slow hash would protect nothing that this does not.
 
-Counted are a key's requests and bytes that are inside, and an address's guesses. A key is sent in a header that no
-browser adds by itself, so a page of another origin has none to send. What is left is Weir where no key is needed: a
-page that somebody has open may send a simple POST across origins behind the person's back, or have its own name lead to
-127.0.0.1 (DNS rebinding) and be of the same origin then. The first says so in ``Origin`` or ``Sec-Fetch-Site``, the
-other in ``Host``.
+A key is sent in a header that no browser adds by itself. Where none is needed, a page that somebody has open may send a
+simple POST across origins behind the person's back, or have its own name lead to 127.0.0.1 (DNS rebinding) and be of
+the same origin then. The first says so in ``Origin`` or ``Sec-Fetch-Site``, the other in ``Host``.
 """
 
 import asyncio
@@ -55,15 +53,13 @@ def create_secret() -> str:
 
 
 def key_digest(secret: bytes, credential: bytes) -> str:
-    """HMAC-SHA-256 of a credential under the server's secret, hex; what a ``KeyRow`` holds."""
     return hmac.digest(secret, credential, "sha256").hex()
 
 
 def presented(headers: Mapping[str, str]) -> str:
-    """The credential of a request: ``Authorization``, else ``x-api-key``, else ``api-key``, else nothing.
+    """``Authorization``, else ``x-api-key``, else ``api-key``, else nothing; names in lower case.
 
-    ``Bearer`` is taken off; another scheme stays whole, so that two of its users never look alike. Names are
-    expected in lower case, as servers give them.
+    ``Bearer`` is taken off; another scheme stays whole, so that two of its users never look alike.
     """
     authorization = headers.get("authorization", "").strip()
     if authorization:
@@ -77,12 +73,12 @@ def credentials_in(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def same_secret(given: str, expected: str | None) -> bool:
-    """Whether the two are equal, in time that does not depend on where they differ; never for None or ''."""
+    """In time that does not depend on where they differ; never for None or an empty one."""
     return bool(expected) and hmac.compare_digest(given.encode(), (expected or "").encode())
 
 
 def key_limits(given: Mapping[str, object], *, now: float) -> dict[str, float | None]:
-    """The limits of a key among what was given, as they are kept; ``none`` or None lifts one. Raises InvalidRequest."""
+    """The limits among what was given; ``none`` or None lifts one. Raises InvalidRequest."""
     found: dict[str, float | None] = {}
     for name in LIMITS:
         value = given.get(name, "")
@@ -158,10 +154,7 @@ class Keyring:
         return len(self._known)
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Who sent these headers (names in lower case).
-
-        Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held until now.
-        """
+        """Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held until now."""
         credential = presented(headers)
         caller = self._callers.get(credential)
         if caller is None:
@@ -176,7 +169,7 @@ class Keyring:
         return caller
 
     def again(self, key: str) -> Caller | None:
-        """Who was identified by this key before; None once it is revoked or expired, or no stranger is let in."""
+        """Who was identified by this key before; None once it is over, or no stranger is let in."""
         known = self._known.get(key)
         if known is not None:
             return None if _is_over(known) else known
@@ -232,7 +225,7 @@ class Admission:
         return len(self._waiting)
 
     def enter(self, caller: Caller) -> "Stay":
-        """A request of this caller's is inside until its stay is over. Raises RateLimited for one too many."""
+        """Raises RateLimited for one request too many."""
         inside = self._inside.get(caller.tenant) or _Inside()
         if inside.requests >= (caller.concurrency or self._most):
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
@@ -266,7 +259,7 @@ class Admission:
                 turn.set_result(None)
 
     def take(self, stay: "Stay", size: int) -> bool:
-        """Count the bytes if there is room for them; what is alone always has room, it has limits of its own."""
+        """What is alone always has room, it has limits of its own."""
         inside = stay.inside
         if inside.held + size > self._bytes_of_one and inside.held > stay.held:
             return False
@@ -307,7 +300,7 @@ class Stay:
     held: int = 0
 
     async def hold(self, size: int) -> None:
-        """Count so many more bytes of the body; waits a moment for room. Raises RateLimited, Busy for all keys'."""
+        """Waits a moment for room; raises RateLimited, or Busy for all keys' bytes."""
         if not self.admission.take(self, size):
             await self.admission.wait(self, size)
 
@@ -348,7 +341,7 @@ class Guesses:
         return dict(self.counted)
 
     def answer(self, address: str, error: ProxyError, *, guessed: bool) -> ProxyError:
-        """What to answer to a request without a right key: the error, or RateLimited after too many guesses."""
+        """The error itself, or RateLimited after too many guesses."""
         if not guessed:
             self.counted["missing",] += 1
             return error
@@ -361,7 +354,7 @@ class Guesses:
         return RateLimited(text, retry_after=held_off)
 
     def _held_off(self, site: str) -> int:
-        """Seconds to wait for who has sent one more wrong key, twice as long each time; 0 for the first few."""
+        """Seconds to wait, twice as long each time; 0 for the first few."""
         now = self.clock()
         guesser = self._guessers.pop(site, None)
         if guesser is None or now - guesser.last > FORGET:
@@ -405,10 +398,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False) -> None:
-    """Nothing, or Forbidden for a request that a page of another origin has made, or one whose name was bound anew.
-
-    A link that a person has ``followed`` may stand on any page.
-    """
+    """Forbidden for a page of another origin, unless a link was ``followed``, and for a name that was bound anew."""
     headers = _told(scope)
     if not followed and _is_of_another_page(headers):
         raise Forbidden("Web pages of other origins may not use this API.")
@@ -418,7 +408,7 @@ def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False)
 
 
 def refuse_spending_pages(scope: Scope, caller: Caller, config: Config) -> None:
-    """Nothing, or Forbidden for such a page where it has no key of its own: the operator would pay for it."""
+    """Forbidden for such a page where it has no key of its own: the operator would pay for it."""
     if has_own_key(scope, caller, config):
         return
     headers = _told(scope)
@@ -442,7 +432,7 @@ def has_own_key(scope: Scope, caller: Caller | None, config: Config) -> bool:
 
 
 def without_grants(answered: Headers, scope: Scope, caller: Caller | None, config: Config) -> Headers:
-    """The headers of an upstream's answer; without those that let foreign pages read it, where it was not their key."""
+    """Without the headers that let foreign pages read an answer, where it was not got with their key."""
     if not any(name.lower().startswith(GRANTS) for name, _ in answered) or has_own_key(scope, caller, config):
         return answered
     return [(name, value) for name, value in answered if not name.lower().startswith(GRANTS)]
@@ -478,7 +468,7 @@ def _is_of_this_origin(headers: Mapping[str, str]) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    """Whether a ``Host`` is an address, which no name server can bind to another, or a name of this machine."""
+    """An address, which no name server can bind to another, or a name of this machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

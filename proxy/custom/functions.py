@@ -1,16 +1,14 @@
 """An operator's own code: a function that decides which messages stay, and plugins that are told what happens.
 
-Each function's path has one process of its own, started when it is first needed and ended when its function does not
-come back in time: a thread could not be ended, and would keep the interpreter busy for good. After a time-out or a
-crash the path is switched off, for 30 seconds first and up to ten minutes, so that one that always fails costs little.
-The function is called as ``function(messages, budget)``: messages are copies in OpenAI's form, each with
-``"weir": {"index", "tokens", "protected"}``; ``budget`` has ``max_tokens`` for all of them, their ``tokens`` now,
-and the number of ``messages``. It gives back some of them, in their order, with another text where it likes.
+Each function's path has one process of its own, ended when its function does not come back in time: a thread could not
+be ended. After a time-out or a crash the path is switched off, for 30 seconds first and up to ten minutes. The function
+is called as ``function(messages, budget)``: messages are copies in OpenAI's form, each with ``"weir": {"index",
+"tokens", "protected"}``; ``budget`` has ``max_tokens`` for all of them, their ``tokens`` now, and the number of
+``messages``. It gives back some of them, in their order, with another text where it likes.
 
-A plugin has four hooks: turn start, tool result, overflow, turn end (requirement A0.132). They are called in this order
-for each request, away from it: a request only puts what happened into a queue, and one task per plugin calls the
-plugin. So no plugin can delay a request or fail it. One that is slow loses what comes while its queue is full, one that
-raises is logged.
+A plugin's four hooks are called in the order of ``CALLBACKS`` for each request, away from it (requirement A0.132): a
+request only fills a queue, and one task per plugin empties it. One that is slow loses what comes while its queue is
+full, one that raises is logged.
 """
 
 import asyncio
@@ -66,7 +64,6 @@ class CustomFunctions:
         self._workers: dict[str, _Worker] = {}
 
     async def trim(self, effect: Trim, messages: Sequence[Mapping[str, Any]]) -> Reply:
-        """What the function gives back for the messages that the effect names, in that order; checked, or Failed."""
         given = _given(effect, messages)
         budget = {"max_tokens": effect.max_tokens, "tokens": sum(effect.tokens), "messages": len(given)}
         worker = self._workers.get(effect.path)
@@ -111,7 +108,7 @@ class _Worker:
         self._troubles = 0
 
     async def ask(self, question: dict[str, Any], seconds: float) -> "list[Any] | _Fault":
-        """What the function gave back as JSON; waits as long as the limit for other requests' questions, too."""
+        """Waits as long as the limit for other requests' questions, too."""
         if self._is_off():
             return _OFF
         try:
@@ -188,7 +185,6 @@ def _command(code: str, path: str) -> tuple[str, ...]:
 
 
 def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as they would be sent, each with what Weir knows of it."""
     given = []
     for place, index in enumerate(effect.indices):
         message = dict(messages[place])
@@ -205,7 +201,7 @@ def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str
 
 
 def _selection(returned: list[Any], given: Sequence[dict[str, Any]], indices: Sequence[int]) -> tuple[Kept, ...]:
-    """Which messages came back, and with what text. Raises ValueError for anything but some of them in their order."""
+    """Raises ValueError for anything but some of the messages in their order."""
     places = {index: place for place, index in enumerate(indices)}
     kept: list[Kept] = []
     after = 0
@@ -241,7 +237,7 @@ def _rest(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_paired(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether every tool result follows the call that it answers, and every call has its results but the last."""
+    """Every tool result follows the call that it answers, and every call has its results but the last."""
     waiting: list[str] = []
     for message in messages:
         if message.get("role") in ("tool", "function"):
@@ -280,7 +276,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewResult:
-    """A tool result that no earlier request of the conversation has sent; ``text`` is what the tool returned."""
+    """A tool result that no earlier request of the conversation has sent."""
 
     index: int
     call_id: str | None
@@ -291,7 +287,7 @@ class NewResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
-    """A request that does not fit, by Weir's own count (``planned``) or by the upstream's word; tokens if known."""
+    """A request that does not fit, by Weir's own count (``planned``) or by the upstream's word."""
 
     source: Literal["planned", "upstream"]
     tokens: int | None = None
@@ -300,7 +296,7 @@ class Overflow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
-    """How a request ended: the client's status, the outcome's label, tokens as sent and forwarded, what was done."""
+    """The client's status, the outcome's label, tokens as sent and forwarded, what was done."""
 
     status: int | None
     outcome: str
@@ -324,7 +320,7 @@ def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
 
 
 class Plugin(Protocol):
-    """What an operator's object has to have; a subclass of this need only write the callbacks that it wants."""
+    """A subclass need only write the callbacks that it wants."""
 
     async def turn_start(self, turn: Turn) -> None: ...
 
@@ -357,7 +353,7 @@ class Hooks:
             self._tasks = [asyncio.create_task(self._run(*each), name="weir-hooks") for each in self._queues]
 
     async def close(self) -> None:
-        """Stop, having given every plugin its time for what still waits."""
+        """Every plugin has its time for what still waits."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._seconds):
                 await asyncio.gather(*(queue.join() for _, queue in self._queues))

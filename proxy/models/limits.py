@@ -1,12 +1,12 @@
 """The limits of a model on one upstream: what everybody says of its window, and what the upstream has taught.
 
-Limits are per scope: the upstream's origin, the model, and the credential, because the same model name has
-another window on another account. Two things are learned: a smaller limit, from an overflow error, and the
-ratio of reported to estimated tokens, from usage.
+Limits are per scope: the upstream's origin, the model, and the credential, because the same model name has another
+window on another account. Learned are a smaller limit, from an overflow error, and the ratio of reported to estimated
+tokens.
 
 An error that names the window is believed. One that does not is narrowed down between the largest prompt that passed
-and the smallest that was refused: after one refusal the next request may come close to what failed, after a second
-it stays within what has passed, and when the time is up the search begins anew.
+and the smallest that was refused: after one refusal the next request may come close to what failed, after a second it
+stays within what has passed, and when the time is up the search begins anew.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
 
 class LearnedLimits:
-    """Windows that upstreams stated or let feel, each for a while. Times are seconds since the epoch."""
+    """Times are seconds since the epoch."""
 
     MIN_LIMIT = 256
     ONCE = 3600.0
@@ -147,10 +147,7 @@ UNSURE = frozenset({"last_resort", "unknown"})
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What holds for one request: its budget, the model's facts, and the scope they were found under.
-
-    ``counted`` is the scope of the calibration: estimators that count differently are not calibrated together.
-    """
+    """``counted`` is the scope of the calibration: estimators that count differently are not calibrated together."""
 
     budget: TokenBudget
     facts: ModelFacts
@@ -160,7 +157,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Where an upstream's count began to differ by more than 15 % from the prediction: tokens of that request."""
+    """Where a count began to differ by more than 15 % from the prediction: tokens of that request."""
 
     predicted: int
     reported: int
@@ -172,7 +169,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Limits and how long they stand; the settings are held so that their identity stays theirs."""
+    """The settings are held so that their identity stays theirs."""
 
     limits: ModelLimits
     settings: ContextSettings
@@ -256,7 +253,7 @@ class ModelLimitsResolver:
         max_tokens: int | None,
         exact: bool = True,
     ) -> ModelLimits:
-        """The budget of one request. Asks the upstream for its window where nobody else knows it.
+        """Asks the upstream for its window where nobody else knows it.
 
         What held a moment ago holds again, unless something was learned since.
         """
@@ -358,9 +355,7 @@ class ModelLimitsResolver:
             self._save_soon()
 
     def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
-        """Remember what the upstream counted where Weir estimated ``estimated`` (uncalibrated).
-
-        What is planned with moves in steps, each stored before it is used: a request that is sent again after a
+        """What is planned with moves in steps, each stored before it is used: a request that is sent again after a
         crash is planned as it was.
         """
         used = self._calibrations.get(scope) or Calibration()
@@ -382,10 +377,7 @@ class ModelLimitsResolver:
         return after
 
     def take_drift(self, scope: str) -> Drift | None:
-        """The drift of a calibration that nobody was told of yet; None while the upstream counts as predicted.
-
-        A drift begins with the first response that is off and ends with the next one that is not; it is given once.
-        """
+        """Given once: it begins with the first response that is off and ends with the next one that is not."""
         return self._drifts.pop(scope, None) if self._drifts else None
 
     @property
@@ -397,7 +389,7 @@ class ModelLimitsResolver:
         return rows, list(self._learned.values())
 
     async def save(self) -> bool:
-        """Store what was learned; False where it cannot be stored now, and waits for the next time."""
+        """False where it cannot be stored now, and waits for the next time."""
         if self._store is None or not self.has_learned:
             return True
         calibrations, limits = self.unsaved()
@@ -438,7 +430,7 @@ def _row(scope: str, known: Calibration, strict: bool) -> CalibrationRow:  # noq
 
 
 def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | None) -> int:
-    """The window to plan with: a policy may make it a multiple of the output reserve, within what is known.
+    """A policy may make it a multiple of the output reserve, within what is known.
 
     Where nobody knows one, it is the window that the policy was designed for.
     """
@@ -460,6 +452,6 @@ def _window(facts: ModelFacts) -> int:
 
 
 def _worth_asking(upstream: UpstreamSettings) -> bool:
-    """Whether the upstream may say something of windows: the large providers' listings do not."""
+    """The large providers' listings say nothing of windows."""
     host = urlsplit(upstream.base_url or "").hostname
     return upstream.kind == "openai" and host is not None and not f".{host}".endswith(KNOWN_HOSTS)

@@ -1,7 +1,6 @@
 """What the provider's prompt cache made of a request: warm or cold, by whose doing its prefix changed, what it cost.
 
-Cached tokens count as used: a cache changes what a request costs, not what fits. Costs are list prices in US dollars,
-of the prompt and the answer, with the model's own prices as far as they are known::
+Costs are list prices in US dollars, of the prompt and the answer::
 
     cost        prompt tokens that were not cached + .1 for cached ones (Anthropic's and OpenAI's price) + the answer
     cost_saved  the same for the client's own array, less cost; negative where a batch made the cache forget
@@ -45,7 +44,7 @@ class BadPrices(ValueError): ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceList:
-    """Prices, whether they are US dollars (else multiples of an input token's price), and where they come from."""
+    """In US dollars, or else in multiples of an input token's price."""
 
     prices: TokenPrices
     dollars: bool
@@ -58,7 +57,7 @@ class PriceList:
 
 
 def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceList:
-    """The prices that were stated (a provider's name, or input,read,write,output), else the model's, else a default.
+    """What was ``stated`` (a provider's name, or input,read,write,output), else the model's prices, else a default.
 
     Raises BadPrices for a statement that is neither.
     """
@@ -110,12 +109,9 @@ WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the provider's cache saw it.
 
-    Attributes:
-        hit_ratio: share of the prompt that was read from the cache, None where the upstream did not say.
-        is_cold: whether the conversation rested for longer than the policy's ``cache_ttl`` before it.
-        changed: who made it begin in another way than the request before, ``none`` if nobody is known to have.
-        cost: of prompt and answer, US dollars; None without reported usage or a price.
-        cost_saved: what the client's own array would have cost beyond that.
+    ``hit_ratio`` is None where the upstream did not say. ``is_cold``: the conversation rested for longer than
+    ``cache_ttl``. ``changed``: who made it begin in another way than the request before. Costs are US dollars, None
+    without reported usage or a price.
     """
 
     hit_ratio: float | None = None
@@ -155,10 +151,10 @@ def follow(
     carried_out: bool,
     ok: bool,
 ) -> CacheUse:
-    """What the cache made of a request that went up, which the next one of the conversation will be compared with.
+    """What the cache made of a request, which the next one of the conversation will be compared with.
 
-    ``ttl`` is the policy's, in seconds; ``at`` when the request was settled; ``carried_out`` whether the plan is what
-    went up, and ``ok`` whether the upstream accepted it.
+    ``ttl`` is seconds, ``at`` when the request was settled; ``carried_out``: the plan is what went up; ``ok``: the
+    upstream accepted it.
     """
     thread = recognized.thread
     before, now = thread.prefix, _prefix(plan, recognized, request, usage)
@@ -199,7 +195,7 @@ def _prefix(plan: Plan, recognized: Recognized, request: ClientRequest, usage: R
 
 
 def hit_ratio(usage: ReportedUsage | None) -> float | None:
-    """Cached tokens over all of the prompt's, at most 1; None where the upstream did not report both."""
+    """At most 1; None where the upstream did not report both."""
     if usage is None or usage.cached is None or not usage.prompt or usage.prompt < 0:
         return None
     return min(1.0, max(0, usage.cached) / usage.prompt)
@@ -237,7 +233,6 @@ def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
 
 
 def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bool:
-    """Whether the conversation's last request came longer than ``ttl`` seconds before this one."""
     last = recognized.trend.at
     mine = plan.decision.trend.at if plan.decision is not None else None
     return last is not None and (at if mine is None else mine) - last > ttl
@@ -249,7 +244,7 @@ def _removed(plan: Plan) -> int:
 
 @lru_cache(maxsize=1024)
 def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
-    """The model's prices in US dollars a token; a cached one is a tenth where nobody says, None without any price."""
+    """US dollars a token; a cached one is a tenth where nobody says."""
     if facts.input_price is None:
         return None
     listed = price_list(None, model=model, facts=facts).prices
@@ -258,7 +253,7 @@ def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
 
 
 def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
-    """US dollars of a request as it was reported; what was written to the cache has a price of its own."""
+    """As it was reported; what was written to the cache has a price of its own."""
     prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
     plain = max(0, prompt - cached - written)
     read = prices.input * plain + prices.cache_read * cached + prices.cache_write * written
@@ -266,7 +261,7 @@ def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
 
 
 def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, share: float) -> float:
-    """US dollars of the same request with ``removed`` tokens more, a ``share`` of it all cached."""
+    """With ``removed`` tokens more, a ``share`` of it all cached."""
     prompt = (usage.prompt or 0) + removed
     read = prompt * (prices.input * (1 - share) + prices.cache_read * share)
     return _tiered(prices, prompt, read, usage.completion or 0)

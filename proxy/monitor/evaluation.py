@@ -1,7 +1,7 @@
 """Measuring, after some answers, what a summary left of a conversation: the same questions asked of both, and judged.
 
-Off unless a policy samples. One task a conversation and a few in all; what would have to wait is left out, because a
-sample is enough. It takes tokens of the summariser's budget and nothing of any request's time.
+Off unless a policy samples. What would have to wait is left out, because a sample is enough. It takes tokens of the
+summariser's budget and nothing of any request's time.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _ATTRIBUTES = {
 
 
 def is_sampled(request: str, share: float) -> bool:
-    """Whether a request is among the share that is measured: the same answer for the same id, everywhere."""
+    """The same answer for the same id, everywhere."""
     digest = blake2b(request.encode(errors="replace"), digest_size=8, person=b"weir-sample").digest()
     return int.from_bytes(digest) < share * _SCALE
 
@@ -52,10 +52,7 @@ class _Work:
 
 
 class OnlineEvaluation:
-    """What one process measures; ``scores`` are the newest by policy and dimension, for a gauge.
-
-    ``rate`` is told of the tenant, the conversation's id and the fidelity of each that was judged.
-    """
+    """``scores`` are the newest by policy and dimension; ``rate`` is told tenant, conversation and fidelity."""
 
     def __init__(
         self,
@@ -138,7 +135,7 @@ class OnlineEvaluation:
 def facts_of(
     fidelity: Fidelity, coverage: Coverage, ratio: float | None, *, spent: int | None = None
 ) -> dict[str, object]:
-    """An evaluation as plain data; a score is null where nothing was judged or nothing was wanted."""
+    """A score is null where nothing was judged or nothing was wanted."""
     return {
         **_scores(fidelity),
         "consistent": fidelity.count(AnswerVerdict.YES),

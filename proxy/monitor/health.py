@@ -1,13 +1,12 @@
 """What each exchange says of its conversation's health, what this process knows of that, and where alerts go.
 
-All of it is bounded and in memory. The state of a conversation is stored with its exchanges (:mod:`proxy.store.memory`)
-and taken over from there after a restart, so that an alert that is open is not raised again.
+All of it is bounded and in memory. The state of a conversation is stored with its exchanges and taken over from there
+after a restart, so that an alert that is open is not raised again.
 
-An alert is a line in the log, a metric, and a webhook that is called off the way of any request. A webhook gets one
-POST for each episode that begins, with the headers of the Standard Webhooks specification
-(https://www.standardwebhooks.com): ``webhook-id``, ``webhook-timestamp``, and with a secret ``webhook-signature``,
-which is ``v1,`` and the base64 of the HMAC-SHA-256 over ``id.timestamp.body``. What it does not take at the second try
-is counted and forgotten: a sink that is down, slow or wrong changes nothing.
+An alert is a log line, a metric, and one POST to a webhook for each episode that begins, off the way of any request,
+with the headers of the Standard Webhooks specification (https://www.standardwebhooks.com): ``webhook-signature`` is
+``v1,`` and the base64 of the HMAC-SHA-256 over ``id.timestamp.body``. What is not taken at the second try is counted
+and forgotten.
 """
 
 import asyncio
@@ -61,7 +60,7 @@ class HealthBook:
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
     def is_news(self, decision: Decision | None, recognized: Recognized) -> bool:
-        """Whether a request says anything new of its conversation: one that only repeats the last one does not."""
+        """A request that only repeats the last one says nothing new."""
         if recognized.length != len(recognized.transcript.chain) or (decision is not None and decision.is_new):
             return True
         branch = recognized.branch
@@ -81,7 +80,7 @@ class HealthBook:
         return checkup
 
     def rate(self, tenant: str, conversation: str, fidelity: float) -> bool:
-        """Have an evaluated fidelity (0 to 1) hold from the conversation's next request on; False if it is unknown."""
+        """An evaluated fidelity (0 to 1) holds from the conversation's next request on; False if it is unknown."""
         known = self._known.get((tenant, conversation))
         if known is None:
             return False
@@ -92,7 +91,7 @@ class HealthBook:
         self._known.pop((tenant, conversation), None)
 
     def read(self) -> dict[tuple[str, ...], float]:
-        """Each metric's mean over the 500 conversations that were served last; none that nobody has measured."""
+        """Each metric's mean over the 500 conversations that were served last."""
         newest = [known.snapshot for known in islice(reversed(self._known.values()), MAX_READ)]
         found: dict[tuple[str, ...], float] = {}
         for name in METRICS:
@@ -102,7 +101,7 @@ class HealthBook:
         return found
 
     def _health(self, key: Key, thread: Thread) -> Health | None:
-        """What is known of a conversation: by this process, or by the store if that is newer."""
+        """By this process, or by the store if that is newer."""
         known = self._known.get(key)
         own = None if known is None else known.health
         if thread.health is None:
@@ -126,10 +125,8 @@ def sample_of(
     repeats: int,
     at: float,
 ) -> Sample:
-    """What a request says of its conversation's health.
-
-    ``used`` are the calibrated tokens of what went up and ``pressure`` is theirs; ``evicted`` messages were newly taken
-    out, and its newest call was made ``repeats`` times in a row. What was only observed took nothing out.
+    """``used`` are the calibrated tokens of what went up, ``pressure`` is theirs. What was only observed took nothing
+    out.
     """
     acted = decision is not None and decision.is_new and not settings.observes
     bloat = 0.0 if decision is None else _bloat(decision, recognized, settings)
@@ -169,7 +166,7 @@ def _ratios(decision: Decision) -> tuple[float, ...]:
 
 
 def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings, limits: Limits) -> float | None:
-    """How many times the baseline a growth is that is a spike and takes a share of the window worth speaking of."""
+    """How many times the baseline, for a spike that takes a share of the window worth speaking of."""
     reading, before = decision.reading, recognized.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
@@ -179,7 +176,7 @@ def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings
 
 
 def _requests_left(decision: Decision | None, settings: ContextSettings, *, limits: Limits, used: int) -> float | None:
-    """Requests until the window overflows at the conversation's velocity; 0 for one that does not fit.
+    """Until the window overflows at the conversation's velocity; 0 for a request that does not fit.
 
     None where nothing grows, and where a layer acts before: below the trigger of a policy that manages, but for what
     was brought back.
@@ -213,7 +210,7 @@ ENCODED = "whsec_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One alert, and whose it is; ``tenant`` is the hash of the key, ``request`` the id of the one it began with."""
+    """``tenant`` is the hash of the key, ``request`` the id of the one that the alert began with."""
 
     alert: HealthAlert
     tenant: str
@@ -243,7 +240,7 @@ class Notice:
 
 
 class Alerts:
-    """Tells the sinks; one task, begun with the first alert for a webhook and ended by :meth:`close`."""
+    """One task, begun with the first alert for a webhook and ended by :meth:`close`."""
 
     def __init__(
         self,
@@ -292,13 +289,13 @@ class Alerts:
             self._task = asyncio.create_task(self._run(), name="weir-alerts")
 
     def tell_stored(self, row: ExchangeRow) -> None:
-        """Tell what began with an exchange by the word of a store that several servers share: one of them does."""
+        """What began by the word of a store that several servers share: one of them tells it."""
         for alert in row.health.opened if row.health is not None else ():
             notice = Notice(alert=alert, tenant=row.tenant, conversation=row.name, policy=row.policy, request=row.id)
             self.tell(notice)
 
     async def close(self) -> None:
-        """Stop, having given the webhook two seconds for what still waits."""
+        """The webhook has two seconds for what still waits."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -324,7 +321,6 @@ class Alerts:
                 self._waiting.task_done()
 
     async def _deliver(self, notice: Notice) -> None:
-        """Call the webhook, a second time where that may help."""
         why = "no webhook"
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -385,7 +381,7 @@ def _about(notice: Notice) -> dict[str, str]:
 
 
 def signature(secret: str, notice: str, timestamp: str, body: bytes) -> str:
-    """The value of ``webhook-signature``; a secret that begins with ``whsec_`` is base64 behind that."""
+    """A secret that begins with ``whsec_`` is base64 behind that."""
     key = secret.encode()
     if secret.startswith(ENCODED):
         with contextlib.suppress(binascii.Error):

@@ -54,10 +54,9 @@ class Refusals:
 class Step:
     """One request in one scenario; tokens are uncalibrated, prices in the unit of the price list.
 
-    ``before`` and ``after`` are the client's and the forwarded tokens, ``reused`` those of the longest common
-    prefix with the forwarded request before it. ``broke`` says that the request did not begin with that one, ``acted``
-    that edits were decided. ``cost`` is this prompt's, ``total`` and ``unmanaged`` cumulative. ``fits`` is whether
-    prompt and answer fit the window, ``why`` what refused it; ``seconds`` is the planning.
+    ``reused`` are the tokens of the longest common prefix with the forwarded request before it, ``broke``: it did not
+    begin with that one. ``cost`` is this prompt's, ``total`` and ``unmanaged`` are cumulative. ``why`` is what refused
+    it, ``seconds`` the planning.
     """
 
     number: int
@@ -116,11 +115,10 @@ class Step:
 class Tally:
     """Sums over requests.
 
-    ``fit`` counts requests that were forwarded and fit the window, ``refused`` those that were not forwarded,
-    ``failed`` those that could not be planned. ``batches`` are requests that did not begin with the one before.
-    What was refused is in no sum of tokens or prices but ``before``, and ``left_out`` is its part of that.
-    ``cost`` and ``unmanaged`` are prices of all prompts; ``peak`` is the largest ratio of the two, cumulative within a
-    conversation and not before its first batch, ``early`` the largest before it.
+    ``fit`` counts requests that were forwarded and fit the window, ``batches`` those that did not begin with the one
+    before. What was refused is in no sum of tokens or prices but ``before``, and ``left_out`` is its part of that.
+    ``peak`` is the largest ratio of ``cost`` to ``unmanaged``, cumulative within a conversation and not before its
+    first batch, ``early`` the largest before it.
     """
 
     conversations: int = 0
@@ -164,7 +162,7 @@ class Tally:
 
     @property
     def ratio(self) -> float:
-        """Cost over that of the same requests unmanaged; a comparison only where none is ``unanswered``."""
+        """A comparison only where none is ``unanswered``."""
         return self.cost / self.unmanaged if self.unmanaged else 1.0
 
     @property
@@ -229,10 +227,10 @@ async def replay(
     *,
     keep_steps: bool = False,
 ) -> Replayed:
-    """The conversation played under each policy; ``store`` is where policies keep it meanwhile.
+    """Under each policy; ``store`` is where policies keep the conversation meanwhile.
 
-    The window of the unmanaged requests and of the sliding window is the first policy's. Unmanaged requests cost what
-    they would cost a model with a window that is large enough.
+    The window of unmanaged requests and of the sliding window is the first policy's. Unmanaged requests cost what they
+    would cost a model with a window that is large enough.
     """
     budget = conditions.budget(policies[0] if policies else ContextSettings())
     named: list[tuple[str, Scenario]] = [(UNMANAGED, Unmanaged(budget)), (SLIDING, SlidingWindow(budget))]
@@ -371,9 +369,9 @@ class _Meter:
 class Compaction:
     """One batch: the whole conversation and what went up in its place.
 
-    ``request`` is the number of messages of the request, 0 for a pair out of the archive. ``facts`` are those that
-    the conversation still needs then, ``later`` the calls that it goes on to make, ``archived`` the text of the
-    originals that were kept, ``asked`` how often the policy asked a model to write.
+    ``request`` is the number of its messages, 0 for a pair out of the archive. ``facts`` are those that the
+    conversation still needs then, ``later`` the calls that it goes on to make, ``asked`` how often the policy asked a
+    model to write.
     """
 
     request: int
@@ -414,7 +412,7 @@ async def compactions_of(script: Script, scenario: Scenario) -> AsyncIterator[Co
 
 
 def archived_pair(recording: Recording, cut: Cut, *, script: Script) -> Compaction:
-    """A summary out of the archive beside the originals that it stands for, which are all of ``recording``."""
+    """A summary out of the archive beside its originals, which are all of ``recording``."""
     length = len(recording.values)
     return Compaction(
         request=0,

@@ -1,8 +1,7 @@
 """What becomes of each request of one conversation: unmanaged, in a sliding window, or under a policy.
 
-A policy's requests go through the planner and the preparation that serve requests, over a store in memory. Nobody is
-asked unless it is given: a question to a model fails, and is counted. :class:`TrafficCount` has the figures that the
-choice of a policy and of a trigger rests on.
+A policy's requests go through the planner and the preparation that serve requests, over a store in memory. A question
+to a model fails unless somebody is given to ask, and is counted.
 """
 
 from collections import Counter
@@ -51,10 +50,7 @@ STARTED = 1_000_000_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Where the conversations are played: the model and what is known of it, and the answer's length.
-
-    ``window`` stands above what the policy or the model says; ``max_tokens`` is what a request would ask for.
-    """
+    """``window`` stands above what the policy or the model says; ``max_tokens`` is what a request would ask for."""
 
     counter: TextCounter
     model: str = ""
@@ -92,11 +88,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
-    """What a scenario makes of one request.
-
-    ``pieces`` is None for a request that was refused. ``tokens`` of it (or of what was refused) and ``limit`` are
-    uncalibrated. ``new`` says that edits were decided, ``applied`` which edits are in the array, ``asked`` how often
-    a model was asked for, ``why`` what refused it.
+    """``pieces`` is None for a request that was refused. ``tokens`` of it (or of what was refused) and ``limit`` are
+    uncalibrated; ``new``: edits were decided; ``asked`` counts questions to a model.
     """
 
     pieces: tuple[PlannedMessage, ...] | None
@@ -210,7 +203,7 @@ class Managed:
         self._conversation: str | None = None
 
     async def forward(self, script: Script, length: int) -> Forwarded:
-        """The planner's array. What it refuses goes nowhere; what it cannot plan goes up as it came."""
+        """What the planner refuses goes nowhere; what it cannot plan goes up as it came."""
         self._now += SECONDS_BETWEEN
         counter, before = self._conditions.counter, self._asked.count
         margin = self._calibration.margin(self._settings.margin, exact=counter.is_exact)
@@ -299,7 +292,7 @@ UNNAMED = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a conversation grows: tokens a request adds, and tokens that can never be removed, in its last request."""
+    """Tokens that a request adds, and tokens that can never be removed, in the last request."""
 
     growth: float
     fixed: int

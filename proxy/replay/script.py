@@ -25,7 +25,7 @@ MAX_LINE_LEN = 1 << 28
 
 
 class BadRecording(Exception):
-    """A file that does not hold recorded conversations; the text names file and line."""
+    """The text names file and line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Recording:
 
     @property
     def requests(self) -> tuple[int, ...]:
-        """How many messages each request of it had: up to each of the assistant's, and all if somebody else ended."""
+        """How many messages each request had: up to each of the assistant's, and all if somebody else ended."""
         ends = [i for i, value in enumerate(self.values) if value["role"] == "assistant" and i]
         if self.values and self.values[-1]["role"] != "assistant":
             ends.append(len(self.values))
@@ -67,7 +67,7 @@ class Place:
 
 
 def read_recordings(path: Path) -> Iterator[Place]:
-    """The conversations of a file in order, none of which is kept. Raises BadRecording."""
+    """In order, none of them kept. Raises BadRecording."""
     try:
         with path.open("rb") as file:
             yield from _read(file, path)
@@ -208,10 +208,7 @@ BUCKETS = ("system", "tools", "summary", "history", "tool_outputs")
 
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
-    """One request: so many leading messages, and the facts it needs.
-
-    ``counts`` is False for the question after the end, which is asked only for facts that are needed then.
-    """
+    """``counts`` is False for the question after the end, which is asked only for facts that are needed then."""
 
     length: int
     facts: tuple[Fact, ...] = ()
@@ -290,10 +287,9 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Facts that requests needed, and of these: in the window, recoverable (in it or in the archive), stale.
+    """Facts that requests needed and that stood in the client's own array, literally in any case of letters.
 
-    Only facts that stood in the client's own array are counted. ``stale`` is a superseded value in the window
-    without the one that replaced it. Presence is literal, in any case of letters.
+    ``recoverable`` are in the window or the archive, ``stale`` is a superseded value without the one that replaced it.
     """
 
     needed: int = 0
