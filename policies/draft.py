@@ -19,12 +19,11 @@ from policies.effects import Announce, unheard
 from policies.ledger import (
     ADDING,
     Condensed,
+    ConversationState,
     Cut,
     Edit,
     EditKind,
-    Note,
     PlannedMessage,
-    Prepared,
     occurrence_of_round,
 )
 from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for
@@ -244,60 +243,6 @@ def _message(piece: PlannedMessage, transcript: Transcript) -> Message | None:
 
 LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
 """Edits that may be made on a protected message, and stay on it."""
-REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationState:
-    """What earlier requests of the conversation left: edits by key, cuts oldest first.
-
-    ``length`` counts messages behind the head that were sent already. ``prepared`` waits for the next batch,
-    ``checkpoint`` is the newest state that was saved (at ``checkpoint_length`` messages), ``resumed`` that of another
-    conversation which this one goes on from; ``wanted`` is what an operator asked of the next request, ``version`` the
-    branch's.
-    """
-
-    edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)
-    cuts: tuple[Cut, ...] = ()
-    length: int = 0
-    prepared: Prepared | None = None
-    checkpoint: str | None = None
-    checkpoint_length: int = 0
-    resumed: str | None = None
-    wanted: str | None = None
-    version: int = 0
-    notes: tuple[Note, ...] = ()
-
-    def at(self, length: int) -> "ConversationState":
-        """A client that begins anew from an early point is sent what it was sent then, not what was taken out later."""
-        length += REWRITTEN
-        later = [e for e in self.edits.values() if e.length > length]
-        too_new = self.checkpoint is not None and self.checkpoint_length > length
-        if not later and not too_new and all(cut.length <= length for cut in self.cuts):
-            return self
-        gone = {e.key for e in later}
-        return replace(
-            self,
-            edits={key: e for key, e in self.edits.items() if key not in gone},
-            cuts=tuple(cut for cut in self.cuts if cut.length <= length),
-            checkpoint=None if too_new else self.checkpoint,
-        )
-
-    @property
-    def triggered(self) -> bool:
-        return bool(self.edits or self.cuts)
-
-    @property
-    def has_removed(self) -> bool:
-        return bool(self.cuts) or any(edit.kind not in ADDING for edit in self.edits.values())
-
-    @property
-    def pins(self) -> frozenset[bytes]:
-        return frozenset(e.digest for e in self.edits.values() if e.kind is EditKind.PIN)
-
-    @property
-    def next_version(self) -> int:
-        return max(self.version, self.cuts[-1].version if self.cuts else 0) + 1
 
 
 def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:

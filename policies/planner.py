@@ -8,9 +8,9 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replay, untouched
+from policies.draft import Bounds, Draft, bounds_for, broken_rules, replay, untouched
 from policies.effects import Announce, Flow, Offload, unheard
-from policies.ledger import WINDOWS, Cut, Edit, PlannedMessage
+from policies.ledger import WINDOWS, ConversationState, Cut, Edit, PlannedMessage
 from policies.limits import (
     BucketExceeded,
     BudgetUnreachable,

@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from policies.draft import NO_LAYER, Bounds, ConversationState, Draft, bounds_for, replay
+from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
-from policies.ledger import Prepared
+from policies.ledger import ConversationState, Prepared
 from policies.limits import Limits, TokenBudget, charged, compaction_layer, layers_of, limit_for
 from policies.messages import Transcript
 from policies.pressure import UNKNOWN, Trend

@@ -13,9 +13,10 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from policies.limits import TokenBudget, divide
@@ -24,8 +25,11 @@ from policies.tokens import Calibration
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
 from proxy.models.facts import Fetch, ModelFacts, ModelRegistry, Probe, limited
-from proxy.store import Store
 from proxy.store.records import CalibrationRow, LimitRow, StoreError
+
+
+class Learn(Protocol):
+    async def __call__(self, *, calibrations: Sequence[CalibrationRow], limits: Sequence[LimitRow]) -> None: ...
 
 
 class LearnedLimits:
@@ -191,9 +195,9 @@ class ModelLimitsResolver:
         fetch: Callable[[UpstreamSettings, Caller], Fetch],
         *,
         clock: Callable[[], float] = time.time,
-        store: Store | None = None,
+        learn: Learn | None = None,
     ) -> None:
-        self._store = store
+        self._learn = learn
         self._saving: asyncio.Task[None] | None = None
         self._registry = registry
         self._limits = limits
@@ -390,12 +394,12 @@ class ModelLimitsResolver:
 
     async def save(self) -> bool:
         """False where it cannot be stored now, and waits for the next time."""
-        if self._store is None or not self.has_learned:
+        if self._learn is None or not self.has_learned:
             return True
         calibrations, limits = self.unsaved()
         scopes, self._unsaved, learned, self._learned = self._unsaved, set(), self._learned, {}
         try:
-            await self._store.learn(calibrations=calibrations, limits=limits)
+            await self._learn(calibrations=calibrations, limits=limits)
         except StoreError as error:
             log.warning("what upstreams taught could not be stored: %s", error)
             self._unsaved |= scopes
@@ -406,7 +410,7 @@ class ModelLimitsResolver:
     def _save_soon(self, scope: str | None = None) -> None:
         if scope is not None:
             self._unsaved.add(scope)
-        if self._store is not None and (self._saving is None or self._saving.done()):
+        if self._learn is not None and (self._saving is None or self._saving.done()):
             self._saving = asyncio.create_task(self._save_all(), name="weir-learned")
 
     async def _save_all(self) -> None:
