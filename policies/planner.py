@@ -5,12 +5,11 @@ group → budget → replay ledger → pressure → (pass | layers) → rungs �
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from enum import StrEnum
-from typing import NamedTuple
 
+from policies.decision import Action, Decision, LayerReport
 from policies.draft import Bounds, Draft, bounds_for, broken_rules, replay, untouched
 from policies.effects import Announce, Flow, Offload, unheard
-from policies.ledger import WINDOWS, ConversationState, Cut, Edit, PlannedMessage
+from policies.ledger import WINDOWS, ConversationState
 from policies.limits import (
     BucketExceeded,
     BudgetUnreachable,
@@ -29,10 +28,8 @@ from policies.pressure import (
     UNKNOWN,
     Event,
     Growth,
-    PressureReading,
     PressureReport,
     Trend,
-    WindowPressure,
     conclude,
     is_urgent,
     measure,
@@ -41,7 +38,6 @@ from policies.settings import ClientEdits, ContextSettings
 from policies.strategies import (
     DropOldest,
     Elsewhere,
-    LayerReport,
     Pages,
     PlanWork,
     PruneTools,
@@ -66,49 +62,6 @@ from policies.turns import parse_turn_boundaries, protect, units
 
 MAX_NAMED = 5
 CLEARING_RESULTS = frozenset({"evict", "prune"})
-
-
-class Action(StrEnum):
-    PASS = "pass"  # noqa: S105 - a word, not a password
-    REPLAY = "replay"
-    EDIT = "edit"
-
-
-class Decision(NamedTuple):
-    """What the planner answered, and how it got there.
-
-    Without ``pieces`` the client's bytes go up unchanged. ``before``, ``due``, ``after`` and ``limit`` are calibrated
-    tokens: as it came, as it would go up had no layer done anything new, as it goes up, W - R - H. ``edits`` and
-    ``cut`` are new and have to be stored before the request is forwarded; of ``removed`` the archive needs the
-    originals. ``applied`` counts edits by kind, ``pruned`` names tools that are left out, ``window_id`` numbers a
-    window that begins here.
-    """
-
-    action: Action
-    pieces: tuple[PlannedMessage, ...] | None
-    before: int
-    due: int
-    after: int
-    limit: int
-    raw_after: int
-    pressure: WindowPressure
-    buckets: dict[str, int]
-    applied: dict[str, int]
-    edits: tuple[Edit, ...] = ()
-    cut: Cut | None = None
-    removed: tuple[int, ...] = ()
-    covered: tuple[int, ...] = ()
-    checkpoint: str | None = None
-    trail: tuple[LayerReport, ...] = ()
-    pruned: tuple[str, ...] = ()
-    window_id: int | None = None
-    reading: PressureReading | None = None
-    trend: Trend = UNKNOWN
-    events: tuple[Event, ...] = ()
-
-    @property
-    def is_new(self) -> bool:
-        return bool(self.edits) or self.cut is not None
 
 
 def plan(

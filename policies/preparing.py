@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from policies.decision import LayerReport
 from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
 from policies.ledger import ConversationState, Prepared
@@ -18,7 +19,6 @@ from policies.settings import ContextSettings
 from policies.strategies import (
     STRATEGIES,
     Compact,
-    LayerReport,
     PlanWork,
     known_summary,
     may_summarize,

@@ -1,4 +1,9 @@
-"""Counting tokens, learning how an upstream counts them, and shortening a text to so many.
+"""Counting tokens of text and media, learning how an upstream counts them, and shortening a text to so many.
+
+Image formulas are the providers' own (OpenAI vision guide, Anthropic vision guide, Gemini media resolution). Nothing is
+ever fetched: what only has an address costs what a typical one costs, and a file that is only named counts nothing.
+Documents and video are rather too small than too large: an estimate that is too large would refuse a request that the
+upstream takes.
 
 :func:`clip_middle` is for what has to fit, :func:`cap_text` for a tool result above its cap, where a line of JSON says
 where the archive's text goes on: ``next_cursor`` is the byte of its UTF-8 form at which the shown beginning ends::
@@ -6,13 +11,15 @@ where the archive's text goes on: ``next_cursor`` is the byte of its UTF-8 form 
     {"truncated": true, "ref": "0123456789ab.txt", "next_cursor": 4938}
 """
 
+import base64
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 RATIO_MIN, RATIO_MAX = 0.25, 4.0
 RECENT = 5
@@ -169,3 +176,336 @@ def _cut(text: str, share: float, removed: int, ref: str) -> str:
 
 def _note(removed: int, ref: str) -> str:
     return f"[weir: about {removed} tokens left out here; archived as {ref}]"
+
+
+Size = tuple[int, int]
+
+IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
+AUDIO_TYPES = frozenset({"input_audio", "audio_url", "audio"})
+VIDEO_TYPES = frozenset({"video_url", "input_video", "video"})
+FILE_TYPES = frozenset({"file", "input_file", "document"})
+
+UNKNOWN_IMAGE = 1105
+UNKNOWN_CLAUDE = 1568
+UNKNOWN_GEMINI = 1120
+UNKNOWN_SECONDS = 10.0
+BYTES_PER_SECOND = {"mp3": 16_000.0, "pcm16": 48_000.0, "wav": 48_000.0, "video": 125_000.0}
+SECONDS_MAX = 4 * 3_600.0
+VIDEO_PER_SECOND = 300
+VIDEO_MAX = 60_000
+PAGE_TEXT = 1_500
+PAGE_BYTES = 100_000
+PAGES_MAX = 40
+FILE_TEXT_MAX = 100_000
+
+_HEADERS = (4_096, 349_528)
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_STANDALONE = frozenset({0x01, *range(0xD0, 0xDA)})
+
+
+class ImageRule(Protocol):
+    def tokens(self, size: Size | None, detail: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """OpenAI's tile family: fit into 2048 x 2048, short side to 768, then tiles of 512 (vision guide)."""
+
+    base: int
+    tile: int
+
+    def tokens(self, size: Size | None, detail: str) -> int:
+        if detail == "low":
+            return self.base
+        if size is None:
+            return self.base + 6 * self.tile
+        width, height = _scaled(size, 2_048 / max(size))
+        width, height = _scaled((width, height), 768 / min(width, height))
+        return self.base + self.tile * _cells(width, 512) * _cells(height, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """OpenAI: patches of 32 x 32 after fitting a budget of patches and a longest edge, by detail (else ``auto``)."""
+
+    multiplier: float = 1.0
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"auto": (1_536, 2_048)})
+
+    def tokens(self, size: Size | None, detail: str) -> int:
+        """``patches * multiplier``; low detail is a resize to 512 pixels, not a flat price."""
+        budget, edge = (256, 512) if detail == "low" else self.limits.get(detail, self.limits["auto"])
+        count = min(UNKNOWN_IMAGE, budget) if size is None else self._patches(size, budget, edge)
+        return math.ceil(round(count * self.multiplier, 6))
+
+    @staticmethod
+    def _patches(size: Size, budget: int, edge: int) -> int:
+        width, height = size
+        count = _cells(width, 32) * _cells(height, 32)
+        if count <= budget and max(size) <= edge:
+            return count
+        ratio = min(1.0, edge / max(size), math.sqrt(32 * 32 * budget / (width * height)))
+        ratio *= min(max(1, math.floor(side)) / side for side in (width * ratio / 32, height * ratio / 32))
+        return min(budget, _cells(width * ratio, 32) * _cells(height * ratio, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class Visual:
+    """Anthropic: patches of 28 x 28 after the largest downscale that meets an edge and a token limit."""
+
+    edge: int
+    limit: int
+
+    def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - the provider has no detail
+        if size is None:
+            return UNKNOWN_CLAUDE
+        low, high = 1, min(self.edge, max(size))
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._at(size, middle) <= self.limit else (low, middle - 1)
+        return self._at(size, low)
+
+    @staticmethod
+    def _at(size: Size, long: int) -> int:
+        short = max(1, round(long * min(size) / max(size)))
+        return math.ceil(long / 28) * math.ceil(short / 28)
+
+
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """Gemini 2: 258 up to 384 pixels a side, else 258 for each crop of 256 to 768 pixels."""
+
+    def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - the provider has no detail
+        if size is None:
+            return UNKNOWN_GEMINI
+        if max(size) <= 384:
+            return 258
+        width, height = _scaled(size, 3_072 / max(size))
+        unit = min(768.0, max(256.0, math.floor(min(width, height) / 1.5)))
+        return 258 * _cells(width, unit) * _cells(height, unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    price: int
+    details: Mapping[str, int] = field(default_factory=dict)
+
+    def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - flat
+        return self.details.get(detail, self.price)
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Models whose formula is unknown: a token for 750 square pixels, 85 to 4784."""
+
+    def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - unknown to us
+        return UNKNOWN_IMAGE if size is None else min(4_784, max(85, -(-size[0] * size[1] // 750)))
+
+
+_STANDARD, _LARGE, _UNSCALED = (2_500, 2_048), (10_000, 6_000), (30_000, 65_535)
+
+IMAGE_RULES: tuple[tuple[re.Pattern[str], ImageRule], ...] = tuple(
+    (re.compile(pattern), rule)
+    for pattern, rule in (
+        (r"^gpt-4o-mini", Tiles(2_833, 5_667)),
+        (r"^gpt-(?:4\.1|[5-9])[\d.]*-mini", Patches(1.62)),
+        (r"^gpt-(?:4\.1|[5-9])[\d.]*-nano", Patches(2.46)),
+        (r"^o4-mini", Patches(1.72)),
+        (r"^codex|^gpt-5.*-codex", Patches()),
+        (r"^gpt-5\.[23](?!\d)", Patches()),
+        (r"^gpt-5\.4(?!\d)", Patches(limits={"auto": _STANDARD, "original": _LARGE})),
+        (r"^gpt-5\.5(?!\d)", Patches(limits={"auto": _LARGE, "high": _STANDARD})),
+        (r"^gpt-5\.[6-9]|^gpt-5\.\d\d|^gpt-[6-9]", Patches(limits={"auto": _UNSCALED, "high": _STANDARD})),
+        (r"^gpt-5", Tiles(70, 140)),
+        (r"^gpt-|^chatgpt-", Tiles(85, 170)),
+        (r"^o[134](?![a-z0-9])", Tiles(75, 150)),
+        (r"^computer-use", Tiles(65, 129)),
+        (r"gemini-1|gemini-pro-vision", Flat(258)),
+        (r"gemini-2", Crops()),
+        (r"gemini", Flat(UNKNOWN_GEMINI, {"low": 280, "medium": 560, "ultra_high": 2_240})),
+    )
+)
+_CLAUDE = re.compile(r"claude(?:-[a-z]+)*(?:-(\d{1,2})(?!\d)(?:[.-](\d{1,2})(?!\d))?)?")
+
+
+def bare_name(model: str) -> str:
+    return model.lower().rsplit("/", 1)[-1].removeprefix("ft:")
+
+
+def image_rule(model: str) -> ImageRule:
+    name = bare_name(model)
+    claude = _CLAUDE.search(name)
+    if claude is not None:
+        version = (int(claude[1] or 0), int(claude[2] or 0))
+        return Visual(2_576, 4_784) if version >= (4, 7) else Visual(1_568, 1_568)
+    return next((rule for pattern, rule in IMAGE_RULES if pattern.search(name)), Area())
+
+
+def image_size(header: bytes) -> Size | None:
+    size: Size | None = None
+    if header.startswith(b"\x89PNG\r\n\x1a\n") and len(header) >= 24:
+        size = int.from_bytes(header[16:20]), int.from_bytes(header[20:24])
+    elif header.startswith((b"GIF87a", b"GIF89a")) and len(header) >= 10:
+        size = int.from_bytes(header[6:8], "little"), int.from_bytes(header[8:10], "little")
+    elif header.startswith(b"\xff\xd8"):
+        size = _jpeg_size(header)
+    elif header.startswith(b"RIFF") and header[8:12] == b"WEBP" and len(header) >= 30:
+        size = _webp_size(header)
+    return size if size is not None and min(size) > 0 else None
+
+
+def part_tokens(part: Mapping[str, Any], *, model: str, image_tokens: int | None = None) -> int:
+    """0 for a type that is no media; ``image_tokens`` is a policy's flat price instead of the provider's formula."""
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        return 0
+    if kind in IMAGE_TYPES:
+        return _image(part, model) if image_tokens is None else image_tokens
+    if kind in AUDIO_TYPES:
+        return _audio(part, model)
+    if kind in VIDEO_TYPES:
+        return _video(part)
+    return _file(part, model) if kind in FILE_TYPES else 0
+
+
+def is_media(part: Mapping[str, Any]) -> bool:
+    """A document whose source is text is text."""
+    kind, source = part.get("type"), part.get("source")
+    if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
+        return False
+    return isinstance(kind, str) and kind in IMAGE_TYPES | AUDIO_TYPES | VIDEO_TYPES | FILE_TYPES
+
+
+def named_file(part: Mapping[str, Any]) -> str:
+    """The id or address of a file part whose content is elsewhere; empty for every other part."""
+    if part.get("type") not in FILE_TYPES or not is_media(part) or _file(part, ""):
+        return ""
+    for holder in (part.get("file"), part.get("source"), part):
+        if isinstance(holder, Mapping):
+            for key in ("file_id", "url", "file_url"):
+                if isinstance(name := holder.get(key), str) and name:
+                    return name
+    return ""
+
+
+def _held(part: Mapping[str, Any], keys: Sequence[str], inner: Sequence[str]) -> tuple[Mapping[str, Any], object]:
+    """The object that stands under the first of ``keys``, and the address or base64 in it or in its place."""
+    value = next((found for key in keys if (found := part.get(key))), None)
+    if not isinstance(value, Mapping):
+        return {}, value
+    return value, next((found for key in inner if (found := value.get(key))), None)
+
+
+def _image(part: Mapping[str, Any], model: str) -> int:
+    image, value = _held(part, ("image_url", "source", "image"), ("url", "data"))
+    detail = image.get("detail", part.get("detail"))
+    data = _base64(value)
+    size = _decoded_size(data) if data else None
+    return image_rule(model).tokens(size, detail if isinstance(detail, str) else "auto")
+
+
+def _decoded_size(data: str) -> Size | None:
+    """From the first KBs, and once more with 256 KB for a JPEG with long metadata."""
+    for limit in _HEADERS:
+        size = image_size(_decode(data[:limit]))
+        if size is not None or len(data) <= limit:
+            return size
+    return None
+
+
+def _audio(part: Mapping[str, Any], model: str) -> int:
+    audio, value = _held(part, ("input_audio", "audio_url", "audio"), ("data", "url"))
+    form = audio.get("format")
+    data = _base64(value)
+    seconds = _seconds(data, form if isinstance(form, str) else "mp3") if data else UNKNOWN_SECONDS
+    return math.ceil(seconds * _audio_rate(model))
+
+
+def _audio_rate(model: str) -> float:
+    """Tokens of a second."""
+    name = bare_name(model)
+    return 32.0 if "gemini" in name else 25.0 if "qwen" in name else 10.0
+
+
+def _seconds(data: str, form: str) -> float:
+    head = _decode(data[:64])
+    rate = BYTES_PER_SECOND.get(form.lower(), BYTES_PER_SECOND["mp3"])
+    if head.startswith(b"RIFF") and head[8:16] == b"WAVEfmt " and len(head) >= 32:
+        rate = float(int.from_bytes(head[28:32], "little")) or rate
+    return min(SECONDS_MAX, _byte_length(data) / rate)
+
+
+def _video(part: Mapping[str, Any]) -> int:
+    data = _base64(_held(part, ("video_url", "video", "source"), ("url", "data"))[1])
+    seconds = _byte_length(data) / BYTES_PER_SECOND["video"] if data else UNKNOWN_SECONDS
+    return min(VIDEO_MAX, max(VIDEO_PER_SECOND, math.ceil(seconds * VIDEO_PER_SECOND)))
+
+
+def _file(part: Mapping[str, Any], model: str) -> int:
+    _, value = _held(part, ("file", "source", "file_data"), ("file_data", "data", "url"))
+    data = _base64(value)
+    if not data:
+        return 0
+    if isinstance(value, str) and value.startswith("data:text/"):
+        return min(FILE_TEXT_MAX, _byte_length(data) * 2 // 5)
+    pages = math.ceil(_byte_length(data) / PAGE_BYTES)
+    image = min(UNKNOWN_CLAUDE, image_rule(model).tokens(None, "auto"))
+    return min(PAGES_MAX, max(1, pages)) * (PAGE_TEXT + image)
+
+
+def _base64(value: object) -> str:
+    """The payload of a ``data:`` URL or of a bare string; empty for an address."""
+    if not isinstance(value, str):
+        return ""
+    if value[:5].lower() == "data:":
+        comma = value.find(",", 0, 1_024)
+        return value[comma + 1 :] if comma > 0 else ""
+    return "" if "://" in value[:32] else value
+
+
+def _byte_length(data: str) -> int:
+    return len(data) * 3 // 4
+
+
+def _decode(data: str) -> bytes:
+    plain = "".join(data.split()).replace("-", "+").replace("_", "/").rstrip("=")
+    try:
+        return base64.b64decode(plain[: len(plain) // 4 * 4])
+    except ValueError:
+        return b""
+
+
+def _jpeg_size(header: bytes) -> Size | None:
+    """In the first start-of-frame segment (ITU T.81, B.2.2)."""
+    at = 2
+    while at + 9 <= len(header) and header[at] == 0xFF:
+        marker = header[at + 1]
+        if marker in _FRAMES:
+            return int.from_bytes(header[at + 7 : at + 9]), int.from_bytes(header[at + 5 : at + 7])
+        if marker == 0xFF:
+            at += 1
+        elif marker in _STANDALONE:
+            at += 2
+        else:
+            at += 2 + max(2, int.from_bytes(header[at + 2 : at + 4]))
+    return None
+
+
+def _webp_size(header: bytes) -> Size | None:
+    """Lossy VP8 (RFC 6386, 9.1), lossless VP8L or extended VP8X (WebP container)."""
+    form = header[12:16]
+    if form == b"VP8 " and header[23:26] == b"\x9d\x01\x2a":
+        return int.from_bytes(header[26:28], "little") & 0x3FFF, int.from_bytes(header[28:30], "little") & 0x3FFF
+    if form == b"VP8L" and header[20] == 0x2F:
+        bits = int.from_bytes(header[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if form == b"VP8X":
+        return int.from_bytes(header[24:27], "little") + 1, int.from_bytes(header[27:30], "little") + 1
+    return None
+
+
+def _scaled(size: tuple[float, float], ratio: float) -> tuple[float, float]:
+    return (size[0] * ratio, size[1] * ratio) if ratio < 1 else size
+
+
+def _cells(length: float, cell: float) -> int:
+    return max(1, math.ceil(round(length / cell, 6)))

@@ -17,10 +17,10 @@ from typing import Literal
 import msgspec
 import xxhash
 
-from policies import EditKind
-from policies.media import bare_name
+from policies.ledger import EditKind
 from policies.messages import count_occurrences
 from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
+from policies.tokens import bare_name
 from proxy.conversation.thread import Prefix
 from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 
-from policies import Decision
+from policies.decision import Decision
 from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.effects.perform import Background, drive, step

@@ -25,11 +25,12 @@ from itertools import islice
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from policies import ContextSettings, Decision, WindowPressure
+from policies.decision import Decision
 from policies.ledger import EditKind
 from policies.limits import Limits, raw_buckets
+from policies.pressure import WindowPressure
 from policies.quality.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
-from policies.settings import HealthRules
+from policies.settings import ContextSettings, HealthRules
 from policies.turns import Run
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings

@@ -7,12 +7,12 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from policies import ContextSettings, PlannedMessage, ToolCall
-from policies.ledger import Cut
+from policies.ledger import Cut, PlannedMessage
+from policies.messages import ToolCall
 from policies.quality.advise import TokenPrices, request_cost
 from policies.quality.coverage import Contexts, Coverage, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import Fidelity, Terms, evaluate
-from policies.settings import NoteTaking
+from policies.settings import ContextSettings, NoteTaking
 from proxy.effects.perform import Ask, drive, step
 from proxy.replay.scenarios import (
     SLIDING,

@@ -11,19 +11,13 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from policies import (
-    ContextSettings,
-    Decision,
-    Failed,
-    Mode,
-    PlannedMessage,
-    Summarize,
-    Summary,
-    TokenBudget,
-    ToolCall,
-    divide,
-)
+from policies.decision import Decision
+from policies.effects import Failed, Summarize, Summary
+from policies.ledger import PlannedMessage
+from policies.limits import TokenBudget, divide
+from policies.messages import ToolCall
 from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advise
+from policies.settings import ContextSettings, Mode
 from policies.tokens import Calibration
 from proxy.conversation.book import Conversations
 from proxy.effects.allowance import Patience

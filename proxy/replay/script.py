@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from policies import Body, Message, PlannedMessage, TokenCounter, Transcript
-from policies.messages import chain_of, head_length
+from policies.ledger import PlannedMessage
+from policies.messages import Body, Message, Transcript, chain_of, head_length
+from policies.tokens import TokenCounter
 from proxy.errors import ProxyError
 from proxy.wire.chat import body_of, message_of
 from proxy.wire.counting import count_message, count_tools
