@@ -302,7 +302,7 @@ async def _assemble(
     )
     limits = LearnedLimits(await store.limits())
     windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, learn=store.learn)
-    windows.restore(await store.calibrations())
+    windows.follow(await store.calibrations())
     conversations = Conversations(store, clock=clock)
     settler.overtaken = conversations.distrust if store.shared else settler.overtaken
     planner = Planner(

@@ -194,13 +194,9 @@ class ModelRegistry:
         *,
         settings: ContextSettings,
         upstream_facts: ModelFacts | None = None,
-        learned: int | None = None,
         max_tokens: int | None = None,
     ) -> ModelFacts:
-        """What holds for one request; the policy's window stands above every other source but a smaller learned one.
-
-        ``learned`` is the limit from an overflow error, ``max_tokens`` the request's output limit, for the last resort.
-        """
+        """The policy's window stands above every other source; ``max_tokens`` is for the last resort."""
         merged = self.known(model)
         for better in (
             upstream_facts,
@@ -210,7 +206,7 @@ class ModelRegistry:
             merged = _over(merged, better) if better is not None else merged
         if merged.window is None:
             merged = self._last_resort(model, merged, max_tokens)
-        return limited(merged, learned)
+        return merged
 
     def _last_resort(self, model: str, facts: ModelFacts, max_tokens: int | None) -> ModelFacts:
         longest = max_tokens if max_tokens and max_tokens > 0 else facts.max_output

@@ -74,13 +74,12 @@ class LearnedLimits:
 
         None where it tells nothing: as large a prompt has passed, or a smaller window is known.
         """
-        passed = self._passed.get(scope, 0)
+        passed, guessed = self._passed.get(scope, 0), scope in self._inferred
         held = self._live(scope, now)
-        if tokens <= max(passed, self.MIN_LIMIT) or (
-            held is not None and held.limit < tokens and not self._guessed(held)
-        ):
+        is_known = held is not None and held.limit < tokens and not guessed
+        if is_known or tokens <= max(passed, self.MIN_LIMIT):
             return None
-        refusals = held.seen + 1 if held is not None and self._guessed(held) else 1
+        refusals = held.seen + 1 if held is not None and guessed else 1
         limit = tokens - 1 if refusals == 1 else passed or int(tokens * self.UNTRIED)
         row = LimitRow(scope=scope, limit=max(limit, self.MIN_LIMIT), seen=refusals, expires=now + self.ONCE)
         self._inferred.add(scope)
@@ -116,24 +115,17 @@ class LearnedLimits:
     def rows(self, *, now: float) -> tuple[LimitRow, ...]:
         return tuple(row for row in self._rows.values() if row.expires > now)
 
-    def _guessed(self, row: LimitRow) -> bool:
-        return row.scope in self._inferred
-
     def _put(self, row: LimitRow, now: float) -> None:
         self._rows.pop(row.scope, None)
         self._rows[row.scope] = row
         if len(self._rows) > self._most:
-            self._forget(now)
+            kept = self.rows(now=now)[-self._most :]
+            self._rows = {each.scope: each for each in kept}
+            self._inferred &= self._rows.keys()
 
     def _live(self, scope: str, now: float) -> LimitRow | None:
         row = self._rows.get(scope)
         return row if row is not None and row.expires > now else None
-
-    def _forget(self, now: float) -> None:
-        self._rows = {row.scope: row for row in self.rows(now=now)}
-        for scope in list(self._rows)[: max(0, len(self._rows) - self._most)]:
-            del self._rows[scope]
-        self._inferred &= self._rows.keys()
 
 
 log = logging.getLogger("weir.windows")
@@ -213,19 +205,6 @@ class ModelLimitsResolver:
         self._held: dict[tuple[object, ...], _Held] = {}
         self._revision = 0
 
-    def restore(self, rows: list[CalibrationRow]) -> None:
-        for row in rows:
-            self._restore(row)
-
-    def _restore(self, row: CalibrationRow) -> None:
-        if row.strict:
-            self._strict.add(row.scope)
-        if row.samples:
-            self._calibrations[row.scope] = Calibration.restore(
-                ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
-            )
-            self._observed.pop(row.scope, None)
-
     def learned(self) -> tuple[LimitRow, ...]:
         return self._limits.rows(now=self._clock())
 
@@ -235,12 +214,20 @@ class ModelLimitsResolver:
         self._held.clear()
         self._revision += 1
 
-    def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow]) -> None:
+    def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow] = ()) -> None:
+        """Take over what is stored, as far as others have seen more than this process."""
         for row in calibrations:
             own = self._calibrations.get(row.scope)
-            if own is None or own.samples < row.samples:
-                self._restore(row)
-                self._revision += 1
+            if own is not None and own.samples >= row.samples:
+                continue
+            self._revision += 1
+            if row.strict:
+                self._strict.add(row.scope)
+            if row.samples:
+                self._calibrations[row.scope] = Calibration.restore(
+                    ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
+                )
+                self._observed.pop(row.scope, None)
         if self._limits.follow(limits):
             self._revision += 1
 
@@ -266,24 +253,6 @@ class ModelLimitsResolver:
         now = self._clock()
         if held is not None and held.revision == self._revision and held.until > now:
             return held.limits
-        limits = await self._resolve(
-            model, settings=settings, upstream=upstream, caller=caller, max_tokens=max_tokens, exact=exact
-        )
-        if len(self._held) >= MAX_SCOPES:
-            self._held.clear()
-        self._held[key] = _Held(limits, settings, self._revision, now + HELD_FOR)
-        return limits
-
-    async def _resolve(
-        self,
-        model: str,
-        *,
-        settings: ContextSettings,
-        upstream: UpstreamSettings,
-        caller: Caller,
-        max_tokens: int | None,
-        exact: bool,
-    ) -> ModelLimits:
         await self._saved()
         scope = self.scope(model, upstream=upstream, caller=caller)
         learned = self._limits.get(scope, now=self._clock())
@@ -300,7 +269,11 @@ class ModelLimitsResolver:
             margin=calibration.margin(settings.margin, exact=exact),
             reported=calibration.samples > 0,
         )
-        return ModelLimits(budget, facts, scope, counted)
+        limits = ModelLimits(budget, facts, scope, counted)
+        if len(self._held) >= MAX_SCOPES:
+            self._held.clear()
+        self._held[key] = _Held(limits, settings, self._revision, now + HELD_FOR)
+        return limits
 
     async def _facts(
         self,
@@ -314,20 +287,15 @@ class ModelLimitsResolver:
         key = account_of(upstream, caller)
 
         def merged(limit: int | None) -> ModelFacts:
-            facts = self._registry.facts(
-                model,
-                settings=settings,
-                upstream_facts=self._probe.known(key, model),
-                max_tokens=limit,
-            )
+            stated = self._probe.known(key, model)
+            facts = self._registry.facts(model, settings=settings, upstream_facts=stated, max_tokens=limit)
             return limited(replace(facts, window=_window(facts)), learned)
 
-        asks = settings.window is None and learned is None and _worth_asking(upstream) and self._probe.is_due(key)
-        facts = merged(None if asks else max_tokens)
         if settings.window is not None or learned is not None or not _worth_asking(upstream):
-            return facts
-        fetch = self._fetch(upstream, caller)
-        if self._probe.is_due(key) and (facts.source in UNSURE or not self._probe.has_answered(key)):
+            return merged(max_tokens)
+        is_due, fetch = self._probe.is_due(key), self._fetch(upstream, caller)
+        facts = merged(None if is_due else max_tokens)
+        if is_due and (facts.source in UNSURE or not self._probe.has_answered(key)):
             await self._probe.ask(key, upstream.base_url or "", model, fetch)
             return merged(max_tokens)
         if facts.source != "rule":
@@ -389,7 +357,18 @@ class ModelLimitsResolver:
         return bool(self._learned or self._unsaved)
 
     def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
-        rows = [_row(s, self._calibrations.get(s) or Calibration(), s in self._strict) for s in self._unsaved]
+        known = ((scope, self._calibrations.get(scope) or Calibration()) for scope in self._unsaved)
+        rows = [
+            CalibrationRow(
+                scope=scope,
+                ratio=each.ratio,
+                samples=each.samples,
+                recent=each.recent,
+                drift=each.drift,
+                strict=scope in self._strict,
+            )
+            for scope, each in known
+        ]
         return rows, list(self._learned.values())
 
     async def save(self) -> bool:
@@ -420,17 +399,6 @@ class ModelLimitsResolver:
     async def _saved(self) -> None:
         if self._saving is not None and not self._saving.done():
             await asyncio.wait({self._saving}, timeout=SAVED_WITHIN)
-
-
-def _row(scope: str, known: Calibration, strict: bool) -> CalibrationRow:  # noqa: FBT001 - a column
-    return CalibrationRow(
-        scope=scope,
-        ratio=known.ratio,
-        samples=known.samples,
-        recent=known.recent,
-        drift=known.drift,
-        strict=strict,
-    )
 
 
 def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | None) -> int:
