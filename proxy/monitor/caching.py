@@ -65,13 +65,14 @@ def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceLis
         return _stated(stated)
     if facts.input_price is None:
         return PriceList(prices=PROVIDERS[DEFAULT_PRICES], dollars=False, source=f"the ratios of {DEFAULT_PRICES}")
+    name = bare_name(model)
     prices = TokenPrices(
         facts.input_price,
         facts.cache_read_price if facts.cache_read_price is not None else facts.input_price,
         facts.cache_write_price if facts.cache_write_price is not None else facts.input_price,
-        facts.output_price if facts.output_price is not None else 0.0,
-        minimum=MINIMUM if facts.cache_read_price is not None else 0,
-        cliff=_cliff(model),
+        facts.output_price or 0.0,
+        minimum=0 if facts.cache_read_price is None else MINIMUM,
+        cliff=next((cliff for prefix, cliff in CLIFFS if name.startswith(prefix)), None),
     )
     return PriceList(prices=prices, dollars=True, source=f"the price list for {model}")
 
@@ -79,34 +80,32 @@ def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceLis
 def _stated(stated: str) -> PriceList:
     if stated in PROVIDERS:
         return PriceList(prices=PROVIDERS[stated], dollars=False, source=f"the ratios of {stated}")
-    parts = stated.split(",")
     try:
-        numbers = [float(part) / MILLION for part in parts]
+        numbers = [float(part) / MILLION for part in stated.split(",")]
     except ValueError:
         numbers = []
     if len(numbers) != 4 or not all(0 <= number < 1 for number in numbers):
         known = ", ".join(PROVIDERS)
         raise BadPrices(f"{stated} is neither one of {known} nor four dollar prices: input,read,write,output")
-    read, write = numbers[1], numbers[2]
-    return PriceList(
-        prices=TokenPrices(numbers[0], read, write, numbers[3], minimum=MINIMUM), dollars=True, source=stated
-    )
-
-
-def _cliff(model: str) -> Cliff | None:
-    name = bare_name(model)
-    return next((cliff for prefix, cliff in CLIFFS if name.startswith(prefix)), None)
+    plain, read, write, answer = numbers
+    return PriceList(prices=TokenPrices(plain, read, write, answer, minimum=MINIMUM), dollars=True, source=stated)
 
 
 Cause = Literal["none", "client", "proxy"]
 CACHED_PRICE = 0.1
-DIGITS = 9
+DIGITS = {"hit_ratio": 4, "cost": 9, "cost_saved": 9}
 NO_HASH = b""
 WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
 """Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
 
 
-class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
+class CacheUse(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"is_cold": "cold", "changed": "prefix_changed"},
+):
     """One request as the provider's cache saw it.
 
     ``hit_ratio`` is None where the upstream did not say. ``is_cold``: the conversation rested for longer than
@@ -121,23 +120,14 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     cost_saved: float | None = None
 
     def facts(self) -> dict[str, object]:
-        said: dict[str, object] = {}
-        if self.hit_ratio is not None:
-            said["hit_ratio"] = round(self.hit_ratio, 4)
-        if self.is_cold:
-            said["cold"] = True
-        if self.changed != "none":
-            said["prefix_changed"] = self.changed
-        if self.cost is not None:
-            said["cost"] = round(self.cost, DIGITS)
-        if self.cost_saved is not None:
-            said["cost_saved"] = round(self.cost_saved, DIGITS)
-        return said
+        """What there is to say, for the detail of an exchange's row."""
+        said = msgspec.to_builtins(self)
+        return {name: round(value, DIGITS[name]) if name in DIGITS else value for name, value in said.items()}
 
 
 def shown(detail: Mapping[str, object]) -> dict[str, object]:
-    unsaid = {"hit_ratio": None, "cold": False, "prefix_changed": "none", "cost": None, "cost_saved": None}
-    return {name: detail.get(name, default) for name, default in unsaid.items()}
+    """The same of a stored row, every name there."""
+    return {each.encode_name: detail.get(each.encode_name, each.default) for each in msgspec.structs.fields(CacheUse)}
 
 
 def follow(
@@ -168,7 +158,8 @@ def follow(
     prices = prices_of(request.model, recognized.limits.facts)
     if usage is None or prices is None:
         return CacheUse(hit_ratio=now.hit_ratio, is_cold=is_cold, changed=changed)
-    cost, removed = cost_of(prices, usage), _removed(plan) if carried_out else 0
+    cost, decision = cost_of(prices, usage), plan.decision
+    removed = max(0, decision.before - decision.after) if carried_out and decision is not None else 0
     share = now.hit_ratio or 0.0
     if before is not None and before.hit_ratio is not None and changed == "proxy" and not is_cold:
         share = max(share, before.hit_ratio)
@@ -236,10 +227,6 @@ def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bo
     last = recognized.trend.at
     mine = plan.decision.trend.at if plan.decision is not None else None
     return last is not None and (at if mine is None else mine) - last > ttl
-
-
-def _removed(plan: Plan) -> int:
-    return 0 if plan.decision is None else max(0, plan.decision.before - plan.decision.after)
 
 
 @lru_cache(maxsize=1024)

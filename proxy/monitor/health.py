@@ -129,22 +129,24 @@ def sample_of(
     """``used`` are the calibrated tokens of what went up, ``pressure`` is theirs. What was only observed took nothing
     out.
     """
-    acted = decision is not None and decision.is_new and not settings.observes
-    bloat = 0.0 if decision is None else _bloat(decision, recognized, settings)
-    read = None if decision is None else decision.reading
+    bloat_limit = None if pressure.zone == ROOMY else limits.bloat
+    left = _requests_left(decision, settings, limits=limits, used=used)
+    if decision is None:
+        return Sample(at=at, utilization=pressure.level, repeats=repeats, bloat_limit=bloat_limit, requests_left=left)
+    acted = decision.is_new and not settings.observes
     return Sample(
         at=at,
         utilization=pressure.level,
         evicted=evicted if acted else 0,
-        ratios=_ratios(decision) if acted and decision is not None else (),
-        compacted=acted and decision is not None and decision.cut is not None,
-        burn_rate=None if read is None else read.velocity_tokens_per_turn,
-        spike=None if decision is None else _spike(decision, recognized, settings, limits),
+        ratios=_ratios(decision) if acted else (),
+        compacted=acted and decision.cut is not None,
+        burn_rate=None if decision.reading is None else decision.reading.velocity_tokens_per_turn,
+        spike=_spike(decision, recognized, settings, limits),
         repeats=repeats,
-        bloat=bloat,
-        bloat_limit=None if pressure.zone == ROOMY else limits.bloat,
-        requests_left=_requests_left(decision, settings, limits=limits, used=used),
-        window_id=None if decision is None or settings.observes else decision.window_id,
+        bloat=_bloat(decision, recognized, settings),
+        bloat_limit=bloat_limit,
+        requests_left=left,
+        window_id=None if settings.observes else decision.window_id,
     )
 
 
@@ -188,9 +190,9 @@ def _requests_left(decision: Decision | None, settings: ContextSettings, *, limi
         room = min(room, budget.max_input - used)
     if room < 0:
         return 0.0
-    manages = not settings.observes and settings.when_full == "manage"
     if decision is None:
         return None
+    manages = not settings.observes and settings.when_full == "manage"
     brought_back = sum(p.tokens for p in decision.pieces or () if p.kind is EditKind.RECALL)
     if manages and decision.raw_after - brought_back <= limits.trigger:
         return None
@@ -266,18 +268,20 @@ class Alerts:
     def tell(self, notice: Notice) -> None:
         alert = notice.alert
         self._metrics.add(ALERTS, alert.level, alert.category, alert.kind)
-        line = AlertLine(
-            level=alert.level,
-            category=alert.category,
-            alert=alert.kind,
-            value=alert.value,
-            threshold=alert.limit,
-            conversation=notice.conversation,
-            tenant=notice.tenant[:TENANT_SHOWN],
-            request=notice.request,
-            said=alert.said,
+        log_alert(
+            log,
+            AlertLine(
+                level=alert.level,
+                category=alert.category,
+                alert=alert.kind,
+                value=alert.value,
+                threshold=alert.limit,
+                conversation=notice.conversation,
+                tenant=notice.tenant[:TENANT_SHOWN],
+                request=notice.request,
+                said=alert.said,
+            ),
         )
-        log_alert(log, line)
         settings = self._settings
         if settings.webhook is None or GRADES[alert.level] < GRADES[settings.level]:
             return
