@@ -144,12 +144,12 @@ def _advice(shape: ExtractShape, best: int | None, reason: str) -> Advice:
     return Advice(trigger=shape.trigger, target=shape.low_water, optimum=best, shape=shape, reason=reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ToolUse:
     name: str
-    calls: int
-    tokens: int
-    largest: int
+    calls: int = 0
+    tokens: int = 0
+    largest: int = 0
     repeated: int = 0
 
 

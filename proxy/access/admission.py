@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -29,8 +29,9 @@ from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidR
 from proxy.store.records import KeyRow
 
 PREFIX = "weir-sk-"
+Headers = Sequence[tuple[bytes, bytes]]
 _REMEMBERED = 4096
-_CREDENTIAL_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _MAX_LEN = 1024
 _TENANT_DIGITS = 32
 _ALL = frozenset({"policy", "mode", "relay"})
@@ -68,8 +69,12 @@ def presented(headers: Mapping[str, str]) -> str:
     return (headers.get("x-api-key") or headers.get("api-key") or "").strip()
 
 
-def credentials_in(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    return {n.decode("latin-1"): v.decode("latin-1") for n, v in headers if n in _CREDENTIAL_HEADERS}
+def credentials_in(headers: Headers) -> dict[str, str]:
+    return _decoded(headers, CREDENTIALS)
+
+
+def _decoded(headers: Headers, wanted: frozenset[bytes]) -> dict[str, str]:
+    return {n.decode("latin-1"): v.decode("latin-1") for n, v in headers if n in wanted}
 
 
 def same_secret(given: str, expected: str | None) -> bool:
@@ -121,29 +126,14 @@ class Keyring:
             if row.revoked is not None and row.revoked <= time.time():
                 self._revoked.add(row.digest)
                 continue
-            self._known[row.digest] = Caller(
-                tenant=tenant,
-                key=row.digest,
-                name=row.name,
-                policy=row.policy,
-                models=row.models,
-                allow=frozenset(row.allow),
-                **{name: getattr(row, name) for name in LIMITS},
-            )
+            self._known[row.digest] = _caller_of(row, row.digest, tenant)
         for key in config_keys:
             digest = key_digest(secret, key.secret.get_secret_value().encode())
+            tenant = digest[:_TENANT_DIGITS]
+            credential = key.upstream_key.get_secret_value().encode() if key.upstream_key else b""
             self._revoked.discard(digest)
-            self._names[digest[:_TENANT_DIGITS]] = key.name
-            self._known[digest] = Caller(
-                tenant=digest[:_TENANT_DIGITS],
-                key=digest,
-                name=key.name,
-                policy=key.policy,
-                models=key.models,
-                allow=frozenset(key.allow),
-                **{name: getattr(key, name) for name in LIMITS},
-                credential=key.upstream_key.get_secret_value().encode() if key.upstream_key else b"",
-            )
+            self._names[tenant] = key.name
+            self._known[digest] = _caller_of(key, digest, tenant, credential)
         self.is_open = mode == "open" or (mode == "auto" and not self._names)
 
     @property
@@ -188,6 +178,19 @@ class Keyring:
         if not self.is_open or digest in self._revoked or credential.startswith(PREFIX):
             raise InvalidAPIKey(_REFUSALS[bool(credential)])
         return Caller(tenant=digest[:_TENANT_DIGITS], key=digest, allow=_ALL, credential=given)
+
+
+def _caller_of(key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b"") -> Caller:
+    return Caller(
+        tenant=tenant,
+        key=digest,
+        name=key.name,
+        policy=key.policy,
+        models=key.models,
+        allow=frozenset(key.allow),
+        credential=credential,
+        **{name: getattr(key, name) for name in LIMITS},
+    )
 
 
 def _is_over(caller: Caller) -> bool:
@@ -375,10 +378,7 @@ class Guesses:
 
 
 def _site(address: str) -> str:
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return address
+    parsed = _address(address)
     if not isinstance(parsed, IPv6Address):
         return address
     # A socket that listens on :: has IPv4 clients too.
@@ -389,17 +389,15 @@ OF_OTHERS = frozenset({"cross-site", "same-site"})
 LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site"})
 # Beside localhost the names that containers have for their host: public name servers know no .internal.
 LOCAL = re.compile(r"(.+\.)?localhost\.?|host\.(docker|containers)\.internal", re.IGNORECASE)
-CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 GRANTS = b"access-control-"
 ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
 
 Scope = MutableMapping[str, Any]
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False) -> None:
     """Forbidden for a page of another origin, unless a link was ``followed``, and for a name that was bound anew."""
-    headers = _told(scope)
+    headers = _decoded(scope["headers"], LOOKED_AT)
     if not followed and _is_of_another_page(headers):
         raise Forbidden("Web pages of other origins may not use this API.")
     if not has_key and _is_bound_anew(scope, headers):
@@ -411,7 +409,7 @@ def refuse_spending_pages(scope: Scope, caller: Caller, config: Config) -> None:
     """Forbidden for such a page where it has no key of its own: the operator would pay for it."""
     if has_own_key(scope, caller, config):
         return
-    headers = _told(scope)
+    headers = _decoded(scope["headers"], LOOKED_AT)
     if _is_of_another_page(headers):
         raise Forbidden(f"Web pages of other origins need a key that is known here. {ASK_FOR_A_KEY}")
     if _is_bound_anew(scope, headers):
@@ -438,10 +436,6 @@ def without_grants(answered: Headers, scope: Scope, caller: Caller | None, confi
     return [(name, value) for name, value in answered if not name.lower().startswith(GRANTS)]
 
 
-def _told(scope: Scope) -> Mapping[str, str]:
-    return {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"] if n in LOOKED_AT}
-
-
 def _announces_a_key(scope: Scope) -> bool:
     if scope["method"] != "OPTIONS":
         return False
@@ -450,21 +444,18 @@ def _announces_a_key(scope: Scope) -> bool:
 
 
 def _is_of_another_page(headers: Mapping[str, str]) -> bool:
-    return headers.get("sec-fetch-site") in OF_OTHERS or not _is_of_this_origin(headers)
+    origin = headers.get("origin")
+    if headers.get("sec-fetch-site") in OF_OTHERS:
+        return True
+    try:
+        return origin is not None and not urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:
+        return True
 
 
 def _is_bound_anew(scope: Scope, headers: Mapping[str, str]) -> bool:
-    return _is_loopback((scope.get("server") or ("",))[0]) and not _is_local_name(headers.get("host", ""))
-
-
-def _is_of_this_origin(headers: Mapping[str, str]) -> bool:
-    origin = headers.get("origin")
-    if origin is None:
-        return True
-    try:
-        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
-    except ValueError:
-        return False
+    server = _address((scope.get("server") or ("",))[0])
+    return server is not None and server.is_loopback and not _is_local_name(headers.get("host", ""))
 
 
 def _is_local_name(host: str) -> bool:
@@ -473,16 +464,11 @@ def _is_local_name(host: str) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    return LOCAL.fullmatch(name) is not None or _is_address(name)
+    return LOCAL.fullmatch(name) is not None or _address(name) is not None
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        ip_address(name)
+        return ip_address(name)
     except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(server: str) -> bool:
-    return _is_address(server) and ip_address(server).is_loopback
+        return None

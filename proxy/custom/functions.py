@@ -34,6 +34,7 @@ SWITCHED_OFF_FIRST = 30.0
 MAX_SWITCHED_OFF = 600.0
 MAX_ANSWER = 64 * 1024 * 1024
 MARK = "weir"
+HERE = ("",)  # modules are looked for in the working directory, too: an operator's may lie beside the config
 
 _BEGIN = "from proxy.custom import worker as w; "
 _WORK = _BEGIN + "w.work(sys.argv[2])"
@@ -47,7 +48,7 @@ def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:
     """
     if path.count(":") != 1:
         return f"{path}: {SHAPE}"
-    command = _command(_CHECK, path)
+    command = python(_CHECK, path, path=HERE)
     try:
         done = subprocess.run(command, capture_output=True, timeout=patience, check=False)  # noqa: S603 - own code
     except subprocess.TimeoutExpired:
@@ -139,7 +140,7 @@ class _Worker:
                 return await self._switch_off(fault)
             body = await asyncio.to_thread(lambda: json.dumps(question).encode())
             async with asyncio.timeout(seconds):
-                answer = await self._exchange(body)
+                answer = await self._asked(body)
         except TimeoutError:
             why = f"no answer within {seconds:g} seconds; switched off for a while"
             return await self._switch_off(_Fault("timeout", why))
@@ -154,19 +155,15 @@ class _Worker:
     async def _start(self) -> _Fault | None:
         if self._process is not None and self._process.is_running:
             return None
-        self._process = await ChildProcess.start(_command(_WORK, self._path))
-        first = await self._read()
+        self._process = await ChildProcess.start(python(_WORK, self._path, path=HERE))
+        first = await self._asked()
         return None if first.get("ready") else _Fault(str(first.get("failed")), str(first.get("detail", "")))
 
-    async def _exchange(self, body: bytes) -> dict[str, Any]:
+    async def _asked(self, *frames: bytes) -> dict[str, Any]:
         process = self._process
         assert process is not None  # noqa: S101 - started by the caller
-        await process.send(body)
-        return await self._read()
-
-    async def _read(self) -> dict[str, Any]:
-        process = self._process
-        assert process is not None  # noqa: S101 - started by the caller
+        if frames:
+            await process.send(*frames)
         answer = await asyncio.to_thread(json.loads, await process.receive(limit=MAX_ANSWER))
         if not isinstance(answer, dict):
             raise ValueError("the answer is no object")  # noqa: TRY004 - not a wrong type in a call
@@ -178,10 +175,6 @@ class _Worker:
         self._troubles = min(self._troubles + 1, 16)
         self._off_until = self._clock() + pause
         return fault
-
-
-def _command(code: str, path: str) -> tuple[str, ...]:
-    return python(code, path, path=("",))
 
 
 def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -273,6 +266,11 @@ class Turn:
     policy: str
     conversation: str | None = None
 
+    @property
+    def about(self) -> dict[str, str | None]:
+        """What a log line says of the request beside its message."""
+        return {"request": self.request, "conversation": self.conversation}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewResult:
@@ -310,13 +308,8 @@ def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
     for index in range(transcript.head + length, len(transcript.messages)):
         message = transcript.messages[index]
         if message.is_result:
-            yield NewResult(
-                index=index,
-                call_id=message.answers,
-                tokens=message.tokens,
-                ref=message.ref,
-                text=transcript.read(index).text,
-            )
+            text = transcript.read(index).text
+            yield NewResult(index=index, call_id=message.answers, tokens=message.tokens, ref=message.ref, text=text)
 
 
 class Plugin(Protocol):
@@ -380,7 +373,7 @@ class Hooks:
                 queue.put_nowait((name, turn, facts))
             except asyncio.QueueFull:
                 hooks_logger.warning(
-                    "the plugin %s is too slow: it misses a %s", _named(plugin), name, extra=_about(turn)
+                    "the plugin %s is too slow: it misses a %s", _named(plugin), name, extra=turn.about
                 )
 
     async def _run(self, plugin: Plugin, queue: "asyncio.Queue[Call]") -> None:
@@ -390,21 +383,12 @@ class Hooks:
                 async with asyncio.timeout(self._seconds):
                     await getattr(plugin, name)(turn, *facts)
             except TimeoutError:
-                hooks_logger.warning(
-                    "the plugin %s took more than %g s for a %s",
-                    _named(plugin),
-                    self._seconds,
-                    name,
-                    extra=_about(turn),
-                )
+                text = "the plugin %s took more than %g s for a %s"
+                hooks_logger.warning(text, _named(plugin), self._seconds, name, extra=turn.about)
             except Exception:  # whatever a plugin raises is its own affair
-                hooks_logger.exception("the plugin %s failed in %s", _named(plugin), name, extra=_about(turn))
+                hooks_logger.exception("the plugin %s failed in %s", _named(plugin), name, extra=turn.about)
             finally:
                 queue.task_done()
-
-
-def _about(turn: Turn) -> dict[str, str | None]:
-    return {"request": turn.request, "conversation": turn.conversation}
 
 
 def _named(plugin: object) -> str:

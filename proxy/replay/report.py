@@ -4,7 +4,7 @@ Pictures of one conversation in one scenario (buckets against the window, cost, 
 are CSS classes of the page (``report.css``), so that they follow light and dark.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -71,7 +71,7 @@ def buckets_chart(steps: Sequence[Step], *, window: int) -> str:
     limit = steps[-1].limit
     if 0 < limit < window:
         parts.append(rule(frame, limit, "limit", ""))
-    parts += _hover(frame, steps)
+    parts += _hover(frame, map(said, steps))
     parts += _marks(frame, steps)
     return svg(frame, "Tokens of each forwarded request by bucket", parts)
 
@@ -94,11 +94,7 @@ def reuse_chart(steps: Sequence[Step]) -> str:
     parts = [*grid(frame, (0.0, 0.5, 1.0), ("0 %", "50 %", "100 %"))]
     zero = [0.0] * len(steps)
     parts.append(f'<path class="reuse" d="{area(frame, zero, [step.reuse for step in steps])}"/>')
-    parts += [
-        f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{bar_width(frame):.1f}" '
-        f'height="{frame.height - TOP - BOTTOM}"><title>request {step.number}: {step.reuse:.1%} reused</title></rect>'
-        for i, step in enumerate(steps)
-    ]
+    parts += _hover(frame, (f"request {step.number}: {step.reuse:.1%} reused" for step in steps))
     return svg(frame, "Prefix reuse of each request", parts)
 
 
@@ -138,11 +134,11 @@ def rule(frame: Frame, value: float, name: str, label: str) -> str:
     return f'<line class="{name}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>{text if label else ""}'
 
 
-def _hover(frame: Frame, steps: Sequence[Step]) -> Iterator[str]:
-    for i, step in enumerate(steps):
+def _hover(frame: Frame, titles: Iterable[str]) -> Iterator[str]:
+    for i, title in enumerate(titles):
         yield (
             f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{bar_width(frame):.1f}" '
-            f'height="{frame.height - TOP - BOTTOM}"><title>{escape(said(step))}</title></rect>'
+            f'height="{frame.height - TOP - BOTTOM}"><title>{escape(title)}</title></rect>'
         )
 
 
@@ -316,15 +312,9 @@ def _figure(caption: str, svg: str) -> str:
 
 
 def _legend() -> str:
-    keys = [f'<span>{_key(f"""<rect class="{name}" width="18" height="10"/>""")}{text}</span>' for name, text in LEGEND]
-    stroke = '<line class="{}" x1="0" x2="18" y1="5" y2="5"/>'
-    keys += [
-        f"<span>{_key(stroke.format(name))}{text}</span>"
-        for name, text in (("raw", "unmanaged"), ("sliding", "sliding window"), ("policy", "the policy"))
-    ]
-    keys.append(f'<span>{_key("""<polygon class="mark" points="4,0 14,0 9,9"/>""")}Weir acted</span>')
-    return f'<p class="legend">{"".join(keys)}</p>'
-
-
-def _key(shape: str) -> str:
-    return f'<svg viewBox="0 0 18 10" aria-hidden="true">{shape}</svg>'
+    drawn = (("raw", "unmanaged"), ("sliding", "sliding window"), ("policy", "the policy"))
+    keys = [(f'<rect class="{name}" width="18" height="10"/>', text) for name, text in LEGEND]
+    keys += [(f'<line class="{name}" x1="0" x2="18" y1="5" y2="5"/>', text) for name, text in drawn]
+    keys.append(('<polygon class="mark" points="4,0 14,0 9,9"/>', "Weir acted"))
+    shown = (f'<span><svg viewBox="0 0 18 10" aria-hidden="true">{key}</svg>{text}</span>' for key, text in keys)
+    return f'<p class="legend">{"".join(shown)}</p>'

@@ -316,21 +316,13 @@ def advised(settings: ContextSettings, advice: Advice) -> ContextSettings:
 
 
 @dataclass(slots=True)
-class _Tool:
-    calls: int = 0
-    tokens: int = 0
-    largest: int = 0
-    repeated: int = 0
-
-
-@dataclass(slots=True)
 class TrafficCount:
     conversations: int = 0
     requests: int = 0
     turns: int = 0
     marked: int = 0
     _buckets: Counter[str] = field(default_factory=Counter)
-    _tools: dict[str, _Tool] = field(default_factory=dict)
+    _tools: dict[str, ToolUse] = field(default_factory=dict)
 
     def add(self, script: Script) -> None:
         length = len(script.recording.raws)
@@ -351,7 +343,8 @@ class TrafficCount:
             if not message.is_result:
                 continue
             call = calls.get(message.answers or "")
-            tool = self._tools.setdefault(call.name if call is not None else UNNAMED, _Tool())
+            name = UNNAMED if call is None else call.name
+            tool = self._tools.setdefault(name, ToolUse(name=name))
             tool.calls += 1
             tool.tokens += message.tokens
             tool.largest = max(tool.largest, message.tokens)
@@ -364,15 +357,11 @@ class TrafficCount:
 
     @property
     def traffic(self) -> Traffic:
-        tools = tuple(
-            ToolUse(name=name, calls=t.calls, tokens=t.tokens, largest=t.largest, repeated=t.repeated)
-            for name, t in sorted(self._tools.items())
-        )
         return Traffic(
             conversations=self.conversations,
             requests=self.requests,
             turns=self.turns,
             buckets=dict(self._buckets),
-            tools=tools,
+            tools=tuple(self._tools[name] for name in sorted(self._tools)),
             marked=self.marked,
         )

@@ -8,7 +8,7 @@ messages or of conversations; it is read whole. Message ``i`` from the assistant
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
@@ -299,12 +299,7 @@ class Retention:
     stale: int = 0
 
     def __add__(self, other: "Retention") -> "Retention":
-        return Retention(
-            needed=self.needed + other.needed,
-            kept=self.kept + other.kept,
-            recoverable=self.recoverable + other.recoverable,
-            stale=self.stale + other.stale,
-        )
+        return Retention(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
 
 def judge(
