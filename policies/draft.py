@@ -215,10 +215,6 @@ def _results_follow_their_calls(array: Sequence[Message | None]) -> bool:
     return True
 
 
-def _something_is_said(array: Sequence[Message | None]) -> bool:
-    return len(array) > 0
-
-
 def _starts_with_a_user(array: Sequence[Message | None]) -> bool:
     first = next((m for m in array if m is None or not m.is_head), None)
     return first is None or first.role == "user"  # None is the summary, which the user role carries
@@ -226,19 +222,15 @@ def _starts_with_a_user(array: Sequence[Message | None]) -> bool:
 
 RULES: tuple[tuple[str, Rule], ...] = (
     ("every tool result follows the call it answers", _results_follow_their_calls),
-    ("the array is not empty", _something_is_said),
+    ("the array is not empty", bool),
     ("the first message after the head is from the user", _starts_with_a_user),
 )
 
 
 def broken_rules(draft: Draft) -> tuple[str, ...]:
     before: list[Message | None] = list(draft.transcript.messages)
-    after = [_message(p, draft.transcript) for p in draft.pieces]
+    after = [None if p.index is None else before[p.index] for p in draft.pieces]
     return tuple(name for name, holds in RULES if holds(before) and not holds(after))
-
-
-def _message(piece: PlannedMessage, transcript: Transcript) -> Message | None:
-    return None if piece.index is None else transcript.messages[piece.index]
 
 
 LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
@@ -247,16 +239,18 @@ LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
 
 def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:
     """The newest whose prefix is there and that hides nothing protected."""
-    head = transcript.head
-    chain = transcript.chain
-    guarded = protection.all if cuts else frozenset()
+    chain, guarded = transcript.chain, protection.all if cuts else frozenset()
     for cut in reversed(cuts):
-        if not 0 < cut.covers <= len(chain) or chain[cut.covers - 1] != cut.prefix:
-            continue
-        hidden = set(range(head, head + cut.covers)) - {head + p for p in (*cut.before, *cut.after)}
-        if not hidden & guarded:
+        is_there = 0 < cut.covers <= len(chain) and chain[cut.covers - 1] == cut.prefix
+        if is_there and guarded.isdisjoint(covered_by(cut, transcript.head)):
             return cut
     return None
+
+
+def covered_by(cut: Cut, head: int) -> tuple[int, ...]:
+    """Indices of the messages that the cut takes out of the window."""
+    stays = {head + p for p in (*cut.before, *cut.after)}
+    return tuple(i for i in range(head, head + cut.covers) if i not in stays)
 
 
 def replay(transcript: Transcript, known: ConversationState, protection: Protection) -> Draft:
@@ -280,7 +274,9 @@ def standing(transcript: Transcript, known: ConversationState) -> Draft:
 
 
 def _replayed(transcript: Transcript, known: ConversationState, protection: Protection, *, cut: Cut | None) -> Draft:
-    draft = _with_cut(transcript, cut)
+    draft = untouched(transcript)
+    if cut is not None:
+        draft = replace(draft.with_cut(cut), cut=None)  # it is not new
     return _without_tools(_with_edits(draft, known.edits, protection), known) if known.edits else draft
 
 
@@ -293,18 +289,16 @@ def _without_tools(draft: Draft, known: ConversationState) -> Draft:
     )
 
 
-def _with_cut(transcript: Transcript, cut: Cut | None) -> Draft:
-    draft = untouched(transcript)
-    return draft if cut is None else replace(draft.with_cut(cut), cut=None)
-
-
 def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, protection: Protection) -> int:
     occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     total = 0
     for index in protection.verbatim:
-        edit = known.edits.get((transcript.messages[index].digest, occurrences[index]))
-        holds = edit is not None and edit.kind not in ADDING and _holds(transcript, index, edit, protection)
-        total += edit.tokens if edit is not None and holds else transcript.messages[index].tokens
+        message = transcript.messages[index]
+        edit = known.edits.get((message.digest, occurrences[index]))
+        if edit is None or edit.kind in ADDING or not _holds(transcript, index, edit, protection):
+            total += message.tokens
+        else:
+            total += edit.tokens
     return total
 
 
@@ -432,11 +426,11 @@ class Bounds:
 
 def bounds_for(
     transcript: Transcript,
-    *,
     settings: ContextSettings,
     budget: TokenBudget,
     known: ConversationState,
     counter: TokenCounter,
+    *,
     ceiling: int | None = None,
     summarizer_input: int | None = None,
     readings: Readings | None = None,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, PolicyError, Transcript
-from policies.settings import Bucket, ContextSettings, Layer, Memory, Param, Zones, amount
+from policies.settings import Bucket, ContextSettings, Layer, Memory, Zones, amount
 
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 RESERVED = ("working", "headroom")
@@ -263,20 +263,15 @@ def layers_of(settings: ContextSettings) -> tuple[Layer, ...]:
 
 
 def _bucket_layers(settings: ContextSettings) -> Iterator[Layer]:
-    for action in ("prune-unused", "truncate", "summarize"):
+    for action, strategy in {"prune-unused": "prune_tools", "truncate": "evict", "summarize": "compact"}.items():
         for name, bucket in settings.buckets.items():
-            if bucket.cap is not None and bucket.on_overflow == action:
-                strategy, params = _acting(action, name)
+            if bucket.cap is None or bucket.on_overflow != action:
+                continue
+            if strategy == "evict" and name == "history":  # what was decided in words is never truncated
+                yield Layer(strategy="drop_oldest", scope=name, at=1.0, stop_at=bucket.watermark)
+            else:
+                params = {"scorer": "fifo"} if strategy == "evict" else {}
                 yield Layer(strategy=strategy, scope=name, at=1.0, stop_at=bucket.watermark, params=params)
-
-
-def _acting(action: str, bucket: str) -> tuple[str, Mapping[str, Param]]:
-    """What was decided in words is never truncated: of history the oldest goes as a whole."""
-    if action == "prune-unused":
-        return "prune_tools", {}
-    if action == "summarize":
-        return "compact", {}
-    return ("drop_oldest", {}) if bucket == "history" else ("evict", {"scorer": "fifo"})
 
 
 def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
@@ -364,10 +359,8 @@ def compaction_layer(settings: ContextSettings) -> Layer | None:
     return next((layer for layer in layers_of(settings) if layer.strategy == "compact"), None)
 
 
-def _compacts(settings: ContextSettings, budget: TokenBudget) -> int | None:
-    layer = compaction_layer(settings)
-    if layer is None:
-        return None
+def asks_from(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
+    """As :func:`limit_for`, but the whole base for a layer that always is due: it asks when something can be gained."""
     return limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
 
 
@@ -396,10 +389,7 @@ class Limits:
     bloat: float
 
     def has_room(self, buckets: Mapping[str, int]) -> bool:
-        for name, most in self.scoped:
-            if buckets.get(name, 0) > most:
-                return False
-        return not any(buckets.get(name, 0) > cap for name, cap in self.refused)
+        return all(buckets.get(name, 0) <= most for name, most in (*self.scoped, *self.refused))
 
     def is_close(self, tokens: int) -> bool:
         return tokens > CLOSE * self.trigger
@@ -407,7 +397,7 @@ class Limits:
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
     scoped = [layer for layer in layers_of(settings) if layer.scope != "total"]
-    zones, base = zones_for(settings, budget.window), budget.base(settings)
+    zones, base, compacts = zones_for(settings, budget.window), budget.base(settings), compaction_layer(settings)
     return Limits(
         settings=settings,
         budget=budget,
@@ -418,7 +408,7 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         usable=budget.usable,
         trigger=first_trigger(settings, budget),
         fits=budget.soft_limit,
-        compacts=_compacts(settings, budget),
+        compacts=None if compacts is None else asks_from(compacts, settings, budget),
         scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
         bloat=bloat_limit(budget, settings.health.tool_bloat),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from policies.decision import Action, Decision, LayerReport
-from policies.draft import Bounds, Draft, bounds_for, broken_rules, replay, untouched
+from policies.draft import Bounds, Draft, bounds_for, broken_rules, covered_by, replay, untouched
 from policies.effects import Announce, Flow, Offload, unheard
 from policies.ledger import WINDOWS, ConversationState
 from policies.limits import (
@@ -103,17 +103,18 @@ def plan(
         return _passed(transcript, grown, limits=limits)
     bounds = bounds_for(
         transcript,
-        settings=settings,
-        budget=budget,
-        known=known,
-        counter=counter,
+        settings,
+        budget,
+        known,
+        counter,
         ceiling=ceiling,
         summarizer_input=summarizer_input,
         readings=readings,
     )
     work = PlanWork(replay(bounds.transcript, known, bounds.protection), announce=announce)
     announce("replay")
-    bounds = replace(bounds, standing=work.draft.pieces, warm=_is_warm(trend, at, settings), announce=announce)
+    is_warm = trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
+    bounds = replace(bounds, standing=work.draft.pieces, warm=is_warm, announce=announce)
     if asked:
         yield Offload()
         yield from run_asked(work, bounds)
@@ -122,10 +123,6 @@ def plan(
     if transcript.binds:
         yield from _unbind(work, bounds, all_of_it=unbinds)
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
-
-
-def _is_warm(trend: Trend, at: float | None, settings: ContextSettings) -> bool:
-    return trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
 
 
 def _manage(
@@ -172,7 +169,7 @@ def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
 
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter) -> Decision:
     """Drop the oldest until it fits: what is done when planning itself failed."""
-    bounds = bounds_for(transcript, settings=settings, budget=budget, known=ConversationState(), counter=counter)
+    bounds = bounds_for(transcript, settings, budget, ConversationState(), counter)
     draft = untouched(bounds.transcript)
     if not bounds.soft_fits(draft.tokens):
         draft = DropOldest().apply(draft, replace(bounds, aim=bounds.budget.soft_limit))
@@ -195,14 +192,9 @@ def compacted(
     shown: Sequence[int],
 ) -> Flow[str]:
     yield Offload()
+    known = known.at(len(transcript.chain))
     bounds = bounds_for(
-        transcript,
-        settings=settings,
-        budget=budget,
-        known=known.at(len(transcript.chain)),
-        counter=counter,
-        summarizer_input=summarizer_input,
-        readings=readings,
+        transcript, settings, budget, known, counter, summarizer_input=summarizer_input, readings=readings
     )
     return (yield from stand_in(bounds, shown))
 
@@ -381,7 +373,8 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         acted=new,
         emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
     )
-    covered, length = _covered(draft), len(draft.transcript.chain)
+    covered = () if draft.cut is None else covered_by(draft.cut, draft.transcript.head)
+    length = len(draft.transcript.chain)
     window, begun = _window(draft)
     return Decision(
         action=Action.EDIT if new else Action.REPLAY if changed else Action.PASS,
@@ -420,12 +413,3 @@ def _window(draft: Draft) -> tuple[int | None, tuple[Event, ...]]:
         "summary_tokens": cut.tokens,
     }
     return window, (Event(cut.origin, facts),)
-
-
-def _covered(draft: Draft) -> tuple[int, ...]:
-    cut = draft.cut
-    if cut is None:
-        return ()
-    head = draft.transcript.head
-    stays = {head + p for p in (*cut.before, *cut.after)}
-    return tuple(i for i in range(head, head + cut.covers) if i not in stays)

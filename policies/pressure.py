@@ -323,7 +323,21 @@ def bucket_report(
         cap = caps.get(name)
         turns = None if cap is None else turns_remaining(tokens, cap, rates.get(name))
         level = urgency(turns, urgent=urgent_turns, warning=warning_turns)
-        lines.append(_line(name, bounded(tokens), cap, soft=soft.get(name, SOFT), turns=turns, level=level))
+        used_here, limit_here = bounded(tokens), None if cap is None else bounded(cap)
+        share = None if limit_here is None else used_here / max(1, limit_here)
+        lines.append(
+            BucketLine(
+                bucket=name,
+                used=used_here,
+                limit=limit_here,
+                remaining=None if limit_here is None else max(0, limit_here - used_here),
+                utilization=None if share is None else round(share, 2),
+                soft_exceeded=share is not None and share >= soft.get(name, SOFT),
+                hard_exceeded=limit_here is not None and used_here > limit_here,
+                turns_remaining=_one_decimal(turns),
+                urgency=level,
+            )
+        )
     total = sum(line.used for line in lines)
     rate = sum(rates.values()) if rates else None
     return BucketReport(
@@ -332,22 +346,6 @@ def bucket_report(
         total_utilization=round(total / max(1, bounded(limit)), 2),
         burn_rate_tokens_per_turn=_one_decimal(rate),
         turns_until_exhausted=_one_decimal(turns_remaining(total, limit, rate)),
-    )
-
-
-def _line(name: str, used: int, cap: int | None, *, soft: float, turns: float | None, level: Urgency) -> BucketLine:
-    limit = None if cap is None else bounded(cap)
-    share = None if limit is None else used / max(1, limit)
-    return BucketLine(
-        bucket=name,
-        used=used,
-        limit=limit,
-        remaining=None if limit is None else max(0, limit - used),
-        utilization=None if share is None else round(share, 2),
-        soft_exceeded=share is not None and share >= soft,
-        hard_exceeded=limit is not None and used > limit,
-        turns_remaining=_one_decimal(turns),
-        urgency=level,
     )
 
 
