@@ -94,14 +94,12 @@ class Draft:
         return counts
 
     def with_edits(self, edits: Mapping[int, Edit], *, new: bool = True) -> "Draft":
-        """Only ``new`` edits are to be stored."""
         if not edits:
             return self
         pieces = tuple(each for p in self.pieces for each in _edited(p, edits))
         return replace(self, pieces=pieces, edits={**self.edits, **edits} if new else self.edits)
 
     def with_cut(self, cut: Cut, *, checkpoint: str | None = None) -> "Draft":
-        """Edits of what the cut covers go."""
         pieces = {p.index: p for p in self.pieces if p.index is not None}
         recalled = self._recalled()
         order = cut_order(self.transcript, cut)
@@ -166,7 +164,6 @@ def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMe
 
 
 def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
-    """The indices of an array with a cut in place, None for the summary."""
     head = transcript.head
     order: list[int | None] = [*range(head), *(head + p for p in cut.before), None, *(head + p for p in cut.after)]
     order.extend(range(head + cut.covers, len(transcript.messages)))
@@ -248,7 +245,6 @@ def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Pr
 
 
 def covered_by(cut: Cut, head: int) -> tuple[int, ...]:
-    """Indices of the messages that the cut takes out of the window."""
     stays = {head + p for p in (*cut.before, *cut.after)}
     return tuple(i for i in range(head, head + cut.covers) if i not in stays)
 

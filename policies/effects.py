@@ -66,8 +66,6 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Replied to by :class:`Vectors`."""
-
     texts: tuple[str, ...]
     model: str
     seconds: float = 20.0
@@ -101,8 +99,6 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``finish_reason`` and ``tool_calls`` tell a useless answer apart."""
-
     text: str
     finish_reason: str = "stop"
     tool_calls: int = 0
@@ -123,8 +119,6 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """How alike the pairs that were asked about are: 0 to 1 each, in their order."""
-
     scores: tuple[float, ...]
 
 

@@ -46,13 +46,11 @@ class EditKind(StrEnum):
 
 
 SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.TRUNCATE, EditKind.CLIP})
-"""Edits that leave a part of what a message says, which may still go."""
 
 ADDING = frozenset({EditKind.RECALL, EditKind.PIN, EditKind.ROUND})
 
 
 def occurrence_of_round(occurrence: int) -> int:
-    """Beside the message's other edit, which has the occurrence itself."""
     return -1 - occurrence
 
 
@@ -107,17 +105,11 @@ class Cut:
 
     @property
     def layer(self) -> str:
-        """The layer that made it: ``compact``, or what dropped messages without a summary."""
         return self.origin if self.origin in DROPPING | WINDOWS else "compact"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model's summary for a batch to come, of the first ``covers`` messages, of which ``prefix`` is the hash.
-
-    ``proposal`` is what the model said of the task's state, as JSON; ``calls`` counts the questions that were answered.
-    """
-
     covers: int
     prefix: bytes
     text: str
@@ -180,8 +172,6 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subtask:
-    """One part of the task; ``told`` is whether only a model said so, which its next telling may change."""
-
     text: str
     status: Status = Status.PLANNED
     told: bool = False

@@ -39,8 +39,6 @@ CLOSE = 0.75
 
 
 class BudgetUnreachable(PolicyError):
-    """The protected content alone does not fit; ``buckets`` are those of the smallest array that was reached."""
-
     def __init__(self, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int) -> None:
         self.window = window
         self.reserve = reserve
@@ -52,8 +50,6 @@ class BudgetUnreachable(PolicyError):
 
 
 class BucketExceeded(BudgetUnreachable):
-    """A bucket is above its cap and its ``on_overflow`` is ``reject``."""
-
     def __init__(
         self, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
     ) -> None:
@@ -66,8 +62,6 @@ class BucketExceeded(BudgetUnreachable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudget:
-    """One request's window, divided; ``reported``: the ratio comes from usage that the upstream reported."""
-
     window: int
     reserve: int
     headroom: int
@@ -86,7 +80,6 @@ class TokenBudget:
         return math.ceil(round(tokens * self.ratio, 6))
 
     def estimate_each(self, buckets: Mapping[str, int]) -> dict[str, int]:
-        """What the upstream would report by bucket; the sum is the estimate of the sum."""
         result: dict[str, int] = {}
         before = reported = 0
         for name, tokens in buckets.items():
@@ -224,7 +217,6 @@ def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
 
 
 def charged(buckets: Mapping[str, int], rules: Mapping[str, Bucket]) -> Mapping[str, int]:
-    """Tokens by the bucket whose cap they count against; the sum stays the same."""
     if not rules:
         return buckets
     result = dict.fromkeys(buckets, 0)
@@ -295,7 +287,6 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
 
 
 def shape_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
-    """The shape's share of U, or of the provider's input limit where that is smaller."""
     usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
     return min(budget.room_for(settings.shape_for(budget.window).trigger * usable), budget.soft_limit)
 
@@ -345,7 +336,6 @@ def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
 
 
 def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
-    """The zone, at least yellow above ``soft`` tokens, and whether they are above it."""
     rot_guard = soft is not None and tokens > soft
     return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
 
@@ -360,7 +350,6 @@ def compaction_layer(settings: ContextSettings) -> Layer | None:
 
 
 def asks_from(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
-    """As :func:`limit_for`, but the whole base for a layer that always is due: it asks when something can be gained."""
     return limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
 
 

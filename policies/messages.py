@@ -77,7 +77,6 @@ class Message:
 
     @property
     def ref(self) -> str:
-        """The archive's key for this message's original: 12 hex digits of the digest."""
         return self.digest.hex()[:12]
 
 
@@ -145,7 +144,6 @@ def count_occurrences(messages: Sequence[Message]) -> tuple[int, ...]:
 
 
 def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
-    """The hash after each message behind the head, seeded with the tenant."""
     seed = blake2b(tenant.encode(), digest_size=HASH_SIZE).digest()
     return extend_chain((seed,), messages[head:])[1:]
 

@@ -168,7 +168,6 @@ def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
 
 
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter) -> Decision:
-    """Drop the oldest until it fits: what is done when planning itself failed."""
     bounds = bounds_for(transcript, settings, budget, ConversationState(), counter)
     draft = untouched(bounds.transcript)
     if not bounds.soft_fits(draft.tokens):

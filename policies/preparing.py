@@ -107,7 +107,6 @@ def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
 
 
 def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
-    """What the layers save may be little now, and more when they are due."""
     layers = tuple(replace(layer, min_savings=0) for layer in bounds.settings.layers)
     work = PlanWork(draft)
     flow = run_layers(work, replace(bounds, settings=replace(bounds.settings, layers=layers)))
@@ -130,10 +129,6 @@ def is_soft(
     buckets: Mapping[str, int] | None = None,
     trend: Trend = UNKNOWN,
 ) -> bool:
-    """Whether a batch that asks a model is near, and comes soon.
-
-    ``tokens`` are uncalibrated, ``buckets`` calibrated, ``length`` counts messages behind the head.
-    """
     rules = settings.summaries
     if settings.summarizer is None or settings.compaction != "proxy" or settings.when_full != "manage":
         return False

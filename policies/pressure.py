@@ -121,7 +121,6 @@ class Trend(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str | None) -> "Trend":
-        """The trend that :meth:`to_json` wrote; a fresh one for any other text."""
         try:
             state = json.loads(text or "")
             if state["v"] != _VERSION:
@@ -169,10 +168,6 @@ def _next(burn: Burn, tokens: int, newest: int) -> Burn:
 
 
 class WindowPressure(NamedTuple):
-    """``status`` is healthy, preparing (yellow), active (orange or above, or acted on this request) or emergency (only
-    the last rungs helped, or nothing did).
-    """
-
     level: float
     zone: str
     status: str
@@ -266,8 +261,6 @@ def should_preempt(reading: PressureReading, *, orange_at: float, fits: int) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLine:
-    """Without a cap ``limit`` and what follows from it are None; flags and ``urgency`` are taken before rounding."""
-
     bucket: str
     used: int
     limit: int | None

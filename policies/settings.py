@@ -15,8 +15,6 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrendRules:
-    """Growth is tokens per request; ``urgent_turns`` and ``warning_turns`` are requests left under a bucket's cap."""
-
     window: int = 5
     spike_multiplier: float = 3.0
     ema_alpha: float = 0.3
@@ -171,8 +169,6 @@ class Ingest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Messages that carry memory begin with a tag, have one of the names, or match a pattern where they begin."""
-
     tags: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
@@ -208,8 +204,6 @@ class Summaries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """When the state of a conversation is saved beside its summaries; ``save_at`` is a share of the base."""
-
     enabled: bool = True
     save_at: float | None = 0.85
     milestones: bool = True
@@ -219,8 +213,6 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteTaking:
-    """Notes from calls of ``tools`` and fenced blocks; with ``extract`` also from the summariser, in the background."""
-
     enabled: bool = True
     tools: tuple[str, ...] = (
         "TodoWrite",
@@ -244,8 +236,6 @@ class NoteTaking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
-    """Ways back for what was removed: a tool that Weir answers itself, and text in front of the newest user message."""
-
     tool: bool = False
     name: str = "recall"
     rounds: int = 3
@@ -257,8 +247,6 @@ class Recall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """``sample`` is the share of compactions that are measured; without ``model`` the summarizer answers and judges."""
-
     sample: float = 0.0
     questions: int = 8
     model: str | None = None
@@ -267,10 +255,6 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect:
-    """How many of a conversation's newest requests are kept for both sides to be looked at, and whether with
-    ``content``.
-    """
-
     requests: int = 20
     content: bool = True
 

@@ -45,8 +45,6 @@ class TokenCounter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CharCounter:
-    """A share of the code points (not bytes), rounded down."""
-
     numerator: int
     denominator: int
 
@@ -96,7 +94,6 @@ class Calibration:
 
     @property
     def is_calibrated(self) -> bool:
-        """Three of the recent samples are within 5 % of the ratio, and the newest does not drift."""
         agreeing = sum(abs(sample / self.ratio - 1.0) <= AGREEMENT for sample in self.recent)
         return agreeing >= CONSISTENT and not self.is_drifting
 
@@ -118,7 +115,6 @@ def _clamp(ratio: float) -> float:
 
 
 def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) -> str:
-    """The middle gives way to a note that names ``ref``, which is kept even where ``max_tokens`` is smaller than it."""
     total = counter.count(text)
     if total <= max_tokens:
         return text
@@ -232,7 +228,6 @@ class Patches:
     limits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"auto": (1_536, 2_048)})
 
     def tokens(self, size: Size | None, detail: str) -> int:
-        """``patches * multiplier``; low detail is a resize to 512 pixels, not a flat price."""
         budget, edge = (256, 512) if detail == "low" else self.limits.get(detail, self.limits["auto"])
         count = min(UNKNOWN_IMAGE, budget) if size is None else self._patches(size, budget, edge)
         return math.ceil(round(count * self.multiplier, 6))
@@ -376,7 +371,6 @@ def is_media(part: Mapping[str, Any]) -> bool:
 
 
 def named_file(part: Mapping[str, Any]) -> str:
-    """The id or address of a file part whose content is elsewhere; empty for every other part."""
     if part.get("type") not in FILE_TYPES or not is_media(part) or _file(part, ""):
         return ""
     for holder in (part.get("file"), part.get("source"), part):
@@ -404,7 +398,6 @@ def _image(part: Mapping[str, Any], model: str) -> int:
 
 
 def _decoded_size(data: str) -> Size | None:
-    """From the first KBs, and once more with 256 KB for a JPEG with long metadata."""
     for limit in _HEADERS:
         size = image_size(_decode(data[:limit]))
         if size is not None or len(data) <= limit:

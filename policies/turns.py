@@ -69,7 +69,6 @@ def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
 
 
 def find_safe_boundary(messages: Sequence[Message], target: int) -> int:
-    """The unit boundary nearest to index ``target``, the later one on a tie; 0 to ``len(messages)``."""
     boundaries = [0, *(u.stop for u in units(messages))]
     return min(boundaries, key=lambda b: (abs(b - target), -b))
 
@@ -109,7 +108,6 @@ class Protection:
 
     @property
     def verbatim(self) -> frozenset[int]:
-        """What stays word for word in every request: all reasons but ``active``."""
         singles = {i for i in (self.task, self.current) if i is not None}
         return self.head | self.pinned | singles
 
@@ -119,7 +117,6 @@ class Protection:
 
 
 def protect(messages: Sequence[Message], steps: Sequence[Unit], pins: frozenset[bytes] = frozenset()) -> Protection:
-    """``steps`` are the units of ``messages``, ``pins`` the first bytes of digests of messages that have to stay."""
     pinned: set[int] = set()
     for unit in steps:
         if any(messages[i].keep or (pins and messages[i].digest[:PIN_SIZE] in pins) for i in unit.indices):

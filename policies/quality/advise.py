@@ -23,8 +23,6 @@ from policies.settings import ContextSettings, ExtractShape
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """A prompt above ``above`` tokens pays so many times the price for all its input, and for its output."""
-
     above: int
     input: float
     output: float
@@ -65,8 +63,6 @@ PROVIDERS: Mapping[str, TokenPrices] = MappingProxyType(
 
 
 def request_cost(prices: TokenPrices, *, tokens: int, cached: int) -> float:
-    """The ``cached`` leading tokens, sent before, are read, the rest is written; below the minimum all is plain
-    input."""
     if tokens < prices.minimum:
         return prices.input * tokens * prices.factor(tokens)
     read = cached if cached >= prices.minimum else 0
@@ -155,8 +151,6 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Recorded conversations by the tokens of their final arrays; ``marked`` messages are not to be lost."""
-
     conversations: int
     requests: int
     turns: int
@@ -255,8 +249,6 @@ def _advice_on(tool: ToolUse) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketUse:
-    """For how many of a conversation's requests a bucket was ``over`` its soft limit."""
-
     requests: int
     over: Mapping[str, int] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)

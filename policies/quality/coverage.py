@@ -42,8 +42,6 @@ class Dimension(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``origin`` says what it was made of, ``expected`` are values that its answer is known to hold."""
-
     text: str
     dimension: Dimension
     origin: str
@@ -133,7 +131,6 @@ def _sentences(source: Source) -> tuple[str, ...]:
 
 
 def used_values(sources: Sequence[Source], later: Sequence[ToolCall] = ()) -> dict[tuple[str, str], list[str]]:
-    """Values that a call took from an earlier message, by tool and argument, the newest call first."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     end = max((s.position for s in sources), default=0) + 1
     made = [(s.position, call) for s in sources for call in s.calls]
@@ -203,8 +200,6 @@ def _quoted(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """``sources`` are the messages of the whole conversation."""
-
     sources: tuple[Source, ...]
     compacted: tuple[MaterialLine, ...]
     tokens_before: int = 0
@@ -245,8 +240,6 @@ def _lines_of(piece: PlannedMessage, by_index: Mapping[int, Source]) -> list[Mat
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """``reachable`` are kept or in the archive; shares are None where nothing is wanted."""
-
     wanted: int = 0
     kept: int = 0
     reachable: int = 0

@@ -90,14 +90,12 @@ PROMPTS: Mapping[str, Prompt] = MappingProxyType({p.name: p for p in (ANSWER, JU
 
 
 AT_A_TIME = 5
-"""Questions that one call answers."""
 ANSWER_TOKENS = 120
 VERDICT_TOKENS = 16
 PROPOSAL_TOKENS = 600
 MIN_ROOM = 100
 ALL_CHUNKS = 1_000_000
 MAX_ANSWER_SHARE = 0.25
-"""Share of the judge's window that one answer may take."""
 _NUMBERED = re.compile(r"^[\s*>#-]{0,8}(?:question |answer |q|a)?(\d{1,2})\s{0,2}[:.)\u2013-]\s{0,9}", re.IGNORECASE)
 _NOT_STATED = re.compile(r"\W{0,6}not[ _]stated\W{0,6}\Z", re.IGNORECASE)
 MAX_READ_LEN = 4_000
@@ -124,8 +122,6 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """``calls`` counts the questions that were put to a model, ``failure`` says why nothing was asked."""
-
     judged: tuple[Judged, ...] = ()
     calls: int = 0
     failure: str = ""
@@ -174,7 +170,6 @@ class _Answers:
 def evaluate(
     original: Sequence[MaterialLine], compacted: Sequence[MaterialLine], *, questions: Sequence[Question], terms: Terms
 ) -> Flow[Fidelity]:
-    """Without any verdict, but with the reason, where a context cannot be read."""
     whole, less = (sized(harmless_lines(lines), terms.counter) for lines in (original, compacted))
     if not whole or not less or not questions:
         return Fidelity(failure="nothing")
@@ -212,7 +207,6 @@ def _propose(lines: Sequence[MaterialLine], terms: Terms) -> Flow[tuple[Question
 
 
 def _chunks(lines: Sequence[MaterialLine], group: Sequence[Question], terms: Terms) -> list[list[MaterialLine]]:
-    """Empty where not even one line has room."""
     room = _room(group, terms)
     return divide(lines, room, most=ALL_CHUNKS, counter=terms.counter) if room >= MIN_ROOM else []
 
@@ -376,7 +370,6 @@ def _ask(
 
 
 def read_verdict(reply: Reply) -> tuple[AnswerVerdict, str]:
-    """An unknown one with its reason: the failure's code, ``unreadable`` or ``undecided``."""
     if isinstance(reply, Failed):
         return AnswerVerdict.UNKNOWN, reply.reason
     if not isinstance(reply, Summary) or reply.tool_calls:

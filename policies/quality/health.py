@@ -34,7 +34,6 @@ HEALTHY_FIDELITY = 0.85
 """Requirements A0.119, A0.120 and A0.122: beyond these a metric is worth a look, and no more."""
 TREND_OF, TREND_NEEDS = 10, 5
 STABLE = 0.05
-"""Ours: utilization that moved by less between the ends of a trend is stable."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -62,8 +61,6 @@ class Sample:
 
 
 class Snapshot(NamedTuple):
-    """The six metrics after one request (requirement A0.127)."""
-
     at: float
     utilization: float
     eviction_rate: float
@@ -119,7 +116,6 @@ class Health(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> "Health | None":
-        """None for any text that :meth:`to_json` did not write."""
         try:
             version, requests, at, above, evicted, ratios, compactions, fidelity, window_id, episodes = json.loads(text)
             if version != VERSION:
@@ -282,7 +278,6 @@ def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[He
 
 
 def _is_quiet(health: Health, sample: Sample, rules: HealthRules) -> bool:
-    """Whether no rule can hold, seen at a glance: most requests are of this kind."""
     if health.above or health.ratios or health.compactions or health.fidelity is not None or any(health.evicted):
         return False
     if sample.spike is not None or sample.requests_left is not None or sample.repeats >= rules.loop:

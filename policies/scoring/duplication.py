@@ -140,7 +140,6 @@ def _joined(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
 
 
 def _changes(texts: Sequence[str]) -> list[str]:
-    """``name old → new`` for the fields whose values changed; those that changed least often first."""
     values: defaultdict[str, list[str]] = defaultdict(list)
     for text in texts:
         for name, value in fields(text).items():
@@ -157,7 +156,6 @@ def _course(values: Sequence[str]) -> str:
 
 
 def fields(text: str) -> dict[str, str]:
-    """The named values of a result: leaves of a JSON document by path, else lines ``name: value``, else lines."""
     document = _document(text)
     if document is not None:
         return dict(_leaves(document))

@@ -12,12 +12,9 @@ A block is one message as eviction sees it. Its score is that of a scorer, found
 ``largest``     1 / (1 + age times tokens): the oldest and largest first, whatever else is known
 ==============  ============================================================================================
 
-Times are in steps. Every one also takes ``band``, the difference within which two scores count as equal.
-
-The lowest scores go first, no more of them than it takes. Scores are estimates, so blocks within one band count as
-equal: where the last band holds more than is needed, the fewest blocks that free enough go. What turns out not to be
-needed afterwards is given back, the most valuable first. Blocks of score 0 are worth nothing to anybody: they go
-before every band and do not come back.
+Times are in steps. Scores are estimates: blocks within one ``band`` count as equal, and where the last band holds more
+than is needed, the fewest that free enough go. What turns out not to be needed is given back, the most valuable first.
+Blocks of score 0 are worth nothing to anybody: they go before every band and do not come back.
 """
 
 import difflib
@@ -261,7 +258,6 @@ def _reuse(block: Block) -> float:
 
 
 def _is_of_no_use(block: Block) -> bool:
-    """A result that is unused after a step, and known to be unrelated to the newest user message."""
     return (
         block.kind is ContentType.TOOL_RESULT
         and not block.important
@@ -303,8 +299,6 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Selection(NamedTuple):
-    """Lowest score first, of equals the older; ``freed`` is net of placeholders."""
-
     chosen: tuple[Block, ...]
     freed: int
 
@@ -353,7 +347,6 @@ def select(
 
 
 def _fewest(equals: Sequence[_Ranked], needed: int) -> list[_Ranked]:
-    """The largest are taken until one more suffices; that one is the smallest that does, the oldest of several."""
     if sum(ranked.net for ranked in equals) <= needed:
         return list(equals)
     rising = sorted(equals, key=lambda r: (r.net, -r.block.index))

@@ -35,8 +35,6 @@ _MIXED_CASE = re.compile(r"[^\W\d_]*[a-z][A-Z]\w*")
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The newest message that used a result, its step (see ``step_numbers``), and how many did."""
-
     index: int | None = None
     step: int | None = None
     count: int = 0
@@ -51,8 +49,6 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """Identifiers that assistant messages use: whole ones, ends of paths among them, and quoted phrases."""
-
     whole: frozenset[str]
     by_end: Mapping[str, tuple[str, ...]]
     phrases: frozenset[str]
@@ -176,7 +172,6 @@ def _ends(path: str) -> Iterator[str]:
 
 
 def _is_identifier(word: str) -> bool:
-    """Whether a word says by its shape that it names one thing; plain words and small numbers do not."""
     if len(word) < 2 or (word.isalpha() and (word.islower() or word.istitle())):
         return False
     if _WHOLE_NUMBER.fullmatch(word):

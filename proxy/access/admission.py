@@ -159,7 +159,6 @@ class Keyring:
         return caller
 
     def again(self, key: str) -> Caller | None:
-        """Who was identified by this key before; None once it is over, or no stranger is let in."""
         known = self._known.get(key)
         if known is not None:
             return None if _is_over(known) else known
@@ -228,7 +227,6 @@ class Admission:
         return len(self._waiting)
 
     def enter(self, caller: Caller) -> "Stay":
-        """Raises RateLimited for one request too many."""
         inside = self._inside.get(caller.tenant) or _Inside()
         if inside.requests >= (caller.concurrency or self._most):
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
@@ -344,7 +342,6 @@ class Guesses:
         return dict(self.counted)
 
     def answer(self, address: str, error: ProxyError, *, guessed: bool) -> ProxyError:
-        """The error itself, or RateLimited after too many guesses."""
         if not guessed:
             self.counted["missing",] += 1
             return error
@@ -430,7 +427,6 @@ def has_own_key(scope: Scope, caller: Caller | None, config: Config) -> bool:
 
 
 def without_grants(answered: Headers, scope: Scope, caller: Caller | None, config: Config) -> Headers:
-    """Without the headers that let foreign pages read an answer, where it was not got with their key."""
     if not any(name.lower().startswith(GRANTS) for name, _ in answered) or has_own_key(scope, caller, config):
         return answered
     return [(name, value) for name, value in answered if not name.lower().startswith(GRANTS)]

@@ -111,8 +111,7 @@ def model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
     return value
 
 
-class _Pairs(list[tuple[str, object]]):
-    """An object with every key that stands twice."""
+class _Pairs(list[tuple[str, object]]): ...
 
 
 def other_models(fields: Mapping[str, Raw]) -> Iterator[str]:
@@ -198,7 +197,6 @@ def _boundary_of(kind: bytes) -> bytes:
 
 
 def _model_in_form(body: bytes, boundary: bytes) -> str:
-    """Everything that parsers read differently is refused."""
     mark = b"--" + boundary
     pieces = (b"\r\n" + body).split(b"\r\n" + mark)
     before, parts, after = pieces[0], pieces[1:-1], pieces[-1]
@@ -393,7 +391,6 @@ def for_relay(
 
 
 def unread(config: Config, caller: Caller, route: Route, *, model: str = "") -> Destination:
-    """For a request whose model decides nothing; ``model`` is for those who count it."""
     assert not is_decided_by_model(config, caller, route)  # noqa: S101 - whoever asks has looked
     return _to(config, caller, route, model)
 

@@ -230,7 +230,6 @@ def _rest(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_paired(messages: Sequence[dict[str, Any]]) -> bool:
-    """Every tool result follows the call that it answers, and every call has its results but the last."""
     waiting: list[str] = []
     for message in messages:
         if message.get("role") in ("tool", "function"):
@@ -268,14 +267,11 @@ class Turn:
 
     @property
     def about(self) -> dict[str, str | None]:
-        """What a log line says of the request beside its message."""
         return {"request": self.request, "conversation": self.conversation}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewResult:
-    """A tool result that no earlier request of the conversation has sent."""
-
     index: int
     call_id: str | None
     tokens: int
@@ -285,8 +281,6 @@ class NewResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
-    """A request that does not fit, by Weir's own count (``planned``) or by the upstream's word."""
-
     source: Literal["planned", "upstream"]
     tokens: int | None = None
     limit: int | None = None
@@ -294,8 +288,6 @@ class Overflow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
-    """The client's status, the outcome's label, tokens as sent and forwarded, what was done."""
-
     status: int | None
     outcome: str
     tokens_before: int | None
@@ -346,7 +338,6 @@ class Hooks:
             self._tasks = [asyncio.create_task(self._run(*each), name="weir-hooks") for each in self._queues]
 
     async def close(self) -> None:
-        """Every plugin has its time for what still waits."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._seconds):
                 await asyncio.gather(*(queue.join() for _, queue in self._queues))

@@ -67,7 +67,6 @@ class ChildProcess:
         return await source.readexactly(size)
 
     async def end(self) -> None:
-        """With whatever it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.stdin is not None:

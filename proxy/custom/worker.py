@@ -15,7 +15,6 @@ Function = Callable[[Any, Any], Any]
 
 
 def problem_with(path: str) -> str | None:
-    """Imports the module of ``path``."""
     try:
         load(path)
     except LookupError as error:

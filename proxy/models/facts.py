@@ -138,8 +138,6 @@ def _from_row(row: _Row) -> ModelFacts:
 
 
 class ModelRegistry:
-    """The table is read once, when first needed or by ``load``."""
-
     def __init__(self, rules: Sequence[ModelRule] = (), *, table: Path | None = None) -> None:
         self._rules = tuple(rules)
         self._path = table
@@ -196,7 +194,6 @@ class ModelRegistry:
         upstream_facts: ModelFacts | None = None,
         max_tokens: int | None = None,
     ) -> ModelFacts:
-        """The policy's window stands above every other source; ``max_tokens`` is for the last resort."""
         merged = self.known(model)
         for better in (
             upstream_facts,
@@ -357,7 +354,6 @@ class Probe:
         return self.known(key, model)
 
     def ask_later(self, key: str, base_url: str, model: str, fetch: Fetch) -> asyncio.Task[None] | None:
-        """None if the answer is fresh."""
         if not self.is_due(key):
             return None
         task = self._asking.get(key)

@@ -153,8 +153,6 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Where a count began to differ by more than 15 % from the prediction: tokens of that request."""
-
     predicted: int
     reported: int
 
@@ -424,6 +422,5 @@ def _window(facts: ModelFacts) -> int:
 
 
 def _worth_asking(upstream: UpstreamSettings) -> bool:
-    """The large providers' listings say nothing of windows."""
     host = urlsplit(upstream.base_url or "").hostname
     return upstream.kind == "openai" and host is not None and not f".{host}".endswith(KNOWN_HOSTS)

@@ -44,8 +44,6 @@ class BadPrices(ValueError): ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceList:
-    """In US dollars, or else in multiples of an input token's price."""
-
     prices: TokenPrices
     dollars: bool
     source: str
@@ -120,13 +118,11 @@ class CacheUse(
     cost_saved: float | None = None
 
     def facts(self) -> dict[str, object]:
-        """What there is to say, for the detail of an exchange's row."""
         said = msgspec.to_builtins(self)
         return {name: round(value, DIGITS[name]) if name in DIGITS else value for name, value in said.items()}
 
 
 def shown(detail: Mapping[str, object]) -> dict[str, object]:
-    """The same of a stored row, every name there."""
     return {each.encode_name: detail.get(each.encode_name, each.default) for each in msgspec.structs.fields(CacheUse)}
 
 
@@ -248,7 +244,6 @@ def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
 
 
 def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, share: float) -> float:
-    """With ``removed`` tokens more, a ``share`` of it all cached."""
     prompt = (usage.prompt or 0) + removed
     read = prompt * (prices.input * (1 - share) + prices.cache_read * share)
     return _tiered(prices, prompt, read, usage.completion or 0)

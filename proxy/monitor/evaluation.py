@@ -135,7 +135,6 @@ class OnlineEvaluation:
 def facts_of(
     fidelity: Fidelity, coverage: Coverage, ratio: float | None, *, spent: int | None = None
 ) -> dict[str, object]:
-    """A score is null where nothing was judged or nothing was wanted."""
     return {
         **_scores(fidelity),
         "consistent": fidelity.count(AnswerVerdict.YES),

@@ -92,7 +92,6 @@ class HealthBook:
         self._known.pop((tenant, conversation), None)
 
     def read(self) -> dict[tuple[str, ...], float]:
-        """Each metric's mean over the 500 conversations that were served last."""
         newest = [known.snapshot for known in islice(reversed(self._known.values()), MAX_READ)]
         found: dict[tuple[str, ...], float] = {}
         for name in METRICS:
@@ -102,7 +101,6 @@ class HealthBook:
         return found
 
     def _health(self, key: Key, thread: Thread) -> Health | None:
-        """By this process, or by the store if that is newer."""
         known = self._known.get(key)
         own = None if known is None else known.health
         if thread.health is None:
@@ -169,7 +167,6 @@ def _ratios(decision: Decision) -> tuple[float, ...]:
 
 
 def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings, limits: Limits) -> float | None:
-    """How many times the baseline, for a spike that takes a share of the window worth speaking of."""
     reading, before = decision.reading, recognized.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
@@ -213,8 +210,6 @@ ENCODED = "whsec_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """``tenant`` is the hash of the key, ``request`` the id of the one that the alert began with."""
-
     alert: HealthAlert
     tenant: str
     conversation: str
@@ -243,8 +238,6 @@ class Notice:
 
 
 class Alerts:
-    """One task, begun with the first alert for a webhook and ended by :meth:`close`."""
-
     def __init__(
         self,
         client: Client,

@@ -367,13 +367,6 @@ class _Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """One batch: the whole conversation and what went up in its place.
-
-    ``request`` is the number of its messages, 0 for a pair out of the archive. ``facts`` are those that the
-    conversation still needs then, ``later`` the calls that it goes on to make, ``asked`` how often the policy asked a
-    model to write.
-    """
-
     request: int
     contexts: Contexts
     facts: tuple[tuple[str, ...], ...] = ()
@@ -412,7 +405,6 @@ async def compactions_of(script: Script, scenario: Scenario) -> AsyncIterator[Co
 
 
 def archived_pair(recording: Recording, cut: Cut, *, script: Script) -> Compaction:
-    """A summary out of the archive beside its originals, which are all of ``recording``."""
     length = len(recording.values)
     return Compaction(
         request=0,

@@ -128,8 +128,6 @@ class Unmanaged:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """System messages and as many of the newest messages as fit, chosen anew for every request."""
-
     budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
@@ -286,8 +284,6 @@ UNNAMED = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Tokens that a request adds, and tokens that can never be removed, in the last request."""
-
     growth: float
     fixed: int
 
