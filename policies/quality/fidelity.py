@@ -160,6 +160,10 @@ class Terms:
     key: str = ""
 
 
+Group = Mapping[int, Question]
+"""Questions that are asked at once, by their numbers in the evaluation."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Answers:
     texts: Mapping[int, str]
@@ -179,7 +183,8 @@ def evaluate(
         calls += 1
         known = {q.text.lower() for q in questions}
         questions = [*questions, *(q for q in more if q.text.lower() not in known)][:MAX_QUESTIONS]
-    groups = [tuple(questions[at : at + AT_A_TIME]) for at in range(0, len(questions), AT_A_TIME)]
+    numbered = list(enumerate(questions))
+    groups = [dict(numbered[at : at + AT_A_TIME]) for at in range(0, len(numbered), AT_A_TIME)]
     chunked = [[_chunks(lines, group, terms) for group in groups] for lines in (whole, less)]
     if any(not chunks for side in chunked for chunks in side):
         return Fidelity(calls=calls, failure="no_room")
@@ -188,8 +193,8 @@ def evaluate(
     flows = [_answer(group, chunks, terms) for side in chunked for group, chunks in zip(groups, side, strict=True)]
     told = yield from together(flows)
     calls += sum(each.calls for each in told)
-    sides = [_renumbered(told[: len(groups)]), _renumbered(told[len(groups) :])]
-    judged = yield from together([_judge(n, q, sides[0], sides[1], terms) for n, q in enumerate(questions)])
+    whole_said, less_said = _joined(told[: len(groups)]), _joined(told[len(groups) :])
+    judged = yield from together([_judge(n, q, whole_said, less_said, terms) for n, q in numbered])
     failed = {j.why for j, _ in judged}
     failure = failed.pop() if len(failed) == 1 and all(j.verdict is AnswerVerdict.UNKNOWN for j, _ in judged) else ""
     return Fidelity(tuple(j for j, _ in judged), calls + sum(asked for _, asked in judged), failure)
@@ -206,12 +211,12 @@ def _propose(lines: Sequence[MaterialLine], terms: Terms) -> Flow[tuple[Question
     return tuple(proposed(reply.text))[: terms.propose] if isinstance(reply, Summary) else ()
 
 
-def _chunks(lines: Sequence[MaterialLine], group: Sequence[Question], terms: Terms) -> list[list[MaterialLine]]:
+def _chunks(lines: Sequence[MaterialLine], group: Group, terms: Terms) -> list[list[MaterialLine]]:
     room = _room(group, terms)
     return divide(lines, room, most=ALL_CHUNKS, counter=terms.counter) if room >= MIN_ROOM else []
 
 
-def _room(group: Sequence[Question], terms: Terms) -> int:
+def _room(group: Group, terms: Terms) -> int:
     longest = max((ANSWER.ask(max_tokens=_tokens(group), merge=m) for m in (False, True)), key=terms.counter.count)
     fixed = _size(ANSWER, longest, terms) + terms.counter.count(_listed(group))
     return terms.max_input - fixed - _tokens(group) - FENCE_TOKENS
@@ -221,21 +226,21 @@ def _size(prompt: Prompt, instruction: str, terms: Terms) -> int:
     return terms.counter.count(prompt.system) + terms.counter.count(instruction) + FENCE_TOKENS
 
 
-def _tokens(group: Sequence[Question]) -> int:
+def _tokens(group: Group) -> int:
     return ANSWER_TOKENS * len(group)
 
 
-def _listed(group: Sequence[Question]) -> str:
-    return enclosed("questions", "\n".join(f"{n}: {q.text}" for n, q in enumerate(group, 1)))
+def _listed(group: Group) -> str:
+    return enclosed("questions", "\n".join(f"{n}: {q.text}" for n, q in enumerate(group.values(), 1)))
 
 
-def _answer(group: Sequence[Question], chunks: Sequence[Sequence[MaterialLine]], terms: Terms) -> Flow[_Answers]:
+def _answer(group: Group, chunks: Sequence[Sequence[MaterialLine]], terms: Terms) -> Flow[_Answers]:
     parts = yield from together([_from_part(group, chunk, terms) for chunk in chunks])
     calls = sum(part.calls for part in parts)
     failures = {n: code for part in parts for n, code in part.failures.items()}
     texts: dict[int, str] = {}
     open_: dict[int, list[str]] = {}
-    for n in range(len(group)):
+    for n in group:
         stated = [part.texts[n] for part in parts if n in part.texts and not _NOT_STATED.match(part.texts[n])]
         if len({normal_text(text) for text in stated}) > 1:
             open_[n] = stated
@@ -249,26 +254,25 @@ def _answer(group: Sequence[Question], chunks: Sequence[Sequence[MaterialLine]],
     return _Answers({n: t for n, t in texts.items() if n not in failures}, failures, calls)
 
 
-def _from_part(group: Sequence[Question], chunk: Sequence[MaterialLine], terms: Terms) -> Flow[_Answers]:
+def _from_part(group: Group, chunk: Sequence[MaterialLine], terms: Terms) -> Flow[_Answers]:
     material = render_transcript(chunk)
     asked = f"{material}\n\n{_listed(group)}\n\n{ANSWER.ask(max_tokens=_tokens(group))}"
     reply = yield _ask(ANSWER, asked, _tokens(group), terms)
-    return _read(reply, range(len(group)))
+    return _read(reply, list(group))
 
 
-def _merge(group: Sequence[Question], open_: Mapping[int, Sequence[str]], terms: Terms) -> Flow[_Answers]:
-    numbers = list(open_)
-    asked = [group[n] for n in numbers]
-    found = [_said(n, q, open_[i]) for n, (i, q) in enumerate(zip(numbers, asked, strict=True), 1)]
+def _merge(group: Group, open_: Mapping[int, Sequence[str]], terms: Terms) -> Flow[_Answers]:
+    asked = {number: group[number] for number in open_}
+    found = [_said(n, q, open_[number]) for n, (number, q) in enumerate(asked.items(), 1)]
     material = enclosed("answers from consecutive parts", "\n".join(found))
     if terms.counter.count(material) > _room(asked, terms):
         return (yield from _merge_halves(group, open_, terms))
     prompt = f"{material}\n\n{ANSWER.ask(max_tokens=_tokens(asked), merge=True)}"
     reply = yield _ask(ANSWER, prompt, _tokens(asked), terms)
-    return _read(reply, numbers)
+    return _read(reply, list(open_))
 
 
-def _merge_halves(group: Sequence[Question], open_: Mapping[int, Sequence[str]], terms: Terms) -> Flow[_Answers]:
+def _merge_halves(group: Group, open_: Mapping[int, Sequence[str]], terms: Terms) -> Flow[_Answers]:
     numbers = list(open_)
     if len(numbers) > 1:
         half = len(numbers) // 2
@@ -317,19 +321,6 @@ def _read(reply: Reply, numbers: Sequence[int]) -> _Answers:
     return _Answers(texts, {n: "no_answer" for n in numbers if n not in texts}, 1)
 
 
-def _renumbered(answers: Sequence[_Answers]) -> _Answers:
-    return _joined(
-        [
-            _Answers(
-                {g * AT_A_TIME + n: text for n, text in each.texts.items()},
-                {g * AT_A_TIME + n: code for n, code in each.failures.items()},
-                0,
-            )
-            for g, each in enumerate(answers)
-        ]
-    )
-
-
 def _judge(number: int, question: Question, whole: _Answers, less: _Answers, terms: Terms) -> Flow[tuple[Judged, int]]:
     """With how many calls it took: a model that takes no schema is mostly known for it."""
     a, b = whole.texts.get(number, ""), less.texts.get(number, "")
@@ -370,32 +361,25 @@ def _ask(
 
 
 def read_verdict(reply: Reply) -> tuple[AnswerVerdict, str]:
+    unreadable = AnswerVerdict.UNKNOWN, "unreadable"
     if isinstance(reply, Failed):
         return AnswerVerdict.UNKNOWN, reply.reason
     if not isinstance(reply, Summary) or reply.tool_calls:
-        return AnswerVerdict.UNKNOWN, "unreadable"
+        return unreadable
     text = _THOUGHT.sub("", reply.text, count=1)[:MAX_READ_LEN].strip().lower()
+    word = ""
     if (document := text.strip("` \n").removeprefix("json").lstrip()).startswith("{"):
-        return _in_json(document)
-    said = text.lstrip(_EDGES)
-    word = _WORD.match(said)
-    if word is None or _BOTH.match(said):
-        return AnswerVerdict.UNKNOWN, "unreadable"
-    return _of_word(word.group())
-
-
-def _in_json(text: str) -> tuple[AnswerVerdict, str]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return AnswerVerdict.UNKNOWN, "unreadable"
-    said = value.get("verdict") if isinstance(value, dict) else None
-    return _of_word(said.strip()) if isinstance(said, str) else (AnswerVerdict.UNKNOWN, "unreadable")
-
-
-def _of_word(word: str) -> tuple[AnswerVerdict, str]:
-    try:
-        verdict = AnswerVerdict.NO if word.split() == ["not", "yes"] else AnswerVerdict(word)
-    except ValueError:
-        return AnswerVerdict.UNKNOWN, "unreadable"
-    return verdict, "undecided" if verdict is AnswerVerdict.UNKNOWN else ""
+        try:
+            stated = json.loads(document).get("verdict")
+        except (ValueError, RecursionError):
+            return unreadable
+        word = stated.strip() if isinstance(stated, str) else ""
+    else:
+        said = text.lstrip(_EDGES)
+        if (found := _WORD.match(said)) is not None and not _BOTH.match(said):
+            word = found.group()
+    if word.split() == ["not", "yes"]:
+        word = AnswerVerdict.NO
+    if word not in set(AnswerVerdict):
+        return unreadable
+    return AnswerVerdict(word), "undecided" if word == AnswerVerdict.UNKNOWN else ""

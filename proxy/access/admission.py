@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -116,7 +117,7 @@ class Keyring:
     ) -> None:
         """``auto`` is open until there was a key: a revoked one keeps the door shut."""
         self._secret = secret
-        self._callers: dict[str, Caller] = {}
+        self._remembered = lru_cache(_REMEMBERED)(self._identified)
         self._known: dict[str, Caller] = {}
         self._revoked: set[str] = set()
         self._names: dict[str, str] = {}
@@ -146,13 +147,7 @@ class Keyring:
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held until now."""
         credential = presented(headers)
-        caller = self._callers.get(credential)
-        if caller is None:
-            caller = self._identified(credential)
-            if len(credential) <= _MAX_LEN:
-                if len(self._callers) >= _REMEMBERED:
-                    del self._callers[next(iter(self._callers))]
-                self._callers[credential] = caller
+        caller = (self._remembered if len(credential) <= _MAX_LEN else self._identified)(credential)
         if _is_over(caller):
             at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(caller.expires))
             raise ExpiredAPIKey(f"This API key expired at {at}. Ask the operator of this proxy for another.")

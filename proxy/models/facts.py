@@ -19,6 +19,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -143,7 +144,7 @@ class ModelRegistry:
         self._path = table
         self._table: dict[str, ModelFacts] | None = None
         self._bare: dict[str, ModelFacts] = {}
-        self._found: dict[str, ModelFacts] = {}
+        self._remembered = lru_cache(_MAX_REMEMBERED)(self._looked_up)
         self._warned: set[str] = set()
 
     def load(self) -> int:
@@ -161,15 +162,7 @@ class ModelRegistry:
 
     def known(self, model: str) -> ModelFacts:
         """What the table says of a name: exact, then without prefix, date or route, then its family."""
-        found = self._found.get(model)
-        if found is None and len(model) > _MAX_NAME_LEN:
-            return ModelFacts()
-        if found is None:
-            found = self._looked_up(model)
-            if len(self._found) >= _MAX_REMEMBERED:
-                del self._found[next(iter(self._found))]
-            self._found[model] = found
-        return found
+        return ModelFacts() if len(model) > _MAX_NAME_LEN else self._remembered(model)
 
     def _looked_up(self, model: str) -> ModelFacts:
         self.load()
@@ -195,11 +188,8 @@ class ModelRegistry:
         max_tokens: int | None = None,
     ) -> ModelFacts:
         merged = self.known(model)
-        for better in (
-            upstream_facts,
-            _from_rule(self.rule(model)),
-            ModelFacts(window=settings.window, source="policy"),
-        ):
+        stated = ModelFacts(window=settings.window, source="policy")
+        for better in (upstream_facts, _from_rule(self.rule(model)), stated):
             merged = _over(merged, better) if better is not None else merged
         if merged.window is None:
             merged = self._last_resort(model, merged, max_tokens)
