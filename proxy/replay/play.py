@@ -50,16 +50,15 @@ class Refusals:
         return iter(sorted(self.by_scope.values(), key=lambda each: (-each.count, each.scope)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Step:
     """One request in one scenario; tokens are uncalibrated, prices in the unit of the price list.
 
     ``reused`` are the tokens of the longest common prefix with the forwarded request before it, ``broke``: it did not
     begin with that one. ``cost`` is this prompt's, ``total`` and ``unmanaged`` are cumulative. ``why`` is what refused
-    it, ``seconds`` the planning.
+    it, ``seconds`` the planning, ``asked`` how often a model was asked.
     """
 
-    number: int
     messages: int
     before: int
     after: int
@@ -73,12 +72,14 @@ class Step:
     buckets: Mapping[str, int]
     reused: int
     cost: float
-    total: float
-    unmanaged: float
     fits: bool
     seconds: float
-    why: Refusal | None = None
-    retention: Retention = field(default_factory=Retention)
+    asked: int
+    why: Refusal | None
+    retention: Retention
+    number: int = 0
+    total: float = 0.0
+    unmanaged: float = 0.0
 
     @property
     def reuse(self) -> float:
@@ -240,24 +241,13 @@ async def replay(
     room = budget.window - budget.reserve
     meters = [_Meter(script, scenario, prices, room=room, keep_steps=keep_steps) for _, scenario in named]
     for request in script.requests:
-        played = [await meter.play(request) for meter in meters]
-        for meter, each in zip(meters, played, strict=True):
-            meter.count(each, unmanaged=played[0].cost, sliding=played[1].cost)
+        steps = [await meter.play(request) for meter in meters]
+        for meter, one in zip(meters, steps, strict=True):
+            meter.count(one, request, unmanaged=steps[0].cost, sliding=steps[1].cost)
     for _, scenario in named:
         await scenario.close()
     results = tuple(ScenarioResult(n, m.tally, tuple(m.steps)) for (n, _), m in zip(named, meters, strict=True))
     return Replayed(id=script.recording.id, line=script.recording.line, window=budget.window, scenarios=results)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Played:
-    request: ScriptRequest
-    sent: Forwarded
-    reused: int
-    broke: bool
-    cost: float
-    seconds: float
-    retention: Retention
 
 
 class _Meter:
@@ -272,21 +262,33 @@ class _Meter:
         self._sent: list[Raw] = []
         self._archived: set[int] = set()
 
-    async def play(self, request: ScriptRequest) -> _Played:
+    async def play(self, request: ScriptRequest) -> Step:
+        script, length = self._script, request.length
         started = time.perf_counter()
-        sent = await self._scenario.forward(self._script, request.length)
+        sent = await self._scenario.forward(script, length)
         seconds = time.perf_counter() - started
         self._archived.update(sent.removed)
         reused, broke = self._compare(sent)
-        pieces, archived = sent.pieces or (), self._archived
-        return _Played(
-            request=request,
-            sent=sent,
-            reused=reused,
+        pieces, archived, went = sent.pieces or (), self._archived, sent.pieces is not None
+        return Step(
+            messages=length,
+            before=script.transcript(length).tokens,
+            after=sent.tokens if went else 0,
+            limit=sent.limit,
+            action=sent.action,
+            zone=sent.zone,
+            acted=sent.new,
             broke=broke,
-            cost=request_cost(self._prices, tokens=sent.tokens, cached=reused) if sent.pieces is not None else 0.0,
+            applied=sent.applied,
+            layers=sent.layers,
+            buckets=script.buckets(pieces, priming=script.transcript(0).priming) if went and self._keep else {},
+            reused=reused,
+            cost=request_cost(self._prices, tokens=sent.tokens, cached=reused) if went else 0.0,
+            fits=went and sent.tokens <= self._room,
             seconds=seconds,
-            retention=judge(self._script, request.facts, length=request.length, sent=pieces, archived=archived),
+            asked=sent.asked,
+            why=sent.why,
+            retention=judge(script, request.facts, length=length, sent=pieces, archived=archived),
         )
 
     def _compare(self, sent: Forwarded) -> tuple[int, bool]:
@@ -303,32 +305,31 @@ class _Meter:
         self._sent = array
         return tools + sum(piece.tokens for piece in sent.pieces[:same]), broke
 
-    def count(self, played: _Played, *, unmanaged: float, sliding: float) -> None:
-        tally, sent = self.tally, played.sent
-        if not played.request.counts:
-            tally.retention += played.retention
+    def count(self, step: Step, request: ScriptRequest, *, unmanaged: float, sliding: float) -> None:
+        tally = self.tally
+        if not request.counts:
+            tally.retention += step.retention
             return
-        went = sent.pieces is not None
-        before = self._script.transcript(played.request.length).tokens
+        is_refused = step.action == "refused"
         one = Tally(
             requests=1,
-            fit=int(went and sent.tokens <= self._room),
-            refused=int(not went),
-            failed=int(sent.action == "failed"),
-            batches=int(played.broke),
-            before=before,
-            left_out=0 if went else before,
-            tokens=sent.tokens if went else 0,
-            reused=played.reused,
-            largest=sent.tokens if went else 0,
-            asked=sent.asked,
-            cost=played.cost,
-            unmanaged=unmanaged if went else 0.0,
-            sliding=sliding if went else 0.0,
-            seconds=played.seconds,
-            slowest=played.seconds,
-            why=Refusals() if sent.why is None else Refusals({sent.why.scope: sent.why}),
-            retention=played.retention,
+            fit=int(step.fits),
+            refused=int(is_refused),
+            failed=int(step.action == "failed"),
+            batches=int(step.broke),
+            before=step.before,
+            left_out=step.before if is_refused else 0,
+            tokens=step.after,
+            reused=step.reused,
+            largest=step.after,
+            asked=step.asked,
+            cost=step.cost,
+            unmanaged=0.0 if is_refused else unmanaged,
+            sliding=0.0 if is_refused else sliding,
+            seconds=step.seconds,
+            slowest=step.seconds,
+            why=Refusals() if step.why is None else Refusals({step.why.scope: step.why}),
+            retention=step.retention,
         )
         tally.add(one)
         if tally.batches:
@@ -336,33 +337,8 @@ class _Meter:
         else:
             tally.early = max(tally.early, tally.ratio)
         if self._keep:
-            self.steps.append(self._step(played, one))
-
-    def _step(self, played: _Played, one: Tally) -> Step:
-        sent, script = played.sent, self._script
-        priming = script.transcript(0).priming
-        return Step(
-            number=self.tally.requests,
-            messages=played.request.length,
-            before=one.before,
-            after=one.tokens,
-            limit=sent.limit,
-            action=sent.action,
-            zone=sent.zone,
-            acted=sent.new,
-            broke=played.broke,
-            applied=sent.applied,
-            layers=sent.layers,
-            buckets=script.buckets(sent.pieces, priming=priming) if sent.pieces is not None else {},
-            reused=one.reused,
-            cost=one.cost,
-            total=self.tally.cost,
-            unmanaged=self.tally.unmanaged,
-            fits=bool(one.fit),
-            seconds=one.seconds,
-            why=sent.why,
-            retention=one.retention,
-        )
+            step.number, step.total, step.unmanaged = tally.requests, tally.cost, tally.unmanaged
+            self.steps.append(step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
