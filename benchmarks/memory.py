@@ -32,7 +32,7 @@ from proxy.replay.script import Retention, Script, judge
 from proxy.server import serve
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SummaryWriter
+from proxy.simulator.summaries import SummaryWriter
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.counting import TextCounter, Tokenizer
 

@@ -263,8 +263,8 @@ def main() -> None:
             for name, case in (("beside", beside), ("huge", huge)):
                 if name not in chosen:
                     continue
-                options = {"upstream": upstream.port, "window": WINDOW, "otlp": upstream.port}
-                with weir(name, cores=cores, home=home, **options) as running:
+                port = upstream.port
+                with weir(name, upstream=port, window=WINDOW, cores=cores, home=home, otlp=port) as running:
                     print(json.dumps({name: asyncio.run(case(running))}, indent=1), flush=True)
 
 

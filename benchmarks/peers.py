@@ -18,7 +18,7 @@ import shlex
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class Counted(Talk):
 
     played: Played = Played()
 
-    async def ask(self, messages=None, **options):
+    async def ask(self, messages: list[dict[str, Any]] | None = None, **options: Any) -> Any:
         self.played.asked += 1
         try:
             await super().ask(messages, **options)
@@ -72,6 +72,8 @@ class Counted(Talk):
 
 
 Row = Callable[["Way"], Awaitable[Played]]
+New = Callable[..., Counted]
+Work = Callable[[New], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -83,11 +85,11 @@ class Way:
     store: Path | None = None
     command: str | None = None
 
-    def weir(self, **options):
+    def weir(self, **options: Any) -> AbstractAsyncContextManager[RunningWeir]:
         """A Weir in front of it."""
         return weir(self.simulator.base_url, self.store, **{"window": WINDOW, **options})
 
-    async def play(self, work, **options) -> Played:
+    async def play(self, work: Work, **options: Any) -> Played:
         """What ``work`` makes of a client."""
         played = Played()
         if self.store is None:
@@ -163,7 +165,7 @@ def common_length(one: list[bytes], other: list[bytes]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def talk(client, played: Played, **more) -> Counted:
+def talk(client: Any, played: Played, **more: Any) -> Counted:
     """A conversation that counts into ``played``."""
     made = Counted(client, **more)
     made.played = played
@@ -191,11 +193,11 @@ async def chat(way: Way) -> Played:
 async def restarted(way: Way) -> Played:
     kept: list[Counted] = []
 
-    async def before(new) -> None:
+    async def before(new: New) -> None:
         kept.append(new())
         await kept[0].agent(30)
 
-    async def after(new) -> None:
+    async def after(new: New) -> None:
         await new(messages=kept[0].messages, turns=kept[0].turns).agent(1)
 
     await way.play(before)
@@ -211,7 +213,7 @@ async def wrong_window(way: Way) -> Played:
 
 
 async def twins(way: Way) -> Played:
-    async def work(new) -> None:
+    async def work(new: New) -> None:
         first, second = new(), new(messages=[*opening()])
         second.turns = 100  # the same opening, other steps from then on
         for _ in range(24):
@@ -222,7 +224,7 @@ async def twins(way: Way) -> Played:
 
 
 async def oversized_result(way: Way) -> Played:
-    async def work(new) -> None:
+    async def work(new: New) -> None:
         one = new()
         one.add_step()
         one.messages[-1] = {**one.messages[-1], "content": prose(9_000, seed=3)}

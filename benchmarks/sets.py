@@ -387,8 +387,9 @@ def rules_many(data: Path) -> Iterator[Row]:
     plan, planted = Plan(turns, random), []
     for number, (language, text, needle) in enumerate(entries):
         at = max(1, int((number + random.random()) / len(entries) * len(turns) * 0.93))
-        entry = {"text": f"@@ {text}" if number % 3 == 2 else text, "needles": [needle], "question": ""}
-        plan.say(at, entry["text"], entry, language)
+        shown = f"@@ {text}" if number % 3 == 2 else text
+        entry = {"text": shown, "needles": [needle], "question": ""}
+        plan.say(at, shown, entry, language)
         planted.append((entry, language))
     messages = plan.messages(last)
     facts = [fact_of(entry, messages, language) for entry, language in planted]

@@ -61,7 +61,8 @@ def main() -> None:
     carriers = {"chat": (chat("en"), 0.23), "results": (results(), 0.4), "chinese": (chat("zh"), 0.83)}
     print(f"{'carrier':10}{'tokens':>8}{'never seen':>12}{'seen':>8}   at most {MAX_MS} never seen")
     for name, (sources, rate) in carriers.items():
-        fresh, seen = [], []
+        fresh: list[float] = []
+        seen: list[float] = []
         for _ in range(ROUNDS):
             readings = Readings()
             for times in (fresh, seen):

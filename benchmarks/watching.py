@@ -97,7 +97,13 @@ async def _planned(runtime: Runtime, body: bytes) -> ExchangeProgress:
     attempts.span = progress.trace.attempt(progress.model, "openai")
     progress.status = 200
     progress.seen = Tap(
-        ReportedUsage(plan.sent, 120, plan.sent // 2), ["stop"], "gpt-4o-mini", "chatcmpl-1", said=True, done=True
+        usage=ReportedUsage(plan.sent, 120, plan.sent // 2),
+        finish_reasons=["stop"],
+        ends={0: True},
+        model="gpt-4o-mini",
+        id="chatcmpl-1",
+        said=True,
+        done=True,
     )
     return progress
 

@@ -1,12 +1,13 @@
 """The pure half of Weir: deciding what a request may carry. Standard library only; no clock, no IO."""
 
-from policies.draft import ConversationState, standing
+from policies.decision import Action, Decision
+from policies.draft import standing
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
-from policies.ledger import Cut, Edit, EditKind, PlannedMessage
+from policies.ledger import ConversationState, Cut, Edit, EditKind, PlannedMessage
 from policies.limits import BucketExceeded, BudgetUnreachable, TokenBudget, divide
 from policies.memory import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.messages import Body, InvalidConversation, Message, PolicyError, ToolCall, Transcript
-from policies.planner import Action, Decision, compacted, plan, trim
+from policies.planner import compacted, plan, trim
 from policies.preparing import is_near, is_soft, prepare
 from policies.pressure import WindowPressure
 from policies.settings import ClientEdits, ContextSettings, Mode

@@ -1,17 +1,14 @@
 """The array that is being planned: pieces that point at the client's messages or replace them.
 
-Layers turn one draft into the next; nothing is ever changed in place, and the client's array is never
-touched, so a layer whose work did not pay is dropped by keeping the draft from before it.
+Nothing is changed in place, so a layer whose work did not pay is dropped by keeping the draft from before it.
+:func:`replay` applies byte for byte what was decided before. A cut applies where its exact prefix is in the chain and
+nothing protected would disappear in it, an edit to the message with its digest and occurrence: onto protected content
+only if it shortened the message while that was protected and the chain up to it is the one it was made on. The same
+text may come back as the newest result, and a rewound conversation reads again what was evicted later.
 
-What was decided before is applied again by :func:`replay`, byte for byte: the same edits on the same messages. A cut
-applies where its exact prefix is in the chain and nothing protected would disappear in it. An edit applies to the
-message with its digest and occurrence. Onto protected content it applies only if it shortened the message while that
-was protected, and where the chain up to it is still the one it was made on: the same text may come back as the newest
-result, and a rewound conversation reads again what was evicted later.
-
-:class:`Bounds` say where a batch of edits starts and ends, in uncalibrated tokens. ``fixed`` is what no layer may
-shrink: head, tools, the task, pinned messages, the newest user message. ``room`` = trigger - fixed; a batch shrinks the
-request to ``low_water`` = fixed + L * room.
+:class:`Bounds` say where a batch starts and ends, in uncalibrated tokens: from the trigger down to ``low_water`` =
+fixed + L * room. ``fixed`` is what no layer may shrink (head, tools, the task, pinned messages, the newest user
+message), ``room`` = trigger - fixed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +19,11 @@ from policies.effects import Announce, unheard
 from policies.ledger import (
     ADDING,
     Condensed,
+    ConversationState,
     Cut,
     Edit,
     EditKind,
-    Note,
     PlannedMessage,
-    Prepared,
     occurrence_of_round,
 )
 from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for
@@ -45,10 +41,9 @@ Rule = Callable[[Sequence[Message | None]], bool]
 class Draft:
     """A planned array with what led to it.
 
-    ``edits`` (by the message's index) and ``cut`` are new in this request; ``active_cut`` is the cut in the
-    array, new or replayed. ``checkpoint`` is the structured state of a new cut as JSON text. ``pruned`` are the
-    definitions of tools that are left out, ``tool_edits`` the new edits that leave them out. ``condensed`` is what
-    became of every message that was to be put in shorter words, ``reason`` why the layer at work did less than asked.
+    ``edits`` (by the message's index), ``cut`` and ``tool_edits`` are new in this request, ``active_cut`` is new or
+    replayed. ``checkpoint`` is the state of a new cut as JSON. ``reason`` says why the layer at work did less than
+    asked.
     """
 
     transcript: Transcript
@@ -64,34 +59,28 @@ class Draft:
 
     @property
     def tools(self) -> int:
-        """Uncalibrated tokens of the tool definitions that are sent."""
         return max(0, self.transcript.tools - sum(d.tokens for d in self.pruned))
 
     @property
     def tokens(self) -> int:
-        """Uncalibrated tokens of the planned request, tools and priming included."""
         return sum(p.tokens for p in self.pieces) + self.tools + self.transcript.priming
 
     def tokens_by_index(self) -> dict[int, int]:
-        """Uncalibrated tokens of the client's messages in the array, by their index."""
         return {p.index: p.tokens for p in self.pieces if p.index is not None}
 
     @property
     def changed(self) -> bool:
-        """Whether the array differs from the client's."""
         if self.pruned or len(self.pieces) != len(self.transcript.messages):
             return True
         return any(p.text is not None or p.rounds is not None or p.index != i for i, p in enumerate(self.pieces))
 
     @property
     def has_removed(self) -> bool:
-        """Whether this request is the one that takes something out, or makes it shorter."""
         edits = (*self.edits.values(), *self.tool_edits)
         return self.cut is not None or any(edit.kind not in ADDING for edit in edits)
 
     @property
     def applied(self) -> dict[str, int]:
-        """How many edits of each kind are in the array, replayed ones included."""
         counts: dict[str, int] = {}
         for piece in self.pieces:
             if piece.kind is not None:
@@ -105,14 +94,12 @@ class Draft:
         return counts
 
     def with_edits(self, edits: Mapping[int, Edit], *, new: bool = True) -> "Draft":
-        """The draft with the content of messages (by index) replaced; ``new`` ones are to be stored."""
         if not edits:
             return self
         pieces = tuple(each for p in self.pieces for each in _edited(p, edits))
         return replace(self, pieces=pieces, edits={**self.edits, **edits} if new else self.edits)
 
     def with_cut(self, cut: Cut, *, checkpoint: str | None = None) -> "Draft":
-        """The draft with a new cut in place; edits outside what it covers stay. ``checkpoint`` is JSON text."""
         pieces = {p.index: p for p in self.pieces if p.index is not None}
         recalled = self._recalled()
         order = cut_order(self.transcript, cut)
@@ -133,12 +120,10 @@ class Draft:
         return replace(self, pieces=placed, edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
 
     def _recalled(self) -> dict[int | None, tuple[PlannedMessage, ...]]:
-        """What was put in front of messages, by the index of the message that it belongs to."""
         pairs = pairwise(self.pieces)
         return {after.index: (piece,) for piece, after in pairs if piece.kind is EditKind.RECALL}
 
     def buckets(self) -> dict[str, int]:
-        """Tokens by bucket; every token of the request is in exactly one."""
         result = dict.fromkeys(BUCKETS, 0)
         result["tools"] = self.tools
         result["history"] = self.transcript.priming
@@ -147,7 +132,6 @@ class Draft:
         return result
 
     def bucket(self, piece: PlannedMessage) -> str:
-        """The one bucket that a piece belongs to: what a call says is history, what it returns a tool output."""
         if piece.index is None:
             return "memory" if piece.kind is EditKind.RECALL else "summary"
         if piece.index in self.transcript.memory:
@@ -158,17 +142,14 @@ class Draft:
         return "tool_outputs" if message.is_result else "history"
 
     def with_tools_pruned(self, definitions: Sequence[ToolDefinition], edits: Sequence[Edit] = ()) -> "Draft":
-        """The draft without these definitions; ``edits`` are the new ones among what leaves them out."""
         if not definitions:
             return self
         return replace(self, pruned=(*self.pruned, *definitions), tool_edits=(*self.tool_edits, *edits))
 
     def with_condensed(self, condensed: Sequence[Condensed]) -> "Draft":
-        """The draft with what became of further messages that were to be put in shorter words."""
         return replace(self, condensed=(*self.condensed, *condensed)) if condensed else self
 
     def with_reason(self, reason: str) -> "Draft":
-        """The draft of a layer that did less than it was asked to, with the code of why."""
         return replace(self, reason=reason) if reason else self
 
 
@@ -183,8 +164,6 @@ def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMe
 
 
 def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
-    """The indices of an array with a cut in place: head, what stays before the summary, None for the summary,
-    what stays after it, the tail."""
     head = transcript.head
     order: list[int | None] = [*range(head), *(head + p for p in cut.before), None, *(head + p for p in cut.after)]
     order.extend(range(head + cut.covers, len(transcript.messages)))
@@ -192,7 +171,6 @@ def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
 
 
 def untouched(transcript: Transcript) -> Draft:
-    """The client's array as a draft."""
     return Draft(transcript, tuple(PlannedMessage(i, m.tokens) for i, m in enumerate(transcript.messages)))
 
 
@@ -200,7 +178,6 @@ MESSAGE_OVERHEAD = 4
 
 
 def replace_content(transcript: Transcript, index: int, text: str, *, kind: EditKind, counter: TokenCounter) -> Edit:
-    """The edit that replaces the content of message ``index`` by ``text``, its calls and ids kept."""
     message = transcript.messages[index]
     occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     position = index - transcript.head
@@ -235,10 +212,6 @@ def _results_follow_their_calls(array: Sequence[Message | None]) -> bool:
     return True
 
 
-def _something_is_said(array: Sequence[Message | None]) -> bool:
-    return len(array) > 0
-
-
 def _starts_with_a_user(array: Sequence[Message | None]) -> bool:
     first = next((m for m in array if m is None or not m.is_head), None)
     return first is None or first.role == "user"  # None is the summary, which the user role carries
@@ -246,104 +219,37 @@ def _starts_with_a_user(array: Sequence[Message | None]) -> bool:
 
 RULES: tuple[tuple[str, Rule], ...] = (
     ("every tool result follows the call it answers", _results_follow_their_calls),
-    ("the array is not empty", _something_is_said),
+    ("the array is not empty", bool),
     ("the first message after the head is from the user", _starts_with_a_user),
 )
 
 
 def broken_rules(draft: Draft) -> tuple[str, ...]:
-    """The rules that the client's array keeps and the planned one does not."""
     before: list[Message | None] = list(draft.transcript.messages)
-    after = [_message(p, draft.transcript) for p in draft.pieces]
+    after = [None if p.index is None else before[p.index] for p in draft.pieces]
     return tuple(name for name, holds in RULES if holds(before) and not holds(after))
-
-
-def _message(piece: PlannedMessage, transcript: Transcript) -> Message | None:
-    return None if piece.index is None else transcript.messages[piece.index]
 
 
 LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
 """Edits that may be made on a protected message, and stay on it."""
-REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationState:
-    """What earlier requests of the conversation left: edits by key, cuts oldest first.
-
-    ``length`` is the number of messages after the head that an earlier request has sent already. ``prepared`` is a
-    summary that waits for the next batch, ``checkpoint`` the newest state that was saved, when the conversation had
-    ``checkpoint_length`` messages, and ``resumed`` that of
-    another conversation which this one goes on from, both as JSON text; ``wanted`` is what an operator asked of the
-    next request. ``version`` is the branch's; ``notes`` are those that were taken of the conversation.
-    """
-
-    edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)
-    cuts: tuple[Cut, ...] = ()
-    length: int = 0
-    prepared: Prepared | None = None
-    checkpoint: str | None = None
-    checkpoint_length: int = 0
-    resumed: str | None = None
-    wanted: str | None = None
-    version: int = 0
-    notes: tuple[Note, ...] = ()
-
-    def at(self, length: int) -> "ConversationState":
-        """What was known when the conversation had ``length`` messages after the head, or a few more.
-
-        A client that begins anew from an early point is sent what it was sent then, not what was taken out later.
-        """
-        length += REWRITTEN
-        later = [e for e in self.edits.values() if e.length > length]
-        too_new = self.checkpoint is not None and self.checkpoint_length > length
-        if not later and not too_new and all(cut.length <= length for cut in self.cuts):
-            return self
-        gone = {e.key for e in later}
-        return replace(
-            self,
-            edits={key: e for key, e in self.edits.items() if key not in gone},
-            cuts=tuple(cut for cut in self.cuts if cut.length <= length),
-            checkpoint=None if too_new else self.checkpoint,
-        )
-
-    @property
-    def triggered(self) -> bool:
-        """Whether a trigger has fired in this conversation."""
-        return bool(self.edits or self.cuts)
-
-    @property
-    def has_removed(self) -> bool:
-        """Whether something is out of the window of this conversation, or was shortened."""
-        return bool(self.cuts) or any(edit.kind not in ADDING for edit in self.edits.values())
-
-    @property
-    def pins(self) -> frozenset[bytes]:
-        """The first bytes of the digests of messages that an operator has pinned."""
-        return frozenset(e.digest for e in self.edits.values() if e.kind is EditKind.PIN)
-
-    @property
-    def next_version(self) -> int:
-        """The version that the next batch will have."""
-        return max(self.version, self.cuts[-1].version if self.cuts else 0) + 1
 
 
 def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:
-    """The newest cut whose prefix is there and that hides nothing protected."""
-    head = transcript.head
-    chain = transcript.chain
-    guarded = protection.all if cuts else frozenset()
+    """The newest whose prefix is there and that hides nothing protected."""
+    chain, guarded = transcript.chain, protection.all if cuts else frozenset()
     for cut in reversed(cuts):
-        if not 0 < cut.covers <= len(chain) or chain[cut.covers - 1] != cut.prefix:
-            continue
-        hidden = set(range(head, head + cut.covers)) - {head + p for p in (*cut.before, *cut.after)}
-        if not hidden & guarded:
+        is_there = 0 < cut.covers <= len(chain) and chain[cut.covers - 1] == cut.prefix
+        if is_there and guarded.isdisjoint(covered_by(cut, transcript.head)):
             return cut
     return None
 
 
+def covered_by(cut: Cut, head: int) -> tuple[int, ...]:
+    stays = {head + p for p in (*cut.before, *cut.after)}
+    return tuple(i for i in range(head, head + cut.covers) if i not in stays)
+
+
 def replay(transcript: Transcript, known: ConversationState, protection: Protection) -> Draft:
-    """The client's array with every known edit and the newest applicable cut applied."""
     if not known.edits and not known.cuts:
         return untouched(transcript)
     cut = applicable_cut(transcript, known.cuts, protection)
@@ -358,19 +264,19 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
 
 
 def standing(transcript: Transcript, known: ConversationState) -> Draft:
-    """The client's array as the conversation's known edits leave it, with nothing new."""
     messages = transcript.messages
     counted = replace(transcript, occurrences=count_occurrences(messages))
     return replay(counted, known, protect(messages, units(messages, transcript.head), known.pins))
 
 
 def _replayed(transcript: Transcript, known: ConversationState, protection: Protection, *, cut: Cut | None) -> Draft:
-    draft = _with_cut(transcript, cut)
+    draft = untouched(transcript)
+    if cut is not None:
+        draft = replace(draft.with_cut(cut), cut=None)  # it is not new
     return _without_tools(_with_edits(draft, known.edits, protection), known) if known.edits else draft
 
 
 def _without_tools(draft: Draft, known: ConversationState) -> Draft:
-    """The draft without the definitions that were pruned, but with one that is asked for by name."""
     if not draft.transcript.tools or not any(e.kind is EditKind.PRUNE_TOOLS for e in known.edits.values()):
         return draft
     tools = draft.transcript.read_tools()
@@ -379,19 +285,16 @@ def _without_tools(draft: Draft, known: ConversationState) -> Draft:
     )
 
 
-def _with_cut(transcript: Transcript, cut: Cut | None) -> Draft:
-    draft = untouched(transcript)
-    return draft if cut is None else replace(draft.with_cut(cut), cut=None)
-
-
 def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, protection: Protection) -> int:
-    """Uncalibrated tokens of the messages that stay word for word, as known edits have left them."""
     occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     total = 0
     for index in protection.verbatim:
-        edit = known.edits.get((transcript.messages[index].digest, occurrences[index]))
-        holds = edit is not None and edit.kind not in ADDING and _holds(transcript, index, edit, protection)
-        total += edit.tokens if edit is not None and holds else transcript.messages[index].tokens
+        message = transcript.messages[index]
+        edit = known.edits.get((message.digest, occurrences[index]))
+        if edit is None or edit.kind in ADDING or not _holds(transcript, index, edit, protection):
+            total += message.tokens
+        else:
+            total += edit.tokens
     return total
 
 
@@ -416,7 +319,6 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
 
 
 def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], occurrences: Sequence[int]) -> Draft:
-    """The draft with the hidden rounds of every answer that is in it."""
     if not any(edit.kind is EditKind.ROUND for edit in edits.values()):
         return draft
     messages, pieces = draft.transcript.messages, list[PlannedMessage]()
@@ -430,7 +332,6 @@ def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], occurren
 
 
 def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:
-    """Whether an edit still stands on a message that is protected now."""
     position = index - transcript.head
     if edit.kind is EditKind.RECALL:
         return True
@@ -443,12 +344,11 @@ def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protectio
 class Bounds:
     """Everything that a strategy needs beside the draft.
 
-    ``ceiling`` is set when an upstream refused what the budget allowed: the result must stay under it.
-    ``summarizer_input`` is what the summariser can read at once, None for the request's own limit. ``layer`` is the
-    one at work and ``aim`` the total tokens that it should end at. ``early`` is the share of its trigger from which
-    on a layer is due on this request; ``free_only`` leaves out layers that may ask a model. ``readings`` keep what was
-    read in single messages from one compaction to the next. ``standing`` is the array as known edits
-    leave it, which the provider has cached if the conversation is ``warm``. ``announce`` hears what was done.
+    The result must stay under ``ceiling``, set when an upstream refused what the budget allowed. ``summarizer_input``
+    is None for the request's own limit. ``layer`` is the one at work and ``aim`` the total tokens it should end at.
+    ``early`` is the share of its trigger from which on a layer is due; ``free_only`` leaves out those that may ask a
+    model. ``standing`` is the array as known edits leave it, which the provider has cached if the conversation is
+    ``warm``.
     """
 
     transcript: Transcript
@@ -474,11 +374,9 @@ class Bounds:
 
     @property
     def target(self) -> int:
-        """The total tokens that the layer at work should end at: its own aim, else low water."""
         return self.low_water if self.aim is None else self.aim
 
     def in_scope(self, draft: Draft, piece: PlannedMessage) -> bool:
-        """Whether a piece counts against the bucket that the layer at work is about."""
         scope = self.layer.scope
         if scope == "total":
             return True
@@ -487,32 +385,26 @@ class Bounds:
         return (rule.charge_to if rule is not None and rule.charge_to else name) == scope
 
     def inside(self, draft: Draft, scope: str) -> int:
-        """Tokens of a draft that count against a layer of this scope."""
         return draft.tokens if scope == "total" else charged(draft.buckets(), self.settings.buckets).get(scope, 0)
 
     @property
     def room(self) -> int:
-        """Tokens between what is fixed and the trigger, at least 0."""
         return max(0, self.trigger - self.fixed)
 
     @property
     def low_water(self) -> int:
-        """Where a batch should end."""
         return self.fixed + int(self.shape.low_water * self.room)
 
     @property
     def hard_limit(self) -> int:
-        """The most that may be forwarded."""
         limit = self.budget.hard_limit
         return limit if self.ceiling is None else min(limit, self.ceiling)
 
     def soft_fits(self, tokens: int) -> bool:
-        """Whether ``tokens`` are under every limit, headroom and ceiling included."""
         return tokens <= min(self.budget.soft_limit, self.hard_limit)
 
     @property
     def ingest_cap(self) -> int:
-        """The largest tool result, in tokens."""
         return ingest_cap_for(self.settings, self.budget)
 
     def sides(self, stays: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -525,22 +417,20 @@ class Bounds:
         return tuple(i - head for i in stays if i < late), tuple(i - head for i in stays if i >= late)
 
     def calls(self) -> dict[int, ToolCall]:
-        """For each tool result the call that it answers, by the result's index. Reads every step's call."""
         return answered_calls(self.transcript, self.steps)
 
 
 def bounds_for(
     transcript: Transcript,
-    *,
     settings: ContextSettings,
     budget: TokenBudget,
     known: ConversationState,
     counter: TokenCounter,
+    *,
     ceiling: int | None = None,
     summarizer_input: int | None = None,
     readings: Readings | None = None,
 ) -> Bounds:
-    """The bounds of one request."""
     transcript = replace(transcript, occurrences=count_occurrences(transcript.messages))
     messages = transcript.messages
     steps = units(messages, transcript.head)

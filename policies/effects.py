@@ -1,7 +1,6 @@
-"""What a flow may ask of the shell, and what it is told.
+"""What a flow may ask of the shell, and what it is told: a flow yields an effect and is sent the reply.
 
-A flow is a generator: it yields an effect and is sent the reply. Failure is a reply, not an exception, so
-every ladder of fallbacks can be played in a test without a model.
+Failure is a reply, not an exception, so every ladder of fallbacks can be played in a test without a model.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,21 +12,17 @@ from policies.ledger import PlannedMessage
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What follows is long: go on away from the event loop. The reply is :class:`Done`."""
+    """What follows is long: go on away from the event loop. Replied to by :class:`Done`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summarize:
-    """Ask the summariser for a text of at most ``max_tokens``; the reply is :class:`Summary`.
+    """Ask for a text of at most ``max_tokens``; replied to by :class:`Summary`.
 
-    Attributes:
-        system: who the summariser is to be; not sent where it writes in place.
-        prompt: complete, the material with the instruction behind it; in place the instruction alone.
-        purpose: the prompt's name and version, for the trace and the audit.
-        schema: JSON schema that the reply should follow where the model supports it; empty for free text.
-        key: address of what is asked, by content: the shell may answer from what it was told before. Empty: never.
-        standing: the array in front of the prompt, for a note written in place on a prefix that the provider has
-            cached; such a request goes to the conversation's own model, with its own tools. Empty: not in place.
+    ``schema`` is a JSON schema that the reply should follow where the model takes one. ``key`` is the address of what
+    is asked, by content, so that the shell may answer from what it was told before. With ``standing``, the array that
+    the provider has cached, the note is written in place behind it: by the conversation's own model with its own tools,
+    without ``system``, ``prompt`` being the instruction alone.
     """
 
     system: str
@@ -41,18 +36,17 @@ class Summarize:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Several questions to the summariser that do not wait for one another; the reply is :class:`Answers`."""
+    """Questions that do not wait for one another; replied to by :class:`Answers`."""
 
     effects: tuple[Summarize, ...]
 
 
 BEFORE_MODEL = "before_model"
-"""The reason of a save in front of a question to a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save a checkpoint (JSON text) before a model is asked; the reply is :class:`StateSaved`."""
+    """Save a checkpoint (JSON) before a model is asked; replied to by :class:`StateSaved`."""
 
     checkpoint: str
     reason: str
@@ -60,10 +54,9 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Ask which of these texts are alike; the reply is :class:`Alike`.
+    """Which ``pairs`` of texts (positions, the lower one first) are alike; replied to by :class:`Alike`.
 
-    ``pairs`` are the positions worth comparing, the lower one first. ``model`` names embeddings; None compares by
-    shingles.
+    ``model`` names embeddings; None compares by shingles.
     """
 
     texts: tuple[str, ...]
@@ -73,8 +66,6 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Ask for the vectors of these texts by an embeddings ``model``; the reply is :class:`Vectors`."""
-
     texts: tuple[str, ...]
     model: str
     seconds: float = 20.0
@@ -82,11 +73,10 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Ask an operator's own function for fewer messages; the reply is :class:`Trimmed`.
+    """Ask the function at ``path`` (``module:function``) for fewer messages; replied to by :class:`Trimmed`.
 
-    ``path`` is ``module:function``, ``max_tokens`` what the messages (by index) should take together. In the order
-    of ``indices``: ``texts`` is the content where that was replaced already (else None), ``tokens`` what each costs,
-    ``protected`` whether it stays whatever comes back.
+    By position of ``indices``: ``texts`` where content was replaced already, ``tokens``, and ``protected``, what stays
+    whatever comes back.
     """
 
     path: str
@@ -99,21 +89,16 @@ class Trim:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """The shell did it."""
+class Done: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """It is saved as this version."""
-
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the summariser answered; ``finish_reason`` and ``tool_calls`` tell a useless answer apart."""
-
     text: str
     finish_reason: str = "stop"
     tool_calls: int = 0
@@ -122,44 +107,34 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The replies to questions that were asked together, in their order."""
-
     replies: tuple["Summary | Failed", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The shell could not; ``reason`` is a short code such as ``timeout`` or ``status_500``."""
+    """``reason`` is a short code such as ``timeout`` or ``status_500``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """How alike the pairs that were asked about are: 0 to 1 each, in their order."""
-
     scores: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """The vectors of the texts that were asked about, in their order."""
-
     rows: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A message that an operator's function gave back: which one it was, and its content where that is another."""
-
     index: int
     text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What an operator's function gave back, in its order."""
-
     messages: tuple[Kept, ...]
 
 
@@ -170,8 +145,7 @@ Announce = Callable[[str], None]
 """Told what a flow has just done (``layer`` for the next one of its reports), so that the shell can time it."""
 
 
-def unheard(_: str) -> None:
-    """Nobody listens."""
+def unheard(_: str) -> None: ...
 
 
 T = TypeVar("T")
@@ -179,10 +153,7 @@ Flow = Generator[Effect, Reply, T]
 
 
 def together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
-    """What every flow returns, in order; their questions to the summariser are asked together, round by round.
-
-    Anything else that a flow asks for is asked for on its own, in the order of the flows.
-    """
+    """What every flow returns, in order; their questions are asked together, round by round, all else in turn."""
     results: dict[int, T] = {}
     waiting: dict[int, Effect] = {}
     for number, flow in enumerate(flows):
@@ -208,7 +179,6 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
 def _advance(
     flow: Flow[T], reply: Reply | None, number: int, *, waiting: dict[int, Effect], results: dict[int, T]
 ) -> None:
-    """Take one step of a flow: note what it asks next, or what it returned."""
     try:
         waiting[number] = next(flow) if reply is None else flow.send(reply)
     except StopIteration as end:
@@ -216,7 +186,6 @@ def _advance(
 
 
 def _answers(told: Reply, count: int) -> tuple[Summary | Failed, ...]:
-    """One reply for each question; a failure of all of them where they could not be asked together."""
     if isinstance(told, Answers) and len(told.replies) == count:
         return told.replies
     return (told if isinstance(told, Failed) else Failed("no_reply"),) * count

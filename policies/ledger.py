@@ -1,12 +1,12 @@
-"""Edits and cuts: what was changed in a conversation, and how it is applied again; and the entries of its state.
+"""What was changed in a conversation, and the entries of its state.
 
-An :class:`Edit` changes one message and is found by that message's own digest and occurrence, so it
-survives a client that rewrites something else. A :class:`Cut` replaces an exact prefix of the chain by a
-summary and applies only where that prefix is there. Both are replayed identically on every later request:
-that is what keeps the sent prefix stable and the provider's cache warm.
+An :class:`Edit` is found by its message's own digest and occurrence, so it survives a client that rewrites something
+else; a :class:`Cut` replaces an exact prefix of the chain. Both are replayed identically on every later request: that
+keeps the sent prefix stable and the provider's cache warm.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 DROPPING = frozenset({"drop_oldest", "sliding_window", "custom"})
@@ -19,11 +19,10 @@ WINDOWS = frozenset({"rollover", "resume"})
 class EditKind(StrEnum):
     """Why a message's content was replaced, or a part of the request left out.
 
-    ``reasoning`` keeps a message's content and leaves out its thinking; so does ``unbound_reasoning``, because the
-    thinking is signed for what stood before it, and that was changed; ``prune_tools`` is about the definition of
-    a tool, found by the digest of its name. ``recall`` keeps the message and puts ``text`` in front of it as a message
-    of its own; ``pin`` changes nothing and has the message stay from now on. ``round`` puts back what the client has
-    not seen of an answer: ``text`` is the JSON of its hidden calls and what they returned, ``tokens`` are theirs.
+    ``reasoning`` leaves out only thinking, ``unbound_reasoning`` thinking that was signed for what stood before it and
+    changed. ``prune_tools`` is found by the digest of a tool's name. ``recall`` puts ``text`` in front of the message,
+    ``pin`` has it stay. ``round`` puts back an answer's hidden calls and what they returned: ``text`` is their JSON,
+    ``tokens`` are theirs.
     """
 
     INGEST_CAP = "ingest_cap"
@@ -47,14 +46,11 @@ class EditKind(StrEnum):
 
 
 SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.TRUNCATE, EditKind.CLIP})
-"""Edits that leave a part of what a message says, which may still go."""
 
 ADDING = frozenset({EditKind.RECALL, EditKind.PIN, EditKind.ROUND})
-"""Edits that leave a message as it is."""
 
 
 def occurrence_of_round(occurrence: int) -> int:
-    """The occurrence that the rounds of a message are kept under, so that it may have another edit beside them."""
     return -1 - occurrence
 
 
@@ -64,12 +60,11 @@ CONDENSED = frozenset({EditKind.SUMMARY, EditKind.PROGRESSIVE, EditKind.DELEGATE
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One message's content replaced by ``text``; ``ref`` is the archive's key of the original.
+    """``text`` in place of a message's content; ``ref`` is the archive's key of the original.
 
-    ``tokens`` are the uncalibrated tokens of the message as replaced. ``chain`` is the chain's hash at the
-    message when the edit was made: only where it still holds may the edit replay onto protected content,
-    because the same text may come back as the newest result. ``length`` is the number of messages after the head of
-    the request that it was made for: a shorter one, begun anew from an earlier point, was sent without it.
+    ``tokens`` are uncalibrated, of the message as replaced. Only where ``chain``, the hash at the message when the edit
+    was made, still holds may it replay onto protected content: the same text may come back as the newest result.
+    ``length`` is the number of messages behind the head then: a shorter request, begun anew, was sent without it.
     """
 
     digest: bytes
@@ -83,19 +78,16 @@ class Edit:
 
     @property
     def key(self) -> tuple[bytes, int]:
-        """What the edit is found by."""
         return (self.digest, self.occurrence)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The first ``covers`` messages after the head, replaced by one summary message.
+    """The first ``covers`` messages behind the head, of which ``prefix`` is the hash, replaced by one summary.
 
-    ``prefix`` is the chain's hash after those messages. ``before`` and ``after`` are positions (counted from
-    the end of the head) of covered messages that stay verbatim in front of and behind the summary.
-    ``text`` is the exact content of the summary message, empty for none, ``tokens`` its uncalibrated tokens,
-    ``version`` the checkpoint's version, ``ref`` the archive's key of what was covered, ``origin`` how it was made.
-    ``narrative`` is a model's note, on the first ``noted`` messages, which may be fewer; ``length`` is an edit's.
+    ``before`` and ``after`` are positions, from the end of the head, of covered messages that stay verbatim around it.
+    ``text`` may be empty for no message; ``tokens`` are its uncalibrated ones, ``version`` the checkpoint's, ``ref``
+    the archive's key of what was covered. ``narrative`` is a model's note on the first ``noted`` messages.
     """
 
     covers: int
@@ -113,19 +105,11 @@ class Cut:
 
     @property
     def layer(self) -> str:
-        """The layer that made it: ``compact``, or what dropped messages without a summary."""
         return self.origin if self.origin in DROPPING | WINDOWS else "compact"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model's summary that was written after an answer, for a batch to come.
-
-    It covers the first ``covers`` messages after the head, of which ``prefix`` is the chain's hash. ``proposal`` is
-    what the model said of the task's state, as JSON text. ``purpose`` names the prompt,
-    ``calls`` are the questions that a model answered for it.
-    """
-
     covers: int
     prefix: bytes
     text: str
@@ -136,12 +120,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMessage:
-    """One message of the planned array.
+    """``index`` points at the client's message, None for a summary or (kind ``recall``) what was brought back.
 
-    ``index`` points at the client's message, None for what is Weir's own: a summary, or (of kind ``recall``) what was
-    brought back. ``text`` replaces its content; None
-    keeps the client's bytes. ``kind`` says which edit replaced it. ``rounds`` are the hidden ones of an answer, whose
-    tokens are among its own.
+    Without ``text`` the client's bytes stay. ``tokens`` include those of the hidden ``rounds``.
     """
 
     index: int | None
@@ -152,29 +133,21 @@ class PlannedMessage:
 
     @property
     def own_tokens(self) -> int:
-        """Its tokens without those of its hidden rounds."""
         return self.tokens - (0 if self.rounds is None else self.rounds.tokens)
 
     @property
     def is_summary(self) -> bool:
-        """Whether it stands for what a cut covers."""
         return self.index is None and self.kind is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condensed:
-    """The figures of one message (or group) that was condensed, or that was to be.
+    """What became of one message (or group) that was to be condensed.
 
-    Attributes:
-        strategy: the kind of the edit.
-        original_tokens: uncalibrated tokens of the message as the client sent it; of a history that is summarised
-            again, of the summary before and of the messages that are newly taken out.
-        compressed_tokens: the same as it is sent now; the original's where nothing came of it.
-        calls: questions that the summariser answered; 0 where code wrote the text.
-        purpose: the prompt's name and version; ``extract`` where code wrote the text.
-        ref: the archive's key of the original.
-        key: address of what was asked: the original's digest in hex, with the level behind it where there are several.
-        failure: code of why there is no shorter text; empty if there is one.
+    Tokens are uncalibrated; of a history that is summarised again the original is the summary before with the messages
+    that are newly taken out. ``calls`` and ``purpose`` are 0 and ``extract`` where code wrote the text. ``key`` is the
+    original's digest in hex, with the level behind it where there are several. ``failure`` is the code of why there is
+    no shorter text.
     """
 
     strategy: str
@@ -188,13 +161,10 @@ class Condensed:
 
     @property
     def ratio(self) -> float:
-        """How many times shorter the message is: original over compressed tokens, 1.0 where nothing came of it."""
         return self.original_tokens / self.compressed_tokens if self.compressed_tokens else 1.0
 
 
 class Status(StrEnum):
-    """How far a subtask is; ``planned`` means that nothing of it has been done."""
-
     PLANNED = "planned"
     IN_PROGRESS = "in_progress"
     DONE = "done"
@@ -202,8 +172,6 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subtask:
-    """One part of the task; ``told`` is whether only a model said so, which its next telling may change."""
-
     text: str
     status: Status = Status.PLANNED
     told: bool = False
@@ -211,8 +179,6 @@ class Subtask:
 
 @dataclass(frozen=True, slots=True)
 class TaskDecision:
-    """What was decided, why, and what was decided against."""
-
     text: str
     rationale: str = ""
     alternatives: tuple[str, ...] = ()
@@ -234,12 +200,63 @@ class Identifier:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One note: its category, how much it matters, what it says, and where it was taken from.
-
-    ``source`` is ``tool``, ``fence``, ``model`` or ``api``.
-    """
-
     category: str
     importance: str
     text: str
     source: str = ""
+
+
+REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationState:
+    """What earlier requests of the conversation left: edits by key, cuts oldest first.
+
+    ``length`` counts messages behind the head that were sent already. ``prepared`` waits for the next batch,
+    ``checkpoint`` is the newest state that was saved (at ``checkpoint_length`` messages), ``resumed`` that of another
+    conversation which this one goes on from; ``wanted`` is what an operator asked of the next request, ``version`` the
+    branch's.
+    """
+
+    edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)
+    cuts: tuple[Cut, ...] = ()
+    length: int = 0
+    prepared: Prepared | None = None
+    checkpoint: str | None = None
+    checkpoint_length: int = 0
+    resumed: str | None = None
+    wanted: str | None = None
+    version: int = 0
+    notes: tuple[Note, ...] = ()
+
+    def at(self, length: int) -> "ConversationState":
+        """A client that begins anew from an early point is sent what it was sent then, not what was taken out later."""
+        length += REWRITTEN
+        later = [e for e in self.edits.values() if e.length > length]
+        too_new = self.checkpoint is not None and self.checkpoint_length > length
+        if not later and not too_new and all(cut.length <= length for cut in self.cuts):
+            return self
+        gone = {e.key for e in later}
+        return replace(
+            self,
+            edits={key: e for key, e in self.edits.items() if key not in gone},
+            cuts=tuple(cut for cut in self.cuts if cut.length <= length),
+            checkpoint=None if too_new else self.checkpoint,
+        )
+
+    @property
+    def triggered(self) -> bool:
+        return bool(self.edits or self.cuts)
+
+    @property
+    def has_removed(self) -> bool:
+        return bool(self.cuts) or any(edit.kind not in ADDING for edit in self.edits.values())
+
+    @property
+    def pins(self) -> frozenset[bytes]:
+        return frozenset(e.digest for e in self.edits.values() if e.kind is EditKind.PIN)
+
+    @property
+    def next_version(self) -> int:
+        return max(self.version, self.cuts[-1].version if self.cuts else 0) + 1

@@ -7,8 +7,8 @@
     hard_limit: used * (1 + M) + R <= W   and   (no I, or used * (1 + M) <= I)
     soft_limit: the same                  and   used * (1 + M) + R + H <= W
 
-``used`` is calibrated: the estimate times the ratio of reported to estimated tokens. Layers work in
-uncalibrated tokens, because that is what a message's count is; :meth:`TokenBudget.room_for` converts.
+``used`` is calibrated: the estimate times the ratio of reported to estimated tokens. Layers work in uncalibrated
+tokens, as messages are counted; :meth:`TokenBudget.room_for` converts.
 """
 
 import math
@@ -18,16 +18,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, PolicyError, Transcript
-from policies.settings import Bucket, ContextSettings, Layer, Memory, Param, Zones, amount
+from policies.settings import Bucket, ContextSettings, Layer, Memory, Zones, amount
 
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
-"""Every token of a request is in exactly one of them."""
 RESERVED = ("working", "headroom")
 MIN_CAP = 64
 BLOAT = 0.30
 BLOAT_OVER_CAP = 1.25
 MATCHED = 1_000
-"""Characters of a message that a pattern of memory is matched against."""
 WATERMARK = 0.80
 NEVER = -1
 SMALL_WINDOW, LARGE_WINDOW = 32_768, 200_000
@@ -41,15 +39,6 @@ CLOSE = 0.75
 
 
 class BudgetUnreachable(PolicyError):
-    """The protected content alone does not fit the window.
-
-    Attributes:
-        window: context window, tokens.
-        reserve: tokens kept free for the answer.
-        buckets: tokens of every bucket of the smallest array that was reached.
-        protected: tokens that no layer may remove.
-    """
-
     def __init__(self, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int) -> None:
         self.window = window
         self.reserve = reserve
@@ -61,14 +50,6 @@ class BudgetUnreachable(PolicyError):
 
 
 class BucketExceeded(BudgetUnreachable):
-    """A bucket is above its cap and its ``on_overflow`` is ``reject``.
-
-    Attributes:
-        bucket: its name.
-        used: its tokens.
-        cap: the most that it may hold, tokens.
-    """
-
     def __init__(
         self, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
     ) -> None:
@@ -81,11 +62,6 @@ class BucketExceeded(BudgetUnreachable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudget:
-    """The division of one request's window, in tokens; ``caps`` by bucket, only of those that have one.
-
-    ``reported`` says that the ratio comes from usage that the upstream reported.
-    """
-
     window: int
     reserve: int
     headroom: int
@@ -101,11 +77,9 @@ class TokenBudget:
         return max(1, self.window - self.reserve - self.headroom)
 
     def estimate(self, tokens: int) -> int:
-        """Uncalibrated tokens as what the upstream would report."""
         return math.ceil(round(tokens * self.ratio, 6))
 
     def estimate_each(self, buckets: Mapping[str, int]) -> dict[str, int]:
-        """Uncalibrated tokens by bucket as what the upstream would report; they sum to the estimate of the total."""
         result: dict[str, int] = {}
         before = reported = 0
         for name, tokens in buckets.items():
@@ -121,25 +95,20 @@ class TokenBudget:
 
     @property
     def hard_limit(self) -> int:
-        """The most uncalibrated tokens that leave the output reserve free."""
         limit = self.room_for(self.window - self.reserve)
         return limit if self.max_input is None else min(limit, self.room_for(self.max_input))
 
     @property
     def soft_limit(self) -> int:
-        """The most uncalibrated tokens that leave reserve and headroom free."""
         return min(self.hard_limit, self.room_for(self.window - self.reserve - self.headroom))
 
     def hard_fits(self, tokens: int) -> bool:
-        """Whether uncalibrated ``tokens`` leave the output reserve free."""
         return tokens <= self.hard_limit
 
     def fits(self, tokens: int) -> bool:
-        """Whether uncalibrated ``tokens`` leave reserve and headroom free."""
         return tokens <= self.soft_limit
 
     def base(self, settings: ContextSettings) -> int:
-        """The denominator of pressure that the policy asks for, tokens."""
         if settings.base == "window":
             return self.window
         if settings.base == "max_input":
@@ -160,10 +129,9 @@ def divide(
 ) -> TokenBudget:
     """The budget of one request.
 
-    ``requested`` is the client's ``max_completion_tokens`` or ``max_tokens``; in mode ``request`` the reserve
-    is that, bounded by the model's output limit and a quarter of the window, else the policy's reserve, never
-    under ``min(reserve_floor, W / 4)``. ``margin`` overrides the policy's once the estimate is calibrated,
-    ``reported`` says that ``ratio`` was learned.
+    In mode ``request`` the reserve is the client's ``requested``, within the model's output limit and a quarter of the
+    window, else the policy's, never under ``min(reserve_floor, W / 4)``. ``margin`` stands above the policy's once the
+    estimate is calibrated.
     """
     scale = 1.0 if settings.designed_for is None else window / settings.designed_for
     own_reserve = scaled(settings.reserve, window, scale)
@@ -193,24 +161,21 @@ def divide(
 
 
 def scaled(value: float, window: int, scale: float) -> int:
-    """Tokens of an amount: a share of the window below 1, else tokens of the window that the policy was made for."""
     return amount(value, window) if value < 1 else math.floor(round(value * scale, 6))
 
 
 @dataclass(frozen=True, slots=True)
 class Summed(Transcript):
-    """A transcript whose uncalibrated tokens by role are known, so that a long one costs no more than a short one."""
+    """A long transcript that is added up no more slowly than a short one."""
 
     by_role: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
-        """Uncalibrated tokens of the whole request as the client sent it."""
         return sum(self.by_role.values()) + self.tools + self.priming
 
 
 def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Uncalibrated tokens of messages by their role, added to those ``before`` them."""
     result = dict(before or {})
     for message in messages:
         result[message.role] = result.get(message.role, 0) + message.tokens
@@ -218,7 +183,6 @@ def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None
 
 
 def raw_buckets(transcript: Transcript) -> dict[str, int]:
-    """Uncalibrated tokens by bucket of a request as the client sent it; they sum to its tokens."""
     by_role = transcript.by_role if isinstance(transcript, Summed) else tokens_by_role(transcript.messages)
     result = dict.fromkeys(BUCKETS, 0)
     result["tools"] = transcript.tools
@@ -239,10 +203,7 @@ def _bucket_of(role: str) -> str:
 
 
 def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
-    """Indices of the messages that carry memory: by the beginning of the text or the message's name.
-
-    What a tool returns is never memory, whatever it says.
-    """
+    """What a tool returns is never memory, whatever it says."""
     found = set[int]()
     for index, message in enumerate(transcript.messages):
         if message.is_result:
@@ -256,7 +217,6 @@ def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
 
 
 def charged(buckets: Mapping[str, int], rules: Mapping[str, Bucket]) -> Mapping[str, int]:
-    """Tokens by the bucket whose cap they count against; the sum stays the same."""
     if not rules:
         return buckets
     result = dict.fromkeys(buckets, 0)
@@ -268,56 +228,45 @@ def charged(buckets: Mapping[str, int], rules: Mapping[str, Bucket]) -> Mapping[
 
 
 def is_over(name: str, tokens: int, budget: TokenBudget) -> bool:
-    """Whether a bucket of so many calibrated tokens is above its cap; an exact fit is not."""
     cap = budget.caps.get(name)
     return cap is not None and tokens > cap
 
 
 def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: TokenBudget) -> bool:
-    """Whether a bucket of so many calibrated tokens has reached the share of its cap that warns."""
     cap = budget.caps.get(name)
     return cap is not None and tokens >= math.ceil(round(rules[name].soft * cap, 6))
 
 
 def bloat_limit(budget: TokenBudget, least: float = BLOAT) -> float:
-    """The share of a request that tool results may take before an operator hears of it: ``least``, or 1.25 times the
-    share that the policy gives them where that is more."""
+    """``least``, or 1.25 times the share of the window that the policy gives tool results."""
     cap = budget.caps.get("tool_outputs", 0)
     return max(least, BLOAT_OVER_CAP * cap / budget.window)
 
 
 def refuses(settings: ContextSettings, name: str) -> bool:
-    """Whether a request is to be refused while this bucket is above its cap."""
     rule = settings.buckets.get(name)
     return rule is not None and rule.on_overflow == "reject" and settings.enforce == "bucket"
 
 
 def layers_of(settings: ContextSettings) -> tuple[Layer, ...]:
-    """The policy's layers, and behind them those that its buckets ask for where buckets are enforced."""
     if settings.enforce != "bucket":
         return settings.layers
     return (*settings.layers, *_bucket_layers(settings))
 
 
 def _bucket_layers(settings: ContextSettings) -> Iterator[Layer]:
-    for action in ("prune-unused", "truncate", "summarize"):
+    for action, strategy in {"prune-unused": "prune_tools", "truncate": "evict", "summarize": "compact"}.items():
         for name, bucket in settings.buckets.items():
-            if bucket.cap is not None and bucket.on_overflow == action:
-                strategy, params = _acting(action, name)
+            if bucket.cap is None or bucket.on_overflow != action:
+                continue
+            if strategy == "evict" and name == "history":  # what was decided in words is never truncated
+                yield Layer(strategy="drop_oldest", scope=name, at=1.0, stop_at=bucket.watermark)
+            else:
+                params = {"scorer": "fifo"} if strategy == "evict" else {}
                 yield Layer(strategy=strategy, scope=name, at=1.0, stop_at=bucket.watermark, params=params)
 
 
-def _acting(action: str, bucket: str) -> tuple[str, Mapping[str, Param]]:
-    """The layer that does what a bucket's ``on_overflow`` asks for; what was decided in words is never truncated."""
-    if action == "prune-unused":
-        return "prune_tools", {}
-    if action == "summarize":
-        return "compact", {}
-    return ("drop_oldest", {}) if bucket == "history" else ("evict", {"scorer": "fifo"})
-
-
 def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
-    """The most tokens of a request at which no layer about the whole of it is due, those that always are aside."""
     limit = budget.soft_limit
     for layer in settings.layers:
         if layer.scope == "total" and layer.at != 0:
@@ -338,13 +287,11 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
 
 
 def shape_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
-    """Where a batch starts: the shape's share of U, or of the provider's input limit where that is smaller."""
     usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
     return min(budget.room_for(settings.shape_for(budget.window).trigger * usable), budget.soft_limit)
 
 
 def target_for(layer: Layer, settings: ContextSettings, budget: TokenBudget, *, low_water: int) -> int:
-    """The tokens in the layer's scope at which its work ends."""
     if layer.scope == "total":
         if layer.stop_at is not None:
             return budget.room_for(layer.stop_at * budget.base(settings))
@@ -366,7 +313,6 @@ def _below(at: float | None, base: int, budget: TokenBudget) -> int:
 
 
 def ingest_cap_for(settings: ContextSettings, budget: TokenBudget) -> int:
-    """The largest tool result in uncalibrated tokens: the policy's cap, its share of U, the cap of its bucket."""
     share = int(settings.ingest.share * budget.room_for(budget.usable))
     bucket = budget.caps.get("tool_outputs")
     caps: list[int] = [share, settings.ingest.cap, *(() if bucket is None else (budget.room_for(bucket),))]
@@ -374,14 +320,12 @@ def ingest_cap_for(settings: ContextSettings, budget: TokenBudget) -> int:
 
 
 def zones_for(settings: ContextSettings, window: int) -> Zones:
-    """The starts of the zones in a window: the policy's, or others in a small or large one where it says so."""
     if not settings.auto_scale or SMALL_WINDOW < window < LARGE_WINDOW:
         return settings.zones
     return SMALL_ZONES if window <= SMALL_WINDOW else LARGE_ZONES
 
 
 def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
-    """The zone whose start ``level`` has reached; ``critical`` also whenever the request does not fit."""
     if not fits or level >= zones.critical_at:
         return "critical"
     if level >= zones.red_at:
@@ -392,25 +336,20 @@ def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
 
 
 def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
-    """The zone, at least yellow above ``soft`` tokens, and whether they are above it; None for no such guard."""
     rot_guard = soft is not None and tokens > soft
     return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
 
 
 def tokens_at(base: int, share: float) -> int:
-    """The tokens at a share of ``base``, rounded down as if shares were exact decimals: 142,800 is .85 of 168,000."""
+    """Rounded down as if shares were exact decimals: 142,800 is .85 of 168,000."""
     return math.floor(round(base * share, 6))
 
 
 def compaction_layer(settings: ContextSettings) -> Layer | None:
-    """The policy's first layer that summarises the history, None if it has none."""
     return next((layer for layer in layers_of(settings) if layer.strategy == "compact"), None)
 
 
-def _compacts(settings: ContextSettings, budget: TokenBudget) -> int | None:
-    layer = compaction_layer(settings)
-    if layer is None:
-        return None
+def asks_from(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
     return limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
 
 
@@ -418,16 +357,10 @@ def _compacts(settings: ContextSettings, budget: TokenBudget) -> int | None:
 class Limits:
     """What a policy says in one budget, the same for every request: worked out once, by :func:`limits_for`.
 
-    Attributes:
-        base: denominator of pressure; ``zones`` start at shares of it, ``red`` is where red begins; calibrated tokens.
-        source: whose count these are compared with.
-        usable: W - R - H in tokens.
-        trigger: the most uncalibrated tokens of a whole request at which no layer is due, ``fits`` those that leave
-            reserve and headroom free, ``compacts`` those at which the first layer that summarises is not, None where
-            there is none.
-        scoped: the same as the trigger for each layer about one bucket, as (bucket, tokens).
-        refused: the caps of buckets above which a request is refused, as (bucket, tokens).
-        bloat: the share of a request that tool results may take.
+    ``base``, ``red`` and ``usable`` are calibrated tokens; uncalibrated are ``trigger`` (the most of a whole request at
+    which no layer is due), ``fits`` (reserve and headroom stay free) and ``compacts`` (the first layer that summarises
+    is not due; None without one). ``scoped`` has the trigger of each layer about one bucket, ``refused`` the caps above
+    which a request is refused, ``bloat`` the share that tool results may take.
     """
 
     settings: ContextSettings
@@ -445,21 +378,15 @@ class Limits:
     bloat: float
 
     def has_room(self, buckets: Mapping[str, int]) -> bool:
-        """Whether no bucket of so many uncalibrated tokens makes a layer due or the request refused."""
-        for name, most in self.scoped:
-            if buckets.get(name, 0) > most:
-                return False
-        return not any(buckets.get(name, 0) > cap for name, cap in self.refused)
+        return all(buckets.get(name, 0) <= most for name, most in (*self.scoped, *self.refused))
 
     def is_close(self, tokens: int) -> bool:
-        """Whether what is learned meanwhile could bring a batch upon a request that is sent again."""
         return tokens > CLOSE * self.trigger
 
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
-    """The limits of every request that has this policy and this budget."""
     scoped = [layer for layer in layers_of(settings) if layer.scope != "total"]
-    zones, base = zones_for(settings, budget.window), budget.base(settings)
+    zones, base, compacts = zones_for(settings, budget.window), budget.base(settings), compaction_layer(settings)
     return Limits(
         settings=settings,
         budget=budget,
@@ -470,7 +397,7 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         usable=budget.usable,
         trigger=first_trigger(settings, budget),
         fits=budget.soft_limit,
-        compacts=_compacts(settings, budget),
+        compacts=None if compacts is None else asks_from(compacts, settings, budget),
         scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
         bloat=bloat_limit(budget, settings.health.tool_bloat),

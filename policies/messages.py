@@ -1,8 +1,7 @@
-"""A chat message as a frozen value, the array of them that a request carries, and the errors of what cannot be sent.
+"""The conversation of one request as frozen values, and the errors of what cannot be sent.
 
-A :class:`Message` holds what planning needs on every request: who speaks, the canonical digest, the
-tokens, which calls it makes or answers. What it says, a :class:`Body`, is read only when a layer acts,
-because a request resends hundreds of messages that nobody has to look at.
+A :class:`Message` holds what planning needs on every request; what it says, a :class:`Body`, is read only when a layer
+acts, because a request resends hundreds of messages that nobody has to look at.
 """
 
 import json
@@ -16,25 +15,20 @@ HEAD_ROLES = frozenset({"system", "developer"})
 RESULT_ROLES = frozenset({"tool", "function"})
 
 
-class PolicyError(Exception):
-    """Base of everything that the pure half raises on purpose."""
+class PolicyError(Exception): ...
 
 
-class InvalidConversation(PolicyError):
-    """An array of messages that an upstream would reject, and the rule that it breaks."""
+class InvalidConversation(PolicyError): ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that an assistant message makes; ``arguments`` is the text as the model wrote it."""
-
     id: str
     name: str
     arguments: str
 
 
 def same_call(call: ToolCall) -> tuple[str, str]:
-    """What two calls have in common that ask the same of the same tool: its name, and its arguments in one form."""
     try:
         return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
     except (ValueError, RecursionError):
@@ -43,11 +37,8 @@ def same_call(call: ToolCall) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a message says.
-
-    ``text`` joins the text parts by newlines; ``reasoning`` is the thinking that some providers return;
-    ``media`` counts parts that are not text (images, audio, files); ``name`` is the speaker's, where one is given.
-    ``attached`` says of each image, audio, video or file in a few words what it is.
+    """``text`` joins the text parts by newlines; ``media`` counts parts that are not text, and ``attached`` says in a
+    few words what each is; ``name`` is the speaker's.
     """
 
     text: str = ""
@@ -60,17 +51,11 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The facts about one message that planning needs without reading it.
+    """What planning needs of a message without reading it.
 
-    Attributes:
-        role: as the client wrote it; unknown roles are allowed.
-        digest: canonical BLAKE2b digest, 16 bytes (role and content, without ids and markers).
-        tokens: uncalibrated tokens, text and media and overhead together.
-        call_ids: ids of the tool calls that an assistant message makes, in order.
-        answers: the tool call id that a tool result answers, else None.
-        keep: True for "never remove", False for "first to go", None for unmarked.
-        media: number of parts that are not text.
-        thought: the tokens among them of thinking that its provider signed or sealed, 0 for none.
+    ``digest`` is 16 bytes of BLAKE2b over role and content, without ids and markers. ``tokens`` are uncalibrated, media
+    and overhead included. ``answers`` is the id of the call that a tool result answers. ``keep`` is True for "never
+    remove", False for "first to go". ``thought`` are the tokens of thinking that its provider signed or sealed.
     """
 
     role: str
@@ -84,56 +69,45 @@ class Message:
 
     @property
     def is_head(self) -> bool:
-        """True for system and developer messages."""
         return self.role in HEAD_ROLES
 
     @property
     def is_result(self) -> bool:
-        """True for tool results, the legacy ``function`` role included."""
         return self.role in RESULT_ROLES
 
     @property
     def ref(self) -> str:
-        """The archive's key for this message's original: 12 hex digits of the digest."""
         return self.digest.hex()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """One definition of a tool: its name, what it costs in uncalibrated tokens, and what it says of itself."""
-
     name: str
     tokens: int
     description: str = ""
 
     @property
     def digest(self) -> bytes:
-        """What an edit of the definition is found by: 16 bytes of the name, so that a new wording changes nothing."""
+        """Of the name alone, so that a new wording leaves the edits of a definition in place."""
         return blake2b(b"tool:" + self.name.encode(errors="surrogatepass"), digest_size=HASH_SIZE).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The definitions that a request carries; ``chosen`` are names that its ``tool_choice`` asks for."""
-
     definitions: tuple[ToolDefinition, ...] = ()
     chosen: frozenset[str] = frozenset()
 
 
 def no_tools() -> Tools:
-    """The definitions of a request that carries none."""
     return Tools()
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The messages of one request in order.
-
-    ``read(i)`` gives the body of message ``i``; ``chain[j]`` is the rolling hash over the messages from
-    ``head`` to ``head + j`` inclusive, so ``chain`` has ``len(messages) - head`` entries. ``tools`` is the
-    tokens of tool definitions and response schema, ``priming`` the fixed overhead of a request. ``memory`` are the
-    indices of messages that carry memory. ``read_tools()`` gives the definitions one by one.
-    ``binds`` says that thinking is valid only behind what stood before it when it was thought.
+    """``read(i)`` gives the body of message ``i``. ``chain[j]`` is the rolling hash over the messages from ``head`` to
+    ``head + j`` inclusive. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
+    overhead, ``memory`` the indices of messages that carry memory. ``binds``: thinking is valid only behind what stood
+    before it when it was thought.
     """
 
     messages: tuple[Message, ...]
@@ -149,12 +123,10 @@ class Transcript:
 
     @property
     def tokens(self) -> int:
-        """Uncalibrated tokens of the whole request as the client sent it."""
         return sum(m.tokens for m in self.messages) + self.tools + self.priming
 
 
 def head_length(messages: Sequence[Message]) -> int:
-    """Number of system and developer messages before the first other one."""
     for index, message in enumerate(messages):
         if not message.is_head:
             return index
@@ -162,7 +134,6 @@ def head_length(messages: Sequence[Message]) -> int:
 
 
 def count_occurrences(messages: Sequence[Message]) -> tuple[int, ...]:
-    """For each message, how many earlier ones have the same digest; 0 for the first of its kind."""
     seen: dict[bytes, int] = {}
     result: list[int] = []
     for message in messages:
@@ -173,13 +144,11 @@ def count_occurrences(messages: Sequence[Message]) -> tuple[int, ...]:
 
 
 def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
-    """The rolling hash after each message that follows the head, seeded with the tenant; 16 bytes each."""
     seed = blake2b(tenant.encode(), digest_size=HASH_SIZE).digest()
     return extend_chain((seed,), messages[head:])[1:]
 
 
 def extend_chain(chain: tuple[bytes, ...], messages: Sequence[Message]) -> tuple[bytes, ...]:
-    """A chain, which is not empty, that goes on over further messages."""
     link = chain[-1]
     links: list[bytes] = []
     for message in messages:

@@ -5,12 +5,11 @@ group → budget → replay ledger → pressure → (pass | layers) → rungs �
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from enum import StrEnum
-from typing import NamedTuple
 
-from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replay, untouched
+from policies.decision import Action, Decision, LayerReport
+from policies.draft import Bounds, Draft, bounds_for, broken_rules, covered_by, replay, untouched
 from policies.effects import Announce, Flow, Offload, unheard
-from policies.ledger import WINDOWS, Cut, Edit, PlannedMessage
+from policies.ledger import WINDOWS, ConversationState
 from policies.limits import (
     BucketExceeded,
     BudgetUnreachable,
@@ -29,10 +28,8 @@ from policies.pressure import (
     UNKNOWN,
     Event,
     Growth,
-    PressureReading,
     PressureReport,
     Trend,
-    WindowPressure,
     conclude,
     is_urgent,
     measure,
@@ -41,7 +38,6 @@ from policies.settings import ClientEdits, ContextSettings
 from policies.strategies import (
     DropOldest,
     Elsewhere,
-    LayerReport,
     Pages,
     PlanWork,
     PruneTools,
@@ -68,55 +64,6 @@ MAX_NAMED = 5
 CLEARING_RESULTS = frozenset({"evict", "prune"})
 
 
-class Action(StrEnum):
-    """What is to be done with a request: forward as it came, with known edits, or with new ones."""
-
-    PASS = "pass"  # noqa: S105 - a word, not a password
-    REPLAY = "replay"
-    EDIT = "edit"
-
-
-class Decision(NamedTuple):
-    """What the planner answered, and how it got there.
-
-    ``pieces`` is the array to forward, None where the client's bytes are to go up unchanged. ``before``,
-    ``after`` and ``limit`` are calibrated tokens of the raw request, of the forwarded one, and W - R - H; ``due`` are
-    those of what would have been forwarded had no layer done anything new.
-    ``edits`` and ``cut`` are new and have to be stored before the request is forwarded; ``removed`` are the
-    indices of messages whose originals the archive needs. ``applied`` counts the edits in the array by kind,
-    ``pruned`` are the names of tools whose definitions are left out, ``window_id`` is the number of the window that
-    the request begins. ``trend`` is what the next request of the
-    conversation is to be planned with, ``events`` what an operator may want to hear of.
-    """
-
-    action: Action
-    pieces: tuple[PlannedMessage, ...] | None
-    before: int
-    due: int
-    after: int
-    limit: int
-    raw_after: int
-    pressure: WindowPressure
-    buckets: dict[str, int]
-    applied: dict[str, int]
-    edits: tuple[Edit, ...] = ()
-    cut: Cut | None = None
-    removed: tuple[int, ...] = ()
-    covered: tuple[int, ...] = ()
-    checkpoint: str | None = None
-    trail: tuple[LayerReport, ...] = ()
-    pruned: tuple[str, ...] = ()
-    window_id: int | None = None
-    reading: PressureReading | None = None
-    trend: Trend = UNKNOWN
-    events: tuple[Event, ...] = ()
-
-    @property
-    def is_new(self) -> bool:
-        """Whether there is something to store."""
-        return bool(self.edits) or self.cut is not None
-
-
 def plan(
     transcript: Transcript,
     *,
@@ -138,12 +85,10 @@ def plan(
 ) -> Flow[Decision]:
     """What to do with one request.
 
-    ``trend`` is what earlier requests said about growth, ``at`` the time of this one, s of any clock. ``ceiling`` (raw
-    tokens) is set after an upstream refused what the budget allowed; ``summarizer_input`` is what the summariser reads
-    at once, ``readings``, ``pages`` are of earlier requests, ``elsewhere`` what the archive has, ``edits`` what the
-    client asks for; ``unbinds`` says that no thinking is valid any more, ``announce`` hears what was done. Raises
-    BudgetUnreachable if what is protected does not fit, BucketExceeded where a full bucket is refused,
-    InvalidConversation for a broken array.
+    ``at`` is its time, s of any clock. ``ceiling`` (uncalibrated) is set after an upstream refused what the budget
+    allowed. ``readings`` and ``pages`` are of earlier requests, ``elsewhere`` is what the archive has, ``edits`` what
+    the client asks for; ``unbinds``: no thinking is valid any more. Raises BudgetUnreachable if what is protected does
+    not fit, BucketExceeded where a full bucket is refused, InvalidConversation for a broken array.
     """
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
@@ -158,17 +103,18 @@ def plan(
         return _passed(transcript, grown, limits=limits)
     bounds = bounds_for(
         transcript,
-        settings=settings,
-        budget=budget,
-        known=known,
-        counter=counter,
+        settings,
+        budget,
+        known,
+        counter,
         ceiling=ceiling,
         summarizer_input=summarizer_input,
         readings=readings,
     )
     work = PlanWork(replay(bounds.transcript, known, bounds.protection), announce=announce)
     announce("replay")
-    bounds = replace(bounds, standing=work.draft.pieces, warm=_is_warm(trend, at, settings), announce=announce)
+    is_warm = trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
+    bounds = replace(bounds, standing=work.draft.pieces, warm=is_warm, announce=announce)
     if asked:
         yield Offload()
         yield from run_asked(work, bounds)
@@ -179,15 +125,9 @@ def plan(
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
 
 
-def _is_warm(trend: Trend, at: float | None, settings: ContextSettings) -> bool:
-    """Whether the provider may still have the conversation's prefix in its cache."""
-    return trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
-
-
 def _manage(
     work: PlanWork, bounds: Bounds, grown: Growth, *, limits: Limits, edits: ClientEdits | None
 ) -> Flow[Bounds]:
-    """Do what a request of this size needs: cap results, the client's own edits, layers, rungs; the bounds of it."""
     settings = bounds.settings
     _refuse_hopeless(work.draft, bounds)
     if (bounds.known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
@@ -211,7 +151,6 @@ def _manage(
 
 
 def _recall(work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[Elsewhere]) -> Flow[None]:
-    """Put in front of the newest user message what it asks about."""
     if may_recall(work.draft, bounds):
         if not work.trail:
             yield Offload()
@@ -220,7 +159,7 @@ def _recall(work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence
 
 
 def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
-    """Take out the thinking that is not valid behind what is new: behind a definition that comes first, any."""
+    """Thinking is not valid behind what is new: behind a definition that comes first, none is."""
     brings_tool = bounds.settings.recall.tool and not bounds.known.has_removed and work.draft.has_removed
     valid = leave_out_unbound(work.draft, bounds, all_of_it=all_of_it or brings_tool)
     if valid is not work.draft and not work.trail:
@@ -229,8 +168,7 @@ def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
 
 
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter) -> Decision:
-    """The request with its oldest units dropped until it fits: what is done when planning itself failed."""
-    bounds = bounds_for(transcript, settings=settings, budget=budget, known=ConversationState(), counter=counter)
+    bounds = bounds_for(transcript, settings, budget, ConversationState(), counter)
     draft = untouched(bounds.transcript)
     if not bounds.soft_fits(draft.tokens):
         draft = DropOldest().apply(draft, replace(bounds, aim=bounds.budget.soft_limit))
@@ -252,22 +190,15 @@ def compacted(
     readings: Readings,
     shown: Sequence[int],
 ) -> Flow[str]:
-    """The text of a compaction that the client asked for, beside the messages that are ``shown``."""
     yield Offload()
+    known = known.at(len(transcript.chain))
     bounds = bounds_for(
-        transcript,
-        settings=settings,
-        budget=budget,
-        known=known.at(len(transcript.chain)),
-        counter=counter,
-        summarizer_input=summarizer_input,
-        readings=readings,
+        transcript, settings, budget, known, counter, summarizer_input=summarizer_input, readings=readings
     )
     return (yield from stand_in(bounds, shown))
 
 
 def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decision:
-    """The decision to forward a request as it came."""
     seen = conclude(grown, limits=limits, tokens=grown.tokens, buckets=grown.buckets)
     return Decision(
         action=Action.PASS,
@@ -287,7 +218,7 @@ def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
 
 
 def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | None) -> Iterator[Event]:
-    """What eviction would begin with, told once when the zone changes: nothing is changed yet (requirements A0.10).
+    """What eviction would begin with, told once when the zone changes (requirements A0.10).
 
     ``draft`` is what is forwarded, None where that is what came.
     """
@@ -309,7 +240,6 @@ def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | Non
 
 
 def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int) -> ContextSettings:
-    """The policy without what the provider itself does for this client before Weir would, at ``trigger`` tokens."""
     if edits.compact_at is not None and edits.compact_at <= trigger:
         settings = replace(settings, compaction="off")
     if edits.results_over is not None or (edits.results_at is not None and edits.results_at <= trigger):
@@ -319,14 +249,12 @@ def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int
 
 
 def _is_wanted(settings: ContextSettings, known: ConversationState) -> bool:
-    """Whether the history is to be summarised whatever its size."""
     if known.wanted is not None:
         return True
     return known.prepared is not None and any(layer.params.get("prepared") is True for layer in settings.layers)
 
 
 def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, budget: TokenBudget) -> bool:
-    """Whether what the client asks to have taken out of a request may be due in it."""
     if edits is None:
         return False
     limits = [budget.room_for(at) for at in (edits.results_at, edits.compact_at) if at is not None]
@@ -336,7 +264,6 @@ def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, 
 
 
 def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
-    """Whether a request that was never managed needs no management now either."""
     settings, tokens = limits.settings, grown.tokens
     if tokens > limits.trigger or is_urgent(grown, limits=limits, tokens=tokens):
         return False
@@ -348,10 +275,8 @@ def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
 
 
 def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:
-    """The bounds of a request on which layers are due before their trigger.
-
-    Growth that will soon be too much brings the free ones forward. A cold cache makes an edit cost nothing but
-    itself, so a batch that would come soon comes now; not the first one, until which Weir is invisible.
+    """Growth that will soon be too much brings free layers forward. A cold cache makes an edit cost nothing but itself,
+    so a batch that would come soon comes now; not the first one, until which Weir is invisible.
     """
     settings, tokens = bounds.settings, draft.tokens
     fits = bounds.ceiling is None and bounds.soft_fits(tokens)
@@ -363,7 +288,7 @@ def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> 
 
 
 def _is_repeat(draft: Draft, bounds: Bounds, grown: Growth) -> bool:
-    """Whether all of it was sent before: what was decided then holds as long as it may be forwarded."""
+    """What was decided when the same was sent before holds as long as it may be forwarded."""
     known, before = bounds.known, grown.before
     is_last = (before.raw, before.length) == (grown.tokens, len(bounds.transcript.messages))
     seen = known.length == len(bounds.transcript.chain) and (known.triggered or is_last)
@@ -379,7 +304,7 @@ def _has_large_new_result(bounds: Bounds) -> bool:
 
 
 def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
-    """Raise BudgetUnreachable before anything is read, where what no layer and no rung can touch is too much alone."""
+    """Before anything is read, where what no layer and no rung can touch is too much alone."""
     if draft.tokens <= bounds.hard_limit or bounds.ceiling is not None:
         return
     protection = bounds.protection
@@ -412,7 +337,6 @@ def _checked(draft: Draft, bounds: Bounds) -> Draft:
 
 
 def _refuse_full_buckets(draft: Draft, bounds: Bounds) -> None:
-    """Raise BucketExceeded for the first bucket above its cap whose policy is to refuse that."""
     settings, budget = bounds.settings, bounds.budget
     if settings.enforce != "bucket":
         return
@@ -448,7 +372,8 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         acted=new,
         emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
     )
-    covered, length = _covered(draft), len(draft.transcript.chain)
+    covered = () if draft.cut is None else covered_by(draft.cut, draft.transcript.head)
+    length = len(draft.transcript.chain)
     window, begun = _window(draft)
     return Decision(
         action=Action.EDIT if new else Action.REPLAY if changed else Action.PASS,
@@ -476,7 +401,6 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
 
 
 def _window(draft: Draft) -> tuple[int | None, tuple[Event, ...]]:
-    """The number of the window that a new cut begins, with the event that says so (requirement A0.149)."""
     cut = draft.cut
     if cut is None or cut.origin not in WINDOWS or draft.checkpoint is None:
         return None, ()
@@ -488,13 +412,3 @@ def _window(draft: Draft) -> tuple[int | None, tuple[Event, ...]]:
         "summary_tokens": cut.tokens,
     }
     return window, (Event(cut.origin, facts),)
-
-
-def _covered(draft: Draft) -> tuple[int, ...]:
-    """Indices of the messages that a new cut takes out of the window."""
-    cut = draft.cut
-    if cut is None:
-        return ()
-    head = draft.transcript.head
-    stays = {head + p for p in (*cut.before, *cut.after)}
-    return tuple(i for i in range(head, head + cut.covers) if i not in stays)

@@ -5,20 +5,20 @@ where the history that it covers is still there, and forgotten where it is not.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from policies.draft import NO_LAYER, Bounds, ConversationState, Draft, bounds_for, replay
+from policies.decision import LayerReport
+from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
-from policies.ledger import Prepared
-from policies.limits import Limits, TokenBudget, charged, compaction_layer, layers_of, limit_for
+from policies.ledger import ConversationState, Prepared
+from policies.limits import Limits, TokenBudget, asks_from, charged, compaction_layer, layers_of, limit_for
 from policies.messages import Transcript
 from policies.pressure import UNKNOWN, Trend
 from policies.settings import ContextSettings
 from policies.strategies import (
     STRATEGIES,
     Compact,
-    LayerReport,
     PlanWork,
     known_summary,
     may_summarize,
@@ -47,19 +47,13 @@ def prepare(
 ) -> Flow[Prepared | None]:
     """What the next batch will need of a model, without a text if the model gave none; None if nothing is needed.
 
-    Where single messages will be put in shorter words that is asked, too: the answers are kept by what they are about.
+    What single messages need is asked as well: the answers are kept by what they are about.
     """
     layer = compaction_layer(settings)
     if layer is None:
         return None
     bounds = bounds_for(
-        transcript,
-        settings=settings,
-        budget=budget,
-        known=known,
-        counter=counter,
-        summarizer_input=summarizer_input,
-        readings=readings,
+        transcript, settings, budget, known, counter, summarizer_input=summarizer_input, readings=readings
     )
     draft = replay(bounds.transcript, known, bounds.protection)
     bounds = replace(bounds, layer=layer, warm=True, standing=draft.pieces)
@@ -76,7 +70,9 @@ def prepare(
     gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
     before = known_summary(bounds, most=start - head)
     settled = known_summary(replace(bounds, known=replace(known, prepared=None)), most=start - head).covers
-    new, whole = (_tokens_from(transcript, gone, covers) for covers in (before.covers, settled))
+    new, whole = (
+        sum(transcript.messages[i].tokens for i in gone if i - head >= covers) for covers in (before.covers, settled)
+    )
     if not new or not may_summarize(bounds) or (before.origin == "prepared" and new < MIN_NEW * whole):
         return None
     told = yield from summarize(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
@@ -87,28 +83,16 @@ def prepare(
     return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose, calls)
 
 
-def _tokens_from(transcript: Transcript, indices: Sequence[int], covers: int) -> int:
-    """Tokens of those messages that the first ``covers`` after the head do not hold."""
-    return sum(transcript.messages[i].tokens for i in indices if i - transcript.head >= covers)
-
-
 def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
-    """When the next batch that may ask a model is due, as the share of the layers' triggers that is reached now, and
-    whether it compacts; None where what costs nothing will be enough.
+    """The share of the layers' triggers that is reached now where the next batch may ask a model, and whether that
+    compacts; None where what costs nothing will be enough.
 
     Each trigger up to that of compaction is tried in turn, as if it were reached now and no model answered.
     """
-    last = bounds.layer
-    scopes = {last.scope, "total"}
-    asking = [layer for layer in layers_of(bounds.settings) if layer.strategy in ASKING and layer.at != 0]
-    limits = sorted(
-        {
-            (limit_for(layer, bounds.settings, bounds.budget), layer.scope)
-            for layer in layers_of(bounds.settings)
-            if layer.scope in scopes | {each.scope for each in asking} and layer.at != 0
-        }
-    )
-    for limit, scope in limits:
+    layers = [layer for layer in layers_of(bounds.settings) if layer.at != 0]
+    scopes = {bounds.layer.scope, "total", *(layer.scope for layer in layers if layer.strategy in ASKING)}
+    due = {(limit_for(layer, bounds.settings, bounds.budget), layer.scope) for layer in layers if layer.scope in scopes}
+    for limit, scope in sorted(due):
         inside = bounds.inside(draft, scope)
         if limit <= 0 or inside <= 0:
             continue
@@ -123,7 +107,6 @@ def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
 
 
 def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
-    """What the layers do where no model answers; what they save may be little now, and more when they are due."""
     layers = tuple(replace(layer, min_savings=0) for layer in bounds.settings.layers)
     work = PlanWork(draft)
     flow = run_layers(work, replace(bounds, settings=replace(bounds.settings, layers=layers)))
@@ -146,11 +129,6 @@ def is_soft(
     buckets: Mapping[str, int] | None = None,
     trend: Trend = UNKNOWN,
 ) -> bool:
-    """Whether the next summary should be prepared now: a batch that asks a model is near, and comes soon.
-
-    ``tokens`` are the uncalibrated ones that the request had when it went up, ``buckets`` the calibrated ones by
-    bucket, ``length`` its messages after the head; ``trend`` tells how fast the conversation grows.
-    """
     rules = settings.summaries
     if settings.summarizer is None or settings.compaction != "proxy" or settings.when_full != "manage":
         return False
@@ -164,7 +142,7 @@ def is_soft(
     for layer in layers_of(settings):
         if layer.strategy not in ASKING:
             continue
-        limit = limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
+        limit = asks_from(layer, settings, budget)
         inside = tokens if layer.scope == "total" else int(used.get(layer.scope, 0) / budget.ratio)
         soon = layer.at == 0 or inside + SOON * _growth(trend, layer.scope) > limit
         if inside > rules.prepare_at * limit and soon:
@@ -173,12 +151,10 @@ def is_soft(
 
 
 def _growth(trend: Trend, scope: str) -> float:
-    """Tokens that a request adds in a scope, the mean or the newest; without end where nothing is known of it."""
     burns = {burn.bucket: burn.deltas for burn in trend.burn}
     deltas = trend.deltas if scope == "total" else burns.get(scope, ())
     return max(sum(deltas) / len(deltas), deltas[-1]) if deltas else math.inf
 
 
 def is_near(tokens: int, limits: Limits, *, share: float) -> bool:
-    """Whether a request of so many uncalibrated tokens has this share of what makes the policy summarise."""
     return limits.compacts is not None and tokens > share * limits.compacts

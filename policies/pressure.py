@@ -1,8 +1,7 @@
 """A fold over a conversation's requests: how full the window is, how fast it fills, and what an operator should hear.
 
-A :class:`Trend` is one conversation after its last request. It grows with every request by :meth:`Trend.advance`,
-is stored as JSON, and is all that the reading needs from the past. Growth is measured on what the client sent: what
-management took out was not growth, and what it leaves in says nothing about how fast the window fills.
+Growth is measured on what the client sent: what management took out was not growth, and what it leaves in says nothing
+about how fast the window fills.
 
 ::
 
@@ -13,8 +12,8 @@ management took out was not growth, and what it leaves in says nothing about how
     burn rate  mean growth of one bucket per request, over the newest 20 requests in which it did not shrink
     turns left (cap - used) / rate; under 3 is critical, under 10 a warning
 
-The same array again is a retry and no growth. An array that is shorter, in messages or in tokens, was rewound:
-it is the new start for the next growth, and the growths before it stay.
+The same array again is a retry and no growth. A shorter one, in messages or in tokens, was rewound: it is the new start
+for the next growth, and the growths before it stay.
 """
 
 import json
@@ -36,7 +35,6 @@ SOFT = 0.80
 URGENT_TURNS, WARNING_TURNS = 3.0, 10.0
 STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
-"""What is being done in a zone by itself; from orange on it is ``active``."""
 
 _VERSION = 1
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -48,38 +46,26 @@ Facts = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that an operator may want to hear of; ``facts`` are plain values for a log line or a span."""
-
     kind: str
     facts: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """One bucket after a request: its tokens, and its growth in the newest requests, oldest first."""
-
     bucket: str
     tokens: int
     deltas: tuple[int, ...] = ()
 
     @property
     def rate(self) -> float | None:
-        """Mean growth in tokens per request; None before the second request."""
         return _mean(self.deltas)
 
 
 class Trend(NamedTuple):
     """One conversation after its last request; without arguments, one before its first.
 
-    Attributes:
-        raw: tokens of the array as the client sent it, None before the first request.
-        length: messages in it.
-        deltas: newest growths in tokens, oldest first.
-        baseline: exponential mean of all growths, None before the second request.
-        zone: the zone that was read.
-        at: when, in seconds of the caller's clock.
-        burn: tokens and growths by bucket.
-        spike: whether the last request grew by far more than the baseline before it.
+    ``raw`` and ``length`` are tokens and messages as the client sent them, ``deltas`` the newest growths, oldest first,
+    ``at`` seconds of the caller's clock, ``burn`` tokens and growths by bucket.
     """
 
     raw: int | None = None
@@ -93,18 +79,15 @@ class Trend(NamedTuple):
 
     @property
     def velocity(self) -> float | None:
-        """Mean of the newest growths, tokens per request; None before the second request."""
         return _mean(self.deltas)
 
     def advance(
         self, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float, rules: TrendRules
     ) -> "Trend":
-        """The trend after a request of ``raw`` tokens in ``length`` messages, as the client sent it.
+        """All counts are uncalibrated, or a new calibration would look like growth.
 
-        ``buckets`` are tokens by bucket of the same array, None where nobody asks how fast they fill: then what was
-        known of that is forgotten. All counts are uncalibrated, or a new calibration would look like growth.
-        ``zone`` is the one that is reported, lifted by :func:`lift`; where it is not known yet, :meth:`in_zone` sets
-        it later.
+        Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later, by :meth:`in_zone`,
+        where it is not known yet.
         """
         raw, length = bounded(raw), bounded(length)
         if raw == self.raw and length == self.length:
@@ -120,11 +103,9 @@ class Trend(NamedTuple):
         return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
 
     def in_zone(self, zone: str) -> "Trend":
-        """The same trend with the zone that was read once the request was managed."""
         return self if zone == self.zone else self._replace(zone=zone)
 
     def to_json(self) -> str:
-        """The trend as one line of ASCII JSON, about 1 KB once twenty growths of six buckets are known."""
         state = {
             "v": _VERSION,
             "raw": self.raw,
@@ -140,7 +121,6 @@ class Trend(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str | None) -> "Trend":
-        """The trend that :meth:`to_json` wrote; a fresh one for any other text."""
         try:
             state = json.loads(text or "")
             if state["v"] != _VERSION:
@@ -163,15 +143,13 @@ class Trend(NamedTuple):
 
 
 UNKNOWN = Trend()
-"""The trend of a conversation of which nothing is known."""
 
 
 def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, window: int, grew: bool = True) -> tuple[Burn, ...]:
     """The buckets after one more request, in the order in which they were first seen.
 
-    A bucket that is missing has 0 tokens. The first request gives no growth; nor does one that did not continue
-    the last one (``grew`` false), of which only the tokens are taken; nor does a bucket that shrank. The oldest of more
-    than ``window`` deltas goes first.
+    There is no growth in the first request, in one that did not continue the last one (``grew`` false), and in a bucket
+    that shrank; a bucket that is missing has 0 tokens.
     """
     newest = max(1, window)
     found = [_next(burn, bounded(buckets.get(burn.bucket, 0)), newest if grew else 0) for burn in burns]
@@ -190,36 +168,20 @@ def _next(burn: Burn, tokens: int, newest: int) -> Burn:
 
 
 class WindowPressure(NamedTuple):
-    """Forwarded tokens over the policy's base.
-
-    ``status`` is healthy, preparing (yellow), active (orange or above, or acted on this request) or emergency (only
-    the last rungs helped, or nothing did).
-    """
-
     level: float
     zone: str
     status: str
 
     def __str__(self) -> str:
-        """The value of the header ``x-weir-pressure``, e.g. ``0.88;orange;active``."""
+        """The value of the header ``x-weir-pressure``: ``0.88;orange;active``."""
         return f"{self.level:.2f};{self.zone};{self.status}"
 
 
 class PressureReading(NamedTuple):
-    """What one request's pressure says.
+    """What one request's pressure says: tokens of the forwarded request over the policy's base.
 
-    Attributes:
-        current_tokens: tokens of the forwarded request.
-        max_tokens: the policy's base.
-        utilization_pct: the first over the second in percent, one decimal.
-        zone: green, yellow, orange, red or critical, lifted by the rot guard.
-        velocity_tokens_per_turn: mean growth per request, one decimal; None on the first.
-        turns_until_red: requests until red at that velocity, one decimal; None where nothing grows, 0 past it.
-        source: whose count ``current_tokens`` is.
-        last_delta: tokens of the newest growth.
-        velocity_class: low, medium or high.
-        spike: whether this request grew by far more than usual.
-        rot_guard: whether the tokens are above what models read reliably.
+    ``zone`` is lifted by the rot guard. ``velocity_tokens_per_turn`` is None on the first request, ``turns_until_red``
+    None where nothing grows; both have one decimal. ``source`` says whose count ``current_tokens`` is.
     """
 
     current_tokens: int
@@ -245,7 +207,6 @@ def read_pressure(
     acted: bool = False,
     emergency: bool = False,
 ) -> WindowPressure:
-    """The pressure of ``used`` tokens over ``base`` tokens, the zone lifted above ``soft`` tokens."""
     level = used / base
     zone, _ = lift(zone_of(level, zones, fits=fits), used, soft)
     status = "emergency" if emergency or not fits else "active" if acted else STATUSES.get(zone, "active")
@@ -253,7 +214,6 @@ def read_pressure(
 
 
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
-    """What ``tokens`` (calibrated) say in a conversation of this trend, its zone lifted by the rot guard."""
     ratio = limits.budget.ratio
     zone, rot_guard = lift(trend.zone, tokens, limits.settings.rot_soft_tokens)
     speed, delta = trend.velocity, trend.deltas[-1] if trend.deltas else None
@@ -275,7 +235,6 @@ def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
 
 
 def velocity_class(speed: float | None) -> VelocityClass | None:
-    """The class of a velocity: low under 750 tokens per request, high from 4,000 on; None for None."""
     if speed is None:
         return None
     if speed < LOW_BELOW:
@@ -284,16 +243,14 @@ def velocity_class(speed: float | None) -> VelocityClass | None:
 
 
 def turns_remaining(used: int, cap: int, rate: float | None) -> float | None:
-    """Requests until ``cap`` tokens are used at ``rate`` tokens per request: 0 when past it, None without growth."""
+    """Requests until ``cap`` at ``rate`` tokens per request: 0 when past it, None without growth."""
     if rate is None or rate <= 0:
         return None
     return max(0, bounded(cap) - bounded(used)) / rate
 
 
 def should_preempt(reading: PressureReading, *, orange_at: float, fits: int) -> bool:
-    """Whether layers that need no model should run before their trigger, ``fits`` being the most that may be forwarded.
-
-    True if growth spiked, as much again would reach orange, and once more would not fit: with less than that the layers
+    """If growth spiked, as much again would reach orange, and once more would not fit: with less than that the layers
     come in time by themselves.
     """
     if not reading.spike:
@@ -304,12 +261,6 @@ def should_preempt(reading: PressureReading, *, orange_at: float, fits: int) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLine:
-    """One bucket in the report.
-
-    ``limit`` and what follows from it are None where the bucket has no cap. ``utilization`` is a share with two
-    decimals, ``turns_remaining`` has one; the flags and ``urgency`` are taken before rounding.
-    """
-
     bucket: str
     used: int
     limit: int | None
@@ -323,8 +274,6 @@ class BucketLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketReport:
-    """Every bucket against its cap, and all of them together against the limit of the whole, in tokens."""
-
     buckets: tuple[BucketLine, ...]
     total_used: int
     total_utilization: float
@@ -333,12 +282,10 @@ class BucketReport:
 
     @property
     def critical(self) -> tuple[str, ...]:
-        """Names of the buckets that overflow within three requests at their rate."""
         return tuple(line.bucket for line in self.buckets if line.urgency == "critical")
 
 
 def urgency(turns: float | None, *, urgent: float = URGENT_TURNS, warning: float = WARNING_TURNS) -> Urgency:
-    """What ``turns`` remaining requests call for: ``critical`` under ``urgent``, ``warning`` under ``warning``."""
     if turns is None or turns >= warning:
         return "normal"
     return "critical" if turns < urgent else "warning"
@@ -355,11 +302,10 @@ def bucket_report(
     urgent_turns: float = URGENT_TURNS,
     warning_turns: float = WARNING_TURNS,
 ) -> BucketReport:
-    """The report about ``used`` tokens by bucket under ``caps``, in the order of ``used``.
+    """Every bucket against its cap, and all of them against ``limit``, what they share.
 
-    ``limit`` is what all of them share, tokens. ``soft`` has shares of the cap that warn, 0.80 where it names
-    none. ``ratio`` makes the uncalibrated growth of ``burns`` what the upstream would report. Raises PolicyError
-    for a cap on a bucket that is not in ``used``.
+    ``soft`` has shares of the cap that warn, 0.80 where it names none. ``ratio`` makes the uncalibrated growth of
+    ``burns`` what the upstream would report. Raises PolicyError for a cap on a bucket that is not in ``used``.
     """
     for name in caps:
         if name not in used:
@@ -370,7 +316,21 @@ def bucket_report(
         cap = caps.get(name)
         turns = None if cap is None else turns_remaining(tokens, cap, rates.get(name))
         level = urgency(turns, urgent=urgent_turns, warning=warning_turns)
-        lines.append(_line(name, bounded(tokens), cap, soft=soft.get(name, SOFT), turns=turns, level=level))
+        used_here, limit_here = bounded(tokens), None if cap is None else bounded(cap)
+        share = None if limit_here is None else used_here / max(1, limit_here)
+        lines.append(
+            BucketLine(
+                bucket=name,
+                used=used_here,
+                limit=limit_here,
+                remaining=None if limit_here is None else max(0, limit_here - used_here),
+                utilization=None if share is None else round(share, 2),
+                soft_exceeded=share is not None and share >= soft.get(name, SOFT),
+                hard_exceeded=limit_here is not None and used_here > limit_here,
+                turns_remaining=_one_decimal(turns),
+                urgency=level,
+            )
+        )
     total = sum(line.used for line in lines)
     rate = sum(rates.values()) if rates else None
     return BucketReport(
@@ -382,27 +342,9 @@ def bucket_report(
     )
 
 
-def _line(name: str, used: int, cap: int | None, *, soft: float, turns: float | None, level: Urgency) -> BucketLine:
-    limit = None if cap is None else bounded(cap)
-    share = None if limit is None else used / max(1, limit)
-    return BucketLine(
-        bucket=name,
-        used=used,
-        limit=limit,
-        remaining=None if limit is None else max(0, limit - used),
-        utilization=None if share is None else round(share, 2),
-        soft_exceeded=share is not None and share >= soft,
-        hard_exceeded=limit is not None and used > limit,
-        turns_remaining=_one_decimal(turns),
-        urgency=level,
-    )
-
-
 class Growth(NamedTuple):
-    """One request measured as it came: calibrated tokens, in all and by bucket.
-
-    ``tokens`` are uncalibrated, ``charged`` too, by the bucket whose cap they count against; ``cold`` says that the
-    provider's cache has nothing left of the conversation.
+    """One request measured as it came: ``raw`` and ``buckets`` are calibrated, ``tokens`` and ``charged`` (by the
+    bucket whose cap they count against) are not. ``cold``: the provider's cache has nothing left of the conversation.
     """
 
     tokens: int
@@ -415,8 +357,6 @@ class Growth(NamedTuple):
 
 
 class PressureReport(NamedTuple):
-    """What is reported of a request when it is decided."""
-
     pressure: WindowPressure
     reading: PressureReading
     trend: Trend
@@ -424,7 +364,6 @@ class PressureReport(NamedTuple):
 
 
 def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float | None) -> Growth:
-    """The growth that a request shows; ``at`` is its time in seconds."""
     settings, budget, tokens = limits.settings, limits.budget, transcript.tokens
     uncalibrated = raw_buckets(transcript)
     counted = charged(uncalibrated, settings.buckets)
@@ -448,10 +387,10 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
 
 
 def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
-    """Whether free layers should run before their trigger on a request of so many uncalibrated tokens.
+    """Whether free layers should run before their trigger: growth spiked and would soon be too much, or a bucket that
+    is enforced overflows within a few requests.
 
-    That is if growth spiked and would soon be too much, or if a bucket overflows within a few requests. Where buckets
-    only warn a full one is no reason to act: its share is full for as long as the whole has room.
+    Where buckets only warn, a full one is no reason to act: its share is full for as long as the whole has room.
     """
     if not limits.settings.preempt:
         return False
@@ -473,7 +412,6 @@ def conclude(
     acted: bool = False,
     emergency: bool = False,
 ) -> PressureReport:
-    """What is reported of a request forwarded with so many uncalibrated ``tokens``; ``buckets`` are calibrated."""
     used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
     fits = tokens <= limits.fits
     soft = limits.settings.rot_soft_tokens
@@ -491,7 +429,6 @@ def conclude(
 def _events(
     grown: Growth, reading: PressureReading, *, limits: Limits, tokens: int, buckets: Mapping[str, int], acted: bool
 ) -> Iterator[Event]:
-    """What an operator may want to hear of: changes, full buckets, too much of one thing."""
     settings, budget, used, zone = limits.settings, limits.budget, reading.current_tokens, reading.zone
     if _is_worth_a_word(grown, limits):
         percent = round(100 * grown.raw / limits.base, 1)
@@ -511,10 +448,6 @@ def _events(
 
 
 def changes(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> Iterator[Event]:
-    """What changed since the trend before this request: at most one change of zone and one spike.
-
-    ``ratio`` is the reading's.
-    """
     if reading.zone != before.zone:
         yield Event("zone_change", {"old": before.zone, "new": reading.zone})
     if reading.spike and reading.velocity_tokens_per_turn is not None and reading.last_delta is not None:
@@ -524,12 +457,10 @@ def changes(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> I
 
 
 def _is_worth_a_word(grown: Growth, limits: Limits) -> bool:
-    """Whether a request came with so much that its status is told, whatever is done about it (requirement A1.12)."""
     return grown.raw >= limits.zones.yellow_at * limits.base
 
 
 def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
-    """Every bucket of a request as it came, against its cap, and how long it will last."""
     settings, budget = limits.settings, limits.budget
     return bucket_report(
         charged(grown.buckets, settings.buckets),
@@ -544,7 +475,6 @@ def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
 
 
 def _bucket_events(buckets: Mapping[str, int], limits: Limits) -> Iterator[Event]:
-    """A warning for each bucket at its soft limit, a violation for each above its cap (requirements A0.87)."""
     budget, settings = limits.budget, limits.settings
     for name, cap in budget.caps.items():
         used = buckets.get(name, 0)
@@ -556,7 +486,6 @@ def _bucket_events(buckets: Mapping[str, int], limits: Limits) -> Iterator[Event
 
 
 def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
-    """One event for each bucket that will overflow within a few requests (requirements A0.90)."""
     for line in report_buckets(grown, limits=limits).buckets:
         if line.urgency != "normal" and line.turns_remaining is not None:
             facts: Facts = {"component": line.bucket, "urgency": line.urgency}
@@ -564,7 +493,6 @@ def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
 
 
 def bounded(tokens: int) -> int:
-    """``tokens`` as a count that arithmetic is safe with: at least 0, at most :data:`MAX_TOKENS`."""
     return min(max(tokens, 0), MAX_TOKENS)
 
 

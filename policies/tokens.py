@@ -1,22 +1,25 @@
-"""Counting tokens: the protocol that planning needs, heuristics where no vocabulary is known, calibration; and
-shortening a text to so many, of which the beginning and the end say most.
+"""Counting tokens of text and media, learning how an upstream counts them, and shortening a text to so many.
 
-:func:`clip_middle` is for what has to fit somewhere, :func:`cap_text` for a tool result above its cap. What the
-latter leaves has a line of JSON where it was cut, which says where to read on::
+Image formulas are the providers' own (OpenAI vision guide, Anthropic vision guide, Gemini media resolution). Nothing is
+ever fetched: what only has an address costs what a typical one costs, and a file that is only named counts nothing.
+Documents and video are rather too small than too large: an estimate that is too large would refuse a request that the
+upstream takes.
+
+:func:`clip_middle` is for what has to fit, :func:`cap_text` for a tool result above its cap, where a line of JSON says
+where the archive's text goes on: ``next_cursor`` is the byte of its UTF-8 form at which the shown beginning ends::
 
     {"truncated": true, "ref": "0123456789ab.txt", "next_cursor": 4938}
-
-``ref`` names the text in the archive, ``next_cursor`` is the byte of its UTF-8 form at which the shown beginning
-ends, so that a reader of the archive goes on exactly there.
 """
 
+import base64
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 RATIO_MIN, RATIO_MAX = 0.25, 4.0
 RECENT = 5
@@ -31,25 +34,21 @@ MIN_SIDES = 64
 TEXT_OF = ".txt"
 
 Method = Literal["middle_out", "head", "tail"]
+HEAD_SHARES: Mapping[Method, float] = MappingProxyType({"middle_out": 0.5, "head": 1.0, "tail": 0.0})
 
 
 class TokenCounter(Protocol):
     """Counts text. Implementations are pure from the caller's view and never raise for any ``str``."""
 
-    def count(self, text: str) -> int:
-        """Tokens of ``text``, uncalibrated."""
-        ...
+    def count(self, text: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CharCounter:
-    """Tokens as a fixed share of the code points (not bytes), rounded down: ``chars * numerator // denominator``."""
-
     numerator: int
     denominator: int
 
     def count(self, text: str) -> int:
-        """Tokens of ``text``; 0 for the empty string and for what is shorter than one token."""
         return len(text) * self.numerator // self.denominator
 
 
@@ -60,16 +59,10 @@ HEURISTICS: Mapping[str, CharCounter] = MappingProxyType({"chars4": CHARS4, "cha
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Reported over estimated tokens of one scope (upstream, model, credential), learned from usage.
+    """Reported over estimated tokens of one scope (upstream, model, credential).
 
-    The ratio is the median of the newest :data:`RECENT` samples: one odd response (a hidden preamble on a
-    short prompt, an image) does not move it, and a lasting change has it moved after three responses.
-
-    Attributes:
-        ratio: what an estimate is multiplied by, 0.25 to 4; 1.0 before the first sample.
-        samples: responses that were taken into account, ever.
-        recent: ratios of the newest of them, oldest first, each within 0.25 to 4.
-        drift: the newest response over what was predicted for it, less one; 0.1 is ten percent too little.
+    The ratio is the median of the newest :data:`RECENT` samples, each held within 0.25 to 4: one odd response does not
+    move it, a lasting change has after three. ``drift`` is the newest response over its prediction, less one.
     """
 
     ratio: float = 1.0
@@ -79,7 +72,6 @@ class Calibration:
 
     @classmethod
     def restore(cls, *, ratio: float, samples: int, recent: Sequence[float] = (), drift: float = 0.0) -> "Calibration":
-        """The calibration that a stored row describes; an uncalibrated one for a row that makes no sense."""
         if samples <= 0 or not all(math.isfinite(number) and number > 0 for number in (ratio, *recent)):
             return cls()
         ratio = _clamp(ratio)
@@ -87,11 +79,8 @@ class Calibration:
         return cls(ratio=ratio, samples=samples, recent=known, drift=drift if math.isfinite(drift) else 0.0)
 
     def observe(self, estimated: int, reported: int) -> "Calibration":
-        """The calibration after a response: ``estimated`` uncalibrated tokens were ``reported`` by the upstream.
-
-        Counts that are not positive or that differ more than twentyfold are a server that does not count;
-        they change nothing.
-        """
+        """Counts that are not positive or differ more than twentyfold come from a server that does not count:
+        ignored."""
         if estimated <= 0 or reported <= 0 or reported > estimated * _PLAUSIBLE or estimated > reported * _PLAUSIBLE:
             return self
         sample = reported / estimated
@@ -101,26 +90,22 @@ class Calibration:
         )
 
     def apply(self, tokens: int) -> int:
-        """``tokens`` of an estimate as the upstream would count them, rounded up; 0 for none."""
         return math.ceil(round(tokens * self.ratio, 6)) if tokens > 0 else 0
 
     @property
     def is_calibrated(self) -> bool:
-        """True if three or more of the recent samples are within 5 % of the ratio and the newest does not drift."""
         agreeing = sum(abs(sample / self.ratio - 1.0) <= AGREEMENT for sample in self.recent)
         return agreeing >= CONSISTENT and not self.is_drifting
 
     @property
     def is_drifting(self) -> bool:
-        """True if the newest response was more than 15 % off its prediction."""
         return abs(self.drift) > DRIFT
 
     def margin(self, default: float, *, exact: bool = True) -> float:
         """Estimator error M as a share: ``default`` until calibrated, then at most 0.02.
 
-        0.02 is measured: with one real vocabulary as the estimate of another, 95 % of the calibrated
-        predictions over recorded conversations are less than 2 % short. Characters are no such estimate (up to
-        14 % short when a tool result changes the kind of text), so that without ``exact`` it stays ``default``.
+        0.02 is measured: one real vocabulary as the estimate of another is less than 2 % short in 95 % of calibrated
+        predictions. Characters (``exact`` False) are up to 14 % short when a tool result changes the kind of text.
         """
         return min(default, CALIBRATED_MARGIN) if exact and self.is_calibrated else default
 
@@ -130,15 +115,10 @@ def _clamp(ratio: float) -> float:
 
 
 def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) -> str:
-    """``text`` with its middle replaced by a note that names the archive's ref; at most ``max_tokens``.
-
-    A text that is small enough comes back as it is. The note itself is kept even where ``max_tokens`` is
-    smaller than it.
-    """
     total = counter.count(text)
     if total <= max_tokens:
         return text
-    kept = max(0, max_tokens - _note_tokens(total, ref, counter))
+    kept = max(0, max_tokens - counter.count(_note(total, ref)) - 2)  # the note's two line breaks
     while kept >= MIN_KEPT:
         clipped = _cut(text, kept / total, total - kept, ref)
         size = counter.count(clipped)
@@ -151,20 +131,19 @@ def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) 
 def cap_text(
     text: str, max_tokens: int, *, counter: TokenCounter, ref: str, method: Method = "middle_out", whole: bool = True
 ) -> str:
-    """``text`` shortened to ``max_tokens``, never longer than it was; as it is where it is small enough.
+    """``text`` within ``max_tokens``, never longer than it was.
 
-    Beginning and end are of equal length (``middle_out``), or one of them is all that stays. Where there is no
-    room for two sides worth reading, the beginning stays with the JSON line, and where there is no room for that line
-    either, the beginning alone. ``whole`` is False where ``text`` is not what the archive holds, and
-    reading on therefore starts at its beginning.
+    Two sides around the JSON line, else the beginning with the line, else the beginning alone. ``whole`` is False where
+    the archive holds another text, so that reading on starts at its beginning.
     """
     total = counter.count(text)
     if total <= max_tokens:
         return text
-    for sides, smallest in ((_SIDES[method], MIN_SIDES), (_beginning, MIN_KEPT)):
+    for share, smallest in ((HEAD_SHARES[method], MIN_SIDES), (1.0, MIN_KEPT)):
         kept = int(len(text) * max_tokens / total)
         while kept >= smallest:
-            head, tail = sides(text, kept)
+            begins = int(kept * share)
+            head, tail = text[:begins], text[len(text) - kept + begins :]
             line = cut_line(ref, len(head.encode("utf-8", "surrogatepass")) if whole else 0)
             shown = "\n".join(part for part in (head, line, tail) if part)
             size = counter.count(shown)
@@ -182,28 +161,7 @@ def _bare(text: str, kept: int, max_tokens: int, counter: TokenCounter) -> str:
 
 
 def cut_line(ref: str, cursor: int) -> str:
-    """The line that says that a text was cut, and where the archive's text of ``ref`` goes on (a byte)."""
     return json.dumps({"truncated": True, "ref": ref + TEXT_OF, "next_cursor": cursor})
-
-
-def _both(text: str, kept: int) -> tuple[str, str]:
-    return text[: kept // 2], text[len(text) - (kept - kept // 2) :]
-
-
-def _beginning(text: str, kept: int) -> tuple[str, str]:
-    return text[:kept], ""
-
-
-def _ending(text: str, kept: int) -> tuple[str, str]:
-    return "", text[len(text) - kept :]
-
-
-_SIDES: dict[Method, Callable[[str, int], tuple[str, str]]] = {
-    "middle_out": _both,
-    "head": _beginning,
-    "tail": _ending,
-}
-"""What is shown of a text of which so many characters stay: its beginning and its end."""
 
 
 def _cut(text: str, share: float, removed: int, ref: str) -> str:
@@ -216,5 +174,331 @@ def _note(removed: int, ref: str) -> str:
     return f"[weir: about {removed} tokens left out here; archived as {ref}]"
 
 
-def _note_tokens(total: int, ref: str, counter: TokenCounter) -> int:
-    return counter.count(_note(total, ref)) + 2
+Size = tuple[int, int]
+
+IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
+AUDIO_TYPES = frozenset({"input_audio", "audio_url", "audio"})
+VIDEO_TYPES = frozenset({"video_url", "input_video", "video"})
+FILE_TYPES = frozenset({"file", "input_file", "document"})
+
+UNKNOWN_IMAGE = 1105
+UNKNOWN_CLAUDE = 1568
+UNKNOWN_GEMINI = 1120
+UNKNOWN_SECONDS = 10.0
+BYTES_PER_SECOND = {"mp3": 16_000.0, "pcm16": 48_000.0, "wav": 48_000.0, "video": 125_000.0}
+SECONDS_MAX = 4 * 3_600.0
+VIDEO_PER_SECOND = 300
+VIDEO_MAX = 60_000
+PAGE_TEXT = 1_500
+PAGE_BYTES = 100_000
+PAGES_MAX = 40
+FILE_TEXT_MAX = 100_000
+
+_HEADERS = (4_096, 349_528)
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_STANDALONE = frozenset({0x01, *range(0xD0, 0xDA)})
+
+
+class ImageRule(Protocol):
+    def tokens(self, size: Size | None, detail: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """OpenAI's tile family: fit into 2048 x 2048, short side to 768, then tiles of 512 (vision guide)."""
+
+    base: int
+    tile: int
+
+    def tokens(self, size: Size | None, detail: str) -> int:
+        if detail == "low":
+            return self.base
+        if size is None:
+            return self.base + 6 * self.tile
+        width, height = _scaled(size, 2_048 / max(size))
+        width, height = _scaled((width, height), 768 / min(width, height))
+        return self.base + self.tile * _cells(width, 512) * _cells(height, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """OpenAI: patches of 32 x 32 after fitting a budget of patches and a longest edge, by detail (else ``auto``)."""
+
+    multiplier: float = 1.0
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"auto": (1_536, 2_048)})
+
+    def tokens(self, size: Size | None, detail: str) -> int:
+        budget, edge = (256, 512) if detail == "low" else self.limits.get(detail, self.limits["auto"])
+        count = min(UNKNOWN_IMAGE, budget) if size is None else self._patches(size, budget, edge)
+        return math.ceil(round(count * self.multiplier, 6))
+
+    @staticmethod
+    def _patches(size: Size, budget: int, edge: int) -> int:
+        width, height = size
+        count = _cells(width, 32) * _cells(height, 32)
+        if count <= budget and max(size) <= edge:
+            return count
+        ratio = min(1.0, edge / max(size), math.sqrt(32 * 32 * budget / (width * height)))
+        ratio *= min(max(1, math.floor(side)) / side for side in (width * ratio / 32, height * ratio / 32))
+        return min(budget, _cells(width * ratio, 32) * _cells(height * ratio, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class Visual:
+    """Anthropic: patches of 28 x 28 after the largest downscale that meets an edge and a token limit."""
+
+    edge: int
+    limit: int
+
+    def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - the provider has no detail
+        if size is None:
+            return UNKNOWN_CLAUDE
+        low, high = 1, min(self.edge, max(size))
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._at(size, middle) <= self.limit else (low, middle - 1)
+        return self._at(size, low)
+
+    @staticmethod
+    def _at(size: Size, long: int) -> int:
+        short = max(1, round(long * min(size) / max(size)))
+        return math.ceil(long / 28) * math.ceil(short / 28)
+
+
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """Gemini 2: 258 up to 384 pixels a side, else 258 for each crop of 256 to 768 pixels."""
+
+    def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - the provider has no detail
+        if size is None:
+            return UNKNOWN_GEMINI
+        if max(size) <= 384:
+            return 258
+        width, height = _scaled(size, 3_072 / max(size))
+        unit = min(768.0, max(256.0, math.floor(min(width, height) / 1.5)))
+        return 258 * _cells(width, unit) * _cells(height, unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    price: int
+    details: Mapping[str, int] = field(default_factory=dict)
+
+    def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - flat
+        return self.details.get(detail, self.price)
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Models whose formula is unknown: a token for 750 square pixels, 85 to 4784."""
+
+    def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - unknown to us
+        return UNKNOWN_IMAGE if size is None else min(4_784, max(85, -(-size[0] * size[1] // 750)))
+
+
+_STANDARD, _LARGE, _UNSCALED = (2_500, 2_048), (10_000, 6_000), (30_000, 65_535)
+
+IMAGE_RULES: tuple[tuple[re.Pattern[str], ImageRule], ...] = tuple(
+    (re.compile(pattern), rule)
+    for pattern, rule in (
+        (r"^gpt-4o-mini", Tiles(2_833, 5_667)),
+        (r"^gpt-(?:4\.1|[5-9])[\d.]*-mini", Patches(1.62)),
+        (r"^gpt-(?:4\.1|[5-9])[\d.]*-nano", Patches(2.46)),
+        (r"^o4-mini", Patches(1.72)),
+        (r"^codex|^gpt-5.*-codex", Patches()),
+        (r"^gpt-5\.[23](?!\d)", Patches()),
+        (r"^gpt-5\.4(?!\d)", Patches(limits={"auto": _STANDARD, "original": _LARGE})),
+        (r"^gpt-5\.5(?!\d)", Patches(limits={"auto": _LARGE, "high": _STANDARD})),
+        (r"^gpt-5\.[6-9]|^gpt-5\.\d\d|^gpt-[6-9]", Patches(limits={"auto": _UNSCALED, "high": _STANDARD})),
+        (r"^gpt-5", Tiles(70, 140)),
+        (r"^gpt-|^chatgpt-", Tiles(85, 170)),
+        (r"^o[134](?![a-z0-9])", Tiles(75, 150)),
+        (r"^computer-use", Tiles(65, 129)),
+        (r"gemini-1|gemini-pro-vision", Flat(258)),
+        (r"gemini-2", Crops()),
+        (r"gemini", Flat(UNKNOWN_GEMINI, {"low": 280, "medium": 560, "ultra_high": 2_240})),
+    )
+)
+_CLAUDE = re.compile(r"claude(?:-[a-z]+)*(?:-(\d{1,2})(?!\d)(?:[.-](\d{1,2})(?!\d))?)?")
+
+
+def bare_name(model: str) -> str:
+    return model.lower().rsplit("/", 1)[-1].removeprefix("ft:")
+
+
+def image_rule(model: str) -> ImageRule:
+    name = bare_name(model)
+    claude = _CLAUDE.search(name)
+    if claude is not None:
+        version = (int(claude[1] or 0), int(claude[2] or 0))
+        return Visual(2_576, 4_784) if version >= (4, 7) else Visual(1_568, 1_568)
+    return next((rule for pattern, rule in IMAGE_RULES if pattern.search(name)), Area())
+
+
+def image_size(header: bytes) -> Size | None:
+    size: Size | None = None
+    if header.startswith(b"\x89PNG\r\n\x1a\n") and len(header) >= 24:
+        size = int.from_bytes(header[16:20]), int.from_bytes(header[20:24])
+    elif header.startswith((b"GIF87a", b"GIF89a")) and len(header) >= 10:
+        size = int.from_bytes(header[6:8], "little"), int.from_bytes(header[8:10], "little")
+    elif header.startswith(b"\xff\xd8"):
+        size = _jpeg_size(header)
+    elif header.startswith(b"RIFF") and header[8:12] == b"WEBP" and len(header) >= 30:
+        size = _webp_size(header)
+    return size if size is not None and min(size) > 0 else None
+
+
+def part_tokens(part: Mapping[str, Any], *, model: str, image_tokens: int | None = None) -> int:
+    """0 for a type that is no media; ``image_tokens`` is a policy's flat price instead of the provider's formula."""
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        return 0
+    if kind in IMAGE_TYPES:
+        return _image(part, model) if image_tokens is None else image_tokens
+    if kind in AUDIO_TYPES:
+        return _audio(part, model)
+    if kind in VIDEO_TYPES:
+        return _video(part)
+    return _file(part, model) if kind in FILE_TYPES else 0
+
+
+def is_media(part: Mapping[str, Any]) -> bool:
+    """A document whose source is text is text."""
+    kind, source = part.get("type"), part.get("source")
+    if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
+        return False
+    return isinstance(kind, str) and kind in IMAGE_TYPES | AUDIO_TYPES | VIDEO_TYPES | FILE_TYPES
+
+
+def named_file(part: Mapping[str, Any]) -> str:
+    if part.get("type") not in FILE_TYPES or not is_media(part) or _file(part, ""):
+        return ""
+    for holder in (part.get("file"), part.get("source"), part):
+        if isinstance(holder, Mapping):
+            for key in ("file_id", "url", "file_url"):
+                if isinstance(name := holder.get(key), str) and name:
+                    return name
+    return ""
+
+
+def _held(part: Mapping[str, Any], keys: Sequence[str], inner: Sequence[str]) -> tuple[Mapping[str, Any], object]:
+    """The object that stands under the first of ``keys``, and the address or base64 in it or in its place."""
+    value = next((found for key in keys if (found := part.get(key))), None)
+    if not isinstance(value, Mapping):
+        return {}, value
+    return value, next((found for key in inner if (found := value.get(key))), None)
+
+
+def _image(part: Mapping[str, Any], model: str) -> int:
+    image, value = _held(part, ("image_url", "source", "image"), ("url", "data"))
+    detail = image.get("detail", part.get("detail"))
+    data = _base64(value)
+    size = _decoded_size(data) if data else None
+    return image_rule(model).tokens(size, detail if isinstance(detail, str) else "auto")
+
+
+def _decoded_size(data: str) -> Size | None:
+    for limit in _HEADERS:
+        size = image_size(_decode(data[:limit]))
+        if size is not None or len(data) <= limit:
+            return size
+    return None
+
+
+def _audio(part: Mapping[str, Any], model: str) -> int:
+    audio, value = _held(part, ("input_audio", "audio_url", "audio"), ("data", "url"))
+    form = audio.get("format")
+    data = _base64(value)
+    seconds = _seconds(data, form if isinstance(form, str) else "mp3") if data else UNKNOWN_SECONDS
+    return math.ceil(seconds * _audio_rate(model))
+
+
+def _audio_rate(model: str) -> float:
+    """Tokens of a second."""
+    name = bare_name(model)
+    return 32.0 if "gemini" in name else 25.0 if "qwen" in name else 10.0
+
+
+def _seconds(data: str, form: str) -> float:
+    head = _decode(data[:64])
+    rate = BYTES_PER_SECOND.get(form.lower(), BYTES_PER_SECOND["mp3"])
+    if head.startswith(b"RIFF") and head[8:16] == b"WAVEfmt " and len(head) >= 32:
+        rate = float(int.from_bytes(head[28:32], "little")) or rate
+    return min(SECONDS_MAX, _byte_length(data) / rate)
+
+
+def _video(part: Mapping[str, Any]) -> int:
+    data = _base64(_held(part, ("video_url", "video", "source"), ("url", "data"))[1])
+    seconds = _byte_length(data) / BYTES_PER_SECOND["video"] if data else UNKNOWN_SECONDS
+    return min(VIDEO_MAX, max(VIDEO_PER_SECOND, math.ceil(seconds * VIDEO_PER_SECOND)))
+
+
+def _file(part: Mapping[str, Any], model: str) -> int:
+    _, value = _held(part, ("file", "source", "file_data"), ("file_data", "data", "url"))
+    data = _base64(value)
+    if not data:
+        return 0
+    if isinstance(value, str) and value.startswith("data:text/"):
+        return min(FILE_TEXT_MAX, _byte_length(data) * 2 // 5)
+    pages = math.ceil(_byte_length(data) / PAGE_BYTES)
+    image = min(UNKNOWN_CLAUDE, image_rule(model).tokens(None, "auto"))
+    return min(PAGES_MAX, max(1, pages)) * (PAGE_TEXT + image)
+
+
+def _base64(value: object) -> str:
+    """The payload of a ``data:`` URL or of a bare string; empty for an address."""
+    if not isinstance(value, str):
+        return ""
+    if value[:5].lower() == "data:":
+        comma = value.find(",", 0, 1_024)
+        return value[comma + 1 :] if comma > 0 else ""
+    return "" if "://" in value[:32] else value
+
+
+def _byte_length(data: str) -> int:
+    return len(data) * 3 // 4
+
+
+def _decode(data: str) -> bytes:
+    plain = "".join(data.split()).replace("-", "+").replace("_", "/").rstrip("=")
+    try:
+        return base64.b64decode(plain[: len(plain) // 4 * 4])
+    except ValueError:
+        return b""
+
+
+def _jpeg_size(header: bytes) -> Size | None:
+    """In the first start-of-frame segment (ITU T.81, B.2.2)."""
+    at = 2
+    while at + 9 <= len(header) and header[at] == 0xFF:
+        marker = header[at + 1]
+        if marker in _FRAMES:
+            return int.from_bytes(header[at + 7 : at + 9]), int.from_bytes(header[at + 5 : at + 7])
+        if marker == 0xFF:
+            at += 1
+        elif marker in _STANDALONE:
+            at += 2
+        else:
+            at += 2 + max(2, int.from_bytes(header[at + 2 : at + 4]))
+    return None
+
+
+def _webp_size(header: bytes) -> Size | None:
+    """Lossy VP8 (RFC 6386, 9.1), lossless VP8L or extended VP8X (WebP container)."""
+    form = header[12:16]
+    if form == b"VP8 " and header[23:26] == b"\x9d\x01\x2a":
+        return int.from_bytes(header[26:28], "little") & 0x3FFF, int.from_bytes(header[28:30], "little") & 0x3FFF
+    if form == b"VP8L" and header[20] == 0x2F:
+        bits = int.from_bytes(header[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if form == b"VP8X":
+        return int.from_bytes(header[24:27], "little") + 1, int.from_bytes(header[27:30], "little") + 1
+    return None
+
+
+def _scaled(size: tuple[float, float], ratio: float) -> tuple[float, float]:
+    return (size[0] * ratio, size[1] * ratio) if ratio < 1 else size
+
+
+def _cells(length: float, cell: float) -> int:
+    return max(1, math.ceil(round(length / cell, 6)))

@@ -1,9 +1,8 @@
-"""Turns, steps and units: where an array of messages may be cut, what must stay, which calls are made over and over.
+"""Where an array of messages may be cut, what must stay, and which calls are made over and over.
 
-A *turn* starts at a user message. A *step* is one assistant message with every tool result that answers
-it. A *unit* is a step, or one message outside steps: the smallest thing that may be removed whole.
-Tool calls are paired by position (the nearest assistant message before the result), because some servers
-reuse ``call_0`` in every step.
+A *turn* starts at a user message. A *step* is one assistant message with every tool result that answers it. A *unit* is
+a step, or one message outside steps: the smallest thing that may be removed whole. Calls are paired by position (the
+nearest assistant message before the result), because some servers reuse ``call_0`` in every step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,9 +21,8 @@ Counted = tuple[tuple[str, str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Messages ``start`` (inclusive) to ``stop`` (exclusive) that stay or go together.
-
-    ``open`` is True for a step with calls that no result answers yet.
+    """Messages ``start`` to ``stop`` (exclusive) that stay or go together; ``open``: with calls that nothing answers
+    yet.
     """
 
     start: int
@@ -33,7 +31,6 @@ class Unit:
 
     @property
     def indices(self) -> range:
-        """The indices of its messages."""
         return range(self.start, self.stop)
 
 
@@ -68,28 +65,23 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
 
 
 def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
-    """Indices of the user messages, each of which starts a turn."""
     return tuple(i for i, m in enumerate(messages) if m.role == "user")
 
 
 def find_safe_boundary(messages: Sequence[Message], target: int) -> int:
-    """The unit boundary nearest to index ``target``, the later one on a tie; 0 to ``len(messages)``."""
     boundaries = [0, *(u.stop for u in units(messages))]
     return min(boundaries, key=lambda b: (abs(b - target), -b))
 
 
 def last_user(messages: Sequence[Message]) -> int | None:
-    """Index of the newest user message."""
     return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == "user"), None)
 
 
 def first_user(messages: Sequence[Message]) -> int | None:
-    """Index of the first user message: the original task."""
     return next((i for i, m in enumerate(messages) if m.role == "user"), None)
 
 
 def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, ToolCall]:
-    """For each tool result that answers a call, that call, by the result's index."""
     found: dict[int, ToolCall] = {}
     messages = transcript.messages
     for step in steps:
@@ -108,8 +100,6 @@ def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, T
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """Indices of protected messages, by reason."""
-
     head: frozenset[int]
     task: int | None
     current: int | None
@@ -118,19 +108,15 @@ class Protection:
 
     @property
     def verbatim(self) -> frozenset[int]:
-        """Everything that stays word for word in every request: all reasons but ``active``."""
         singles = {i for i in (self.task, self.current) if i is not None}
         return self.head | self.pinned | singles
 
     @property
     def all(self) -> frozenset[int]:
-        """Every protected index."""
         return self.verbatim | self.active
 
 
 def protect(messages: Sequence[Message], steps: Sequence[Unit], pins: frozenset[bytes] = frozenset()) -> Protection:
-    """What is protected in ``messages``; ``steps`` are its units, ``pins`` the first bytes of the
-    digests of messages that have to stay."""
     pinned: set[int] = set()
     for unit in steps:
         if any(messages[i].keep or (pins and messages[i].digest[:PIN_SIZE] in pins) for i in unit.indices):
@@ -156,10 +142,9 @@ def _active(messages: Sequence[Message], steps: Sequence[Unit]) -> frozenset[int
 
 
 class Run(NamedTuple):
-    """The calls of a conversation's newest step: tool, arguments, and how many times in a row it was called so.
+    """The calls of the newest step: tool, arguments (of long ones a hash), and how many times in a row.
 
-    ``end`` is the chain's hash at the end of the array that it was read from. Of arguments that are longer than 512
-    characters only a hash is kept.
+    ``end`` is the chain's hash at the end of the array that it was read from.
     """
 
     end: bytes = b""
@@ -167,15 +152,14 @@ class Run(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """How many times in a row the call was made that was made most; 0 without one since the last user message."""
         return max([count for _, _, count in self.calls]) if self.calls else 0
 
 
 def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) -> Run:
     """The run after a request whose first ``length`` messages behind the head are known.
 
-    Where ``run`` is not of those, the newest ``most`` steps are read instead. A user message ends every run: somebody
-    has seen what came of it.
+    Where ``run`` is not of those, the newest ``most`` steps are read. A user message ends every run: somebody has seen
+    what came of it.
     """
     chain, messages = transcript.chain, transcript.messages
     known = 0 < length <= len(chain) and chain[length - 1] == run.end
@@ -193,10 +177,7 @@ def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) ->
 
 
 def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, int, int]]:
-    """Number, uncalibrated tokens and largest of the tool results from message ``start`` on, by the tool's name.
-
-    Of a longer array the newest 64 messages are read.
-    """
+    """Number, uncalibrated tokens and largest of the results from ``start`` on; the newest 64 messages are read."""
     messages, names, found = transcript.messages, dict[str, str](), dict[str, tuple[int, int, int]]()
     for index in range(max(start, transcript.head, len(messages) - MAX_READ), len(messages)):
         message = messages[index]
@@ -209,7 +190,6 @@ def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, 
 
 
 def _steps(transcript: Transcript) -> Iterator[int]:
-    """Indices of the messages with calls since the last user message, the newest first."""
     messages = transcript.messages
     for index in range(len(messages) - 1, transcript.head - 1, -1):
         if messages[index].call_ids:
@@ -219,7 +199,6 @@ def _steps(transcript: Transcript) -> Iterator[int]:
 
 
 def _next(before: Counted, made: tuple[ToolCall, ...]) -> Counted:
-    """The calls of one more step, each counted on from the step before."""
     found: list[tuple[str, str, int]] = []
     for call in made:
         name, arguments = call.name, _kept(call.arguments)
@@ -240,7 +219,6 @@ def _kept(arguments: str) -> str:
 
 
 def _is_same(known: tuple[str, str, int], name: str, arguments: str) -> bool:
-    """Whether two calls ask the same of the same tool; JSON is compared as such, if it has the same letters at all."""
     if known[0] != name:
         return False
     if known[1] == arguments:
@@ -251,10 +229,7 @@ def _is_same(known: tuple[str, str, int], name: str, arguments: str) -> bool:
 
 
 def step_numbers(messages: Sequence[Message]) -> tuple[int, ...]:
-    """For each message the number of steps begun up to it, 1 for the first; age = last number - own number.
-
-    Every assistant message begins a step; messages before the first one have number 0.
-    """
+    """Steps begun up to each message, 0 before the first assistant message; age = last number - own number."""
     numbers: list[int] = []
     step = 0
     for message in messages:

@@ -301,8 +301,8 @@ async def _assemble(
         store, degraded=partial(add, DEGRADED), stored=alerts.tell_stored if store.shared else lambda _: None
     )
     limits = LearnedLimits(await store.limits())
-    windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, store=store)
-    windows.restore(await store.calibrations())
+    windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, learn=store.learn)
+    windows.follow(await store.calibrations())
     conversations = Conversations(store, clock=clock)
     settler.overtaken = conversations.distrust if store.shared else settler.overtaken
     planner = Planner(

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from policies.draft import ConversationState
 from policies.effects import Flow
-from policies.ledger import Note, Status, Subtask, TaskDecision
+from policies.ledger import ConversationState, Note, Status, Subtask, TaskDecision
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
 from policies.memory.notes import bounded, flaw, is_due, notes_in, read_notes, subtasks_of
 from policies.messages import ToolCall, Transcript, same_call

@@ -9,13 +9,13 @@
     R       = (w - r) * (L - k) + o_s * s                            what each batch costs
     H* - L  = sqrt(2 * u * R / r)                                    where df/dH = 0
 
-df/dL > 0 for every L: money says to compact as deep as fidelity allows. Fidelity is the counterweight, so that
-:func:`advise` never goes below what was simulated without loss. Nothing here changes a policy by itself.
+df/dL > 0 for every L: money says to compact as deep as fidelity allows, so :func:`advise` never goes below what was
+simulated without loss. Nothing here changes a policy by itself.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from policies.settings import ContextSettings, ExtractShape
@@ -23,8 +23,6 @@ from policies.settings import ContextSettings, ExtractShape
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """A prompt above ``above`` tokens pays ``input`` times the price for all its input, ``output`` times for output."""
-
     above: int
     input: float
     output: float
@@ -32,10 +30,7 @@ class Cliff:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
-    """Price of a token as input, read from the cache, written to it, and as output, in any one unit.
-
-    A prefix shorter than ``minimum`` tokens is neither read nor written. ``cliff`` is where a dearer tier begins.
-    """
+    """In any one unit, by token. A prefix shorter than ``minimum`` tokens is not cached."""
 
     input: float
     cache_read: float
@@ -45,7 +40,6 @@ class TokenPrices:
     cliff: Cliff | None = None
 
     def factor(self, tokens: int) -> float:
-        """What the input prices are multiplied by for a prompt of so many tokens."""
         return self.cliff.input if self.cliff is not None and tokens > self.cliff.above else 1.0
 
 
@@ -69,10 +63,6 @@ PROVIDERS: Mapping[str, TokenPrices] = MappingProxyType(
 
 
 def request_cost(prices: TokenPrices, *, tokens: int, cached: int) -> float:
-    """What a prompt costs of which ``cached`` leading tokens were sent before: read, the rest written.
-
-    Below the provider's minimum nothing is cached, and tokens are plain input.
-    """
     if tokens < prices.minimum:
         return prices.input * tokens * prices.factor(tokens)
     read = cached if cached >= prices.minimum else 0
@@ -82,16 +72,15 @@ def request_cost(prices: TokenPrices, *, tokens: int, cached: int) -> float:
 def batch_cost(
     prices: TokenPrices, *, target: int, kept: int, summary: int = 0, summarizer: TokenPrices | None = None
 ) -> float:
-    """R of the module's formula: what each batch costs whatever its size, at least 0."""
+    """R of the module's formula."""
     writing = summarizer.output * summary if summarizer is not None else 0.0
     return max(0.0, (prices.cache_write - prices.cache_read) * (target - kept) + writing)
 
 
 def best_trigger(prices: TokenPrices, *, growth: float, target: int, batch: float) -> int:
-    """H* = L + sqrt(2uR/r), rounded: the cheapest trigger for a low water of ``target`` and a batch's cost R.
+    """H* for a low water of ``target`` and a batch's cost R, at most the border of a dearer tier.
 
-    Where reading is free there is no such optimum: the trigger is as high as it can be, and this raises
-    ValueError. A dearer tier is never entered: the result is at most its border.
+    Raises ValueError where reading is free: then there is no such optimum, and no reason to compact.
     """
     if prices.cache_read <= 0:
         raise ValueError("reading from the cache is free: cost gives no reason to compact")
@@ -108,10 +97,8 @@ BELOW_CLIFF = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Where a batch should start and end for the money.
-
-    ``trigger`` is a share of U, ``target`` (low water) a share of room, ``optimum`` H* in tokens or None where the
-    formula has none. ``shape`` is what to set; ``reason`` says why in a sentence or two.
+    """``trigger`` is a share of U, ``target`` (low water) one of room, ``optimum`` H* in tokens where the formula has
+    one.
     """
 
     trigger: float
@@ -126,18 +113,17 @@ def advise(
 ) -> Advice:
     """The cheapest trigger that simulation has shown to be safe.
 
-    ``growth`` are the tokens that a request adds, ``fixed`` what can never be removed, ``usable`` U. The formula's
-    H* takes low water where the advised shape has it; as a share of U it is held between the advised
-    trigger and the policy's own, and below a dearer tier.
+    ``growth`` is tokens a request, ``usable`` U. H* is held between the advised trigger and the policy's own, and below
+    a dearer tier.
     """
     own = (settings or ContextSettings()).shape_for(window)
     if prices.cache_read <= 0:
-        return _unchanged(own, None, "Reading from the cache is free here: compaction is for fit, not for cost.")
-    low = _low_water(fixed, usable)
+        return _advice(own, None, "Reading from the cache is free here: compaction is for fit, not for cost.")
+    low = fixed + int(ADVISED.low_water * max(0.0, ADVISED.trigger * usable - fixed))
     best = best_trigger(prices, growth=growth, target=low, batch=batch_cost(prices, target=low, kept=fixed))
     money = f"cost alone asks for a trigger of {best:,} tokens ({best / usable:.2f} of U)"
     if window < ADVISED_FROM:
-        return _unchanged(own, best, f"Room is what a window of {window:,} lacks: {money}, fidelity for the default.")
+        return _advice(own, best, f"Room is what a window of {window:,} lacks: {money}, fidelity for the default.")
     share = min(max(best / usable, ADVISED.trigger), own.trigger)
     reason = f"Sessions grow by {growth:,.0f} tokens a request and {fixed:,} are fixed: {money}"
     if share > best / usable:
@@ -147,38 +133,24 @@ def advise(
         share = BELOW_CLIFF * cliff.above / usable
         reason += f"; above {cliff.above:,} tokens every token of a prompt costs {cliff.input:g} times as much"
     share = round(share, 2)
-    shape = ExtractShape(
-        window=None, trigger=share, low_water=ADVISED.low_water, extract=ADVISED.extract, tail=ADVISED.tail
-    )
-    return Advice(trigger=share, target=shape.low_water, optimum=best, shape=shape, reason=f"{reason}.")
+    return _advice(replace(ADVISED, trigger=share), best, f"{reason}.")
 
 
-def _low_water(fixed: int, usable: int) -> int:
-    return fixed + int(ADVISED.low_water * max(0.0, ADVISED.trigger * usable - fixed))
-
-
-def _unchanged(shape: ExtractShape, best: int | None, reason: str) -> Advice:
+def _advice(shape: ExtractShape, best: int | None, reason: str) -> Advice:
     return Advice(trigger=shape.trigger, target=shape.low_water, optimum=best, shape=shape, reason=reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ToolUse:
-    """What one tool brought into the recorded conversations; ``repeated`` are tokens of results seen before."""
-
     name: str
-    calls: int
-    tokens: int
-    largest: int
+    calls: int = 0
+    tokens: int = 0
+    largest: int = 0
     repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Recorded conversations as the choice of a policy sees them, tokens of their final arrays.
-
-    ``turns`` are user messages, ``marked`` messages that somebody asked to keep.
-    """
-
     conversations: int
     requests: int
     turns: int
@@ -188,25 +160,20 @@ class Traffic:
 
     @property
     def tokens(self) -> int:
-        """All tokens."""
         return sum(self.buckets.values())
 
     @property
     def results_share(self) -> float:
-        """Share of the tokens that are tool results."""
         return self.buckets.get("tool_outputs", 0) / self.tokens if self.tokens else 0.0
 
     @property
     def repeated_share(self) -> float:
-        """Share of the tool results' tokens that repeat an earlier result or call."""
         total = sum(tool.tokens for tool in self.tools)
         return sum(tool.repeated for tool in self.tools) / total if total else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """Which policies to try, in order, and why; ``kind`` names the traffic."""
-
     kind: str
     policies: tuple[str, ...]
     reason: str
@@ -230,41 +197,34 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def recommend(traffic: Traffic) -> Recommendation:
-    """The policies that suit recorded traffic, by the table :data:`CHOICES`; the first rule that holds decides."""
-    kind, reason = _kind_of(traffic)
-    return Recommendation(kind=kind, policies=CHOICES[kind], reason=reason)
-
-
-def _kind_of(traffic: Traffic) -> tuple[str, str]:
     results, repeats = traffic.results_share, traffic.repeated_share
     steps = traffic.requests / max(1, traffic.turns)
+    share = f"{results:.0%} of the tokens are tool results"
     if traffic.marked >= max(1, traffic.conversations):
-        return "mission-critical", (
+        kind = "mission-critical"
+        reason = (
             f"{traffic.marked} messages in {traffic.conversations} conversations are marked as not to be lost: begin "
             "conservatively with equal weights, and tune by the audit of evictions"
         )
-    if results >= FEW_RESULTS and repeats >= MANY_REPEATS:
-        return "repeated outputs", (
+    elif results >= FEW_RESULTS and repeats >= MANY_REPEATS:
+        kind = "repeated outputs"
+        reason = (
             f"{repeats:.0%} of the tool results' tokens repeat an earlier result or call: let results go first and "
             "merge what is alike, then weigh by priority"
         )
-    if results < FEW_RESULTS:
-        return "chat", f"only {results:.0%} of the tokens are tool results: the oldest turns can go first"
-    if results >= MANY_RESULTS or steps >= STEPS_WITHOUT_A_USER:
-        return "exploration", (
-            f"{results:.0%} of the tokens are tool results, {steps:.1f} requests to a user message: results go "
-            "first, then what was not used for long"
-        )
-    return "heterogeneous", (
-        f"{results:.0%} of the tokens are tool results among {traffic.turns} user messages: weigh by priority, then "
-        "by several measures"
-    )
+    elif results < FEW_RESULTS:
+        kind, reason = "chat", f"only {share}: the oldest turns can go first"
+    elif results >= MANY_RESULTS or steps >= STEPS_WITHOUT_A_USER:
+        kind = "exploration"
+        reason = f"{share}, {steps:.1f} requests to a user message: results go first, then what was not used for long"
+    else:
+        kind = "heterogeneous"
+        reason = f"{share} among {traffic.turns} user messages: weigh by priority, then by several measures"
+    return Recommendation(kind=kind, policies=CHOICES[kind], reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAdvice:
-    """One of the tools that fill the window: its share of all tool results' tokens, and what to do about it."""
-
     tool: ToolUse
     share: float
     advice: str
@@ -274,13 +234,12 @@ LARGE_RESULT = 4_000
 
 
 def worst_tools(traffic: Traffic, *, most: int = 5) -> tuple[ToolAdvice, ...]:
-    """The tools with the most tokens, the worst first (docs/development/requirements.md, row A3.17)."""
     total = sum(tool.tokens for tool in traffic.tools)
     worst = sorted((tool for tool in traffic.tools if tool.tokens), key=lambda tool: (-tool.tokens, tool.name))
-    return tuple(ToolAdvice(tool=tool, share=tool.tokens / total, advice=_tool_advice(tool)) for tool in worst[:most])
+    return tuple(ToolAdvice(tool=tool, share=tool.tokens / total, advice=_advice_on(tool)) for tool in worst[:most])
 
 
-def _tool_advice(tool: ToolUse) -> str:
+def _advice_on(tool: ToolUse) -> str:
     if tool.repeated >= MANY_REPEATS * tool.tokens:
         return "often returns what it returned before: ask for what changed, or keep the first result"
     if tool.largest >= LARGE_RESULT:
@@ -290,8 +249,6 @@ def _tool_advice(tool: ToolUse) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketUse:
-    """One recorded conversation: for how many of its ``requests`` a bucket was ``over`` its soft limit."""
-
     requests: int
     over: Mapping[str, int] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -299,8 +256,6 @@ class BucketUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetAdvice:
-    """Buckets to ``enlarge``, most pressing first, and a sentence; ``ready`` is False for too little evidence."""
-
     ready: bool
     reason: str
     enlarge: tuple[str, ...] = ()
@@ -311,10 +266,9 @@ CONSTANTLY = 0.5
 
 
 def advise_budget(conversations: Sequence[BucketUse]) -> BudgetAdvice:
-    """Advice on the division of the window (docs/development/requirements.md, rows A0.88 and A0.94).
+    """On the division of the window (docs/development/requirements.md, rows A0.88 and A0.94).
 
-    Nothing is advised before 10 conversations were observed. A bucket is constantly over its soft limit if it is
-    for half of the requests in half of the conversations.
+    A bucket is constantly over its soft limit if it is for half of the requests in half of the conversations.
     """
     seen = len(conversations)
     if seen < OBSERVED:
@@ -327,16 +281,9 @@ def advise_budget(conversations: Sequence[BucketUse]) -> BudgetAdvice:
     if not constant:
         return BudgetAdvice(ready=True, reason=f"No bucket is constantly over its soft limit in {seen} conversations.")
     named = ", ".join(f"{name} (in {counts[name]} of {seen} conversations)" for name in constant)
-    reason = (
-        f"Constantly over the soft limit: {named}. Enlarge it from what others leave unused. {_guide(conversations)}"
-    )
-    return BudgetAdvice(ready=True, reason=reason, enlarge=tuple(constant))
-
-
-def _guide(conversations: Sequence[BucketUse]) -> str:
-    """The field guide's starting points (row A0.94) for what the traffic consists of."""
-    results = sum(use.tokens.get("tool_outputs", 0) for use in conversations)
-    history = sum(use.tokens.get("history", 0) for use in conversations)
+    results, history = (sum(use.tokens.get(name, 0) for use in conversations) for name in ("tool_outputs", "history"))
+    guide = "Conversations usually give 70 to 75 % of the window to history."
     if results > history:
-        return "Tool-heavy traffic usually gives 15 to 20 % of the window to results."
-    return "Conversations usually give 70 to 75 % of the window to history."
+        guide = "Tool-heavy traffic usually gives 15 to 20 % of the window to results."
+    reason = f"Constantly over the soft limit: {named}. Enlarge it from what others leave unused. {guide}"
+    return BudgetAdvice(ready=True, reason=reason, enlarge=tuple(constant))

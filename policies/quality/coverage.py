@@ -1,11 +1,8 @@
 """What is asked about a conversation: four questions in any case, and more that code makes of what was said in it.
 
-A question that code makes names what it is about and leaves out what it asks for: the value of a rule is a gap, the
-values of a tool's argument are asked for by the argument's name. Text of the conversation in a question is made
-harmless and stands between quotation marks.
-
-Coverage is how much of that stands in the compacted context, looked up without a model. The two contexts that are
-compared are what the client sent, and what went up in its place; both without the head.
+A question that code makes leaves out what it asks for: the value of a rule is a gap, the values of a tool's argument
+are asked for by the argument's name. Coverage is how much of that stands in the compacted context, looked up without a
+model; the contexts are what the client sent and what went up in its place, both without the head.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +26,6 @@ MIN_VALUE_LEN = 4
 MAX_VALUES = 4
 MAX_CALLS = 400
 BEGINNING = 12
-"""Characters of a sentence by which it is asked for."""
 GAP = "____"
 MAX_MISSING = 40
 MAX_LOOKED = 200
@@ -39,8 +35,6 @@ RECALLED = "recalled earlier message"
 
 
 class Dimension(StrEnum):
-    """What a question tests."""
-
     FACTS = "key_facts"
     STATE = "state"
     DECISIONS = "decisions"
@@ -48,8 +42,6 @@ class Dimension(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question; ``origin`` says what it was made of, ``expected`` are values that its answer is known to hold."""
-
     text: str
     dimension: Dimension
     origin: str
@@ -63,7 +55,6 @@ MINIMUM = (
     Question("What blocks the work or is unsolved at the end: errors, open problems, missing answers?",
              Dimension.STATE, "minimum"),
 )  # fmt: skip
-"""The questions of every evaluation: goal, current step, decisions, blockers."""
 
 
 def questions_for(
@@ -74,7 +65,7 @@ def questions_for(
     recorded: Sequence[str] = (),
     tools: NoteTaking,
 ) -> tuple[Question, ...]:
-    """At most ``count`` questions (4 to 20) about a conversation, the most telling of each kind first.
+    """At most ``count`` questions (4 to 20), the most telling of each kind first.
 
     ``later`` are calls that the conversation goes on to make, ``recorded`` values that it is known to need.
     """
@@ -99,7 +90,6 @@ def questions_for(
 
 
 def proposed(text: str) -> Iterator[Question]:
-    """The questions in a model's reply: lines that end in a question mark."""
     for line in text.splitlines():
         said = harmless(line).strip().lstrip("-*0123456789.) \t")
         if said.endswith("?") and 10 < len(said) <= MAX_QUOTE_LEN:
@@ -107,7 +97,6 @@ def proposed(text: str) -> Iterator[Question]:
 
 
 def _dimension(text: str) -> Dimension:
-    """What a question tests that a model wrote as it was asked to: in English."""
     low = text.lower()
     if any(word in low for word in ("decid", "decision", "chosen", "choose", "why ")):
         return Dimension.DECISIONS
@@ -117,7 +106,6 @@ def _dimension(text: str) -> Dimension:
 
 
 def _in_turns(kinds: Iterable[Iterator[Question]]) -> Iterator[Question]:
-    """One of each kind after another, until none has any left."""
     waiting = list(kinds)
     while waiting:
         left = []
@@ -130,7 +118,6 @@ def _in_turns(kinds: Iterable[Iterator[Question]]) -> Iterator[Question]:
 
 
 def _recorded(sources: Sequence[Source], values: Sequence[str]) -> Iterator[Question]:
-    """Gaps in the sentences that hold a value which the conversation is known to need."""
     for value in dict.fromkeys(values):
         sentence = next((s for source in sources for s in _sentences(source) if value in s), None)
         if sentence is not None and len(sentence) > len(value) + 8:
@@ -144,7 +131,6 @@ def _sentences(source: Source) -> tuple[str, ...]:
 
 
 def used_values(sources: Sequence[Source], later: Sequence[ToolCall] = ()) -> dict[tuple[str, str], list[str]]:
-    """Values that a call took from an earlier message, by the names of tool and argument, the newest call first."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     end = max((s.position for s in sources), default=0) + 1
     made = [(s.position, call) for s in sources for call in s.calls]
@@ -160,7 +146,6 @@ def used_values(sources: Sequence[Source], later: Sequence[ToolCall] = ()) -> di
 
 
 def _names(value: str) -> bool:
-    """Whether a value is for the most part a literal."""
     return 2 * max(map(len, literals(value)), default=0) >= len(value)
 
 
@@ -187,7 +172,6 @@ def _decisions(state: Checkpoint) -> Iterator[Question]:
 
 
 def _about(said: str, dimension: Dimension, origin: str, asking: str) -> Question:
-    """A question for the value that a sentence names, else for how it goes on."""
     value = max(literals(said), key=len, default="")
     if value and len(said) <= MAX_QUOTE_LEN and value != said:
         return _gap(said, value, dimension, origin)
@@ -216,11 +200,6 @@ def _quoted(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """A conversation whole and compacted, as who said what.
-
-    ``sources`` are the messages of the whole one, ``tokens_before`` and ``tokens_after`` what the two contexts take.
-    """
-
     sources: tuple[Source, ...]
     compacted: tuple[MaterialLine, ...]
     tokens_before: int = 0
@@ -228,17 +207,14 @@ class Contexts:
 
     @property
     def original(self) -> tuple[MaterialLine, ...]:
-        """The whole conversation."""
         return tuple(lines_of(self.sources))
 
     @property
     def ratio(self) -> float | None:
-        """How many times smaller the compacted context is; None where either is empty."""
         return self.tokens_before / self.tokens_after if self.tokens_before and self.tokens_after else None
 
 
 def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage]) -> Contexts:
-    """The contexts of a request as it came and as it was planned."""
     head = transcript.head
     calls = answered_calls(transcript, units(transcript.messages, head))
     indices = range(head, len(transcript.messages))
@@ -264,8 +240,6 @@ def _lines_of(piece: PlannedMessage, by_index: Mapping[int, Source]) -> list[Mat
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many of one kind are wanted, and of these so many kept; ``reachable`` counts those kept or archived."""
-
     wanted: int = 0
     kept: int = 0
     reachable: int = 0
@@ -275,21 +249,17 @@ class Share:
 
     @property
     def value(self) -> float | None:
-        """Kept over wanted, None where nothing is wanted."""
         return self.kept / self.wanted if self.wanted else None
 
     @property
     def recoverable(self) -> float | None:
-        """Kept or in the archive over wanted, None where nothing is wanted."""
         return self.reachable / self.wanted if self.wanted else None
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What of a conversation is kept.
-
-    ``facts`` are values that it is known to need later, ``identifiers`` what its calls used and its user named
-    ``rules`` what the user stated; nothing is counted twice. ``missing`` are the first that are not kept.
+    """``facts`` are values that the conversation is known to need later, ``identifiers`` what its calls used and its
+    user named, ``rules`` what the user stated; nothing is counted twice. ``missing`` are the first that are not kept.
     """
 
     facts: Share = Share()
@@ -307,12 +277,10 @@ class Coverage:
 
     @property
     def whole(self) -> Share:
-        """All kinds together."""
         return self.facts + self.identifiers + self.rules
 
     @property
     def score(self) -> float | None:
-        """The share of all that is wanted that is kept; None where nothing is wanted."""
         return self.whole.value
 
 
@@ -324,9 +292,9 @@ def coverage_of(
     archived: str = "",
     tools: NoteTaking,
 ) -> Coverage:
-    """The coverage of a compacted context; each of ``facts`` is kept if all of its values are.
+    """Each of ``facts`` is kept if all of its values are; only what stands in the whole context is wanted.
 
-    Only what stands in the whole context is wanted. ``archived`` is the text of originals that can be fetched back.
+    ``archived`` is the text of originals that can be fetched back.
     """
     kept = _text_of(contexts.compacted)
     whole = _text_of(contexts.original)
@@ -352,7 +320,6 @@ def coverage_of(
 
 
 def _identifiers(sources: Sequence[Source], later: Sequence[ToolCall]) -> list[str]:
-    """What calls took from earlier messages, and what the user named."""
     found = dict.fromkeys(v for values in used_values(sources, later).values() for v in values)
     for source in sources:
         if source.is_users:
@@ -366,7 +333,6 @@ def _text_of(lines: Sequence[MaterialLine]) -> str:
 
 
 def _stand(values: Sequence[str], text: str) -> bool:
-    """Whether all of the values stand in a normal text, each as whole words."""
     return all(_stands(" ".join(normal_text(value).split()), text) for value in values)
 
 

@@ -1,14 +1,12 @@
 """The flow of an evaluation: every question is answered from both contexts, then a third call compares the answers.
 
-A context that is larger than the model's window is read in chunks, all of it, and the answers from its parts are
-merged. The judge sees a question and two answers as fenced data and never the conversation. Code stands above the
-judge where it knows better: who does not say what was said is inconsistent, and so is an answer without the value
-that is known to belong in it. A judge's reply is one of three words or it is unknown: no word is looked for inside a
-longer text, and ``not yes`` is no. What is unknown counts neither for nor against, and how often that was is part of
-the result.
+A context that is larger than the model's window is read in chunks, and the answers from its parts are merged. The judge
+sees a question and two answers as fenced data and never the conversation. Code stands above it: who does not say what
+was said is inconsistent, and so is an answer without the value that is known to belong in it. A reply is one of three
+words or unknown, which counts neither for nor against.
 
-As in every question to a model the material comes first, fenced, and the instruction last. None of the prompts may hold
-a word that asks for notes: whoever sees one should not take it for a question to the summariser.
+None of the prompts may hold a word that asks for notes: whoever sees one should not take it for a question to the
+summariser.
 """
 
 import json
@@ -89,18 +87,15 @@ about greetings. Write the questions alone.""",
 )
 
 PROMPTS: Mapping[str, Prompt] = MappingProxyType({p.name: p for p in (ANSWER, JUDGE, PROPOSE)})
-"""Every prompt of an evaluation by its name."""
 
 
 AT_A_TIME = 5
-"""Questions that one call answers."""
 ANSWER_TOKENS = 120
 VERDICT_TOKENS = 16
 PROPOSAL_TOKENS = 600
 MIN_ROOM = 100
 ALL_CHUNKS = 1_000_000
 MAX_ANSWER_SHARE = 0.25
-"""Share of the judge's window that one answer may take."""
 _NUMBERED = re.compile(r"^[\s*>#-]{0,8}(?:question |answer |q|a)?(\d{1,2})\s{0,2}[:.)\u2013-]\s{0,9}", re.IGNORECASE)
 _NOT_STATED = re.compile(r"\W{0,6}not[ _]stated\W{0,6}\Z", re.IGNORECASE)
 MAX_READ_LEN = 4_000
@@ -111,8 +106,6 @@ _BOTH = re.compile(r"\A(?:yes|no|unknown)\s{0,3}(?:[/|,]|\bor\b|\band\b|\bbut\b|
 
 
 class AnswerVerdict(StrEnum):
-    """Whether the compacted context answers as the whole one does."""
-
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
@@ -120,8 +113,6 @@ class AnswerVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One question with both answers and the verdict; ``why`` says what decided it where no judge did."""
-
     question: Question
     original: str
     compacted: str
@@ -131,11 +122,6 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """The verdicts on one compaction; a score is consistent over consistent and inconsistent, None of none.
-
-    ``calls`` counts the questions that were put to a model, ``failure`` says why nothing was asked.
-    """
-
     judged: tuple[Judged, ...] = ()
     calls: int = 0
     failure: str = ""
@@ -144,18 +130,16 @@ class Fidelity:
         return Fidelity((*self.judged, *other.judged), self.calls + other.calls, self.failure or other.failure)
 
     def count(self, verdict: AnswerVerdict, dimension: Dimension | None = None) -> int:
-        """How many questions, of one dimension or of all, got that verdict."""
         return sum(j.verdict is verdict and dimension in (None, j.question.dimension) for j in self.judged)
 
     def score(self, dimension: Dimension | None = None) -> float | None:
-        """The share of consistent answers among those that were judged; None of none: that is no success."""
+        """Consistent over consistent and inconsistent; None of none: that is no success."""
         kept = self.count(AnswerVerdict.YES, dimension)
         judged = kept + self.count(AnswerVerdict.NO, dimension)
         return kept / judged if judged else None
 
     @property
     def unknown(self) -> dict[str, int]:
-        """Why questions were not decided, and how many for each reason."""
         return dict(Counter(j.why for j in self.judged if j.verdict is AnswerVerdict.UNKNOWN))
 
 
@@ -163,8 +147,8 @@ class Fidelity:
 class Terms:
     """What the models can read, tokens of prompt and answer together, and how a verdict is asked for.
 
-    ``most_chunks`` is how many parts a context may be read in; one that needs more is not evaluated. ``key`` is where
-    the shell may keep answers, empty for nowhere. ``propose`` has the model write the questions that are still missing.
+    A context that needs more than ``most_chunks`` parts is not evaluated. ``key`` is where the shell may keep answers,
+    ``propose`` how many of the missing questions the model writes.
     """
 
     counter: TokenCounter
@@ -176,10 +160,12 @@ class Terms:
     key: str = ""
 
 
+Group = Mapping[int, Question]
+"""Questions that are asked at once, by their numbers in the evaluation."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """Answers by the number of their question, of a context or a part of it; a question that failed has its code."""
-
     texts: Mapping[int, str]
     failures: Mapping[int, str]
     calls: int
@@ -188,7 +174,6 @@ class _Answers:
 def evaluate(
     original: Sequence[MaterialLine], compacted: Sequence[MaterialLine], *, questions: Sequence[Question], terms: Terms
 ) -> Flow[Fidelity]:
-    """The verdicts on every question; without any where a context cannot be read, with the reason."""
     whole, less = (sized(harmless_lines(lines), terms.counter) for lines in (original, compacted))
     if not whole or not less or not questions:
         return Fidelity(failure="nothing")
@@ -198,7 +183,8 @@ def evaluate(
         calls += 1
         known = {q.text.lower() for q in questions}
         questions = [*questions, *(q for q in more if q.text.lower() not in known)][:MAX_QUESTIONS]
-    groups = [tuple(questions[at : at + AT_A_TIME]) for at in range(0, len(questions), AT_A_TIME)]
+    numbered = list(enumerate(questions))
+    groups = [dict(numbered[at : at + AT_A_TIME]) for at in range(0, len(numbered), AT_A_TIME)]
     chunked = [[_chunks(lines, group, terms) for group in groups] for lines in (whole, less)]
     if any(not chunks for side in chunked for chunks in side):
         return Fidelity(calls=calls, failure="no_room")
@@ -207,15 +193,14 @@ def evaluate(
     flows = [_answer(group, chunks, terms) for side in chunked for group, chunks in zip(groups, side, strict=True)]
     told = yield from together(flows)
     calls += sum(each.calls for each in told)
-    sides = [_renumbered(told[: len(groups)]), _renumbered(told[len(groups) :])]
-    judged = yield from together([_judge(n, q, sides[0], sides[1], terms) for n, q in enumerate(questions)])
+    whole_said, less_said = _joined(told[: len(groups)]), _joined(told[len(groups) :])
+    judged = yield from together([_judge(n, q, whole_said, less_said, terms) for n, q in numbered])
     failed = {j.why for j, _ in judged}
     failure = failed.pop() if len(failed) == 1 and all(j.verdict is AnswerVerdict.UNKNOWN for j, _ in judged) else ""
     return Fidelity(tuple(j for j, _ in judged), calls + sum(asked for _, asked in judged), failure)
 
 
 def _propose(lines: Sequence[MaterialLine], terms: Terms) -> Flow[tuple[Question, ...]]:
-    """Questions that the model writes about the newest part of the conversation that it can read."""
     instruction = PROPOSE.instruction.replace("{words}", str(terms.propose))
     room = terms.max_input - _size(PROPOSE, instruction, terms) - PROPOSAL_TOKENS
     if room < MIN_ROOM:
@@ -226,14 +211,12 @@ def _propose(lines: Sequence[MaterialLine], terms: Terms) -> Flow[tuple[Question
     return tuple(proposed(reply.text))[: terms.propose] if isinstance(reply, Summary) else ()
 
 
-def _chunks(lines: Sequence[MaterialLine], group: Sequence[Question], terms: Terms) -> list[list[MaterialLine]]:
-    """The context in parts that a question with its answer can hold; empty where not even one line has room."""
+def _chunks(lines: Sequence[MaterialLine], group: Group, terms: Terms) -> list[list[MaterialLine]]:
     room = _room(group, terms)
     return divide(lines, room, most=ALL_CHUNKS, counter=terms.counter) if room >= MIN_ROOM else []
 
 
-def _room(group: Sequence[Question], terms: Terms) -> int:
-    """Tokens that are left for material beside the questions and their answers."""
+def _room(group: Group, terms: Terms) -> int:
     longest = max((ANSWER.ask(max_tokens=_tokens(group), merge=m) for m in (False, True)), key=terms.counter.count)
     fixed = _size(ANSWER, longest, terms) + terms.counter.count(_listed(group))
     return terms.max_input - fixed - _tokens(group) - FENCE_TOKENS
@@ -243,22 +226,21 @@ def _size(prompt: Prompt, instruction: str, terms: Terms) -> int:
     return terms.counter.count(prompt.system) + terms.counter.count(instruction) + FENCE_TOKENS
 
 
-def _tokens(group: Sequence[Question]) -> int:
+def _tokens(group: Group) -> int:
     return ANSWER_TOKENS * len(group)
 
 
-def _listed(group: Sequence[Question]) -> str:
-    return enclosed("questions", "\n".join(f"{n}: {q.text}" for n, q in enumerate(group, 1)))
+def _listed(group: Group) -> str:
+    return enclosed("questions", "\n".join(f"{n}: {q.text}" for n, q in enumerate(group.values(), 1)))
 
 
-def _answer(group: Sequence[Question], chunks: Sequence[Sequence[MaterialLine]], terms: Terms) -> Flow[_Answers]:
-    """The answers to a group of questions from a whole context, read in one part or in several that are merged."""
+def _answer(group: Group, chunks: Sequence[Sequence[MaterialLine]], terms: Terms) -> Flow[_Answers]:
     parts = yield from together([_from_part(group, chunk, terms) for chunk in chunks])
     calls = sum(part.calls for part in parts)
     failures = {n: code for part in parts for n, code in part.failures.items()}
     texts: dict[int, str] = {}
     open_: dict[int, list[str]] = {}
-    for n in range(len(group)):
+    for n in group:
         stated = [part.texts[n] for part in parts if n in part.texts and not _NOT_STATED.match(part.texts[n])]
         if len({normal_text(text) for text in stated}) > 1:
             open_[n] = stated
@@ -272,27 +254,25 @@ def _answer(group: Sequence[Question], chunks: Sequence[Sequence[MaterialLine]],
     return _Answers({n: t for n, t in texts.items() if n not in failures}, failures, calls)
 
 
-def _from_part(group: Sequence[Question], chunk: Sequence[MaterialLine], terms: Terms) -> Flow[_Answers]:
+def _from_part(group: Group, chunk: Sequence[MaterialLine], terms: Terms) -> Flow[_Answers]:
     material = render_transcript(chunk)
     asked = f"{material}\n\n{_listed(group)}\n\n{ANSWER.ask(max_tokens=_tokens(group))}"
     reply = yield _ask(ANSWER, asked, _tokens(group), terms)
-    return _read(reply, range(len(group)))
+    return _read(reply, list(group))
 
 
-def _merge(group: Sequence[Question], open_: Mapping[int, Sequence[str]], terms: Terms) -> Flow[_Answers]:
-    """One answer to each question of the answers from its parts; in halves where they cannot be read at once."""
-    numbers = list(open_)
-    asked = [group[n] for n in numbers]
-    found = [_said(n, q, open_[i]) for n, (i, q) in enumerate(zip(numbers, asked, strict=True), 1)]
+def _merge(group: Group, open_: Mapping[int, Sequence[str]], terms: Terms) -> Flow[_Answers]:
+    asked = {number: group[number] for number in open_}
+    found = [_said(n, q, open_[number]) for n, (number, q) in enumerate(asked.items(), 1)]
     material = enclosed("answers from consecutive parts", "\n".join(found))
     if terms.counter.count(material) > _room(asked, terms):
         return (yield from _merge_halves(group, open_, terms))
     prompt = f"{material}\n\n{ANSWER.ask(max_tokens=_tokens(asked), merge=True)}"
     reply = yield _ask(ANSWER, prompt, _tokens(asked), terms)
-    return _read(reply, numbers)
+    return _read(reply, list(open_))
 
 
-def _merge_halves(group: Sequence[Question], open_: Mapping[int, Sequence[str]], terms: Terms) -> Flow[_Answers]:
+def _merge_halves(group: Group, open_: Mapping[int, Sequence[str]], terms: Terms) -> Flow[_Answers]:
     numbers = list(open_)
     if len(numbers) > 1:
         half = len(numbers) // 2
@@ -323,7 +303,6 @@ def _said(number: int, question: Question, answers: Sequence[str]) -> str:
 
 
 def _read(reply: Reply, numbers: Sequence[int]) -> _Answers:
-    """The numbered answers of a reply; what it does not answer has failed."""
     if not isinstance(reply, Summary):
         code = reply.reason if isinstance(reply, Failed) else "no_reply"
         return _Answers({}, dict.fromkeys(numbers, code), 1)
@@ -342,22 +321,8 @@ def _read(reply: Reply, numbers: Sequence[int]) -> _Answers:
     return _Answers(texts, {n: "no_answer" for n in numbers if n not in texts}, 1)
 
 
-def _renumbered(answers: Sequence[_Answers]) -> _Answers:
-    """The answers of all groups under the numbers that the questions have together."""
-    return _joined(
-        [
-            _Answers(
-                {g * AT_A_TIME + n: text for n, text in each.texts.items()},
-                {g * AT_A_TIME + n: code for n, code in each.failures.items()},
-                0,
-            )
-            for g, each in enumerate(answers)
-        ]
-    )
-
-
 def _judge(number: int, question: Question, whole: _Answers, less: _Answers, terms: Terms) -> Flow[tuple[Judged, int]]:
-    """The verdict on one question, and how many calls it took: a model that takes no schema is mostly known for it."""
+    """With how many calls it took: a model that takes no schema is mostly known for it."""
     a, b = whole.texts.get(number, ""), less.texts.get(number, "")
     failure = whole.failures.get(number) or less.failures.get(number)
     if failure or not a or not b:
@@ -384,7 +349,6 @@ def _judge(number: int, question: Question, whole: _Answers, less: _Answers, ter
 
 
 def _lacks(question: Question, a: str, b: str) -> bool:
-    """Whether answer B misses a value that is known to belong in it and that answer A gives."""
     whole, less = normal_text(a), normal_text(b)
     return any(v in whole and v not in less for v in map(normal_text, question.expected))
 
@@ -397,33 +361,25 @@ def _ask(
 
 
 def read_verdict(reply: Reply) -> tuple[AnswerVerdict, str]:
-    """The verdict of a judge's reply, and for an unknown one why: its code, ``unreadable`` or ``undecided``."""
+    unreadable = AnswerVerdict.UNKNOWN, "unreadable"
     if isinstance(reply, Failed):
         return AnswerVerdict.UNKNOWN, reply.reason
     if not isinstance(reply, Summary) or reply.tool_calls:
-        return AnswerVerdict.UNKNOWN, "unreadable"
+        return unreadable
     text = _THOUGHT.sub("", reply.text, count=1)[:MAX_READ_LEN].strip().lower()
+    word = ""
     if (document := text.strip("` \n").removeprefix("json").lstrip()).startswith("{"):
-        return _in_json(document)
-    said = text.lstrip(_EDGES)
-    word = _WORD.match(said)
-    if word is None or _BOTH.match(said):
-        return AnswerVerdict.UNKNOWN, "unreadable"
-    return _of_word(word.group())
-
-
-def _in_json(text: str) -> tuple[AnswerVerdict, str]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return AnswerVerdict.UNKNOWN, "unreadable"
-    said = value.get("verdict") if isinstance(value, dict) else None
-    return _of_word(said.strip()) if isinstance(said, str) else (AnswerVerdict.UNKNOWN, "unreadable")
-
-
-def _of_word(word: str) -> tuple[AnswerVerdict, str]:
-    try:
-        verdict = AnswerVerdict.NO if word.split() == ["not", "yes"] else AnswerVerdict(word)
-    except ValueError:
-        return AnswerVerdict.UNKNOWN, "unreadable"
-    return verdict, "undecided" if verdict is AnswerVerdict.UNKNOWN else ""
+        try:
+            stated = json.loads(document).get("verdict")
+        except (ValueError, RecursionError):
+            return unreadable
+        word = stated.strip() if isinstance(stated, str) else ""
+    else:
+        said = text.lstrip(_EDGES)
+        if (found := _WORD.match(said)) is not None and not _BOTH.match(said):
+            word = found.group()
+    if word.split() == ["not", "yes"]:
+        word = AnswerVerdict.NO
+    if word not in set(AnswerVerdict):
+        return unreadable
+    return AnswerVerdict(word), "undecided" if word == AnswerVerdict.UNKNOWN else ""

@@ -9,18 +9,15 @@
     fidelity           share of questions that a summary still answers; None until asked   over .85
     tool_bloat         tool results' share of the forwarded tokens                         10 to 15 %
 
-A request that only repeats the one before is no request here. An alert is one *episode*: it opens with the request at
-which its rule begins to hold and closes with the first at which it does not. What has to be *sustained* holds for
-several requests, so that neither a single one nor a single large batch raises it: a batch is how Weir works, not a sign
-that the window is too small. ``critical`` is an overflow within a request or two, ``warning`` something that gets worse
-(``degradation``) or is unusual (``anomaly``), ``info`` a metric outside its healthy range that is no problem yet.
-
-The rules are the table :data:`RULES`; their thresholds are a policy's :class:`HealthRules`.
+A request that only repeats the one before is no request here. An alert is one *episode*, from the request at which its
+rule begins to hold to the first at which it does not. What has to be *sustained* holds for several requests: a single
+large batch is how Weir works, not a sign that the window is too small. ``critical`` is an overflow within a request or
+two, ``warning`` something that gets worse (``degradation``) or is unusual (``anomaly``), ``info`` no problem yet.
 """
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -37,7 +34,6 @@ HEALTHY_FIDELITY = 0.85
 """Requirements A0.119, A0.120 and A0.122: beyond these a metric is worth a look, and no more."""
 TREND_OF, TREND_NEEDS = 10, 5
 STABLE = 0.05
-"""Ours: utilization that moved by less between the ends of a trend is stable."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -45,17 +41,9 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 class Sample:
     """What one request says.
 
-    Attributes:
-        utilization: forwarded tokens over the base.
-        evicted: messages that it newly evicted or shortened.
-        ratios: of what it newly condensed, tokens before over tokens after.
-        compacted: whether it replaced history by a summary.
-        burn_rate: tokens that a request adds, None on the first.
-        spike: how many times the baseline this request's growth is, None where that is no spike.
-        repeats: how many times in a row its newest call was made.
-        bloat: tool results' share of it, ``bloat_limit`` the share that is too much; None while there is much room.
-        requests_left: requests until the window overflows, None where nothing grows or a layer acts before.
-        window_id: the number of its window where it began one.
+    ``utilization`` is forwarded tokens over the base, ``spike`` how many times the baseline a growth is that is one,
+    ``repeats`` how often in a row its newest call was made. ``bloat_limit`` is None while there is much room,
+    ``requests_left`` where nothing grows or a layer acts before the window overflows.
     """
 
     at: float
@@ -73,8 +61,6 @@ class Sample:
 
 
 class Snapshot(NamedTuple):
-    """The six metrics after one request (requirement A0.127)."""
-
     at: float
     utilization: float
     eviction_rate: float
@@ -86,15 +72,11 @@ class Snapshot(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """An alert that is open: its kind, and since when."""
-
     kind: str
     at: float
 
 
 class HealthAlert(NamedTuple):
-    """An alert that has opened; ``said`` is a sentence for people."""
-
     kind: str
     level: Level
     category: Category
@@ -107,8 +89,8 @@ class HealthAlert(NamedTuple):
 class Health(NamedTuple):
     """A conversation after its last request; without arguments, one before its first.
 
-    ``above`` counts the requests in a row above the utilization that is too much; ``evicted`` and ``ratios`` are the
-    newest ones, oldest first; ``compactions`` are the numbers of the requests that compacted.
+    ``above`` counts the requests in a row above the utilization that is too much; ``compactions`` are the numbers of
+    the requests that compacted.
     """
 
     requests: int = 0
@@ -123,21 +105,17 @@ class Health(NamedTuple):
 
     @property
     def eviction_rate(self) -> float:
-        """Mean of the newest evictions a request."""
         return sum(self.evicted) / len(self.evicted) if self.evicted else 0.0
 
     @property
     def compression_ratio(self) -> float | None:
-        """Mean of the newest ratios, None before the first condensing."""
         return sum(self.ratios) / len(self.ratios) if self.ratios else None
 
     def to_json(self) -> str:
-        """The state as one line of ASCII JSON, about 150 bytes."""
         return _ENCODER.encode([VERSION, *self])
 
     @classmethod
     def from_json(cls, text: str) -> "Health | None":
-        """The state that :meth:`to_json` wrote, None for any other text."""
         try:
             version, requests, at, above, evicted, ratios, compactions, fidelity, window_id, episodes = json.loads(text)
             if version != VERSION:
@@ -164,11 +142,10 @@ def _finite(value: object) -> float:
 
 
 class Checkup(NamedTuple):
-    """What one request made of a conversation's health.
+    """``opened`` alerts begin with the request, ``closed`` episodes end with it; ``is_first``: nothing was known
+    before.
 
-    ``opened`` are the alerts that begin with it, ``closed`` the episodes that end with it. ``is_first`` says that
-    nothing was known of the conversation before. ``sample`` and ``rules`` are what it was made from, so that it can be
-    made again from what others know of the conversation.
+    With ``sample`` and ``rules`` it can be made again from what others know of the conversation.
     """
 
     health: Health
@@ -181,117 +158,75 @@ class Checkup(NamedTuple):
 
     @property
     def is_critical(self) -> bool:
-        """Whether an alert of the highest level begins here."""
         return any(alert.level == "critical" for alert in self.opened)
 
 
-class Finding(NamedTuple):
-    """That a rule holds: the value, and the limit that it is beyond."""
-
-    value: float
-    limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One kind of alert: when it ``holds``, and what is ``said`` of a value and its limit."""
-
+class Rule(NamedTuple):
     kind: str
     level: Level
     category: Category
-    holds: Callable[[Health, Sample, HealthRules], Finding | None]
     said: str
 
 
-def _overflow(_: Health, sample: Sample, rules: HealthRules) -> Finding | None:
-    left = sample.requests_left
-    return Finding(left, rules.overflow_requests) if left is not None and left <= rules.overflow_requests else None
+RULES: tuple[Rule, ...] = (
+    Rule("overflow", "critical", "overflow", "{value:.1f} requests until the window overflows"),
+    Rule("utilization", "critical", "overflow", "above {limit:.0%} for several requests: {value:.0%}"),
+    Rule("eviction_rate", "warning", "degradation", "{value:.1f} evictions a request, over {limit:g}"),
+    Rule("compression_ratio", "warning", "degradation", "condensing makes it {value:.2g} times shorter"),
+    Rule("fidelity", "warning", "degradation", "summaries answer {value:.0%} of what they should"),
+    Rule("tool_bloat", "warning", "degradation", "{value:.0%} are tool results, over {limit:.0%}"),
+    Rule("thrash", "warning", "degradation", "{value:.0f} compactions within a few requests"),
+    Rule("burn_rate", "warning", "anomaly", "it grew by {value:.1f} times what is usual for it"),
+    Rule("loop", "warning", "anomaly", "the same call {value:.0f} times in a row"),
+    Rule("eviction_raised", "info", "notice", "{value:.1f} evictions a request, over {limit:g}"),
+    Rule("compression_deep", "info", "notice", "condensing makes it {value:.0f} times shorter"),
+    Rule("fidelity_low", "info", "notice", "summaries answer {value:.0%} of what they should"),
+)
+"""Every kind of alert, the gravest first; when each holds is in :func:`_findings`."""
 
 
-def _utilization(health: Health, sample: Sample, rules: HealthRules) -> Finding | None:
-    return Finding(sample.utilization, rules.utilization) if health.above >= rules.utilization_requests else None
+def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, tuple[float, float]]:
+    """The value of each rule that holds, and the limit that it is beyond, by the rule's kind."""
+    found: dict[str, tuple[float, float]] = {}
+    left, ratios, score = sample.requests_left, health.ratios, health.fidelity
+    if left is not None and left <= rules.overflow_requests:
+        found["overflow"] = left, rules.overflow_requests
+    if health.above >= rules.utilization_requests:
+        found["utilization"] = sample.utilization, rules.utilization
+    raised = min(HEALTHY_EVICTION_RATE, rules.eviction_rate)
+    if _is_evicting(health, rules, rules.eviction_rate):
+        found["eviction_rate"] = health.eviction_rate, rules.eviction_rate
+    elif _is_evicting(health, rules, raised):
+        found["eviction_raised"] = health.eviction_rate, raised
+    if health.compression_ratio is not None and len(ratios) >= rules.compressions:
+        if max(ratios) < rules.compression_ratio:
+            found["compression_ratio"] = health.compression_ratio, rules.compression_ratio
+        if min(ratios) > HEALTHY_RATIO:
+            found["compression_deep"] = health.compression_ratio, HEALTHY_RATIO
+    if score is not None and score < rules.fidelity:
+        found["fidelity"] = score, rules.fidelity
+    elif score is not None and score <= HEALTHY_FIDELITY:
+        found["fidelity_low"] = score, HEALTHY_FIDELITY
+    if sample.bloat_limit is not None and sample.bloat > sample.bloat_limit:
+        found["tool_bloat"] = sample.bloat, sample.bloat_limit
+    if len(health.compactions) >= rules.compactions:
+        found["thrash"] = len(health.compactions), rules.compactions
+    if sample.spike is not None:
+        found["burn_rate"] = sample.spike, 1.0
+    if sample.repeats >= rules.loop:
+        found["loop"] = sample.repeats, rules.loop
+    return found
 
 
-def _eviction_rate(health: Health, _: Sample, rules: HealthRules) -> Finding | None:
-    return _evicting(health, rules, rules.eviction_rate)
-
-
-def _eviction_raised(health: Health, _: Sample, rules: HealthRules) -> Finding | None:
-    if _evicting(health, rules, rules.eviction_rate) is not None:
-        return None
-    return _evicting(health, rules, min(HEALTHY_EVICTION_RATE, rules.eviction_rate))
-
-
-def _evicting(health: Health, rules: HealthRules, limit: float) -> Finding | None:
-    """The rate, if it is above ``limit`` over a whole window, and not by a single batch."""
+def _is_evicting(health: Health, rules: HealthRules, limit: float) -> bool:
+    """Above ``limit`` over a whole window, and not by a single batch."""
     evicted, total = health.evicted, sum(health.evicted)
     if not total or len(evicted) < rules.eviction_window or total <= limit * len(evicted):
-        return None
-    return Finding(total / len(evicted), limit) if total - max(evicted) > limit else None
-
-
-def _compression(health: Health, _: Sample, rules: HealthRules) -> Finding | None:
-    ratios, limit = health.ratios, rules.compression_ratio
-    holds = len(ratios) >= rules.compressions and max(ratios) < limit
-    return Finding(sum(ratios) / len(ratios), limit) if holds else None
-
-
-def _compression_deep(health: Health, _: Sample, rules: HealthRules) -> Finding | None:
-    ratios = health.ratios
-    holds = len(ratios) >= rules.compressions and min(ratios) > HEALTHY_RATIO
-    return Finding(sum(ratios) / len(ratios), HEALTHY_RATIO) if holds else None
-
-
-def _fidelity(health: Health, _: Sample, rules: HealthRules) -> Finding | None:
-    score = health.fidelity
-    return Finding(score, rules.fidelity) if score is not None and score < rules.fidelity else None
-
-
-def _fidelity_low(health: Health, _: Sample, rules: HealthRules) -> Finding | None:
-    score = health.fidelity
-    holds = score is not None and rules.fidelity <= score <= HEALTHY_FIDELITY
-    return Finding(score, HEALTHY_FIDELITY) if score is not None and holds else None
-
-
-def _tool_bloat(_: Health, sample: Sample, __: HealthRules) -> Finding | None:
-    limit = sample.bloat_limit
-    return Finding(sample.bloat, limit) if limit is not None and sample.bloat > limit else None
-
-
-def _thrash(health: Health, _: Sample, rules: HealthRules) -> Finding | None:
-    count = len(health.compactions)
-    return Finding(count, rules.compactions) if count >= rules.compactions else None
-
-
-def _burn_rate(_: Health, sample: Sample, __: HealthRules) -> Finding | None:
-    return Finding(sample.spike, 1.0) if sample.spike is not None else None
-
-
-def _loop(_: Health, sample: Sample, rules: HealthRules) -> Finding | None:
-    return Finding(sample.repeats, rules.loop) if sample.repeats >= rules.loop else None
-
-
-RULES: tuple[Rule, ...] = (
-    Rule("overflow", "critical", "overflow", _overflow, "{value:.1f} requests until the window overflows"),
-    Rule("utilization", "critical", "overflow", _utilization, "above {limit:.0%} for several requests: {value:.0%}"),
-    Rule("eviction_rate", "warning", "degradation", _eviction_rate, "{value:.1f} evictions a request, over {limit:g}"),
-    Rule("compression_ratio", "warning", "degradation", _compression, "condensing makes it {value:.2g} times shorter"),
-    Rule("fidelity", "warning", "degradation", _fidelity, "summaries answer {value:.0%} of what they should"),
-    Rule("tool_bloat", "warning", "degradation", _tool_bloat, "{value:.0%} are tool results, over {limit:.0%}"),
-    Rule("thrash", "warning", "degradation", _thrash, "{value:.0f} compactions within a few requests"),
-    Rule("burn_rate", "warning", "anomaly", _burn_rate, "it grew by {value:.1f} times what is usual for it"),
-    Rule("loop", "warning", "anomaly", _loop, "the same call {value:.0f} times in a row"),
-    Rule("eviction_raised", "info", "notice", _eviction_raised, "{value:.1f} evictions a request, over {limit:g}"),
-    Rule("compression_deep", "info", "notice", _compression_deep, "condensing makes it {value:.0f} times shorter"),
-    Rule("fidelity_low", "info", "notice", _fidelity_low, "summaries answer {value:.0%} of what they should"),
-)
-"""Every kind of alert, the gravest first."""
-
-KINDS: tuple[str, ...] = tuple(rule.kind for rule in RULES)
+        return False
+    return total - max(evicted) > limit
 
 
 def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
-    """The conversation after one more request; None is one of which nothing is known."""
     known = health if health is not None else Health()
     number = known.requests + 1
     compactions = (*known.compactions, number) if sample.compacted else known.compactions
@@ -312,29 +247,37 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
     if episodes != known.episodes:
         after = after._replace(episodes=episodes)
     closed = tuple(each for each in known.episodes if each not in episodes) if known.episodes else ()
-    return Checkup(after, _snapshot(after, sample), opened, closed, health is None, sample, rules)
+    snapshot = Snapshot(
+        at=sample.at,
+        utilization=sample.utilization,
+        eviction_rate=after.eviction_rate,
+        compression_ratio=after.compression_ratio,
+        burn_rate=sample.burn_rate,
+        fidelity_score=after.fidelity,
+        tool_result_bloat=sample.bloat,
+        window_id=after.window_id,
+    )
+    return Checkup(after, snapshot, opened, closed, health is None, sample, rules)
 
 
 def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[HealthAlert, ...], tuple[Episode, ...]]:
-    """The alerts that begin, and the episodes that are open after the request."""
     if not health.episodes and _is_quiet(health, sample, rules):
         return (), ()
     before, opened, episodes = dict(health.episodes), list[HealthAlert](), list[Episode]()
-    for rule in RULES:
-        finding = rule.holds(health, sample, rules)
-        if finding is None:
+    found = _findings(health, sample, rules)
+    for kind, level, category, said in RULES:
+        if kind not in found:
             continue
-        since = before.get(rule.kind)
+        value, limit = found[kind]
+        since = before.get(kind)
         if since is None:
-            since = sample.at
-            said = rule.said.format(value=finding.value, limit=finding.limit)
-            opened.append(HealthAlert(rule.kind, rule.level, rule.category, since, finding.value, finding.limit, said))
-        episodes.append(Episode(rule.kind, since))
+            since, words = sample.at, said.format(value=value, limit=limit)
+            opened.append(HealthAlert(kind, level, category, since, value, limit, words))
+        episodes.append(Episode(kind, since))
     return tuple(opened), tuple(episodes)
 
 
 def _is_quiet(health: Health, sample: Sample, rules: HealthRules) -> bool:
-    """Whether no rule can hold, seen at a glance: most requests are of this kind."""
     if health.above or health.ratios or health.compactions or health.fidelity is not None or any(health.evicted):
         return False
     if sample.spike is not None or sample.requests_left is not None or sample.repeats >= rules.loop:
@@ -342,25 +285,11 @@ def _is_quiet(health: Health, sample: Sample, rules: HealthRules) -> bool:
     return sample.bloat_limit is None or sample.bloat <= sample.bloat_limit
 
 
-def _snapshot(health: Health, sample: Sample) -> Snapshot:
-    return Snapshot(
-        sample.at,
-        sample.utilization,
-        health.eviction_rate,
-        health.compression_ratio,
-        sample.burn_rate,
-        health.fidelity,
-        sample.bloat,
-        health.window_id,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthTrend:
-    """Where a conversation is heading (requirement A0.128), None where fewer than 5 samples say nothing.
+    """Where a conversation is heading (requirement A0.128), by the newest 10 samples; None where under 5 say nothing.
 
-    ``trend`` is rising, falling, stable or insufficient_data; the deltas are between the ends of the newest 10
-    samples, ``utilization_delta`` with three decimals, ``burn_rate_delta`` in tokens with one.
+    Deltas are between their ends: of utilization with three decimals, of the burn rate in tokens with one.
     """
 
     trend: Literal["rising", "falling", "stable", "insufficient_data"]
@@ -371,7 +300,6 @@ class HealthTrend:
 
 
 def trend_of(snapshots: Sequence[Snapshot]) -> HealthTrend:
-    """The trend of a conversation's snapshots, oldest first."""
     newest = snapshots[-TREND_OF:]
     if len(newest) < TREND_NEEDS:
         return HealthTrend(trend="insufficient_data", samples=len(newest))

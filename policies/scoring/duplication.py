@@ -1,9 +1,8 @@
 """Results that say nearly the same: which are worth comparing, and what one says for all of them.
 
-Whether two texts are alike is somebody else's answer (vectors, shingles). Here stands what is asked and what
-follows. Asked is little: a result is compared with at most :data:`NEIGHBOURS` of the :data:`LOOK_BACK` results
-of the same tool before it, if the shorter of the two has at least half the length of the longer, and never
-more than :data:`MAX_PAIRS` pairs in all, the newest first (all ours). Equal texts need no asking.
+Whether two texts are alike is somebody else's answer. A result is compared with at most :data:`NEIGHBOURS` of the
+:data:`LOOK_BACK` results of the same tool before it, if the shorter has at least half the length of the longer, and
+never more than :data:`MAX_PAIRS` pairs in all, the newest first (all ours). Equal texts need no asking.
 """
 
 import json
@@ -30,8 +29,6 @@ _FIELD = re.compile(r"^[ \t]*([A-Za-z][\w .-]{0,39}?)[ \t]*[:=][ \t]*(\S.{0,400}
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One tool result: the index of its message, the name of the tool, what it says."""
-
     index: int
     tool: str
     text: str
@@ -39,11 +36,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Outputs of one tool that may be alike, oldest first.
-
-    ``equal`` are pairs with the same text, ``pairs`` those whose similarity has to be asked for; both by the
-    indices of the messages, the older one first.
-    """
+    """Outputs of one tool; ``equal`` texts, and ``pairs`` to be asked about, by message index, the older one first."""
 
     outputs: tuple[Output, ...]
     equal: tuple[tuple[int, int], ...]
@@ -52,15 +45,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What to do with outputs that are alike: the one at ``index`` says ``text``, the ``earlier`` ones go."""
-
     index: int
     text: str
     earlier: tuple[int, ...]
 
 
 def candidate_groups(outputs: Sequence[Output]) -> tuple[Group, ...]:
-    """The groups worth comparing, by their oldest output; every output is in one group at most."""
     equal, pairs = _candidate_pairs(outputs)
     by_index = {output.index: output for output in outputs}
     return tuple(
@@ -76,10 +66,9 @@ def candidate_groups(outputs: Sequence[Output]) -> tuple[Group, ...]:
 def merge(
     groups: Sequence[Group], similarities: Mapping[tuple[int, int], float], *, threshold: float = THRESHOLD
 ) -> tuple[Merge, ...]:
-    """What to merge, by index: outputs linked by a similarity above ``threshold``; in each set the latest stays.
+    """By index: outputs linked by a similarity above ``threshold``; in each set the latest stays.
 
     Links chain: a poll like the one after it joins the last of the row although the two may differ by now.
-    ``similarities`` are the answers, 0 to 1, for the groups' ``pairs``; one without an answer is not alike.
     """
     merges: list[Merge] = []
     for group in groups:
@@ -92,7 +81,6 @@ def merge(
 
 
 def merged_text(texts: Sequence[str]) -> str:
-    """The last of ``texts``, which are oldest first, with a line on how many it stands for and what changed."""
     count = len(texts) - 1
     results = "1 earlier result" if count == 1 else f"{count} earlier results"
     changes = "; ".join(_changes(texts))
@@ -104,7 +92,6 @@ def merged_text(texts: Sequence[str]) -> str:
 
 
 def _candidate_pairs(outputs: Sequence[Output]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Pairs with equal texts, and pairs to ask about, oldest first."""
     by_tool: defaultdict[str, list[Output]] = defaultdict(list)
     for output in sorted(outputs, key=lambda o: o.index):
         if output.text.strip():
@@ -125,7 +112,6 @@ def _candidate_pairs(outputs: Sequence[Output]) -> tuple[list[tuple[int, int]], 
 
 
 def _neighbours(output: Output, before: Sequence[Output]) -> list[Output]:
-    """The nearest outputs before one that are of similar length and say something else, each text once."""
     found: dict[str, Output] = {}
     for other in reversed(before):
         shorter, longer = sorted((len(other.text), len(output.text)))
@@ -135,7 +121,6 @@ def _neighbours(output: Output, before: Sequence[Output]) -> list[Output]:
 
 
 def _joined(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
-    """The sets that pairs link together, each in order, by their first members."""
     parent: dict[int, int] = {}
 
     def root(index: int) -> int:
@@ -155,7 +140,6 @@ def _joined(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
 
 
 def _changes(texts: Sequence[str]) -> list[str]:
-    """``name old → new`` for the fields whose values changed; those that changed least often first."""
     values: defaultdict[str, list[str]] = defaultdict(list)
     for text in texts:
         for name, value in fields(text).items():
@@ -172,7 +156,6 @@ def _course(values: Sequence[str]) -> str:
 
 
 def fields(text: str) -> dict[str, str]:
-    """The named values of a result: leaves of a JSON document by path, else lines ``name: value``, else lines."""
     document = _document(text)
     if document is not None:
         return dict(_leaves(document))
@@ -217,7 +200,6 @@ def _below(path: str, key: str) -> str:
 
 
 def _harmless(text: str, longest: int) -> str:
-    """``text`` in one short line without the brackets of a placeholder."""
     return _clipped(" ".join(text[: 4 * longest].replace("[", "(").replace("]", ")").split()), longest)
 
 

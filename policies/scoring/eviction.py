@@ -12,12 +12,9 @@ A block is one message as eviction sees it. Its score is that of a scorer, found
 ``largest``     1 / (1 + age times tokens): the oldest and largest first, whatever else is known
 ==============  ============================================================================================
 
-Times are in steps. Every one also takes ``band``, the difference within which two scores count as equal.
-
-The lowest scores go first, no more of them than it takes. Scores are estimates, so blocks within one band count as
-equal: where the last band holds more than is needed, the fewest blocks that free enough go. What turns out not to be
-needed afterwards is given back, the most valuable first. Blocks of score 0 are worth nothing to anybody: they go
-before every band and do not come back.
+Times are in steps. Scores are estimates: blocks within one ``band`` count as equal, and where the last band holds more
+than is needed, the fewest that free enough go. What turns out not to be needed is given back, the most valuable first.
+Blocks of score 0 are worth nothing to anybody: they go before every band and do not come back.
 """
 
 import difflib
@@ -32,12 +29,9 @@ from typing import NamedTuple
 from policies.messages import PolicyError
 
 Params = Mapping[str, object]
-"""Values of parameters as a policy states them: numbers, strings, booleans."""
 
 
 class ContentType(StrEnum):
-    """What a block is; how long it lives and how much its source weighs depend on it."""
-
     SYSTEM = "system"
     TOOLS = "tools"
     USER = "user"
@@ -48,7 +42,6 @@ class ContentType(StrEnum):
 
 
 EVICTABLE = frozenset({ContentType.USER, ContentType.TOOL_RESULT, ContentType.MEMORY})
-"""Content that may be evicted by itself."""
 BAND = 0.02
 """Default width within which scores count as equal (ours)."""
 FIFO_DECAY, HALF_LIFE, RECENCY_DECAY = 10.0, 5.0, 15.0
@@ -81,22 +74,12 @@ PRIORITY_WEIGHTS: Mapping[str, float] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The facts that scorers weigh about one message.
+    """What scorers weigh about one message.
 
-    Attributes:
-        index: index of the message in the array.
-        id: the message's digest in hex, the same on every request.
-        kind: what it is.
-        tokens: what it costs now.
-        age: steps since it was created; 0 in the newest step.
-        idle: steps since something last referred to it; ``age`` if nothing ever did.
-        references: how many later assistant messages used what it says.
-        superseded: whether a later result of the same call replaced it.
-        duplicate: similarity to the most similar later block, 0 to 1.
-        important: whether its own text or the client says that it is important.
-        keep: True for "never remove", False for "first to go", None for unmarked.
-        semantic: relevance to the newest user message, 0 to 1; None without embeddings.
-        behind: messages from this one to the end of the array, itself included; None where only steps are known.
+    ``age`` is steps since it was created, ``idle`` since something last referred to it, ``references`` how many later
+    assistant messages used what it says. ``duplicate`` is the similarity to the most similar later block, ``semantic``
+    the relevance to the newest user message (None without embeddings), both 0 to 1. ``keep`` is True for "never
+    remove", False for "first to go". ``behind`` counts the messages from this one on.
     """
 
     index: int
@@ -115,14 +98,13 @@ class Block:
 
 
 def decided(block: Block) -> float | None:
-    """The score that marks (1 keep, 0 evict first) and supersession (0) fix, None where a formula has to say."""
+    """What marks and supersession fix; None where a formula has to say."""
     if block.keep is not None:
         return 1.0 if block.keep else 0.0
     return 0.0 if block.superseded else None
 
 
 def unit(value: float) -> float:
-    """``value`` within 0 to 1."""
     return min(1.0, max(0.0, value))
 
 
@@ -139,10 +121,7 @@ DEFAULT_WEIGHTS = "article-yaml"
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """How much a block is worth keeping: ``score`` gives 0 to 1, 1 keep, 0 evict first, and never raises.
-
-    Scores that differ by no more than ``band`` say the same.
-    """
+    """``score`` gives 1 for keep to 0 for evict first and never raises; differences up to ``band`` say nothing."""
 
     name: str
     band: float
@@ -150,7 +129,7 @@ class Scorer:
 
 
 def scorer(name: str, params: Params = MappingProxyType({})) -> Scorer:
-    """The scorer of that name; PolicyError for an unknown name, parameter or value, with the nearest known name."""
+    """Raises PolicyError for an unknown name, parameter or value, with the nearest known name."""
     known = parameters(name)
     for key in params:
         if key not in known:
@@ -161,7 +140,6 @@ def scorer(name: str, params: Params = MappingProxyType({})) -> Scorer:
 
 
 def parameters(name: str) -> tuple[str, ...]:
-    """The parameters that the scorer of that name takes; PolicyError for an unknown name."""
     if name not in _PARAMETERS:
         raise PolicyError(f"no scorer {name}{_nearest(name, SCORERS)}")
     return (*_PARAMETERS[name], "band")
@@ -176,15 +154,13 @@ def _unless_decided(formula: Callable[[Block], float]) -> Callable[[Block], floa
 
 
 def _largest(block: Block) -> float:
-    """Age counts messages (``behind``) where they are known, else steps. Scores only rank: none are equal in a band."""
+    """Scores only rank: none are equal in a band."""
     age = block.age + 1 if block.behind is None else block.behind
     return 1.0 / (1.0 + max(0, age) * max(0, block.tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class _Stated:
-    """What a policy states for one scorer."""
-
     name: str
     params: Params = field(default_factory=dict)
 
@@ -210,7 +186,6 @@ class _Stated:
         return given or default
 
     def part(self, name: str) -> Callable[[Block], float]:
-        """The formula of a scorer behind this one, with its parameters among these."""
         own = {key: value for key, value in self.params.items() if key in _PARAMETERS[name] and key[:7] != "weight_"}
         return _unless_decided(_FORMULAS[name](_Stated(name, own)))
 
@@ -254,10 +229,8 @@ def _priority(stated: _Stated) -> Callable[[Block], float]:
 
 
 def _hybrid(stated: _Stated) -> Callable[[Block], float]:
-    """The weighted sum of :data:`SIGNALS`, each 0 to 1.
-
-    Recency weighs much in all sets of weights, so that a result which is new and worthless would outlive an old
-    finding. One of no known use (:func:`_is_of_no_use`) therefore scores 0 (ours).
+    """Recency weighs much in all sets of weights, so that a result which is new and worthless would outlive an old
+    finding: one of no known use scores 0 (ours).
     """
     named = stated.params.get("weights", DEFAULT_WEIGHTS)
     if not isinstance(named, str) or named not in HYBRID_WEIGHTS:
@@ -281,12 +254,10 @@ def _hybrid(stated: _Stated) -> Callable[[Block], float]:
 
 
 def _reuse(block: Block) -> float:
-    """How often a block was referred to, 0 to 1; full from 5 references on."""
     return min(max(0, block.references) / REUSE_FULL, 1.0)
 
 
 def _is_of_no_use(block: Block) -> bool:
-    """Whether it is a result that is unused after a step, and known to be unrelated to the newest user message."""
     return (
         block.kind is ContentType.TOOL_RESULT
         and not block.important
@@ -328,8 +299,6 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Selection(NamedTuple):
-    """The blocks that go, lowest score first, of equals the older, and the tokens that frees, less the placeholders."""
-
     chosen: tuple[Block, ...]
     freed: int
 
@@ -354,8 +323,8 @@ def select(
 ) -> Selection:
     """The blocks that have to go to free ``free`` tokens, net of their placeholders.
 
-    ``cost`` is what a block's placeholder takes, in tokens; it is asked at most once for a block, and only
-    up to the band that is reached. Blocks that free nothing and blocks marked ``keep: true`` are never chosen.
+    ``cost`` (a placeholder's tokens) is asked at most once for a block, and only up to the band that is reached. Blocks
+    that free nothing or are marked ``keep: true`` are never chosen.
     """
     chosen: list[_Ranked] = []
     freed = 0
@@ -378,11 +347,6 @@ def select(
 
 
 def _fewest(equals: Sequence[_Ranked], needed: int) -> list[_Ranked]:
-    """The fewest of ``equals`` that free ``needed`` together, all of them if that is not enough.
-
-    The largest are taken until one more suffices; that one is the smallest that does, the
-    oldest of several.
-    """
     if sum(ranked.net for ranked in equals) <= needed:
         return list(equals)
     rising = sorted(equals, key=lambda r: (r.net, -r.block.index))
@@ -398,7 +362,6 @@ def _fewest(equals: Sequence[_Ranked], needed: int) -> list[_Ranked]:
 
 
 def _given_back(chosen: Sequence[_Ranked], *, freed: int, free: int) -> tuple[list[_Ranked], int]:
-    """What stays chosen when everything that can be spared is given back, highest score first, and what that frees."""
     kept: list[_Ranked] = []
     for ranked in sorted(chosen, key=lambda r: r.order, reverse=True):
         if ranked.score > 0.0 and freed - ranked.net >= free:

@@ -1,12 +1,9 @@
 """Which results the model used: whose identifiers come back in what it says and does later.
 
-An identifier is a path, a symbol, a URL, an id, a number or a quoted string. One that the model knew before
-it saw the result (from the system text, the user, or its own call's arguments) is no evidence, nor are the
-whole numbers from 0 to 10. Paths are compared by their ends, so that a listing's ``client.ts`` is used by
-``read src/api/client.ts``.
-
-Only words that stand in both a result and an assistant message are analysed. The time is linear in the length
-of the texts, because a use counts for the newest :data:`HOLDERS` results that hold the identifier (ours).
+An identifier is a path, a symbol, a URL, an id, a number or a quoted string. One that the model knew before it saw the
+result (from the system text, the user, or its own call's arguments) is no evidence, nor are the whole numbers from 0 to
+10. Paths are compared by their ends, so that a listing's ``client.ts`` is used by ``read src/api/client.ts``. The time
+is linear in the texts, because a use counts for the newest :data:`HOLDERS` results that hold the identifier (ours).
 """
 
 import json
@@ -38,11 +35,6 @@ _MIXED_CASE = re.compile(r"[^\W\d_]*[a-z][A-Z]\w*")
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Who used a result: the newest message that did, its step (see ``step_numbers``), and how many did.
-
-    ``index`` and ``step`` are None where nothing did.
-    """
-
     index: int | None = None
     step: int | None = None
     count: int = 0
@@ -50,8 +42,6 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was read: its words, the ends of paths among them, and the text for its quotes."""
-
     words: frozenset[str]
     ends: frozenset[str]
     text: str
@@ -59,8 +49,6 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """Identifiers that assistant messages use: whole ones, the ends of paths among them, and quoted phrases."""
-
     whole: frozenset[str]
     by_end: Mapping[str, tuple[str, ...]]
     phrases: frozenset[str]
@@ -93,7 +81,6 @@ def last_references(transcript: Transcript, calls: Mapping[int, ToolCall]) -> di
 
 
 def _uses(transcript: Transcript, bodies: Sequence[Body], heard: frozenset[str]) -> dict[int, frozenset[str]]:
-    """The identifiers and, in quotes, the phrases that each assistant message uses; ``heard`` is what results said."""
     if not heard:
         return {}
     return {
@@ -122,7 +109,6 @@ def _read(text: str) -> _Read:
 
 
 def _held(read: _Read, used: _Used) -> frozenset[str]:
-    """Which of the used identifiers and phrases, these in quotes, stand in what was read."""
     held = (used.whole & read.words) | (used.whole & read.ends)
     for end in used.by_end.keys() & read.words:
         held |= frozenset(used.by_end[end])
@@ -132,7 +118,6 @@ def _held(read: _Read, used: _Used) -> frozenset[str]:
 
 
 def _identifiers(body: Body, heard: frozenset[str]) -> frozenset[str]:
-    """The identifiers in the text and the arguments of an assistant message that may have been heard."""
     prose = {word for word in _words(_plain(body.text)) if not _PLAIN_PAIR.fullmatch(word)}
     stated = {word for value in _argument_values(body) for word in _words(_plain(value))}
     candidates = (w for w in prose | stated if w in heard or ("/" in w and not heard.isdisjoint(_ends(w))))
@@ -140,7 +125,6 @@ def _identifiers(body: Body, heard: frozenset[str]) -> frozenset[str]:
 
 
 def _phrases_used(body: Body) -> frozenset[str]:
-    """The quoted strings in the text of an assistant message, and the values of its arguments that have blanks."""
     values = (" ".join(v.split()) for v in _argument_values(body) if len(v) <= 2 * MAX_PHRASE_LEN)
     spoken = (*_quotes(_plain(body.text)), *(v for v in values if " " in v))
     return frozenset(f'"{p}"' for p in spoken if SHORTEST_PHRASE <= len(p) <= MAX_PHRASE_LEN)
@@ -151,7 +135,6 @@ def _quotes(text: str) -> Iterator[str]:
 
 
 def _argument_values(body: Body) -> Iterator[str]:
-    """The values in the arguments of every call, without their keys; arguments that are no JSON as they stand."""
     for call in body.calls:
         try:
             document: object = json.loads(call.arguments)
@@ -175,7 +158,6 @@ def _words(text: str) -> set[str]:
 
 
 def _plain(text: str) -> str:
-    """``text`` without the escapes of line ends, tabs and quotes that stand in JSON within text."""
     return _ESCAPE.sub(" ", text) if "\\" in text else text
 
 
@@ -190,7 +172,6 @@ def _ends(path: str) -> Iterator[str]:
 
 
 def _is_identifier(word: str) -> bool:
-    """Whether a word says by its shape that it names one thing; plain words and small numbers do not."""
     if len(word) < 2 or (word.isalpha() and (word.islower() or word.istitle())):
         return False
     if _WHOLE_NUMBER.fullmatch(word):

@@ -9,7 +9,6 @@ from policies.strategies.compact import Compact, known_summary, may_summarize, s
 from policies.strategies.drop import DropOldest
 from policies.strategies.layers import (
     STRATEGIES,
-    LayerReport,
     PlanWork,
     is_due,
     run_anew,
@@ -26,7 +25,6 @@ __all__ = [
     "Compact",
     "DropOldest",
     "Elsewhere",
-    "LayerReport",
     "Pages",
     "PlanWork",
     "PruneTools",

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from policies.decision import LayerReport
 from policies.draft import Bounds, Draft
 from policies.effects import Announce, Flow, unheard
-from policies.ledger import Condensed
 from policies.limits import charged, layers_of, limit_for, target_for
 from policies.settings import ClientEdits, Layer, amount
 from policies.strategies.base import Strategy
@@ -61,31 +61,6 @@ STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
     }
 )
 """Every strategy by its name, cheapest first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerReport:
-    """What one layer did: uncalibrated tokens before and after, pieces changed, whether it was kept.
-
-    ``scope`` is the bucket that it was about, ``total`` for the whole request; ``reason`` says why a layer did
-    nothing, or less than asked, although it was due; a ``rung`` is what helped where the layers did not. ``condensed``
-    is what became of each message that was to be put in shorter words, also where the layer's work was not kept.
-    ``scanned`` are the tokens of all tool results that a layer looked at, ``prunable`` those that it could take; None
-    for one that looks at something else.
-    """
-
-    layer: str
-    before: int
-    after: int
-    units: int
-    kept: bool
-    ref: str | None = None
-    scope: str = "total"
-    reason: str = ""
-    rung: bool = False
-    condensed: tuple[Condensed, ...] = ()
-    scanned: int | None = None
-    prunable: int | None = None
 
 
 @dataclass(slots=True)

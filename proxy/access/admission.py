@@ -1,13 +1,11 @@
 """Who is calling, what their key allows, and who is let in.
 
-A key's secret is never stored: rows and the table in memory hold its HMAC-SHA-256 under the server's own
-secret. Keys made by Weir are 256 random bits, so a slow hash would protect nothing that this does not.
+Rows and the table in memory hold the HMAC-SHA-256 of a key under the server's own secret. Keys made by Weir are 256
+random bits, so a slow hash would protect nothing that this does not.
 
-Counted are a key's requests and bytes that are inside, and an address's guesses. A key is sent in a header that no
-browser adds by itself, so a page of another origin has none to send. What is left is Weir where no key is needed: a
-page that somebody has open may send a simple POST across origins behind the person's back, or have its own name lead to
-127.0.0.1 (DNS rebinding) and be of the same origin then. The first says so in ``Origin`` or ``Sec-Fetch-Site``, the
-other in ``Host``.
+A key is sent in a header that no browser adds by itself. Where none is needed, a page that somebody has open may send a
+simple POST across origins behind the person's back, or have its own name lead to 127.0.0.1 (DNS rebinding) and be of
+the same origin then. The first says so in ``Origin`` or ``Sec-Fetch-Site``, the other in ``Host``.
 """
 
 import asyncio
@@ -19,7 +17,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv6Address, ip_address
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -31,8 +30,9 @@ from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidR
 from proxy.store.records import KeyRow
 
 PREFIX = "weir-sk-"
+Headers = Sequence[tuple[bytes, bytes]]
 _REMEMBERED = 4096
-_CREDENTIAL_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _MAX_LEN = 1024
 _TENANT_DIGITS = 32
 _ALL = frozenset({"policy", "mode", "relay"})
@@ -51,20 +51,17 @@ SECONDS: TypeAdapter[float] = TypeAdapter(Seconds)
 
 
 def create_secret() -> str:
-    """A new key's secret: ``weir-sk-`` and 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def key_digest(secret: bytes, credential: bytes) -> str:
-    """HMAC-SHA-256 of a credential under the server's secret, hex; what a ``KeyRow`` holds."""
     return hmac.digest(secret, credential, "sha256").hex()
 
 
 def presented(headers: Mapping[str, str]) -> str:
-    """The credential of a request: ``Authorization``, else ``x-api-key``, else ``api-key``, else nothing.
+    """``Authorization``, else ``x-api-key``, else ``api-key``, else nothing; names in lower case.
 
-    ``Bearer`` is taken off; another scheme stays whole, so that two of its users never look alike. Names are
-    expected in lower case, as servers give them.
+    ``Bearer`` is taken off; another scheme stays whole, so that two of its users never look alike.
     """
     authorization = headers.get("authorization", "").strip()
     if authorization:
@@ -73,18 +70,21 @@ def presented(headers: Mapping[str, str]) -> str:
     return (headers.get("x-api-key") or headers.get("api-key") or "").strip()
 
 
-def credentials_in(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The headers that :func:`presented` looks at, decoded."""
-    return {n.decode("latin-1"): v.decode("latin-1") for n, v in headers if n in _CREDENTIAL_HEADERS}
+def credentials_in(headers: Headers) -> dict[str, str]:
+    return _decoded(headers, CREDENTIALS)
+
+
+def _decoded(headers: Headers, wanted: frozenset[bytes]) -> dict[str, str]:
+    return {n.decode("latin-1"): v.decode("latin-1") for n, v in headers if n in wanted}
 
 
 def same_secret(given: str, expected: str | None) -> bool:
-    """Whether the two are equal, in time that does not depend on where they differ; never for None or ''."""
+    """In time that does not depend on where they differ; never for None or an empty one."""
     return bool(expected) and hmac.compare_digest(given.encode(), (expected or "").encode())
 
 
 def key_limits(given: Mapping[str, object], *, now: float) -> dict[str, float | None]:
-    """The limits of a key among what was given, as they are kept; ``none`` or None lifts one. Raises InvalidRequest."""
+    """The limits among what was given; ``none`` or None lifts one. Raises InvalidRequest."""
     found: dict[str, float | None] = {}
     for name in LIMITS:
         value = given.get(name, "")
@@ -102,14 +102,11 @@ def key_limits(given: Mapping[str, object], *, now: float) -> dict[str, float | 
 
 
 def limits_said(key: KeyRow) -> str:
-    """What a key may take, in a few words; empty where it has no limit of its own."""
     each = [(key.requests_per_minute, "a minute"), (key.concurrency, "at once")]
     return ", ".join(f"{most:,} {said}" for most, said in each if most is not None)
 
 
 class Keyring:
-    """The keys of the file and of the store, as one immutable table; a reload makes a new one."""
-
     def __init__(
         self,
         config_keys: Iterable[KeySettings],
@@ -120,7 +117,7 @@ class Keyring:
     ) -> None:
         """``auto`` is open until there was a key: a revoked one keeps the door shut."""
         self._secret = secret
-        self._callers: dict[str, Caller] = {}
+        self._remembered = lru_cache(_REMEMBERED)(self._identified)
         self._known: dict[str, Caller] = {}
         self._revoked: set[str] = set()
         self._names: dict[str, str] = {}
@@ -130,59 +127,33 @@ class Keyring:
             if row.revoked is not None and row.revoked <= time.time():
                 self._revoked.add(row.digest)
                 continue
-            self._known[row.digest] = Caller(
-                tenant=tenant,
-                key=row.digest,
-                name=row.name,
-                policy=row.policy,
-                models=row.models,
-                allow=frozenset(row.allow),
-                **{name: getattr(row, name) for name in LIMITS},
-            )
+            self._known[row.digest] = _caller_of(row, row.digest, tenant)
         for key in config_keys:
             digest = key_digest(secret, key.secret.get_secret_value().encode())
+            tenant = digest[:_TENANT_DIGITS]
+            credential = key.upstream_key.get_secret_value().encode() if key.upstream_key else b""
             self._revoked.discard(digest)
-            self._names[digest[:_TENANT_DIGITS]] = key.name
-            self._known[digest] = Caller(
-                tenant=digest[:_TENANT_DIGITS],
-                key=digest,
-                name=key.name,
-                policy=key.policy,
-                models=key.models,
-                allow=frozenset(key.allow),
-                **{name: getattr(key, name) for name in LIMITS},
-                credential=key.upstream_key.get_secret_value().encode() if key.upstream_key else b"",
-            )
+            self._names[tenant] = key.name
+            self._known[digest] = _caller_of(key, digest, tenant, credential)
         self.is_open = mode == "open" or (mode == "auto" and not self._names)
 
     @property
     def names(self) -> dict[str, str]:
-        """The name of every key by its tenant, revoked ones included."""
         return dict(self._names)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Who sent these headers (names in lower case).
-
-        Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held until now.
-        """
+        """Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held until now."""
         credential = presented(headers)
-        caller = self._callers.get(credential)
-        if caller is None:
-            caller = self._identified(credential)
-            if len(credential) <= _MAX_LEN:
-                if len(self._callers) >= _REMEMBERED:
-                    del self._callers[next(iter(self._callers))]
-                self._callers[credential] = caller
+        caller = (self._remembered if len(credential) <= _MAX_LEN else self._identified)(credential)
         if _is_over(caller):
             at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(caller.expires))
             raise ExpiredAPIKey(f"This API key expired at {at}. Ask the operator of this proxy for another.")
         return caller
 
     def again(self, key: str) -> Caller | None:
-        """Who was identified by this key before; None once it is revoked or expired, or no stranger is let in."""
         known = self._known.get(key)
         if known is not None:
             return None if _is_over(known) else known
@@ -203,6 +174,19 @@ class Keyring:
         return Caller(tenant=digest[:_TENANT_DIGITS], key=digest, allow=_ALL, credential=given)
 
 
+def _caller_of(key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b"") -> Caller:
+    return Caller(
+        tenant=tenant,
+        key=digest,
+        name=key.name,
+        policy=key.policy,
+        models=key.models,
+        allow=frozenset(key.allow),
+        credential=credential,
+        **{name: getattr(key, name) for name in LIMITS},
+    )
+
+
 def _is_over(caller: Caller) -> bool:
     return caller.expires is not None and caller.expires <= time.time()
 
@@ -217,8 +201,6 @@ PATIENCE = 5.0  # seconds that a body waits for others to go
 
 
 class Admission:
-    """Requests and bytes of bodies that are inside, by tenant; and when those of a limited key came."""
-
     def __init__(self, limits: LimitSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._came: dict[str, deque[float]] = {}
@@ -233,16 +215,13 @@ class Admission:
 
     @property
     def held(self) -> int:
-        """Bytes of bodies that are inside."""
         return self._held
 
     @property
     def waiting(self) -> int:
-        """Bodies that wait for room."""
         return len(self._waiting)
 
     def enter(self, caller: Caller) -> "Stay":
-        """A request of this caller's is inside until its stay is over. Raises RateLimited for one too many."""
         inside = self._inside.get(caller.tenant) or _Inside()
         if inside.requests >= (caller.concurrency or self._most):
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
@@ -255,7 +234,6 @@ class Admission:
         return Stay(self, caller.tenant, inside)
 
     def _begin(self, tenant: str, most: int) -> None:
-        """Count a request, or RateLimited where so many came within a minute."""
         now, came = self._clock(), self._came.setdefault(tenant, deque())
         while came and (now - came[0] >= MINUTE or len(came) > most):
             came.popleft()
@@ -265,7 +243,6 @@ class Admission:
         came.append(now)
 
     def leave(self, stay: "Stay") -> None:
-        """The stay is over: what it held is free, and who waits for that goes on."""
         stay.inside.requests -= 1
         stay.inside.held -= stay.held
         self._held -= stay.held
@@ -278,7 +255,7 @@ class Admission:
                 turn.set_result(None)
 
     def take(self, stay: "Stay", size: int) -> bool:
-        """Count the bytes if there is room for them; what is alone always has room, it has limits of its own."""
+        """What is alone always has room, it has limits of its own."""
         inside = stay.inside
         if inside.held + size > self._bytes_of_one and inside.held > stay.held:
             return False
@@ -291,7 +268,6 @@ class Admission:
         return True
 
     async def wait(self, stay: "Stay", size: int) -> None:
-        """Wait a moment for room, and count the bytes then."""
         waiting = (stay, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
@@ -308,23 +284,19 @@ class Admission:
 
 @dataclass(slots=True)
 class _Inside:
-    """What one tenant has inside: requests, and bytes of their bodies."""
-
     requests: int = 0
     held: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Stay:
-    """One request that is inside; a context manager, at whose end it has left."""
-
     admission: Admission
     tenant: str
     inside: _Inside
     held: int = 0
 
     async def hold(self, size: int) -> None:
-        """Count so many more bytes of the body; waits a moment for room. Raises RateLimited, Busy for all keys'."""
+        """Waits a moment for room; raises RateLimited, or Busy for all keys' bytes."""
         if not self.admission.take(self, size):
             await self.admission.wait(self, size)
 
@@ -346,8 +318,6 @@ REASONS = (("missing",), ("unknown",), ("held_off",))
 
 @dataclass(slots=True)
 class _Guesser:
-    """An address that has sent wrong keys: how many since when, and until when it is held off."""
-
     since: float
     last: float
     wrong: int = 0
@@ -364,11 +334,9 @@ class Guesses:
     _guessers: OrderedDict[str, _Guesser] = field(default_factory=OrderedDict)
 
     def read(self) -> Mapping[tuple[str, ...], float]:
-        """How many requests had no right key, by reason."""
         return dict(self.counted)
 
     def answer(self, address: str, error: ProxyError, *, guessed: bool) -> ProxyError:
-        """What to answer to a request without a right key: the error, or RateLimited after too many guesses."""
         if not guessed:
             self.counted["missing",] += 1
             return error
@@ -381,7 +349,7 @@ class Guesses:
         return RateLimited(text, retry_after=held_off)
 
     def _held_off(self, site: str) -> int:
-        """Seconds to wait for who has sent one more wrong key, twice as long each time; 0 for the first few."""
+        """Seconds to wait, twice as long each time; 0 for the first few."""
         now = self.clock()
         guesser = self._guessers.pop(site, None)
         if guesser is None or now - guesser.last > FORGET:
@@ -402,10 +370,7 @@ class Guesses:
 
 
 def _site(address: str) -> str:
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return address
+    parsed = _address(address)
     if not isinstance(parsed, IPv6Address):
         return address
     # A socket that listens on :: has IPv4 clients too.
@@ -416,20 +381,15 @@ OF_OTHERS = frozenset({"cross-site", "same-site"})
 LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site"})
 # Beside localhost the names that containers have for their host: public name servers know no .internal.
 LOCAL = re.compile(r"(.+\.)?localhost\.?|host\.(docker|containers)\.internal", re.IGNORECASE)
-CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 GRANTS = b"access-control-"
 ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
 
 Scope = MutableMapping[str, Any]
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False) -> None:
-    """Nothing, or Forbidden for a request that a page of another origin has made, or one whose name was bound anew.
-
-    A link that a person has ``followed`` may stand on any page.
-    """
-    headers = _told(scope)
+    """Forbidden for a page of another origin, unless a link was ``followed``, and for a name that was bound anew."""
+    headers = _decoded(scope["headers"], LOOKED_AT)
     if not followed and _is_of_another_page(headers):
         raise Forbidden("Web pages of other origins may not use this API.")
     if not has_key and _is_bound_anew(scope, headers):
@@ -438,10 +398,10 @@ def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False)
 
 
 def refuse_spending_pages(scope: Scope, caller: Caller, config: Config) -> None:
-    """Nothing, or Forbidden for such a page where it has no key of its own: the operator would pay for it."""
+    """Forbidden for such a page where it has no key of its own: the operator would pay for it."""
     if has_own_key(scope, caller, config):
         return
-    headers = _told(scope)
+    headers = _decoded(scope["headers"], LOOKED_AT)
     if _is_of_another_page(headers):
         raise Forbidden(f"Web pages of other origins need a key that is known here. {ASK_FOR_A_KEY}")
     if _is_bound_anew(scope, headers):
@@ -462,14 +422,9 @@ def has_own_key(scope: Scope, caller: Caller | None, config: Config) -> bool:
 
 
 def without_grants(answered: Headers, scope: Scope, caller: Caller | None, config: Config) -> Headers:
-    """The headers of an upstream's answer; without those that let foreign pages read it, where it was not their key."""
     if not any(name.lower().startswith(GRANTS) for name, _ in answered) or has_own_key(scope, caller, config):
         return answered
     return [(name, value) for name, value in answered if not name.lower().startswith(GRANTS)]
-
-
-def _told(scope: Scope) -> Mapping[str, str]:
-    return {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"] if n in LOOKED_AT}
 
 
 def _announces_a_key(scope: Scope) -> bool:
@@ -480,39 +435,31 @@ def _announces_a_key(scope: Scope) -> bool:
 
 
 def _is_of_another_page(headers: Mapping[str, str]) -> bool:
-    return headers.get("sec-fetch-site") in OF_OTHERS or not _is_of_this_origin(headers)
+    origin = headers.get("origin")
+    if headers.get("sec-fetch-site") in OF_OTHERS:
+        return True
+    try:
+        return origin is not None and not urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:
+        return True
 
 
 def _is_bound_anew(scope: Scope, headers: Mapping[str, str]) -> bool:
-    return _is_loopback((scope.get("server") or ("",))[0]) and not _is_local_name(headers.get("host", ""))
-
-
-def _is_of_this_origin(headers: Mapping[str, str]) -> bool:
-    origin = headers.get("origin")
-    if origin is None:
-        return True
-    try:
-        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
-    except ValueError:
-        return False
+    server = _address((scope.get("server") or ("",))[0])
+    return server is not None and server.is_loopback and not _is_local_name(headers.get("host", ""))
 
 
 def _is_local_name(host: str) -> bool:
-    """Whether a ``Host`` is an address, which no name server can bind to another, or a name of this machine."""
+    """An address, which no name server can bind to another, or a name of this machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    return LOCAL.fullmatch(name) is not None or _is_address(name)
+    return LOCAL.fullmatch(name) is not None or _address(name) is not None
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        ip_address(name)
+        return ip_address(name)
     except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(server: str) -> bool:
-    return _is_address(server) and ip_address(server).is_loopback
+        return None

@@ -1,12 +1,12 @@
 """Who asks, and where a request goes: the one place that reads a path, judges a model and chooses an upstream.
 
-:class:`Upstreams` sends nothing without a :class:`Destination`, and no other module makes one. So a model that a key
-may not use, or the wrong provider, cannot be reached by another spelling of a path, another place for the model, or a
-route that somebody adds. (tests/architecture/test_destinations.py)
+:class:`Upstreams` sends nothing without a :class:`Destination`, and no other module makes one: a model that a key may
+not use, or the wrong provider, cannot be reached by another spelling of a path, another place for the model, or a route
+that somebody adds. (tests/architecture/test_destinations.py)
 
-The model is the one that the body names, and what is judged must be what the upstream reads. Readers differ: of a key
-that stands twice some take the first and some the last, Go's encoding/json takes ``Model`` for ``model``, and every
-parser of forms is lenient in its own way. So a body that could be read in two ways is refused.
+What is judged must be what the upstream reads, and readers differ: of a key that stands twice some take the first and
+some the last, Go's encoding/json takes ``Model`` for ``model``, and every parser of forms is lenient in its own way. So
+a body that could be read in two ways is refused.
 """
 
 import fnmatch
@@ -55,24 +55,14 @@ _DISPOSITION = re.compile(
 
 
 TENANT_SHOWN = 8
-"""Digits of a tenant's hash in logs and metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """One key's owner.
+    """One key's owner; ``tenant`` (32 hex digits) separates its conversations from all others.
 
-    Attributes:
-        tenant: separates this caller's conversations from all others; 32 hex digits.
-        key: the digest of the credential that was sent; a rotated key has another one, and the same tenant.
-        name: the key's name, None for a key that Weir does not know (mode ``open``).
-        policy: the policy the key is bound to, None for the default.
-        models: shell patterns of the models it may use; none means all.
-        allow: which of Weir's headers it may send: ``policy``, ``mode``; ``relay`` is for routes that name no model.
-        concurrency: requests that it may have open at once, None for as many as every key.
-        requests_per_minute: requests that it may begin in any minute, None for any number.
-        expires: the moment from which it no longer holds.
-        credential: what goes upstream where the upstream says ``pass``; empty for keys that Weir made.
+    ``key`` is the digest of the credential: a rotated key has another one, and the same tenant. ``name`` is None for a
+    key that Weir does not know (mode ``open``), ``credential`` what is sent upstream in the client's name.
     """
 
     tenant: str
@@ -88,21 +78,19 @@ class Caller:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether there are models that the key may not use."""
         return bool(self.models) and "*" not in self.models
 
     def allows(self, model: str) -> bool:
-        """Whether the key may use ``model``."""
         return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
 
     def require(self, model: str) -> None:
-        """Nothing, or ModelNotAllowed; LiteLLM takes several with commas between: each has to be allowed."""
+        """ModelNotAllowed; LiteLLM takes several with commas between: each has to be allowed."""
         if not all(self.allows(each.strip()) for each in model.split(",")):
             raise ModelNotAllowed(f"this key may not use the model {model[:200]!r}", param="model")
 
 
 def model_in_body(headers: Headers, body: bytes) -> str:
-    """The one model that a JSON object or a form names, empty where it names none.
+    """The one model that a JSON object or a form names, empty for none.
 
     Raises InvalidRequest (UnsupportedEncoding where it is compressed) for what cannot be read, or in two ways.
     """
@@ -113,7 +101,6 @@ def model_in_body(headers: Headers, body: bytes) -> str:
 
 
 def model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
-    """The one model that a JSON object names, of which these are the fields; InvalidRequest for two of them."""
     _require_one([key for key in fields if key.casefold() == MODEL])
     if has_repeated_keys(body, fields):
         raise InvalidRequest("The request body has a key twice. Readers differ in which of them counts: send one.")
@@ -124,8 +111,7 @@ def model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
     return value
 
 
-class _Pairs(list[tuple[str, object]]):
-    """An object as it was written, with every key that stands twice."""
+class _Pairs(list[tuple[str, object]]): ...
 
 
 def other_models(fields: Mapping[str, Raw]) -> Iterator[str]:
@@ -174,7 +160,6 @@ def _names_a_model(key: str) -> bool:
 
 
 def with_model(headers: Headers, body: bytes, model: str) -> bytes:
-    """The same body naming this model; a form that names none yet."""
     kind = _kind_of(headers)
     if kind.startswith(FORM):
         field = b'Content-Disposition: form-data; name="model"\r\n\r\n' + model.encode()
@@ -183,18 +168,16 @@ def with_model(headers: Headers, body: bytes, model: str) -> bytes:
 
 
 def is_form(headers: Headers) -> bool:
-    """Whether the body is a form with parts."""
     return _kind_of(headers).startswith(FORM)
 
 
 def require_json(headers: Headers) -> None:
-    """Nothing, or InvalidRequest for a body that its headers call anything but JSON in UTF-8."""
+    """InvalidRequest for a body that its headers call anything but JSON in UTF-8."""
     if is_form(headers):
         raise InvalidRequest("Send the request body as JSON, with Content-Type: application/json.")
 
 
 def _kind_of(headers: Headers) -> bytes:
-    """The content type in lower case up to its parameters' values; refused where it, or an encoding, hides the body."""
     kinds = [value.strip() for name, value in headers if name == b"content-type"]
     if any(value.strip().lower() not in PLAIN for name, value in headers if name == b"content-encoding"):
         raise UnsupportedEncoding("Send the request body without Content-Encoding: its model has to be read here.")
@@ -214,7 +197,6 @@ def _boundary_of(kind: bytes) -> bytes:
 
 
 def _model_in_form(body: bytes, boundary: bytes) -> str:
-    """The value of the one part that is called ``model``; everything that parsers read differently is refused."""
     mark = b"--" + boundary
     pieces = (b"\r\n" + body).split(b"\r\n" + mark)
     before, parts, after = pieces[0], pieces[1:-1], pieces[-1]
@@ -239,7 +221,6 @@ def _model_in_form(body: bytes, boundary: bytes) -> str:
 
 
 def _field(part: bytes) -> tuple[str, bytes]:
-    """Name and value of a part; InvalidRequest unless its head is one that all parsers read alike."""
     head, blank, value = part.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     fields = [line.partition(b":") for line in lines[1:]]
@@ -297,14 +278,12 @@ Kind = Literal["managed", "counted", "model", "models", "other"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What a request asks for, by its method and path.
+    """What a request asks for.
 
-    Attributes:
-        kind: ``managed`` is a conversation, ``counted`` one that is only to be measured or summed up; ``model`` is
-            asked of one model; ``models`` lists them; ``other`` is the rest: files, batches, stored answers, all that
-            can have models ask or tell about other keys' requests.
-        path: what is put after an upstream's base URL.
-        model: the one that stands in the path.
+    ``managed`` is a conversation, ``counted`` one that is only to be measured or summed up; ``model`` is asked of one
+    model; ``models`` lists them; ``other`` is the rest: files, batches, stored answers, all that can have models ask or
+    tell about other keys' requests. ``path`` stands behind an upstream's base URL, ``model`` stood in the client's
+    path.
     """
 
     kind: Kind
@@ -313,8 +292,6 @@ class Route:
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one request goes and for whom: the upstream, the path after its base URL, the model it is asked for."""
-
     upstream: UpstreamSettings
     path: str
     model: str
@@ -323,11 +300,10 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 CHAT: Final = Route(kind="managed", path=CHAT_PATH)
 MANAGED: Final = {f"/v1/{name}": Route(kind="managed", path=f"/{name}") for name in sorted(_MANAGED)}
-"""The managed routes by the path that every SDK asks for."""
 
 
 def route_of(method: str, target: str) -> Route | None:
-    """The route of a path as it came, percent-encoded; None where there is none.
+    """None where there is none; ``target`` is percent-encoded.
 
     ``/v1`` may be there twice, slashes may be doubled or stand at the end, and the model may be in the path as in
     ``/openai/deployments/gpt-5/chat/completions`` (Azure) or ``/v1/engines/gpt-5/completions``.
@@ -358,7 +334,7 @@ def _asked_of_a_model(parts: list[str]) -> Route | None:
 
 
 def admit(caller: Caller, route: Route) -> None:
-    """Nothing, or Forbidden for a key that may use some models only on a route where a model cannot be told."""
+    """Forbidden for a key that may use some models only on a route where a model cannot be told."""
     if caller.is_restricted and route.kind == "other" and "relay" not in caller.allow:
         raise Forbidden(
             "This key may use some models only, and what is asked for here names none that could be judged. "
@@ -367,14 +343,13 @@ def admit(caller: Caller, route: Route) -> None:
 
 
 def is_decided_by_model(config: Config, caller: Caller, route: Route) -> bool:
-    """Whether a body has to be read before it is known where it goes, or that it may."""
     return caller.is_restricted or len(config.upstreams) > 1 or bool(route.model)
 
 
 def for_managed(
     config: Config, caller: Caller, route: Route, request: ClientRequest, *, query: bytes, headers: Headers = ()
 ) -> tuple[Destination, ClientRequest]:
-    """Where a managed request goes, and the request naming the model that its path names.
+    """The destination, and the request naming the model that its path names.
 
     Raises ModelNotAllowed, and InvalidRequest where the model cannot be told.
     """
@@ -393,7 +368,7 @@ def for_managed(
 def for_relay(
     config: Config, caller: Caller, route: Route, headers: Headers, body: bytes | None, *, query: bytes
 ) -> tuple[Destination, bytes | None]:
-    """Where a relayed request goes whose body (None without one) was read, and the body naming its path's model.
+    """The destination of a request whose body was read, and the body naming its path's model.
 
     Raises ModelNotAllowed, Forbidden, and InvalidRequest where the model has to be told and cannot.
     """
@@ -416,24 +391,20 @@ def for_relay(
 
 
 def unread(config: Config, caller: Caller, route: Route, *, model: str = "") -> Destination:
-    """Where a relayed request goes whose model decides nothing; ``model`` is for those who count it."""
     assert not is_decided_by_model(config, caller, route)  # noqa: S101 - whoever asks has looked
     return _to(config, caller, route, model)
 
 
 def for_models(config: Config, caller: Caller, route: Route) -> Destination:
-    """Where is known what a model is; ModelNotAllowed."""
     caller.require(route.model)
     return _to(config, caller, route, route.model)
 
 
 def by_weir(upstream: UpstreamSettings, caller: Caller, *, path: str, model: str) -> Destination:
-    """Where a question of Weir's own goes, on the caller's account: the operator's policy has chosen the model."""
     return Destination(upstream=upstream, path=_path(upstream, path, model), model=model, caller=caller)
 
 
 def _judge(caller: Caller, model: str, body: "ClientRequest | bytes | None") -> None:
-    """Nothing, or ModelNotAllowed for a model that the request names anywhere."""
     if not caller.is_restricted:
         return
     if model:
@@ -449,7 +420,6 @@ def _judge(caller: Caller, model: str, body: "ClientRequest | bytes | None") -> 
 
 
 def _agreed(route: Route, named: str, query: bytes) -> str:
-    """The model of body, path and query, which have to say the same where they say one."""
     said = parse_qsl(query.decode("latin-1").replace(";", "&")) if query else []
     asked = [value for key, value in said if key.casefold() == "model"]
     models = {model for model in (named, route.model, *asked) if model}
@@ -459,7 +429,7 @@ def _agreed(route: Route, named: str, query: bytes) -> str:
 
 
 def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination:
-    """The destination for a caller, once more judged: this is the only way to one for a client's request."""
+    """Once more judged: this is the only way to a destination for a client's request."""
     admit(caller, route)
     if model:
         caller.require(model)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from policies import ConversationState, Cut, Edit, Transcript
-from policies.messages import HASH_SIZE
+from policies.ledger import ConversationState, Cut, Edit
+from policies.messages import HASH_SIZE, Transcript
 from policies.pressure import Trend
 from proxy.store.records import Branch, Change
 

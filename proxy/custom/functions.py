@@ -1,16 +1,14 @@
 """An operator's own code: a function that decides which messages stay, and plugins that are told what happens.
 
-Each function's path has one process of its own, started when it is first needed and ended when its function does not
-come back in time: a thread could not be ended, and would keep the interpreter busy for good. After a time-out or a
-crash the path is switched off, for 30 seconds first and up to ten minutes, so that one that always fails costs little.
-The function is called as ``function(messages, budget)``: messages are copies in OpenAI's form, each with
-``"weir": {"index", "tokens", "protected"}``; ``budget`` has ``max_tokens`` for all of them, their ``tokens`` now,
-and the number of ``messages``. It gives back some of them, in their order, with another text where it likes.
+Each function's path has one process of its own, ended when its function does not come back in time: a thread could not
+be ended. After a time-out or a crash the path is switched off, for 30 seconds first and up to ten minutes. The function
+is called as ``function(messages, budget)``: messages are copies in OpenAI's form, each with ``"weir": {"index",
+"tokens", "protected"}``; ``budget`` has ``max_tokens`` for all of them, their ``tokens`` now, and the number of
+``messages``. It gives back some of them, in their order, with another text where it likes.
 
-A plugin has four hooks: turn start, tool result, overflow, turn end (requirement A0.132). They are called in this order
-for each request, away from it: a request only puts what happened into a queue, and one task per plugin calls the
-plugin. So no plugin can delay a request or fail it. One that is slow loses what comes while its queue is full, one that
-raises is logged.
+A plugin's four hooks are called in the order of ``CALLBACKS`` for each request, away from it (requirement A0.132): a
+request only fills a queue, and one task per plugin empties it. One that is slow loses what comes while its queue is
+full, one that raises is logged.
 """
 
 import asyncio
@@ -36,6 +34,7 @@ SWITCHED_OFF_FIRST = 30.0
 MAX_SWITCHED_OFF = 600.0
 MAX_ANSWER = 64 * 1024 * 1024
 MARK = "weir"
+HERE = ("",)  # modules are looked for in the working directory, too: an operator's may lie beside the config
 
 _BEGIN = "from proxy.custom import worker as w; "
 _WORK = _BEGIN + "w.work(sys.argv[2])"
@@ -49,7 +48,7 @@ def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:
     """
     if path.count(":") != 1:
         return f"{path}: {SHAPE}"
-    command = _command(_CHECK, path)
+    command = python(_CHECK, path, path=HERE)
     try:
         done = subprocess.run(command, capture_output=True, timeout=patience, check=False)  # noqa: S603 - own code
     except subprocess.TimeoutExpired:
@@ -61,14 +60,11 @@ def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:
 
 
 class CustomFunctions:
-    """The operator's functions of one Weir, by path."""
-
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
 
     async def trim(self, effect: Trim, messages: Sequence[Mapping[str, Any]]) -> Reply:
-        """What the function gives back for the messages that the effect names, in that order; checked, or Failed."""
         given = _given(effect, messages)
         budget = {"max_tokens": effect.max_tokens, "tokens": sum(effect.tokens), "messages": len(given)}
         worker = self._workers.get(effect.path)
@@ -85,7 +81,6 @@ class CustomFunctions:
             return Failed("rejected")
 
     async def close(self) -> None:
-        """End every process."""
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             await worker.end()
@@ -105,8 +100,6 @@ _OFF = _Fault("switched_off", "it failed a moment ago")
 
 
 class _Worker:
-    """The process of one path: one question at a time."""
-
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self._path = path
         self._clock = clock
@@ -116,7 +109,7 @@ class _Worker:
         self._troubles = 0
 
     async def ask(self, question: dict[str, Any], seconds: float) -> "list[Any] | _Fault":
-        """What the function gave back as JSON; waits as long as the limit for other requests' questions, too."""
+        """Waits as long as the limit for other requests' questions, too."""
         if self._is_off():
             return _OFF
         try:
@@ -135,7 +128,6 @@ class _Worker:
         return self._clock() < self._off_until
 
     async def end(self) -> None:
-        """Kill the process and whatever it started."""
         process, self._process = self._process, None
         if process is not None:
             await process.end()
@@ -148,7 +140,7 @@ class _Worker:
                 return await self._switch_off(fault)
             body = await asyncio.to_thread(lambda: json.dumps(question).encode())
             async with asyncio.timeout(seconds):
-                answer = await self._exchange(body)
+                answer = await self._asked(body)
         except TimeoutError:
             why = f"no answer within {seconds:g} seconds; switched off for a while"
             return await self._switch_off(_Fault("timeout", why))
@@ -161,22 +153,17 @@ class _Worker:
         return found if isinstance(found, list) else _Fault("rejected", "what it gave back is no list")
 
     async def _start(self) -> _Fault | None:
-        """Start the process unless it runs; what it says against its function."""
         if self._process is not None and self._process.is_running:
             return None
-        self._process = await ChildProcess.start(_command(_WORK, self._path))
-        first = await self._read()
+        self._process = await ChildProcess.start(python(_WORK, self._path, path=HERE))
+        first = await self._asked()
         return None if first.get("ready") else _Fault(str(first.get("failed")), str(first.get("detail", "")))
 
-    async def _exchange(self, body: bytes) -> dict[str, Any]:
+    async def _asked(self, *frames: bytes) -> dict[str, Any]:
         process = self._process
         assert process is not None  # noqa: S101 - started by the caller
-        await process.send(body)
-        return await self._read()
-
-    async def _read(self) -> dict[str, Any]:
-        process = self._process
-        assert process is not None  # noqa: S101 - started by the caller
+        if frames:
+            await process.send(*frames)
         answer = await asyncio.to_thread(json.loads, await process.receive(limit=MAX_ANSWER))
         if not isinstance(answer, dict):
             raise ValueError("the answer is no object")  # noqa: TRY004 - not a wrong type in a call
@@ -190,13 +177,7 @@ class _Worker:
         return fault
 
 
-def _command(code: str, path: str) -> tuple[str, ...]:
-    """Modules are looked for in the working directory, too: an operator's may lie beside the config."""
-    return python(code, path, path=("",))
-
-
 def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as they would be sent, each with what Weir knows of it."""
     given = []
     for place, index in enumerate(effect.indices):
         message = dict(messages[place])
@@ -213,7 +194,7 @@ def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str
 
 
 def _selection(returned: list[Any], given: Sequence[dict[str, Any]], indices: Sequence[int]) -> tuple[Kept, ...]:
-    """Which messages came back, and with what text. Raises ValueError for anything but some of them in their order."""
+    """Raises ValueError for anything but some of the messages in their order."""
     places = {index: place for place, index in enumerate(indices)}
     kept: list[Kept] = []
     after = 0
@@ -236,7 +217,6 @@ def _selection(returned: list[Any], given: Sequence[dict[str, Any]], indices: Se
 
 
 def _place(message: dict[str, Any], given: Sequence[dict[str, Any]], places: dict[int, int], after: int) -> int | None:
-    """Where among those given a message stands: by its index, or as the next one that is equal; None if nowhere."""
     mark = message.get(MARK)
     if isinstance(mark, dict) and isinstance(mark.get("index"), int):
         place = places.get(mark["index"])
@@ -250,7 +230,6 @@ def _rest(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_paired(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether every tool result follows the call that it answers, and every call has its results but the last."""
     waiting: list[str] = []
     for message in messages:
         if message.get("role") in ("tool", "function"):
@@ -280,19 +259,19 @@ CALLBACKS = ("turn_start", "tool_result", "overflow", "turn_end")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One request: ``conversation`` is its name, None while it is not recognised, ``tenant`` a hash, never a key."""
-
     request: str
     tenant: str
     model: str
     policy: str
     conversation: str | None = None
 
+    @property
+    def about(self) -> dict[str, str | None]:
+        return {"request": self.request, "conversation": self.conversation}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewResult:
-    """A tool result that no earlier request of the conversation has sent; ``text`` is what the tool returned."""
-
     index: int
     call_id: str | None
     tokens: int
@@ -302,8 +281,6 @@ class NewResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
-    """A request that does not fit, by Weir's own count (``planned``) or by the upstream's word; tokens if known."""
-
     source: Literal["planned", "upstream"]
     tokens: int | None = None
     limit: int | None = None
@@ -311,8 +288,6 @@ class Overflow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
-    """How a request ended: the client's status, the outcome's label, tokens as sent and forwarded, what was done."""
-
     status: int | None
     outcome: str
     tokens_before: int | None
@@ -322,41 +297,29 @@ class TurnEnd:
 
 
 def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
-    """The tool results behind the first ``length`` messages after the head, in order."""
     for index in range(transcript.head + length, len(transcript.messages)):
         message = transcript.messages[index]
         if message.is_result:
-            yield NewResult(
-                index=index,
-                call_id=message.answers,
-                tokens=message.tokens,
-                ref=message.ref,
-                text=transcript.read(index).text,
-            )
+            text = transcript.read(index).text
+            yield NewResult(index=index, call_id=message.answers, tokens=message.tokens, ref=message.ref, text=text)
 
 
 class Plugin(Protocol):
-    """What an operator's object has to have; a subclass of this need only write the callbacks that it wants."""
+    """A subclass need only write the callbacks that it wants."""
 
-    async def turn_start(self, turn: Turn) -> None:
-        """A request came in."""
+    async def turn_start(self, turn: Turn) -> None: ...
 
-    async def tool_result(self, turn: Turn, result: NewResult) -> None:
-        """A request brought a new tool result."""
+    async def tool_result(self, turn: Turn, result: NewResult) -> None: ...
 
-    async def overflow(self, turn: Turn, overflow: Overflow) -> None:
-        """A request does not fit."""
+    async def overflow(self, turn: Turn, overflow: Overflow) -> None: ...
 
-    async def turn_end(self, turn: Turn, end: TurnEnd) -> None:
-        """The answer has ended, or the client has left."""
+    async def turn_end(self, turn: Turn, end: TurnEnd) -> None: ...
 
 
 Call = tuple[str, Turn, tuple[NewResult | Overflow | TurnEnd, ...]]
 
 
 class Hooks:
-    """Calls plugins in the background; empty, and free, without any."""
-
     def __init__(self, plugins: Sequence[Plugin] = (), *, seconds: float = SECONDS, most: int = MAX_WAITING) -> None:
         """Raises TypeError for a plugin that lacks a callback, or has one that is no coroutine function."""
         for plugin in plugins:
@@ -371,12 +334,10 @@ class Hooks:
         return bool(self._queues)
 
     def start(self) -> None:
-        """Begin calling."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._run(*each), name="weir-hooks") for each in self._queues]
 
     async def close(self) -> None:
-        """Stop, having given every plugin its time for what still waits."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._seconds):
                 await asyncio.gather(*(queue.join() for _, queue in self._queues))
@@ -386,19 +347,15 @@ class Hooks:
         self._tasks = []
 
     def turn_start(self, turn: Turn) -> None:
-        """A request came in."""
         self._put("turn_start", turn)
 
     def tool_result(self, turn: Turn, result: NewResult) -> None:
-        """A request brought a new tool result."""
         self._put("tool_result", turn, result)
 
     def overflow(self, turn: Turn, overflow: Overflow) -> None:
-        """A request does not fit."""
         self._put("overflow", turn, overflow)
 
     def turn_end(self, turn: Turn, end: TurnEnd) -> None:
-        """A request ended."""
         self._put("turn_end", turn, end)
 
     def _put(self, name: str, turn: Turn, *facts: NewResult | Overflow | TurnEnd) -> None:
@@ -407,7 +364,7 @@ class Hooks:
                 queue.put_nowait((name, turn, facts))
             except asyncio.QueueFull:
                 hooks_logger.warning(
-                    "the plugin %s is too slow: it misses a %s", _named(plugin), name, extra=_about(turn)
+                    "the plugin %s is too slow: it misses a %s", _named(plugin), name, extra=turn.about
                 )
 
     async def _run(self, plugin: Plugin, queue: "asyncio.Queue[Call]") -> None:
@@ -417,22 +374,12 @@ class Hooks:
                 async with asyncio.timeout(self._seconds):
                     await getattr(plugin, name)(turn, *facts)
             except TimeoutError:
-                hooks_logger.warning(
-                    "the plugin %s took more than %g s for a %s",
-                    _named(plugin),
-                    self._seconds,
-                    name,
-                    extra=_about(turn),
-                )
+                text = "the plugin %s took more than %g s for a %s"
+                hooks_logger.warning(text, _named(plugin), self._seconds, name, extra=turn.about)
             except Exception:  # whatever a plugin raises is its own affair
-                hooks_logger.exception("the plugin %s failed in %s", _named(plugin), name, extra=_about(turn))
+                hooks_logger.exception("the plugin %s failed in %s", _named(plugin), name, extra=turn.about)
             finally:
                 queue.task_done()
-
-
-def _about(turn: Turn) -> dict[str, str | None]:
-    """What the hooks_logger says of the request beside the message."""
-    return {"request": turn.request, "conversation": turn.conversation}
 
 
 def _named(plugin: object) -> str:

@@ -1,7 +1,6 @@
-"""A process that is asked by frames on its input and answers by frames on its output: four bytes of length, the rest.
+"""A process that is asked and answers by frames: four bytes of length, the rest.
 
-It ends by itself as soon as its input is closed, even while it works, so that it never outlives the Weir that started
-it. :func:`answering` is its side, :class:`ChildProcess` that of Weir.
+It ends as soon as its input is closed, even while it works, so that it never outlives the Weir that started it.
 """
 
 import asyncio
@@ -29,29 +28,25 @@ def python(code: str, *arguments: str, path: Sequence[str] = ()) -> tuple[str, .
 
 
 class ChildProcess:
-    """The process, as who asks sees it."""
-
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
-        """Start it. Its output is read as long frames, so that a small buffer is enough."""
+        """Its output is read as long frames, so that a small buffer is enough."""
         pipe = asyncio.subprocess.PIPE
         return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True))
 
     @property
     def pid(self) -> int:
-        """Its id."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
         return self._process.returncode is None
 
     async def send(self, *frames: bytes | memoryview) -> None:
-        """Ask; a long frame is written in pieces. Raises ConnectionError where it has ended."""
+        """A long frame is written in pieces. Raises ConnectionError where the process has ended."""
         output = self._process.stdin
         assert output is not None  # noqa: S101 - it was started with one
         for frame in frames:
@@ -63,7 +58,7 @@ class ChildProcess:
         await output.drain()
 
     async def receive(self, *, limit: int) -> bytes:
-        """The next answer. Raises IncompleteReadError where the process has ended, ValueError for one too long."""
+        """Raises IncompleteReadError where the process has ended, ValueError for an answer too long."""
         source = self._process.stdout
         assert source is not None  # noqa: S101 - it was started with one
         size = LENGTH.unpack(await source.readexactly(LENGTH.size))[0]
@@ -72,7 +67,6 @@ class ChildProcess:
         return await source.readexactly(size)
 
     async def end(self) -> None:
-        """Kill it and whatever it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.stdin is not None:
@@ -81,7 +75,7 @@ class ChildProcess:
 
 
 def answering() -> tuple[BinaryIO, Frames]:
-    """Where this process writes its answers, and what it is asked. Whatever prints goes to standard error."""
+    """Where this process writes its answers, and what it is asked; whatever prints goes to standard error."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = sys.stderr
@@ -91,13 +85,12 @@ def answering() -> tuple[BinaryIO, Frames]:
 
 
 def write_frame(output: BinaryIO, frame: bytes) -> None:
-    """Answer."""
     output.write(LENGTH.pack(len(frame)) + frame)
     output.flush()
 
 
 def _read(source: BinaryIO, frames: Frames) -> None:
-    """Hand on every frame; at the end of the input end the process, whatever it is doing."""
+    """At the end of the input end the process, whatever it is doing."""
     try:
         while header := source.read(LENGTH.size):
             frames.put(source.read(LENGTH.unpack(header)[0]))

@@ -1,8 +1,4 @@
-"""The process that an operator's function runs in: it reads messages on its input and writes what the function says.
-
-A process, because a thread that hangs cannot be ended. Frames are JSON. What the function prints goes to standard
-error.
-"""
+"""The process that an operator's function runs in, because a thread that hangs cannot be ended. Frames are JSON."""
 
 import importlib
 import inspect
@@ -19,7 +15,6 @@ Function = Callable[[Any, Any], Any]
 
 
 def problem_with(path: str) -> str | None:
-    """What keeps ``path`` from being used, None if nothing does; imports its module."""
     try:
         load(path)
     except LookupError as error:
@@ -28,7 +23,7 @@ def problem_with(path: str) -> str | None:
 
 
 def load(path: str) -> Function:
-    """The function at ``module:function``. Raises LookupError with the reason."""
+    """Raises LookupError with the reason."""
     module, _, name = path.partition(":")
     parts = [*module.split("."), *name.split(".")]
     if not all(part.isidentifier() for part in parts):
@@ -57,7 +52,7 @@ def load(path: str) -> Function:
 
 
 def work(path: str) -> None:
-    """Answer every frame on standard input until it ends; a first frame says whether the function was found."""
+    """A first frame says whether the function was found."""
     output, frames = answering()
     try:
         function = load(path)
@@ -78,7 +73,7 @@ def _answer(function: Function, messages: Any, budget: Any) -> dict[str, Any]:
 
 
 def _where(error: BaseException) -> str:
-    """The name of an exception and the line it came from, without its text, which may quote a message."""
+    """Without the text of the exception, which may quote a message."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
     return type(error).__name__ + (f" at {os.path.basename(last.filename)}:{last.lineno}" if last else "")  # noqa: PTH119

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 
-from policies import ContextSettings, ConversationState, Cut, Decision, EditKind, ToolCall, Transcript
-from policies.ledger import ADDING
-from policies.messages import count_occurrences, same_call
+from policies.decision import Decision
+from policies.ledger import ADDING, ConversationState, Cut, EditKind
+from policies.messages import ToolCall, Transcript, count_occurrences, same_call
+from policies.settings import ContextSettings
 from policies.summary import PROMPTS
 from policies.turns import answered_calls, units
 from proxy.store.records import EvictionRow

@@ -1,14 +1,13 @@
 """What is known about a model: window, input and output limits, prices.
 
-Sources, best first: the policy or flag, the operator's rule, the upstream's own word, litellm's table (read as
-a data file, litellm is not imported), and as a last resort four times the output limit. A smaller limit that an
-upstream stated in an error stands above all of them while it lasts.
+Sources, best first: the policy or flag, the operator's rule, the upstream's own word, litellm's table (a data file;
+litellm is not imported), and as a last resort four times the output limit. A smaller limit that an upstream stated in
+an error stands above all of them while it lasts.
 
-``window`` is the whole context window W; ``max_input`` is I, the input limit, only where a provider has one
-below the window. litellm's ``max_input_tokens`` is W for most models and I for others, see ``_SEPARATE``.
-
-An upstream is asked once and for a while. OpenAI's own listing says nothing about windows, but vLLM, llama.cpp,
-OpenRouter and LM Studio put it there, llama.cpp says it in ``/props`` and Ollama in ``/api/show``.
+``window`` is the whole context window W; ``max_input`` is I, the input limit, only where a provider has one below the
+window. litellm's ``max_input_tokens`` is W for most models and I for others, see ``_SEPARATE``. An upstream is asked
+once and for a while: OpenAI's listing says nothing about windows, but vLLM, llama.cpp, OpenRouter and LM Studio put it
+there, llama.cpp says it in ``/props`` and Ollama in ``/api/show``.
 """
 
 import asyncio
@@ -20,6 +19,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -76,7 +76,7 @@ _MAX_NAME_LEN = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Tokens, and US dollars per token; None where nobody says. ``source`` is where the window comes from."""
+    """Tokens, and US dollars per token; None where nobody says. ``source`` is the window's."""
 
     window: int | None = None
     max_input: int | None = None
@@ -89,8 +89,6 @@ class ModelFacts:
 
 
 class _Row(msgspec.Struct, gc=False):
-    """The fields of litellm's table that are kept."""
-
     mode: str | None = None
     max_input_tokens: int | float | None = None
     max_output_tokens: int | float | None = None
@@ -102,7 +100,7 @@ class _Row(msgspec.Struct, gc=False):
 
 
 def table_path() -> Path | None:
-    """The installed litellm's table of models, found without importing litellm; None if it is not there."""
+    """Found without importing litellm."""
     spec = importlib.util.find_spec("litellm")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(place) / _TABLE).is_file():
@@ -111,7 +109,6 @@ def table_path() -> Path | None:
 
 
 def read_table(path: Path) -> dict[str, ModelFacts]:
-    """Every text model of the table by its lower-case name; rows that make no sense are left out."""
     facts: dict[str, ModelFacts] = {}
     for name, raw in msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw]).items():
         try:
@@ -142,18 +139,15 @@ def _from_row(row: _Row) -> ModelFacts:
 
 
 class ModelRegistry:
-    """Facts by model name. The table is read once, when first needed or by ``load``."""
-
     def __init__(self, rules: Sequence[ModelRule] = (), *, table: Path | None = None) -> None:
         self._rules = tuple(rules)
         self._path = table
         self._table: dict[str, ModelFacts] | None = None
         self._bare: dict[str, ModelFacts] = {}
-        self._found: dict[str, ModelFacts] = {}
+        self._remembered = lru_cache(_MAX_REMEMBERED)(self._looked_up)
         self._warned: set[str] = set()
 
     def load(self) -> int:
-        """Read the table now; the number of models in it, 0 without one."""
         if self._table is None:
             path = self._path or table_path()
             self._table = read_table(path) if path is not None and path.is_file() else {}
@@ -161,24 +155,14 @@ class ModelRegistry:
         return len(self._table)
 
     def replace_rules(self, rules: Sequence[ModelRule]) -> None:
-        """Go on with another configuration's rules."""
         self._rules = tuple(rules)
 
     def rule(self, model: str) -> ModelRule | None:
-        """The operator's first rule that matches."""
         return next((rule for rule in self._rules if rule.matches(model)), None)
 
     def known(self, model: str) -> ModelFacts:
-        """What the table says about a name: exact, then without prefix, date or route, then its family."""
-        found = self._found.get(model)
-        if found is None and len(model) > _MAX_NAME_LEN:
-            return ModelFacts()
-        if found is None:
-            found = self._looked_up(model)
-            if len(self._found) >= _MAX_REMEMBERED:
-                del self._found[next(iter(self._found))]
-            self._found[model] = found
-        return found
+        """What the table says of a name: exact, then without prefix, date or route, then its family."""
+        return ModelFacts() if len(model) > _MAX_NAME_LEN else self._remembered(model)
 
     def _looked_up(self, model: str) -> ModelFacts:
         self.load()
@@ -201,28 +185,15 @@ class ModelRegistry:
         *,
         settings: ContextSettings,
         upstream_facts: ModelFacts | None = None,
-        learned: int | None = None,
         max_tokens: int | None = None,
     ) -> ModelFacts:
-        """What holds for one request.
-
-        Args:
-            model: the name the client sent.
-            settings: the policy; its ``window`` stands above every other source but a smaller learned one.
-            upstream_facts: what the upstream's own lists say about the model.
-            learned: limit from an overflow error, tokens.
-            max_tokens: the request's output limit, for the last resort.
-        """
         merged = self.known(model)
-        for better in (
-            upstream_facts,
-            _from_rule(self.rule(model)),
-            ModelFacts(window=settings.window, source="policy"),
-        ):
+        stated = ModelFacts(window=settings.window, source="policy")
+        for better in (upstream_facts, _from_rule(self.rule(model)), stated):
             merged = _over(merged, better) if better is not None else merged
         if merged.window is None:
             merged = self._last_resort(model, merged, max_tokens)
-        return limited(merged, learned)
+        return merged
 
     def _last_resort(self, model: str, facts: ModelFacts, max_tokens: int | None) -> ModelFacts:
         longest = max_tokens if max_tokens and max_tokens > 0 else facts.max_output
@@ -235,7 +206,7 @@ class ModelRegistry:
 
 
 def _over(base: ModelFacts, better: ModelFacts) -> ModelFacts:
-    """``better`` where it says something. Who raises the window above what was known voids its input limit."""
+    """Who raises the window above what was known voids its input limit."""
     values = {
         item.name: value
         for item in dataclasses.fields(better)
@@ -252,7 +223,7 @@ def _over(base: ModelFacts, better: ModelFacts) -> ModelFacts:
 
 
 def limited(facts: ModelFacts, learned: int | None) -> ModelFacts:
-    """The facts under a learned limit; one that only repeats the input limit says nothing new."""
+    """A learned limit that only repeats the input limit says nothing new."""
     if learned is None or (facts.max_input is not None and facts.max_input == learned):
         return facts
     if facts.window is not None and facts.window <= learned:
@@ -285,10 +256,7 @@ _BINDING = re.compile(r"claude-(fable|mythos|opus|sonnet|haiku)-(\d{1,2})[-.](\d
 
 
 def binds_reasoning(model: str) -> bool:
-    """Whether a model signs what it thinks for all that stands before it (platform.claude.com, "Preserved thinking").
-
-    Fable and Mythos do from 5.1 on, Opus, Sonnet and Haiku from 5.5 on.
-    """
+    """If a model signs what it thinks for all that stands before it (platform.claude.com, "Preserved thinking")."""
     found = _BINDING.search(model.lower())
     if found is None:
         return False
@@ -297,10 +265,10 @@ def binds_reasoning(model: str) -> bool:
 
 
 def spellings(model: str) -> tuple[str, ...]:
-    """Names under which a table may list the model, most exact first, lower case.
+    """Names under which a table may list the model, most exact first.
 
-    ``openrouter/anthropic/claude-sonnet-4.5:free`` also is ``anthropic/claude-sonnet-4.5``,
-    ``claude-sonnet-4.5`` and ``claude-sonnet-4-5``; ``gpt-4o-2031-01-01`` also is ``gpt-4o``.
+    ``openrouter/anthropic/claude-sonnet-4.5:free`` also is ``anthropic/claude-sonnet-4.5``, ``claude-sonnet-4.5`` and
+    ``claude-sonnet-4-5``; ``gpt-4o-2031-01-01`` also is ``gpt-4o``.
     """
     name = model.lower()
     whole = [name, _TUNED.sub(r"\1", name), _ROUTE.sub("", name)]
@@ -311,7 +279,7 @@ def spellings(model: str) -> tuple[str, ...]:
 
 
 def _by_bare_name(table: Mapping[str, ModelFacts]) -> dict[str, ModelFacts]:
-    """Facts by the last part of ``provider/…/name``; where providers differ the smallest window, without prices."""
+    """By the last part of ``provider/…/name``; where providers differ the smallest window, without prices."""
     found: dict[str, ModelFacts] = {}
     for name, facts in table.items():
         if "/" not in name or facts.window is None:
@@ -329,7 +297,6 @@ def _by_bare_name(table: Mapping[str, ModelFacts]) -> dict[str, ModelFacts]:
 
 
 def sensible_tokens(value: object) -> int | None:
-    """A sensible number of tokens, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 0 < value < 10**9 else None
@@ -350,38 +317,33 @@ class _Answer:
 
 
 class Probe:
-    """What upstreams say of their windows. ``fetch(method, url, body)`` is given with each question."""
-
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._answers: dict[str, _Answer] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def known(self, key: str, model: str) -> ModelFacts | None:
-        """What the upstream said of ``model`` when it was asked last."""
         answer = self._answers.get(key)
         if answer is None:
             return None
         return answer.models.get(model) or answer.anything
 
     def is_due(self, key: str) -> bool:
-        """Whether the upstream was not asked yet, or too long ago."""
         answer = self._answers.get(key)
         return answer is None or answer.until < self._clock()
 
     def has_answered(self, key: str) -> bool:
-        """Whether the upstream was asked before: until then a plan would not be the one of a process that did."""
+        """Until the upstream was asked a plan would not be the one of a process that did."""
         return key in self._answers
 
     async def ask(self, key: str, base_url: str, model: str, fetch: Fetch) -> ModelFacts | None:
-        """The upstream's word on ``model``; waits for at most two seconds, requests under way are shared."""
+        """Waits for at most two seconds; requests under way are shared."""
         task = self.ask_later(key, base_url, model, fetch)
         if task is not None:
             await asyncio.wait({task}, timeout=PATIENCE)
         return self.known(key, model)
 
     def ask_later(self, key: str, base_url: str, model: str, fetch: Fetch) -> asyncio.Task[None] | None:
-        """Ask in the background; the task, or None if the answer is fresh."""
         if not self.is_due(key):
             return None
         task = self._asking.get(key)
@@ -404,7 +366,6 @@ class Probe:
 
 
 async def _json(fetch: Fetch, url: str, body: bytes | None = None) -> Any:
-    """The JSON at ``url``, None for anything else: a probe that fails is no event."""
     try:
         status, content = await asyncio.wait_for(fetch("POST" if body else "GET", url, body), PATIENCE)
         return json.loads(content[:MAX_BODY]) if status == 200 else None
@@ -413,11 +374,11 @@ async def _json(fetch: Fetch, url: str, body: bytes | None = None) -> Any:
 
 
 def parse_upstream_models(answer: object) -> dict[str, ModelFacts]:
-    """What the entries of ``GET /v1/models`` (decoded JSON) say beyond their names, by id.
+    """What ``GET /v1/models`` says beyond names, by id.
 
-    Known: vLLM and SGLang ``max_model_len``, llama.cpp ``meta.n_ctx`` (not ``n_ctx_train``), OpenRouter
-    ``context_length``, ``top_provider`` and ``pricing``, LM Studio ``loaded_context_length``, Groq
-    ``context_window``, Mistral ``max_context_length``, Anthropic ``max_input_tokens``.
+    vLLM and SGLang ``max_model_len``, llama.cpp ``meta.n_ctx`` (not ``n_ctx_train``), OpenRouter ``context_length``,
+    ``top_provider`` and ``pricing``, LM Studio ``loaded_context_length``, Groq ``context_window``, Mistral
+    ``max_context_length``, Anthropic ``max_input_tokens``.
     """
     entries = answer.get("data", answer.get("models")) if isinstance(answer, Mapping) else answer
     found: dict[str, ModelFacts] = {}
@@ -454,7 +415,6 @@ def _from_entry(entry: Mapping[str, object]) -> ModelFacts:
 
 
 def parse_props(answer: object) -> ModelFacts | None:
-    """The window of one slot from llama.cpp's ``GET /props`` (decoded JSON)."""
     slot = _mapping(_mapping(answer).get("default_generation_settings"))
     window = sensible_tokens(slot.get("n_ctx"))
     return ModelFacts(window=window, source="upstream") if window else None
@@ -467,7 +427,7 @@ OLLAMA_DEFAULT = 4_096
 
 
 def parse_show(answer: object) -> ModelFacts | None:
-    """The window from Ollama's ``POST /api/show`` (decoded JSON): ``num_ctx``, else its default."""
+    """Ollama's ``POST /api/show``: ``num_ctx``, else its default."""
     body = _mapping(answer)
     info = _mapping(body.get("model_info"))
     trained = next((sensible_tokens(value) for key, value in info.items() if key.endswith(".context_length")), None)

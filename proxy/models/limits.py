@@ -1,21 +1,22 @@
 """The limits of a model on one upstream: what everybody says of its window, and what the upstream has taught.
 
-Limits are per scope: the upstream's origin, the model, and the credential, because the same model name has
-another window on another account. Two things are learned: a smaller limit, from an overflow error, and the
-ratio of reported to estimated tokens, from usage.
+Limits are per scope: the upstream's origin, the model, and the credential, because the same model name has another
+window on another account. Learned are a smaller limit, from an overflow error, and the ratio of reported to estimated
+tokens.
 
 An error that names the window is believed. One that does not is narrowed down between the largest prompt that passed
-and the smallest that was refused: after one refusal the next request may come close to what failed, after a second
-it stays within what has passed, and when the time is up the search begins anew.
+and the smallest that was refused: after one refusal the next request may come close to what failed, after a second it
+stays within what has passed, and when the time is up the search begins anew.
 """
 
 import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from policies.limits import TokenBudget, divide
@@ -24,12 +25,15 @@ from policies.tokens import Calibration
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
 from proxy.models.facts import Fetch, ModelFacts, ModelRegistry, Probe, limited
-from proxy.store import Store
 from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
 
+class Learn(Protocol):
+    async def __call__(self, *, calibrations: Sequence[CalibrationRow], limits: Sequence[LimitRow]) -> None: ...
+
+
 class LearnedLimits:
-    """Windows that upstreams stated or let feel, each for a while. Times are seconds since the epoch."""
+    """Times are seconds since the epoch."""
 
     MIN_LIMIT = 256
     ONCE = 3600.0
@@ -70,13 +74,12 @@ class LearnedLimits:
 
         None where it tells nothing: as large a prompt has passed, or a smaller window is known.
         """
-        passed = self._passed.get(scope, 0)
+        passed, guessed = self._passed.get(scope, 0), scope in self._inferred
         held = self._live(scope, now)
-        if tokens <= max(passed, self.MIN_LIMIT) or (
-            held is not None and held.limit < tokens and not self._guessed(held)
-        ):
+        is_known = held is not None and held.limit < tokens and not guessed
+        if is_known or tokens <= max(passed, self.MIN_LIMIT):
             return None
-        refusals = held.seen + 1 if held is not None and self._guessed(held) else 1
+        refusals = held.seen + 1 if held is not None and guessed else 1
         limit = tokens - 1 if refusals == 1 else passed or int(tokens * self.UNTRIED)
         row = LimitRow(scope=scope, limit=max(limit, self.MIN_LIMIT), seen=refusals, expires=now + self.ONCE)
         self._inferred.add(scope)
@@ -84,7 +87,6 @@ class LearnedLimits:
         return row
 
     def passed(self, scope: str, tokens: int) -> None:
-        """Remember that a prompt of ``tokens`` was answered; a guessed window that is smaller was guessed wrong."""
         if tokens <= self._passed.get(scope, 0):
             return
         self._passed[scope] = tokens
@@ -96,45 +98,34 @@ class LearnedLimits:
             del self._rows[scope]
 
     def follow(self, rows: Iterable[LimitRow]) -> bool:
-        """Take over what another process has learned since; whether that was anything."""
         news = (row for row in rows if row.limit >= self._passed.get(row.scope, 0))
         newer = [row for row in news if (own := self._rows.get(row.scope)) is None or own.expires < row.expires]
         self._rows |= {row.scope: row for row in newer}
         return bool(newer)
 
     def get(self, scope: str, *, now: float) -> int | None:
-        """The limit that holds for ``scope``, tokens."""
         row = self._live(scope, now)
         return row.limit if row is not None else None
 
     def drop(self, scope: str) -> None:
-        """Know nothing of a scope any more."""
         self._rows.pop(scope, None)
         self._passed.pop(scope, None)
         self._inferred.discard(scope)
 
     def rows(self, *, now: float) -> tuple[LimitRow, ...]:
-        """Every limit that still holds."""
         return tuple(row for row in self._rows.values() if row.expires > now)
-
-    def _guessed(self, row: LimitRow) -> bool:
-        return row.scope in self._inferred
 
     def _put(self, row: LimitRow, now: float) -> None:
         self._rows.pop(row.scope, None)
         self._rows[row.scope] = row
         if len(self._rows) > self._most:
-            self._forget(now)
+            kept = self.rows(now=now)[-self._most :]
+            self._rows = {each.scope: each for each in kept}
+            self._inferred &= self._rows.keys()
 
     def _live(self, scope: str, now: float) -> LimitRow | None:
         row = self._rows.get(scope)
         return row if row is not None and row.expires > now else None
-
-    def _forget(self, now: float) -> None:
-        self._rows = {row.scope: row for row in self.rows(now=now)}
-        for scope in list(self._rows)[: max(0, len(self._rows) - self._most)]:
-            del self._rows[scope]
-        self._inferred &= self._rows.keys()
 
 
 log = logging.getLogger("weir.windows")
@@ -152,10 +143,7 @@ UNSURE = frozenset({"last_resort", "unknown"})
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What holds for one request: its budget, the model's facts, and the scope they were found under.
-
-    ``counted`` is the scope of the calibration: estimators that count differently are not calibrated together.
-    """
+    """``counted`` is the scope of the calibration: estimators that count differently are not calibrated together."""
 
     budget: TokenBudget
     facts: ModelFacts
@@ -165,20 +153,17 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Where an upstream's count began to differ by more than 15 % from the prediction: tokens of that request."""
-
     predicted: int
     reported: int
 
     @property
     def ratio(self) -> float:
-        """Reported over predicted."""
         return self.reported / max(1, self.predicted)
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Limits and how long they stand; the settings are held so that their identity stays theirs."""
+    """The settings are held so that their identity stays theirs."""
 
     limits: ModelLimits
     settings: ContextSettings
@@ -187,14 +172,11 @@ class _Held:
 
 
 def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
-    """The upstream's origin and a hash of the credential that is used there."""
     credential = caller.credential if upstream.passes_key else b""
     return f"{upstream.origin} {blake2b(credential, digest_size=8).hexdigest() if credential else '-'}"
 
 
 class ModelLimitsResolver:
-    """Windows, learned limits and calibrations of every scope."""
-
     def __init__(
         self,
         registry: ModelRegistry,
@@ -203,9 +185,9 @@ class ModelLimitsResolver:
         fetch: Callable[[UpstreamSettings, Caller], Fetch],
         *,
         clock: Callable[[], float] = time.time,
-        store: Store | None = None,
+        learn: Learn | None = None,
     ) -> None:
-        self._store = store
+        self._learn = learn
         self._saving: asyncio.Task[None] | None = None
         self._registry = registry
         self._limits = limits
@@ -221,43 +203,33 @@ class ModelLimitsResolver:
         self._held: dict[tuple[object, ...], _Held] = {}
         self._revision = 0
 
-    def restore(self, rows: list[CalibrationRow]) -> None:
-        """Take over calibrations that were stored."""
-        for row in rows:
-            self._restore(row)
-
-    def _restore(self, row: CalibrationRow) -> None:
-        if row.strict:
-            self._strict.add(row.scope)
-        if row.samples:
-            self._calibrations[row.scope] = Calibration.restore(
-                ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
-            )
-            self._observed.pop(row.scope, None)
-
     def learned(self) -> tuple[LimitRow, ...]:
-        """The windows that upstreams have taught, as far as they hold."""
         return self._limits.rows(now=self._clock())
 
     def forget(self, scope: str) -> None:
-        """Ask anew how large a window is."""
         self._limits.drop(scope)
         self._learned.pop(scope, None)
         self._held.clear()
         self._revision += 1
 
-    def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow]) -> None:
-        """Take over what other processes have stored, as far as they have seen more than this one."""
+    def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow] = ()) -> None:
+        """Take over what is stored, as far as others have seen more than this process."""
         for row in calibrations:
             own = self._calibrations.get(row.scope)
-            if own is None or own.samples < row.samples:
-                self._restore(row)
-                self._revision += 1
+            if own is not None and own.samples >= row.samples:
+                continue
+            self._revision += 1
+            if row.strict:
+                self._strict.add(row.scope)
+            if row.samples:
+                self._calibrations[row.scope] = Calibration.restore(
+                    ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
+                )
+                self._observed.pop(row.scope, None)
         if self._limits.follow(limits):
             self._revision += 1
 
     def scope(self, model: str, *, upstream: UpstreamSettings, caller: Caller) -> str:
-        """The key that limits and calibrations are learned under."""
         return f"{account_of(upstream, caller)} {model}"
 
     async def resolve_limits(
@@ -270,7 +242,7 @@ class ModelLimitsResolver:
         max_tokens: int | None,
         exact: bool = True,
     ) -> ModelLimits:
-        """The budget of one request. Asks the upstream for its window where nobody else knows it.
+        """Asks the upstream for its window where nobody else knows it.
 
         What held a moment ago holds again, unless something was learned since.
         """
@@ -279,24 +251,6 @@ class ModelLimitsResolver:
         now = self._clock()
         if held is not None and held.revision == self._revision and held.until > now:
             return held.limits
-        limits = await self._resolve(
-            model, settings=settings, upstream=upstream, caller=caller, max_tokens=max_tokens, exact=exact
-        )
-        if len(self._held) >= MAX_SCOPES:
-            self._held.clear()
-        self._held[key] = _Held(limits, settings, self._revision, now + HELD_FOR)
-        return limits
-
-    async def _resolve(
-        self,
-        model: str,
-        *,
-        settings: ContextSettings,
-        upstream: UpstreamSettings,
-        caller: Caller,
-        max_tokens: int | None,
-        exact: bool,
-    ) -> ModelLimits:
         await self._saved()
         scope = self.scope(model, upstream=upstream, caller=caller)
         learned = self._limits.get(scope, now=self._clock())
@@ -313,7 +267,11 @@ class ModelLimitsResolver:
             margin=calibration.margin(settings.margin, exact=exact),
             reported=calibration.samples > 0,
         )
-        return ModelLimits(budget, facts, scope, counted)
+        limits = ModelLimits(budget, facts, scope, counted)
+        if len(self._held) >= MAX_SCOPES:
+            self._held.clear()
+        self._held[key] = _Held(limits, settings, self._revision, now + HELD_FOR)
+        return limits
 
     async def _facts(
         self,
@@ -327,20 +285,15 @@ class ModelLimitsResolver:
         key = account_of(upstream, caller)
 
         def merged(limit: int | None) -> ModelFacts:
-            facts = self._registry.facts(
-                model,
-                settings=settings,
-                upstream_facts=self._probe.known(key, model),
-                max_tokens=limit,
-            )
+            stated = self._probe.known(key, model)
+            facts = self._registry.facts(model, settings=settings, upstream_facts=stated, max_tokens=limit)
             return limited(replace(facts, window=_window(facts)), learned)
 
-        asks = settings.window is None and learned is None and _worth_asking(upstream) and self._probe.is_due(key)
-        facts = merged(None if asks else max_tokens)
         if settings.window is not None or learned is not None or not _worth_asking(upstream):
-            return facts
-        fetch = self._fetch(upstream, caller)
-        if self._probe.is_due(key) and (facts.source in UNSURE or not self._probe.has_answered(key)):
+            return merged(max_tokens)
+        is_due, fetch = self._probe.is_due(key), self._fetch(upstream, caller)
+        facts = merged(None if is_due else max_tokens)
+        if is_due and (facts.source in UNSURE or not self._probe.has_answered(key)):
             await self._probe.ask(key, upstream.base_url or "", model, fetch)
             return merged(max_tokens)
         if facts.source != "rule":
@@ -348,27 +301,22 @@ class ModelLimitsResolver:
         return facts
 
     def mark_strict(self, scope: str) -> None:
-        """Remember that the upstream refuses a request whose prompt and ``max_tokens`` together exceed the window."""
         if len(self._strict) < MAX_SCOPES and scope not in self._strict:
             self._strict.add(scope)
             self._save_soon(scope)
 
     def is_strict(self, scope: str) -> bool:
-        """Whether the upstream was seen to add ``max_tokens`` to the prompt before it answers."""
         return scope in self._strict
 
     def learn(self, scope: str, limit: int) -> None:
-        """Remember a window that the upstream named in an error."""
         self._revision += 1
         self._keep(self._limits.learn(scope, limit, now=self._clock()))
 
     def refused(self, scope: str, tokens: int) -> None:
-        """Remember that a prompt of ``tokens`` was too long for an upstream that does not say what would fit."""
         self._revision += 1
         self._keep(self._limits.refused(scope, tokens, now=self._clock()))
 
     def passed(self, scope: str, tokens: int) -> None:
-        """Remember that a prompt of ``tokens`` was answered."""
         self._limits.passed(scope, tokens)
 
     def _keep(self, row: LimitRow | None) -> None:
@@ -377,9 +325,7 @@ class ModelLimitsResolver:
             self._save_soon()
 
     def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
-        """Remember what the upstream counted where Weir estimated ``estimated`` (uncalibrated).
-
-        What is planned with moves in steps, each stored before it is used: a request that is sent again after a
+        """What is planned with moves in steps, each stored before it is used: a request that is sent again after a
         crash is planned as it was.
         """
         used = self._calibrations.get(scope) or Calibration()
@@ -401,30 +347,36 @@ class ModelLimitsResolver:
         return after
 
     def take_drift(self, scope: str) -> Drift | None:
-        """The drift of a calibration that nobody was told of yet; None while the upstream counts as predicted.
-
-        A drift begins with the first response that is off and ends with the next one that is not; it is given once.
-        """
+        """Given once: it begins with the first response that is off and ends with the next one that is not."""
         return self._drifts.pop(scope, None) if self._drifts else None
 
     @property
     def has_learned(self) -> bool:
-        """Whether something was learned that is not stored yet."""
         return bool(self._learned or self._unsaved)
 
     def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
-        """Calibrations and limits that are not stored yet."""
-        rows = [_row(s, self._calibrations.get(s) or Calibration(), s in self._strict) for s in self._unsaved]
+        known = ((scope, self._calibrations.get(scope) or Calibration()) for scope in self._unsaved)
+        rows = [
+            CalibrationRow(
+                scope=scope,
+                ratio=each.ratio,
+                samples=each.samples,
+                recent=each.recent,
+                drift=each.drift,
+                strict=scope in self._strict,
+            )
+            for scope, each in known
+        ]
         return rows, list(self._learned.values())
 
     async def save(self) -> bool:
-        """Store what was learned; False where it cannot be stored now, and waits for the next time."""
-        if self._store is None or not self.has_learned:
+        """False where it cannot be stored now, and waits for the next time."""
+        if self._learn is None or not self.has_learned:
             return True
         calibrations, limits = self.unsaved()
         scopes, self._unsaved, learned, self._learned = self._unsaved, set(), self._learned, {}
         try:
-            await self._store.learn(calibrations=calibrations, limits=limits)
+            await self._learn(calibrations=calibrations, limits=limits)
         except StoreError as error:
             log.warning("what upstreams taught could not be stored: %s", error)
             self._unsaved |= scopes
@@ -435,7 +387,7 @@ class ModelLimitsResolver:
     def _save_soon(self, scope: str | None = None) -> None:
         if scope is not None:
             self._unsaved.add(scope)
-        if self._store is not None and (self._saving is None or self._saving.done()):
+        if self._learn is not None and (self._saving is None or self._saving.done()):
             self._saving = asyncio.create_task(self._save_all(), name="weir-learned")
 
     async def _save_all(self) -> None:
@@ -443,24 +395,12 @@ class ModelLimitsResolver:
             pass
 
     async def _saved(self) -> None:
-        """Wait a moment for what is being stored."""
         if self._saving is not None and not self._saving.done():
             await asyncio.wait({self._saving}, timeout=SAVED_WITHIN)
 
 
-def _row(scope: str, known: Calibration, strict: bool) -> CalibrationRow:  # noqa: FBT001 - a column
-    return CalibrationRow(
-        scope=scope,
-        ratio=known.ratio,
-        samples=known.samples,
-        recent=known.recent,
-        drift=known.drift,
-        strict=strict,
-    )
-
-
 def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | None) -> int:
-    """The window to plan with: a policy may make it a multiple of the output reserve, within what is known.
+    """A policy may make it a multiple of the output reserve, within what is known.
 
     Where nobody knows one, it is the window that the policy was designed for.
     """
@@ -482,6 +422,5 @@ def _window(facts: ModelFacts) -> int:
 
 
 def _worth_asking(upstream: UpstreamSettings) -> bool:
-    """Whether the upstream may say something of windows: the large providers' listings do not."""
     host = urlsplit(upstream.base_url or "").hostname
     return upstream.kind == "openai" and host is not None and not f".{host}".endswith(KNOWN_HOSTS)

@@ -1,8 +1,1 @@
-"""What is watched while requests go by.
-
-====================  ====================================================================================
-:mod:`.health`        how a conversation fares, what of it is news, and who is told
-:mod:`.caching`       what providers' prompt caches gave, and what it cost and saved
-:mod:`.evaluation`    how well compactions are kept, judged now and then
-====================  ====================================================================================
-"""
+"""What is watched while requests go by: health and alerts, prompt caches and costs, compactions judged now and then."""

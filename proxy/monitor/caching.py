@@ -1,7 +1,6 @@
 """What the provider's prompt cache made of a request: warm or cold, by whose doing its prefix changed, what it cost.
 
-Cached tokens count as used: a cache changes what a request costs, not what fits. Costs are list prices in US dollars,
-of the prompt and the answer, with the model's own prices as far as they are known::
+Costs are list prices in US dollars, of the prompt and the answer::
 
     cost        prompt tokens that were not cached + .1 for cached ones (Anthropic's and OpenAI's price) + the answer
     cost_saved  the same for the client's own array, less cost; negative where a batch made the cache forget
@@ -18,10 +17,10 @@ from typing import Literal
 import msgspec
 import xxhash
 
-from policies import EditKind
-from policies.media import bare_name
+from policies.ledger import EditKind
 from policies.messages import count_occurrences
 from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
+from policies.tokens import bare_name
 from proxy.conversation.thread import Prefix
 from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts
@@ -40,27 +39,23 @@ MINIMUM = 1_024
 MILLION = 1_000_000
 
 
-class BadPrices(ValueError):
-    """Prices that nobody can read."""
+class BadPrices(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceList:
-    """Prices, whether they are US dollars (else multiples of an input token's price), and where they come from."""
-
     prices: TokenPrices
     dollars: bool
     source: str
 
     def shown(self, cost: float) -> str:
-        """An amount for people: dollars, or thousands of input tokens' worth."""
         if not self.dollars:
             return f"{cost / 1000:,.1f}k"
         return f"${cost:,.2f}" if cost >= 1 else f"${cost:.4f}"
 
 
 def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceList:
-    """The prices that were stated (a provider's name, or input,read,write,output), else the model's, else a default.
+    """What was ``stated`` (a provider's name, or input,read,write,output), else the model's prices, else a default.
 
     Raises BadPrices for a statement that is neither.
     """
@@ -68,13 +63,14 @@ def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceLis
         return _stated(stated)
     if facts.input_price is None:
         return PriceList(prices=PROVIDERS[DEFAULT_PRICES], dollars=False, source=f"the ratios of {DEFAULT_PRICES}")
+    name = bare_name(model)
     prices = TokenPrices(
         facts.input_price,
         facts.cache_read_price if facts.cache_read_price is not None else facts.input_price,
         facts.cache_write_price if facts.cache_write_price is not None else facts.input_price,
-        facts.output_price if facts.output_price is not None else 0.0,
-        minimum=MINIMUM if facts.cache_read_price is not None else 0,
-        cliff=_cliff(model),
+        facts.output_price or 0.0,
+        minimum=0 if facts.cache_read_price is None else MINIMUM,
+        cliff=next((cliff for prefix, cliff in CLIFFS if name.startswith(prefix)), None),
     )
     return PriceList(prices=prices, dollars=True, source=f"the price list for {model}")
 
@@ -82,42 +78,37 @@ def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceLis
 def _stated(stated: str) -> PriceList:
     if stated in PROVIDERS:
         return PriceList(prices=PROVIDERS[stated], dollars=False, source=f"the ratios of {stated}")
-    parts = stated.split(",")
     try:
-        numbers = [float(part) / MILLION for part in parts]
+        numbers = [float(part) / MILLION for part in stated.split(",")]
     except ValueError:
         numbers = []
     if len(numbers) != 4 or not all(0 <= number < 1 for number in numbers):
         known = ", ".join(PROVIDERS)
         raise BadPrices(f"{stated} is neither one of {known} nor four dollar prices: input,read,write,output")
-    read, write = numbers[1], numbers[2]
-    return PriceList(
-        prices=TokenPrices(numbers[0], read, write, numbers[3], minimum=MINIMUM), dollars=True, source=stated
-    )
-
-
-def _cliff(model: str) -> Cliff | None:
-    name = bare_name(model)
-    return next((cliff for prefix, cliff in CLIFFS if name.startswith(prefix)), None)
+    plain, read, write, answer = numbers
+    return PriceList(prices=TokenPrices(plain, read, write, answer, minimum=MINIMUM), dollars=True, source=stated)
 
 
 Cause = Literal["none", "client", "proxy"]
 CACHED_PRICE = 0.1
-DIGITS = 9
+DIGITS = {"hit_ratio": 4, "cost": 9, "cost_saved": 9}
 NO_HASH = b""
 WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
 """Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
 
 
-class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
+class CacheUse(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"is_cold": "cold", "changed": "prefix_changed"},
+):
     """One request as the provider's cache saw it.
 
-    Attributes:
-        hit_ratio: share of the prompt that was read from the cache, None where the upstream did not say.
-        is_cold: whether the conversation rested for longer than the policy's ``cache_ttl`` before it.
-        changed: who made it begin in another way than the request before, ``none`` if nobody is known to have.
-        cost: of prompt and answer, US dollars; None without reported usage or a price.
-        cost_saved: what the client's own array would have cost beyond that.
+    ``hit_ratio`` is None where the upstream did not say. ``is_cold``: the conversation rested for longer than
+    ``cache_ttl``. ``changed``: who made it begin in another way than the request before. Costs are US dollars, None
+    without reported usage or a price.
     """
 
     hit_ratio: float | None = None
@@ -127,25 +118,12 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     cost_saved: float | None = None
 
     def facts(self) -> dict[str, object]:
-        """What there is to say, for the detail of an exchange's row."""
-        said: dict[str, object] = {}
-        if self.hit_ratio is not None:
-            said["hit_ratio"] = round(self.hit_ratio, 4)
-        if self.is_cold:
-            said["cold"] = True
-        if self.changed != "none":
-            said["prefix_changed"] = self.changed
-        if self.cost is not None:
-            said["cost"] = round(self.cost, DIGITS)
-        if self.cost_saved is not None:
-            said["cost_saved"] = round(self.cost_saved, DIGITS)
-        return said
+        said = msgspec.to_builtins(self)
+        return {name: round(value, DIGITS[name]) if name in DIGITS else value for name, value in said.items()}
 
 
 def shown(detail: Mapping[str, object]) -> dict[str, object]:
-    """The same of a stored row, every name there."""
-    unsaid = {"hit_ratio": None, "cold": False, "prefix_changed": "none", "cost": None, "cost_saved": None}
-    return {name: detail.get(name, default) for name, default in unsaid.items()}
+    return {each.encode_name: detail.get(each.encode_name, each.default) for each in msgspec.structs.fields(CacheUse)}
 
 
 def follow(
@@ -159,10 +137,10 @@ def follow(
     carried_out: bool,
     ok: bool,
 ) -> CacheUse:
-    """What the cache made of a request that went up, which the next one of the conversation will be compared with.
+    """What the cache made of a request, which the next one of the conversation will be compared with.
 
-    ``ttl`` is the policy's, in seconds; ``at`` when the request was settled; ``carried_out`` whether the plan is what
-    went up, and ``ok`` whether the upstream accepted it.
+    ``ttl`` is seconds, ``at`` when the request was settled; ``carried_out``: the plan is what went up; ``ok``: the
+    upstream accepted it.
     """
     thread = recognized.thread
     before, now = thread.prefix, _prefix(plan, recognized, request, usage)
@@ -176,7 +154,8 @@ def follow(
     prices = prices_of(request.model, recognized.limits.facts)
     if usage is None or prices is None:
         return CacheUse(hit_ratio=now.hit_ratio, is_cold=is_cold, changed=changed)
-    cost, removed = cost_of(prices, usage), _removed(plan) if carried_out else 0
+    cost, decision = cost_of(prices, usage), plan.decision
+    removed = max(0, decision.before - decision.after) if carried_out and decision is not None else 0
     share = now.hit_ratio or 0.0
     if before is not None and before.hit_ratio is not None and changed == "proxy" and not is_cold:
         share = max(share, before.hit_ratio)
@@ -203,7 +182,7 @@ def _prefix(plan: Plan, recognized: Recognized, request: ClientRequest, usage: R
 
 
 def hit_ratio(usage: ReportedUsage | None) -> float | None:
-    """Cached tokens over all of the prompt's, at most 1; None where the upstream did not report both."""
+    """At most 1; None where the upstream did not report both."""
     if usage is None or usage.cached is None or not usage.prompt or usage.prompt < 0:
         return None
     return min(1.0, max(0, usage.cached) / usage.prompt)
@@ -220,7 +199,6 @@ def _cause(recognized: Recognized, before: Prefix | None, now: Prefix, *, touche
 
 
 def _goes_on(recognized: Recognized, before: Prefix) -> bool:
-    """Whether the messages are those of the request before and new ones, or the first of what was sent earlier."""
     chain = recognized.transcript.chain
     if len(chain) < before.length:
         return recognized.length == len(chain)
@@ -228,7 +206,6 @@ def _goes_on(recognized: Recognized, before: Prefix) -> bool:
 
 
 def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
-    """Whether this request's batch, or one before it that the upstream refused, changed what was sent before."""
     decision, transcript = plan.decision, recognized.transcript
     if not recognized.length:
         return False
@@ -243,20 +220,14 @@ def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
 
 
 def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bool:
-    """Whether the conversation's last request came longer than ``ttl`` seconds before this one."""
     last = recognized.trend.at
     mine = plan.decision.trend.at if plan.decision is not None else None
     return last is not None and (at if mine is None else mine) - last > ttl
 
 
-def _removed(plan: Plan) -> int:
-    """Calibrated tokens by which the planned request is shorter than the client's."""
-    return 0 if plan.decision is None else max(0, plan.decision.before - plan.decision.after)
-
-
 @lru_cache(maxsize=1024)
 def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
-    """The model's prices in US dollars a token; a cached one is a tenth where nobody says, None without any price."""
+    """US dollars a token; a cached one is a tenth where nobody says."""
     if facts.input_price is None:
         return None
     listed = price_list(None, model=model, facts=facts).prices
@@ -265,7 +236,7 @@ def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
 
 
 def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
-    """US dollars of a request as it was reported; what was written to the cache has a price of its own."""
+    """As it was reported; what was written to the cache has a price of its own."""
     prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
     plain = max(0, prompt - cached - written)
     read = prices.input * plain + prices.cache_read * cached + prices.cache_write * written
@@ -273,14 +244,12 @@ def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
 
 
 def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, share: float) -> float:
-    """US dollars of the same request with ``removed`` tokens more, a ``share`` of it all cached."""
     prompt = (usage.prompt or 0) + removed
     read = prompt * (prices.input * (1 - share) + prices.cache_read * share)
     return _tiered(prices, prompt, read, usage.completion or 0)
 
 
 def _tiered(prices: TokenPrices, prompt: int, read: float, answer: int) -> float:
-    """The prompt's cost and its answer's, both in the dearer tier where the prompt is that long."""
     cliff = prices.cliff
     if cliff is None or prompt <= cliff.above:
         return read + prices.output * answer

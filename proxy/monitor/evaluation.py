@@ -1,7 +1,7 @@
 """Measuring, after some answers, what a summary left of a conversation: the same questions asked of both, and judged.
 
-Off unless a policy samples. One task a conversation and a few in all; what would have to wait is left out, because a
-sample is enough. It takes tokens of the summariser's budget and nothing of any request's time.
+Off unless a policy samples. What would have to wait is left out, because a sample is enough. It takes tokens of the
+summariser's budget and nothing of any request's time.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 
-from policies import Decision
+from policies.decision import Decision
 from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.effects.perform import Background, drive, step
@@ -27,7 +27,6 @@ log = logging.getLogger("weir.evaluation")
 AT_ONCE = 1
 MAX_WAITING = 8
 PROMPTS_USED = {"prompts": {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}}
-"""Which wording a score came from."""
 SUMMARISING = frozenset({"compact", "rollover"})
 _SCALE = 1 << 64
 _ATTRIBUTES = {
@@ -38,15 +37,13 @@ _ATTRIBUTES = {
 
 
 def is_sampled(request: str, share: float) -> bool:
-    """Whether a request is among the share that is measured: the same answer for the same id, everywhere."""
+    """The same answer for the same id, everywhere."""
     digest = blake2b(request.encode(errors="replace"), digest_size=8, person=b"weir-sample").digest()
     return int.from_bytes(digest) < share * _SCALE
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One summary that is to be measured."""
-
     asked: PlanRequest
     ask: Paid
     recognized: Recognized
@@ -55,10 +52,7 @@ class _Work:
 
 
 class OnlineEvaluation:
-    """What one process measures; ``scores`` are the newest by policy and dimension, for a gauge.
-
-    ``rate`` is told of the tenant, the conversation's id and the fidelity of each that was judged.
-    """
+    """``scores`` are the newest by policy and dimension; ``rate`` is told tenant, conversation and fidelity."""
 
     def __init__(
         self,
@@ -76,7 +70,6 @@ class OnlineEvaluation:
         self.scores: dict[tuple[str, ...], float] = {}
 
     def after(self, asked: PlanRequest, plan: Plan, trace: Trace) -> None:
-        """Look at a request that was answered; nothing happens where it made no summary or is not sampled."""
         decision, recognized, settings = plan.decision, plan.recognized, asked.settings
         if decision is None or decision.cut is None or not decision.is_new or settings.observes or recognized is None:
             return
@@ -92,11 +85,9 @@ class OnlineEvaluation:
         self._background.start(recognized.branch.branch, partial(self._do, work))
 
     async def close(self) -> None:
-        """Stop what is under way: what was not judged to its end is not measured."""
         await self._background.close()
 
     async def settled(self) -> None:
-        """Return once nothing is under way: for those who want to see what was measured."""
         await self._background.settled()
 
     async def _do(self, work: _Work) -> None:
@@ -144,7 +135,6 @@ class OnlineEvaluation:
 def facts_of(
     fidelity: Fidelity, coverage: Coverage, ratio: float | None, *, spent: int | None = None
 ) -> dict[str, object]:
-    """An evaluation as plain data; a score is null where nothing was judged or nothing was wanted."""
     return {
         **_scores(fidelity),
         "consistent": fidelity.count(AnswerVerdict.YES),

@@ -1,13 +1,12 @@
 """What each exchange says of its conversation's health, what this process knows of that, and where alerts go.
 
-All of it is bounded and in memory. The state of a conversation is stored with its exchanges (:mod:`proxy.store.memory`)
-and taken over from there after a restart, so that an alert that is open is not raised again.
+All of it is bounded and in memory. The state of a conversation is stored with its exchanges and taken over from there
+after a restart, so that an alert that is open is not raised again.
 
-An alert is a line in the log, a metric, and a webhook that is called off the way of any request. A webhook gets one
-POST for each episode that begins, with the headers of the Standard Webhooks specification
-(https://www.standardwebhooks.com): ``webhook-id``, ``webhook-timestamp``, and with a secret ``webhook-signature``,
-which is ``v1,`` and the base64 of the HMAC-SHA-256 over ``id.timestamp.body``. What it does not take at the second try
-is counted and forgotten: a sink that is down, slow or wrong changes nothing.
+An alert is a log line, a metric, and one POST to a webhook for each episode that begins, off the way of any request,
+with the headers of the Standard Webhooks specification (https://www.standardwebhooks.com): ``webhook-signature`` is
+``v1,`` and the base64 of the HMAC-SHA-256 over ``id.timestamp.body``. What is not taken at the second try is counted
+and forgotten.
 """
 
 import asyncio
@@ -26,11 +25,12 @@ from itertools import islice
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from policies import ContextSettings, Decision, WindowPressure
+from policies.decision import Decision
 from policies.ledger import EditKind
 from policies.limits import Limits, raw_buckets
+from policies.pressure import WindowPressure
 from policies.quality.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
-from policies.settings import HealthRules
+from policies.settings import ContextSettings, HealthRules
 from policies.turns import Run
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings
@@ -56,26 +56,22 @@ class _Entry(NamedTuple):
 
 
 class HealthBook:
-    """The health of the conversations that this process has served lately."""
-
     def __init__(self, *, most: int = MAX_CONVERSATIONS) -> None:
         self._most = most
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
     def is_news(self, decision: Decision | None, recognized: Recognized) -> bool:
-        """Whether a request says anything new of its conversation: one that only repeats the last one does not."""
+        """A request that only repeats the last one says nothing new."""
         if recognized.length != len(recognized.transcript.chain) or (decision is not None and decision.is_new):
             return True
         branch = recognized.branch
         return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
 
     def run_of(self, thread: Thread) -> Run:
-        """The newest calls of a conversation, as far as this process has seen them."""
         known = self._known.get((thread.branch.tenant, thread.branch.conversation))
         return Run() if known is None else known.run
 
     def see(self, thread: Thread, sample: Sample, rules: HealthRules, *, run: Run) -> Checkup:
-        """What one more request makes of a conversation's health; ``run`` are its newest calls."""
         key = (thread.branch.tenant, thread.branch.conversation)
         checkup = check(self._health(key, thread), sample, rules)
         self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
@@ -85,7 +81,7 @@ class HealthBook:
         return checkup
 
     def rate(self, tenant: str, conversation: str, fidelity: float) -> bool:
-        """Have an evaluated fidelity (0 to 1) hold from the conversation's next request on; False if it is unknown."""
+        """An evaluated fidelity (0 to 1) holds from the conversation's next request on; False if it is unknown."""
         known = self._known.get((tenant, conversation))
         if known is None:
             return False
@@ -93,11 +89,9 @@ class HealthBook:
         return True
 
     def forget(self, tenant: str, conversation: str) -> None:
-        """Know nothing of a conversation any more."""
         self._known.pop((tenant, conversation), None)
 
     def read(self) -> dict[tuple[str, ...], float]:
-        """Each metric's mean over the 500 conversations that were served last; none that nobody has measured."""
         newest = [known.snapshot for known in islice(reversed(self._known.values()), MAX_READ)]
         found: dict[tuple[str, ...], float] = {}
         for name in METRICS:
@@ -107,7 +101,6 @@ class HealthBook:
         return found
 
     def _health(self, key: Key, thread: Thread) -> Health | None:
-        """What is known of a conversation: by this process, or by the store if that is newer."""
         known = self._known.get(key)
         own = None if known is None else known.health
         if thread.health is None:
@@ -131,27 +124,27 @@ def sample_of(
     repeats: int,
     at: float,
 ) -> Sample:
-    """What a request says of its conversation's health.
-
-    ``used`` are the calibrated tokens of what went up and ``pressure`` is theirs; ``evicted`` messages were newly taken
-    out, and its newest call was made ``repeats`` times in a row. What was only observed took nothing out.
+    """``used`` are the calibrated tokens of what went up, ``pressure`` is theirs. What was only observed took nothing
+    out.
     """
-    acted = decision is not None and decision.is_new and not settings.observes
-    bloat = 0.0 if decision is None else _bloat(decision, recognized, settings)
-    read = None if decision is None else decision.reading
+    bloat_limit = None if pressure.zone == ROOMY else limits.bloat
+    left = _requests_left(decision, settings, limits=limits, used=used)
+    if decision is None:
+        return Sample(at=at, utilization=pressure.level, repeats=repeats, bloat_limit=bloat_limit, requests_left=left)
+    acted = decision.is_new and not settings.observes
     return Sample(
         at=at,
         utilization=pressure.level,
         evicted=evicted if acted else 0,
-        ratios=_ratios(decision) if acted and decision is not None else (),
-        compacted=acted and decision is not None and decision.cut is not None,
-        burn_rate=None if read is None else read.velocity_tokens_per_turn,
-        spike=None if decision is None else _spike(decision, recognized, settings, limits),
+        ratios=_ratios(decision) if acted else (),
+        compacted=acted and decision.cut is not None,
+        burn_rate=None if decision.reading is None else decision.reading.velocity_tokens_per_turn,
+        spike=_spike(decision, recognized, settings, limits),
         repeats=repeats,
-        bloat=bloat,
-        bloat_limit=None if pressure.zone == ROOMY else limits.bloat,
-        requests_left=_requests_left(decision, settings, limits=limits, used=used),
-        window_id=None if decision is None or settings.observes else decision.window_id,
+        bloat=_bloat(decision, recognized, settings),
+        bloat_limit=bloat_limit,
+        requests_left=left,
+        window_id=None if settings.observes else decision.window_id,
     )
 
 
@@ -164,7 +157,6 @@ def _bloat(decision: Decision, recognized: Recognized, settings: ContextSettings
 
 
 def _ratios(decision: Decision) -> tuple[float, ...]:
-    """How many times shorter each message, or history, became that was condensed and is kept so."""
     return tuple(
         each.ratio
         for report in decision.trail
@@ -175,7 +167,6 @@ def _ratios(decision: Decision) -> tuple[float, ...]:
 
 
 def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings, limits: Limits) -> float | None:
-    """How many times the baseline a growth is that is a spike and takes a share of the window worth speaking of."""
     reading, before = decision.reading, recognized.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
@@ -185,7 +176,7 @@ def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings
 
 
 def _requests_left(decision: Decision | None, settings: ContextSettings, *, limits: Limits, used: int) -> float | None:
-    """Requests until the window overflows at the conversation's velocity; 0 for one that does not fit.
+    """Until the window overflows at the conversation's velocity; 0 for a request that does not fit.
 
     None where nothing grows, and where a layer acts before: below the trigger of a policy that manages, but for what
     was brought back.
@@ -196,9 +187,9 @@ def _requests_left(decision: Decision | None, settings: ContextSettings, *, limi
         room = min(room, budget.max_input - used)
     if room < 0:
         return 0.0
-    manages = not settings.observes and settings.when_full == "manage"
     if decision is None:
         return None
+    manages = not settings.observes and settings.when_full == "manage"
     brought_back = sum(p.tokens for p in decision.pieces or () if p.kind is EditKind.RECALL)
     if manages and decision.raw_after - brought_back <= limits.trigger:
         return None
@@ -219,8 +210,6 @@ ENCODED = "whsec_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One alert, and whose it is; ``tenant`` is the hash of the key, ``request`` the id of the one it began with."""
-
     alert: HealthAlert
     tenant: str
     conversation: str
@@ -229,11 +218,9 @@ class Notice:
 
     @property
     def id(self) -> str:
-        """What tells this episode from every other."""
         return f"alert_{self.request.removeprefix('req_')}_{self.alert.kind}"
 
     def body(self) -> bytes:
-        """The JSON that a webhook gets."""
         alert = self.alert
         data = {
             "kind": alert.kind,
@@ -251,8 +238,6 @@ class Notice:
 
 
 class Alerts:
-    """Tells the sinks; one task, begun with the first alert for a webhook and ended by :meth:`close`."""
-
     def __init__(
         self,
         client: Client,
@@ -271,25 +256,25 @@ class Alerts:
         self._task: asyncio.Task[None] | None = None
 
     def adopt(self, settings: AlertSettings) -> None:
-        """Go on with another webhook."""
         self._settings = settings
 
     def tell(self, notice: Notice) -> None:
-        """Log and count an alert, and have the webhook called soon."""
         alert = notice.alert
         self._metrics.add(ALERTS, alert.level, alert.category, alert.kind)
-        line = AlertLine(
-            level=alert.level,
-            category=alert.category,
-            alert=alert.kind,
-            value=alert.value,
-            threshold=alert.limit,
-            conversation=notice.conversation,
-            tenant=notice.tenant[:TENANT_SHOWN],
-            request=notice.request,
-            said=alert.said,
+        log_alert(
+            log,
+            AlertLine(
+                level=alert.level,
+                category=alert.category,
+                alert=alert.kind,
+                value=alert.value,
+                threshold=alert.limit,
+                conversation=notice.conversation,
+                tenant=notice.tenant[:TENANT_SHOWN],
+                request=notice.request,
+                said=alert.said,
+            ),
         )
-        log_alert(log, line)
         settings = self._settings
         if settings.webhook is None or GRADES[alert.level] < GRADES[settings.level]:
             return
@@ -302,13 +287,13 @@ class Alerts:
             self._task = asyncio.create_task(self._run(), name="weir-alerts")
 
     def tell_stored(self, row: ExchangeRow) -> None:
-        """Tell what began with an exchange by the word of a store that several servers share: one of them does."""
+        """What began by the word of a store that several servers share: one of them tells it."""
         for alert in row.health.opened if row.health is not None else ():
             notice = Notice(alert=alert, tenant=row.tenant, conversation=row.name, policy=row.policy, request=row.id)
             self.tell(notice)
 
     async def close(self) -> None:
-        """Stop, having given the webhook two seconds for what still waits."""
+        """The webhook has two seconds for what still waits."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -334,7 +319,6 @@ class Alerts:
                 self._waiting.task_done()
 
     async def _deliver(self, notice: Notice) -> None:
-        """Call the webhook, a second time where that may help."""
         why = "no webhook"
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -391,12 +375,11 @@ class Alerts:
 
 
 def _about(notice: Notice) -> dict[str, str]:
-    """What the log says of the request beside the message."""
     return {"request": notice.request, "conversation": notice.conversation}
 
 
 def signature(secret: str, notice: str, timestamp: str, body: bytes) -> str:
-    """The value of ``webhook-signature``; a secret that begins with ``whsec_`` is base64 behind that."""
+    """A secret that begins with ``whsec_`` is base64 behind that."""
     key = secret.encode()
     if secret.startswith(ENCODED):
         with contextlib.suppress(binascii.Error):

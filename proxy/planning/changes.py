@@ -4,7 +4,8 @@ import datetime as dt
 from collections.abc import Iterator
 from dataclasses import replace
 
-from policies import Decision, EditKind
+from policies.decision import Decision
+from policies.ledger import EditKind
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolDefinition
 from proxy.conversation.thread import Thread

@@ -6,20 +6,13 @@ from typing import Protocol
 
 import msgspec
 
-from policies import (
-    BucketExceeded,
-    BudgetUnreachable,
-    ClientEdits,
-    ContextSettings,
-    ConversationState,
-    Decision,
-    Effect,
-    Reply,
-    Transcript,
-)
-from policies.limits import Limits
-from policies.messages import Body
+from policies.decision import Decision
+from policies.effects import Effect, Reply
+from policies.ledger import ConversationState
+from policies.limits import BucketExceeded, BudgetUnreachable, Limits
+from policies.messages import Body, Transcript
 from policies.pressure import Trend
+from policies.settings import ClientEdits, ContextSettings
 from policies.turns import first_user
 from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent

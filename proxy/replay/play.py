@@ -7,12 +7,12 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from policies import ContextSettings, PlannedMessage, ToolCall
-from policies.ledger import Cut
+from policies.ledger import Cut, PlannedMessage
+from policies.messages import ToolCall
 from policies.quality.advise import TokenPrices, request_cost
 from policies.quality.coverage import Contexts, Coverage, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import Fidelity, Terms, evaluate
-from policies.settings import NoteTaking
+from policies.settings import ContextSettings, NoteTaking
 from proxy.effects.perform import Ask, drive, step
 from proxy.replay.scenarios import (
     SLIDING,
@@ -35,8 +35,6 @@ LARGEST = frozenset({"largest", "peak", "early", "slowest"})
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """The reasons for which requests were refused, each once with the fullest case."""
-
     by_scope: Mapping[str, Refusal] = field(default_factory=dict)
 
     def __add__(self, other: "Refusals") -> "Refusals":
@@ -52,17 +50,15 @@ class Refusals:
         return iter(sorted(self.by_scope.values(), key=lambda each: (-each.count, each.scope)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Step:
     """One request in one scenario; tokens are uncalibrated, prices in the unit of the price list.
 
-    ``before`` and ``after`` are the client's and the forwarded tokens, ``reused`` those of the longest common
-    prefix with the forwarded request before it. ``broke`` says that the request did not begin with that one, ``acted``
-    that edits were decided. ``cost`` is this prompt's, ``total`` and ``unmanaged`` cumulative. ``fits`` is whether
-    prompt and answer fit the window, ``why`` what refused it; ``seconds`` is the planning.
+    ``reused`` are the tokens of the longest common prefix with the forwarded request before it, ``broke``: it did not
+    begin with that one. ``cost`` is this prompt's, ``total`` and ``unmanaged`` are cumulative. ``why`` is what refused
+    it, ``seconds`` the planning, ``asked`` how often a model was asked.
     """
 
-    number: int
     messages: int
     before: int
     after: int
@@ -76,25 +72,24 @@ class Step:
     buckets: Mapping[str, int]
     reused: int
     cost: float
-    total: float
-    unmanaged: float
     fits: bool
     seconds: float
-    why: Refusal | None = None
-    retention: Retention = field(default_factory=Retention)
+    asked: int
+    why: Refusal | None
+    retention: Retention
+    number: int = 0
+    total: float = 0.0
+    unmanaged: float = 0.0
 
     @property
     def reuse(self) -> float:
-        """Share of the forwarded tokens that the request before began with."""
         return self.reused / self.after if self.after else 0.0
 
     @property
     def ratio(self) -> float:
-        """Cumulative cost over that of the unmanaged requests, 1 before anything was paid."""
         return self.total / self.unmanaged if self.unmanaged else 1.0
 
     def values(self) -> dict[str, object]:
-        """The figures for programs."""
         why = self.why
         return {
             "request": self.number,
@@ -121,11 +116,10 @@ class Step:
 class Tally:
     """Sums over requests.
 
-    ``fit`` counts requests that were forwarded and fit the window, ``refused`` those that were not forwarded,
-    ``failed`` those that could not be planned. ``batches`` are requests that did not begin with the one before.
-    What was refused is in no sum of tokens or prices but ``before``, and ``left_out`` is its part of that.
-    ``cost`` and ``unmanaged`` are prices of all prompts; ``peak`` is the largest ratio of the two, cumulative within a
-    conversation and not before its first batch, ``early`` the largest before it.
+    ``fit`` counts requests that were forwarded and fit the window, ``batches`` those that did not begin with the one
+    before. What was refused is in no sum of tokens or prices but ``before``, and ``left_out`` is its part of that.
+    ``peak`` is the largest ratio of ``cost`` to ``unmanaged``, cumulative within a conversation and not before its
+    first batch, ``early`` the largest before it.
     """
 
     conversations: int = 0
@@ -151,38 +145,32 @@ class Tally:
     retention: Retention = field(default_factory=Retention)
 
     def add(self, other: "Tally") -> None:
-        """Count another conversation, or another part of this one."""
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             setattr(self, item.name, max(mine, theirs) if item.name in LARGEST else mine + theirs)
 
     @property
     def reuse(self) -> float:
-        """Tokens of common prefixes over tokens forwarded."""
         return self.reused / self.tokens if self.tokens else 0.0
 
     @property
     def saved(self) -> int:
-        """Tokens that were not sent of the requests that were."""
         return self.before - self.left_out - self.tokens
 
     @property
     def unanswered(self) -> int:
-        """Requests that were refused or did not fit: nobody would have got an answer."""
         return self.requests - self.fit
 
     @property
     def ratio(self) -> float:
-        """Cost over that of the same requests unmanaged; a comparison only where none is ``unanswered``."""
+        """A comparison only where none is ``unanswered``."""
         return self.cost / self.unmanaged if self.unmanaged else 1.0
 
     @property
     def against_sliding(self) -> float:
-        """Cost over that of a sliding window."""
         return self.cost / self.sliding if self.sliding else 1.0
 
     def values(self) -> dict[str, object]:
-        """The figures for programs."""
         kept, is_compared = self.retention, not self.unanswered
         return {
             "conversations": self.conversations,
@@ -218,8 +206,6 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """One conversation in one scenario; ``steps`` only where they were asked for."""
-
     name: str
     tally: Tally
     steps: tuple[Step, ...] = ()
@@ -227,8 +213,6 @@ class ScenarioResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """One conversation in every scenario: unmanaged, sliding window, then the policies; ``window`` in tokens."""
-
     id: str
     line: int
     window: int
@@ -244,10 +228,10 @@ async def replay(
     *,
     keep_steps: bool = False,
 ) -> Replayed:
-    """The conversation played under each policy; ``store`` is where policies keep it meanwhile.
+    """Under each policy; ``store`` is where policies keep the conversation meanwhile.
 
-    The window of the unmanaged requests and of the sliding window is the first policy's. Unmanaged requests cost what
-    they would cost a model with a window that is large enough.
+    The window of unmanaged requests and of the sliding window is the first policy's. Unmanaged requests cost what they
+    would cost a model with a window that is large enough.
     """
     budget = conditions.budget(policies[0] if policies else ContextSettings())
     named: list[tuple[str, Scenario]] = [(UNMANAGED, Unmanaged(budget)), (SLIDING, SlidingWindow(budget))]
@@ -257,31 +241,16 @@ async def replay(
     room = budget.window - budget.reserve
     meters = [_Meter(script, scenario, prices, room=room, keep_steps=keep_steps) for _, scenario in named]
     for request in script.requests:
-        played = [await meter.play(request) for meter in meters]
-        for meter, each in zip(meters, played, strict=True):
-            meter.count(each, unmanaged=played[0].cost, sliding=played[1].cost)
+        steps = [await meter.play(request) for meter in meters]
+        for meter, one in zip(meters, steps, strict=True):
+            meter.count(one, request, unmanaged=steps[0].cost, sliding=steps[1].cost)
     for _, scenario in named:
         await scenario.close()
     results = tuple(ScenarioResult(n, m.tally, tuple(m.steps)) for (n, _), m in zip(named, meters, strict=True))
     return Replayed(id=script.recording.id, line=script.recording.line, window=budget.window, scenarios=results)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Played:
-    """One request in one scenario: what was forwarded, how much of it the request before began with, and its price."""
-
-    request: ScriptRequest
-    sent: Forwarded
-    reused: int
-    broke: bool
-    cost: float
-    seconds: float
-    retention: Retention
-
-
 class _Meter:
-    """Plays one scenario of one conversation; ``room`` is what a prompt may have beside its answer, tokens."""
-
     def __init__(self, script: Script, scenario: Scenario, prices: TokenPrices, *, room: int, keep_steps: bool) -> None:
         self.tally = Tally(conversations=1)
         self.steps: list[Step] = []
@@ -293,25 +262,36 @@ class _Meter:
         self._sent: list[Raw] = []
         self._archived: set[int] = set()
 
-    async def play(self, request: ScriptRequest) -> _Played:
+    async def play(self, request: ScriptRequest) -> Step:
+        script, length = self._script, request.length
         started = time.perf_counter()
-        sent = await self._scenario.forward(self._script, request.length)
+        sent = await self._scenario.forward(script, length)
         seconds = time.perf_counter() - started
         self._archived.update(sent.removed)
         reused, broke = self._compare(sent)
-        pieces, archived = sent.pieces or (), self._archived
-        return _Played(
-            request=request,
-            sent=sent,
-            reused=reused,
+        pieces, archived, went = sent.pieces or (), self._archived, sent.pieces is not None
+        return Step(
+            messages=length,
+            before=script.transcript(length).tokens,
+            after=sent.tokens if went else 0,
+            limit=sent.limit,
+            action=sent.action,
+            zone=sent.zone,
+            acted=sent.new,
             broke=broke,
-            cost=request_cost(self._prices, tokens=sent.tokens, cached=reused) if sent.pieces is not None else 0.0,
+            applied=sent.applied,
+            layers=sent.layers,
+            buckets=script.buckets(pieces, priming=script.transcript(0).priming) if went and self._keep else {},
+            reused=reused,
+            cost=request_cost(self._prices, tokens=sent.tokens, cached=reused) if went else 0.0,
+            fits=went and sent.tokens <= self._room,
             seconds=seconds,
-            retention=judge(self._script, request.facts, length=request.length, sent=pieces, archived=archived),
+            asked=sent.asked,
+            why=sent.why,
+            retention=judge(script, request.facts, length=length, sent=pieces, archived=archived),
         )
 
     def _compare(self, sent: Forwarded) -> tuple[int, bool]:
-        """Tokens of the common prefix with what was forwarded before, and whether that goes on behind it."""
         if sent.pieces is None:
             return 0, False
         array = self._script.rendered(sent.pieces)
@@ -325,33 +305,31 @@ class _Meter:
         self._sent = array
         return tools + sum(piece.tokens for piece in sent.pieces[:same]), broke
 
-    def count(self, played: _Played, *, unmanaged: float, sliding: float) -> None:
-        """Add a request, beside what it costs unmanaged and in a sliding window."""
-        tally, sent = self.tally, played.sent
-        if not played.request.counts:
-            tally.retention += played.retention
+    def count(self, step: Step, request: ScriptRequest, *, unmanaged: float, sliding: float) -> None:
+        tally = self.tally
+        if not request.counts:
+            tally.retention += step.retention
             return
-        went = sent.pieces is not None
-        before = self._script.transcript(played.request.length).tokens
+        is_refused = step.action == "refused"
         one = Tally(
             requests=1,
-            fit=int(went and sent.tokens <= self._room),
-            refused=int(not went),
-            failed=int(sent.action == "failed"),
-            batches=int(played.broke),
-            before=before,
-            left_out=0 if went else before,
-            tokens=sent.tokens if went else 0,
-            reused=played.reused,
-            largest=sent.tokens if went else 0,
-            asked=sent.asked,
-            cost=played.cost,
-            unmanaged=unmanaged if went else 0.0,
-            sliding=sliding if went else 0.0,
-            seconds=played.seconds,
-            slowest=played.seconds,
-            why=Refusals() if sent.why is None else Refusals({sent.why.scope: sent.why}),
-            retention=played.retention,
+            fit=int(step.fits),
+            refused=int(is_refused),
+            failed=int(step.action == "failed"),
+            batches=int(step.broke),
+            before=step.before,
+            left_out=step.before if is_refused else 0,
+            tokens=step.after,
+            reused=step.reused,
+            largest=step.after,
+            asked=step.asked,
+            cost=step.cost,
+            unmanaged=0.0 if is_refused else unmanaged,
+            sliding=0.0 if is_refused else sliding,
+            seconds=step.seconds,
+            slowest=step.seconds,
+            why=Refusals() if step.why is None else Refusals({step.why.scope: step.why}),
+            retention=step.retention,
         )
         tally.add(one)
         if tally.batches:
@@ -359,44 +337,12 @@ class _Meter:
         else:
             tally.early = max(tally.early, tally.ratio)
         if self._keep:
-            self.steps.append(self._step(played, one))
-
-    def _step(self, played: _Played, one: Tally) -> Step:
-        sent, script = played.sent, self._script
-        priming = script.transcript(0).priming
-        return Step(
-            number=self.tally.requests,
-            messages=played.request.length,
-            before=one.before,
-            after=one.tokens,
-            limit=sent.limit,
-            action=sent.action,
-            zone=sent.zone,
-            acted=sent.new,
-            broke=played.broke,
-            applied=sent.applied,
-            layers=sent.layers,
-            buckets=script.buckets(sent.pieces, priming=priming) if sent.pieces is not None else {},
-            reused=one.reused,
-            cost=one.cost,
-            total=self.tally.cost,
-            unmanaged=self.tally.unmanaged,
-            fits=bool(one.fit),
-            seconds=one.seconds,
-            why=sent.why,
-            retention=one.retention,
-        )
+            step.number, step.total, step.unmanaged = tally.requests, tally.cost, tally.unmanaged
+            self.steps.append(step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """One batch: the whole conversation and what went up in its place.
-
-    ``request`` is the number of messages of the request, 0 for a pair out of the archive. ``facts`` are those that
-    the conversation still needs then, ``later`` the calls that it goes on to make, ``archived`` the text of the
-    originals that were kept, ``asked`` how often the policy asked a model to write.
-    """
-
     request: int
     contexts: Contexts
     facts: tuple[tuple[str, ...], ...] = ()
@@ -408,15 +354,12 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """One compaction with both scores; ``fidelity`` without any verdict where no model was asked."""
-
     compaction: Compaction
     coverage: Coverage
     fidelity: Fidelity = field(default_factory=Fidelity)
 
 
 async def compactions_of(script: Script, scenario: Scenario) -> AsyncIterator[Compaction]:
-    """Every batch of a scenario, in order."""
     archived: set[int] = set()
     for request in script.requests:
         forwarded = await scenario.forward(script, request.length)
@@ -438,7 +381,6 @@ async def compactions_of(script: Script, scenario: Scenario) -> AsyncIterator[Co
 
 
 def archived_pair(recording: Recording, cut: Cut, *, script: Script) -> Compaction:
-    """A summary out of the archive beside the originals that it stands for, which are all of ``recording``."""
     length = len(recording.values)
     return Compaction(
         request=0,
@@ -451,7 +393,6 @@ def archived_pair(recording: Recording, cut: Cut, *, script: Script) -> Compacti
 async def judge_compaction(
     compaction: Compaction, *, count: int, tools: NoteTaking, ask: Ask | None = None, terms: Terms | None = None
 ) -> Evaluated:
-    """The scores of one compaction; ``count`` questions are asked where there is somebody to ask."""
     contexts, later = compaction.contexts, compaction.later
     coverage = coverage_of(contexts, facts=compaction.facts, later=later, archived=compaction.archived, tools=tools)
     if ask is None or terms is None:

@@ -4,7 +4,7 @@ Pictures of one conversation in one scenario (buckets against the window, cost, 
 are CSS classes of the page (``report.css``), so that they follow light and dark.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -30,11 +30,9 @@ class Frame:
     height: int
 
     def x(self, position: float) -> float:
-        """Pixels of a position between 0 (before the first request) and ``count`` (behind the last)."""
         return LEFT + (WIDTH - LEFT - RIGHT) * position / max(1, self.count)
 
     def y(self, value: float) -> float:
-        """Pixels of a value; nothing is drawn outside the frame."""
         share = min(1.0, max(0.0, value / self.top)) if self.top > 0 else 0.0
         return self.height - BOTTOM - (self.height - TOP - BOTTOM) * share
 
@@ -56,7 +54,6 @@ def scale(highest: float, *, most: int = MAX_TICKS) -> tuple[float, ...]:
 
 
 def buckets_chart(steps: Sequence[Step], *, window: int) -> str:
-    """Tokens of every forwarded request by bucket, the client's own tokens, the window, and marks where Weir acted."""
     highest = max([window, *(step.after for step in steps)])
     ticks = scale(highest * 1.02)
     frame = Frame(len(steps), ticks[-1], 260)
@@ -74,13 +71,12 @@ def buckets_chart(steps: Sequence[Step], *, window: int) -> str:
     limit = steps[-1].limit
     if 0 < limit < window:
         parts.append(rule(frame, limit, "limit", ""))
-    parts += _hover(frame, steps)
+    parts += _hover(frame, map(said, steps))
     parts += _marks(frame, steps)
     return svg(frame, "Tokens of each forwarded request by bucket", parts)
 
 
 def cost_chart(lines: Sequence[tuple[str, Sequence[float]]], labels: Sequence[str]) -> str:
-    """Cumulative cost, a line for each (CSS class, values); ``labels`` are what the ticks of its scale say."""
     count = max(len(values) for _, values in lines)
     ticks = cost_scale(lines)
     frame = Frame(count, ticks[-1], 180)
@@ -90,32 +86,24 @@ def cost_chart(lines: Sequence[tuple[str, Sequence[float]]], labels: Sequence[st
 
 
 def cost_scale(lines: Sequence[tuple[str, Sequence[float]]]) -> tuple[float, ...]:
-    """The ticks of a cost chart."""
     return scale(max((max(values, default=0.0) for _, values in lines), default=0.0))
 
 
 def reuse_chart(steps: Sequence[Step]) -> str:
-    """Share of every forwarded request that the one before began with."""
     frame = Frame(len(steps), 1.0, 120)
     parts = [*grid(frame, (0.0, 0.5, 1.0), ("0 %", "50 %", "100 %"))]
     zero = [0.0] * len(steps)
     parts.append(f'<path class="reuse" d="{area(frame, zero, [step.reuse for step in steps])}"/>')
-    parts += [
-        f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{bar_width(frame):.1f}" '
-        f'height="{frame.height - TOP - BOTTOM}"><title>request {step.number}: {step.reuse:.1%} reused</title></rect>'
-        for i, step in enumerate(steps)
-    ]
+    parts += _hover(frame, (f"request {step.number}: {step.reuse:.1%} reused" for step in steps))
     return svg(frame, "Prefix reuse of each request", parts)
 
 
 def svg(frame: Frame, label: str, parts: Sequence[str]) -> str:
-    """The parts as one picture."""
     inner = "\n".join(parts)
     return f'<svg viewBox="0 0 {WIDTH} {frame.height}" role="img" aria-label="{escape(label)}">\n{inner}\n</svg>'
 
 
 def grid(frame: Frame, ticks: Sequence[float], labels: Sequence[str], *, first: int = 1) -> Iterator[str]:
-    """Lines at the ticks with their labels, and the numbers of requests from the ``first`` on below."""
     for tick, label in zip(ticks, labels, strict=True):
         y = frame.y(tick)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -126,40 +114,35 @@ def grid(frame: Frame, ticks: Sequence[float], labels: Sequence[str], *, first: 
 
 
 def _numbers(count: int) -> list[int]:
-    """Which requests are numbered below a chart."""
     step = max(1, int(scale(max(1, count), most=10)[1]))
     return sorted({1, *range(step, count + 1, step)})
 
 
 def area(frame: Frame, below: Sequence[float], above: Sequence[float]) -> str:
-    """The outline of a row of bars from ``below`` to ``above``."""
     there = [f"{frame.x(i + side):.1f},{frame.y(value):.1f}" for i, value in enumerate(above) for side in (0, 1)]
     back = [f"{frame.x(i + side):.1f},{frame.y(below[i]):.1f}" for i in reversed(range(len(below))) for side in (1, 0)]
     return f"M{' L'.join((*there, *back))} Z" if there else "M0,0"
 
 
 def line_of(frame: Frame, values: Sequence[float]) -> str:
-    """The path through the values."""
     return "M" + " L".join(f"{frame.x(i + 0.5):.1f},{frame.y(value):.1f}" for i, value in enumerate(values))
 
 
 def rule(frame: Frame, value: float, name: str, label: str) -> str:
-    """A level line with what it is."""
     y = frame.y(value)
     text = f'<text class="tick" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">{escape(label)}</text>'
     return f'<line class="{name}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>{text if label else ""}'
 
 
-def _hover(frame: Frame, steps: Sequence[Step]) -> Iterator[str]:
-    for i, step in enumerate(steps):
+def _hover(frame: Frame, titles: Iterable[str]) -> Iterator[str]:
+    for i, title in enumerate(titles):
         yield (
             f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{bar_width(frame):.1f}" '
-            f'height="{frame.height - TOP - BOTTOM}"><title>{escape(said(step))}</title></rect>'
+            f'height="{frame.height - TOP - BOTTOM}"><title>{escape(title)}</title></rect>'
         )
 
 
 def _marks(frame: Frame, steps: Sequence[Step]) -> Iterator[str]:
-    """A triangle over each request on which something was decided, red where it was refused."""
     for i, step in enumerate(steps):
         refused = step.action in ("refused", "failed")
         if not (step.broke and step.acted) and not refused:
@@ -170,7 +153,6 @@ def _marks(frame: Frame, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def said(step: Step) -> str:
-    """One request in a few lines: what came, what went, and what was done."""
     lines = [f"request {step.number}: {step.before:,} > {step.after:,} tokens, {step.reuse:.0%} reused"]
     if step.applied:
         lines.append(", ".join(f"{name} {count}" for name, count in step.applied.items()))
@@ -183,7 +165,6 @@ def said(step: Step) -> str:
 
 
 def bar_width(frame: Frame) -> float:
-    """Pixels of one request."""
     return frame.x(1) - frame.x(0)
 
 
@@ -217,8 +198,6 @@ STYLE = (files("proxy.replay") / "report.css").read_text(encoding="utf-8").strip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What a page shows: sums by scenario, and the conversations that are drawn (with their steps)."""
-
     title: str
     window: int
     reserve: int
@@ -228,7 +207,6 @@ class ReplayReport:
 
 
 def render_report(report: ReplayReport) -> str:
-    """The page."""
     body = "\n".join((*_header(report), *_table(report), *sections(report)))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -264,7 +242,6 @@ def _table(report: ReplayReport) -> Iterator[str]:
 
 
 def remarks(name: str, tally: Tally) -> Iterator[str]:
-    """What a reader has to know of a scenario's figures, in a sentence each."""
     if tally.refused:
         reasons = "; ".join(f"{each.text} ({each.count:,} x)" for each in tally.why)
         yield (
@@ -281,12 +258,10 @@ def remarks(name: str, tally: Tally) -> Iterator[str]:
 
 
 def shown_ratio(tally: Tally) -> str:
-    """Cost over unmanaged; a dash and how many where requests were refused or did not fit."""
     return f"– ({tally.unanswered:,})" if tally.unanswered else f"{tally.ratio:.2f}"  # noqa: RUF001 - a dash
 
 
 def table_row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
-    """One scenario's figures as people read them, in the order of :data:`COLUMNS`."""
     kept = tally.retention
     return (
         name,
@@ -304,7 +279,6 @@ def table_row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
 
 
 def sections(report: ReplayReport) -> Iterator[str]:
-    """The pictures of each policy."""
     yield _legend()
     for name in report.totals:
         if name in (UNMANAGED, SLIDING):
@@ -338,15 +312,9 @@ def _figure(caption: str, svg: str) -> str:
 
 
 def _legend() -> str:
-    keys = [f'<span>{_key(f"""<rect class="{name}" width="18" height="10"/>""")}{text}</span>' for name, text in LEGEND]
-    stroke = '<line class="{}" x1="0" x2="18" y1="5" y2="5"/>'
-    keys += [
-        f"<span>{_key(stroke.format(name))}{text}</span>"
-        for name, text in (("raw", "unmanaged"), ("sliding", "sliding window"), ("policy", "the policy"))
-    ]
-    keys.append(f'<span>{_key("""<polygon class="mark" points="4,0 14,0 9,9"/>""")}Weir acted</span>')
-    return f'<p class="legend">{"".join(keys)}</p>'
-
-
-def _key(shape: str) -> str:
-    return f'<svg viewBox="0 0 18 10" aria-hidden="true">{shape}</svg>'
+    drawn = (("raw", "unmanaged"), ("sliding", "sliding window"), ("policy", "the policy"))
+    keys = [(f'<rect class="{name}" width="18" height="10"/>', text) for name, text in LEGEND]
+    keys += [(f'<line class="{name}" x1="0" x2="18" y1="5" y2="5"/>', text) for name, text in drawn]
+    keys.append(('<polygon class="mark" points="4,0 14,0 9,9"/>', "Weir acted"))
+    shown = (f'<span><svg viewBox="0 0 18 10" aria-hidden="true">{key}</svg>{text}</span>' for key, text in keys)
+    return f'<p class="legend">{"".join(shown)}</p>'

@@ -1,8 +1,7 @@
 """What becomes of each request of one conversation: unmanaged, in a sliding window, or under a policy.
 
-A policy's requests go through the planner and the preparation that serve requests, over a store in memory. Nobody is
-asked unless it is given: a question to a model fails, and is counted. :class:`TrafficCount` has the figures that the
-choice of a policy and of a trigger rests on.
+A policy's requests go through the planner and the preparation that serve requests, over a store in memory. A question
+to a model fails unless somebody is given to ask, and is counted.
 """
 
 from collections import Counter
@@ -12,19 +11,13 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from policies import (
-    ContextSettings,
-    Decision,
-    Failed,
-    Mode,
-    PlannedMessage,
-    Summarize,
-    Summary,
-    TokenBudget,
-    ToolCall,
-    divide,
-)
+from policies.decision import Decision
+from policies.effects import Failed, Summarize, Summary
+from policies.ledger import PlannedMessage
+from policies.limits import TokenBudget, divide
+from policies.messages import ToolCall
 from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advise
+from policies.settings import ContextSettings, Mode
 from policies.tokens import Calibration
 from proxy.conversation.book import Conversations
 from proxy.effects.allowance import Patience
@@ -44,7 +37,6 @@ from proxy.wire.transcripts import Transcripts
 
 UNMANAGED, SLIDING = "unmanaged", "sliding window"
 WHOLE_REQUEST = "total"
-"""What was too large where no single bucket was."""
 SECONDS_BETWEEN = 5.0
 """Between two requests of a recording, which has no times: an agent's follow one another while caches are warm."""
 STARTED = 1_000_000_000.0
@@ -52,10 +44,7 @@ STARTED = 1_000_000_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Where the conversations are played: the model and what is known of it, and the answer's length.
-
-    ``window`` stands above what the policy or the model says; ``max_tokens`` is what a request would ask for.
-    """
+    """``window`` stands above what the policy or the model says; ``max_tokens`` is what a request would ask for."""
 
     counter: TextCounter
     model: str = ""
@@ -64,11 +53,9 @@ class Conditions:
     max_tokens: int | None = None
 
     def window_of(self, settings: ContextSettings) -> int:
-        """The window that a policy works in, tokens."""
         return self.window or settings.window or self.facts.window or UNKNOWN_WINDOW
 
     def budget(self, settings: ContextSettings, *, margin: float | None = None) -> TokenBudget:
-        """The budget of every request under a policy; ``margin`` is the estimator's error."""
         return divide(
             settings,
             window=self.window_of(settings),
@@ -81,8 +68,6 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why requests were refused: ``scope`` (a bucket, or the whole) held ``used`` tokens, ``cap`` is the most."""
-
     scope: str
     used: int
     cap: int
@@ -90,7 +75,6 @@ class Refusal:
 
     @property
     def text(self) -> str:
-        """``bucket system holds 9,200 tokens, its cap is 8,000``."""
         if self.scope == WHOLE_REQUEST:
             return f"what may not be removed holds {self.used:,} tokens, there is room for {self.cap:,}"
         return f"bucket {self.scope} holds {self.used:,} tokens, its cap is {self.cap:,}"
@@ -98,11 +82,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
-    """What a scenario makes of one request.
-
-    ``pieces`` is None for a request that was refused. ``tokens`` of it (or of what was refused) and ``limit`` are
-    uncalibrated. ``new`` says that edits were decided, ``applied`` which edits are in the array, ``asked`` how often
-    a model was asked for, ``why`` what refused it.
+    """``pieces`` is None for a request that was refused. ``tokens`` of it (or of what was refused) and ``limit`` are
+    uncalibrated; ``new``: edits were decided; ``asked`` counts questions to a model.
     """
 
     pieces: tuple[PlannedMessage, ...] | None
@@ -117,55 +98,39 @@ class Forwarded:
 
     @property
     def zone(self) -> str:
-        """The pressure zone that it leaves the conversation in."""
         return "" if self.decision is None else self.decision.pressure.zone
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """What ran and was kept."""
         return () if self.decision is None else tuple(r.layer for r in self.decision.trail if r.kept)
 
     @property
     def removed(self) -> tuple[int, ...]:
-        """The messages whose originals went into the archive."""
         return () if self.decision is None else self.decision.removed
 
 
 class Scenario(Protocol):
-    """One way of treating the requests of one conversation, in order."""
+    async def forward(self, script: Script, length: int) -> Forwarded: ...
 
-    async def forward(self, script: Script, length: int) -> Forwarded:
-        """What goes up for the request of the first ``length`` messages."""
-        ...
-
-    async def close(self) -> None:
-        """Forget the conversation."""
-        ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Unmanaged:
-    """Every request as it came, whether it fits or not."""
-
     budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
-        """All of it."""
         tokens = script.transcript(length).tokens
         return Forwarded(pieces=script.raw_pieces(length), tokens=tokens, limit=self.budget.usable, action="pass")
 
-    async def close(self) -> None:
-        """Nothing is kept."""
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """System messages and as many of the newest messages as fit, chosen anew for every request."""
-
     budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
-        """The head and the newest messages; never a tool result without its call."""
         transcript, limit = script.transcript(length), self.budget.soft_limit
         pieces = script.raw_pieces(length)
         head, first = transcript.head, length
@@ -186,13 +151,10 @@ class SlidingWindow:
             new=dropped > 0,
         )
 
-    async def close(self) -> None:
-        """Nothing is kept."""
+    async def close(self) -> None: ...
 
 
 class _Asked(EffectHandler):
-    """Counts the questions to a model; without ``ask`` each of them fails."""
-
     def __init__(self, ask: Ask | None) -> None:
         self.count = 0
         self._ask = ask
@@ -204,8 +166,6 @@ class _Asked(EffectHandler):
 
 
 class Managed:
-    """One policy as Weir applies it: each request planned, and after it what the next batch needs prepared."""
-
     def __init__(
         self,
         settings: ContextSettings,
@@ -235,7 +195,7 @@ class Managed:
         self._conversation: str | None = None
 
     async def forward(self, script: Script, length: int) -> Forwarded:
-        """The planner's array. What it refuses goes nowhere; what it cannot plan goes up as it came."""
+        """What the planner refuses goes nowhere; what it cannot plan goes up as it came."""
         self._now += SECONDS_BETWEEN
         counter, before = self._conditions.counter, self._asked.count
         margin = self._calibration.margin(self._settings.margin, exact=counter.is_exact)
@@ -271,7 +231,6 @@ class Managed:
         )
 
     async def close(self) -> None:
-        """Delete the conversation from the store in memory."""
         await self._preparation.close()
         await self._settler.close()
         if self._conversation is not None:
@@ -307,7 +266,6 @@ def _why(error: ContextLengthExceeded, budget: TokenBudget) -> Refusal:
 
 @asynccontextmanager
 async def store_in_memory() -> AsyncIterator[Store]:
-    """Where the conversations that are played are kept, as served ones are."""
     store = await Store.open("sqlite+aiosqlite:///:memory:")
     try:
         yield store
@@ -316,7 +274,6 @@ async def store_in_memory() -> AsyncIterator[Store]:
 
 
 def scenario_of(settings: ContextSettings, conditions: Conditions, store: Store, number: int) -> Scenario:
-    """A conversation's beginning under a policy; a policy that is off manages nothing."""
     if settings.mode is Mode.OFF:
         return Unmanaged(conditions.budget(settings))
     return Managed(settings, conditions, store, number=number)
@@ -327,14 +284,11 @@ UNNAMED = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a conversation grows: tokens a request adds, and tokens that can never be removed, in its last request."""
-
     growth: float
     fixed: int
 
 
 def pace_of(script: Script) -> Pace:
-    """The mean growth over a conversation's requests; 0 with fewer than two."""
     counted = [request.length for request in script.requests if request.counts]
     if not counted:
         return Pace(0.0, 0)
@@ -347,7 +301,6 @@ def pace_of(script: Script) -> Pace:
 
 
 def advice_for(pace: Pace, settings: ContextSettings, conditions: Conditions, prices: TokenPrices) -> Advice:
-    """Where a policy's batches should start and end for the money, if all conversations were like this one."""
     budget = conditions.budget(settings)
     return advise(
         prices, growth=pace.growth, fixed=pace.fixed, window=budget.window, usable=budget.usable, settings=settings
@@ -355,31 +308,19 @@ def advice_for(pace: Pace, settings: ContextSettings, conditions: Conditions, pr
 
 
 def advised(settings: ContextSettings, advice: Advice) -> ContextSettings:
-    """The policy with its trigger and low water as advised, in every window."""
     return replace(settings, name=f"{settings.name}, advised", shapes=(replace(advice.shape, window=None),))
 
 
 @dataclass(slots=True)
-class _Tool:
-    calls: int = 0
-    tokens: int = 0
-    largest: int = 0
-    repeated: int = 0
-
-
-@dataclass(slots=True)
 class TrafficCount:
-    """Adds up conversations one by one; :attr:`traffic` is what they came to."""
-
     conversations: int = 0
     requests: int = 0
     turns: int = 0
     marked: int = 0
     _buckets: Counter[str] = field(default_factory=Counter)
-    _tools: dict[str, _Tool] = field(default_factory=dict)
+    _tools: dict[str, ToolUse] = field(default_factory=dict)
 
     def add(self, script: Script) -> None:
-        """Count one conversation, the whole of it once."""
         length = len(script.recording.raws)
         transcript = script.transcript(length)
         self.conversations += 1
@@ -398,7 +339,8 @@ class TrafficCount:
             if not message.is_result:
                 continue
             call = calls.get(message.answers or "")
-            tool = self._tools.setdefault(call.name if call is not None else UNNAMED, _Tool())
+            name = UNNAMED if call is None else call.name
+            tool = self._tools.setdefault(name, ToolUse(name=name))
             tool.calls += 1
             tool.tokens += message.tokens
             tool.largest = max(tool.largest, message.tokens)
@@ -411,16 +353,11 @@ class TrafficCount:
 
     @property
     def traffic(self) -> Traffic:
-        """The figures so far."""
-        tools = tuple(
-            ToolUse(name=name, calls=t.calls, tokens=t.tokens, largest=t.largest, repeated=t.repeated)
-            for name, t in sorted(self._tools.items())
-        )
         return Traffic(
             conversations=self.conversations,
             requests=self.requests,
             turns=self.turns,
             buckets=dict(self._buckets),
-            tools=tools,
+            tools=tuple(self._tools[name] for name in sorted(self._tools)),
             marked=self.marked,
         )

@@ -8,12 +8,13 @@ messages or of conversations; it is read whole. Message ``i`` from the assistant
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
-from policies import Body, Message, PlannedMessage, TokenCounter, Transcript
-from policies.messages import chain_of, head_length
+from policies.ledger import PlannedMessage
+from policies.messages import Body, Message, Transcript, chain_of, head_length
+from policies.tokens import TokenCounter
 from proxy.errors import ProxyError
 from proxy.wire.chat import body_of, message_of
 from proxy.wire.counting import count_message, count_tools
@@ -25,7 +26,7 @@ MAX_LINE_LEN = 1 << 28
 
 
 class BadRecording(Exception):
-    """A file that does not hold recorded conversations; the text names file and line."""
+    """The text names file and line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,6 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One recorded conversation; ``raws`` are its messages as JSON, ``values`` the same as Python objects."""
-
     id: str
     line: int
     raws: tuple[bytes, ...]
@@ -55,7 +54,7 @@ class Recording:
 
     @property
     def requests(self) -> tuple[int, ...]:
-        """How many messages each request of it had: up to each of the assistant's, and all if somebody else ended."""
+        """How many messages each request had: up to each of the assistant's, and all if somebody else ended."""
         ends = [i for i, value in enumerate(self.values) if value["role"] == "assistant" and i]
         if self.values and self.values[-1]["role"] != "assistant":
             ends.append(len(self.values))
@@ -64,14 +63,12 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A recording, and how many bytes of the file have been read up to its end."""
-
     recording: Recording
     read: int
 
 
 def read_recordings(path: Path) -> Iterator[Place]:
-    """The conversations of a file in order, none of which is kept. Raises BadRecording."""
+    """In order, none of them kept. Raises BadRecording."""
     try:
         with path.open("rb") as file:
             yield from _read(file, path)
@@ -99,7 +96,6 @@ def _read(file: BinaryIO, path: Path) -> Iterator[Place]:
 
 
 def _is_unfinished(line: bytes) -> bool:
-    """Whether a line is the beginning of a JSON document that goes on in the next one."""
     try:
         json.loads(line.decode("utf-8", "replace"))
     except json.JSONDecodeError as error:
@@ -125,7 +121,6 @@ def _read_document(begin: bytes, file: BinaryIO, path: Path, number: int) -> Ite
 
 
 def _recordings(text: bytes, path: Path, line: int, first: int) -> Iterator[Recording]:
-    """The recordings of one line or document; ``first`` numbers those without an id."""
     try:
         yield from _split(text, line, first)
     except BadRecording as fault:
@@ -151,7 +146,6 @@ def _split(text: bytes, line: int, first: int) -> Iterator[Recording]:
 def recording_of(
     messages: Sequence[Mapping[str, object]], *, name: str, tools: object = None, facts: Sequence[Fact] = ()
 ) -> Recording:
-    """A recording made from Python objects. Raises BadRecording for a message without a role."""
     raws = tuple(write_value(message) for message in messages)
     values = tuple(_message(raw, index) for index, raw in enumerate(raws))
     return Recording(id=name, line=0, raws=raws, values=values, tools=tools, facts=tuple(facts))
@@ -192,7 +186,6 @@ def _message(raw: bytes, index: int) -> Mapping[str, object]:
 
 
 def _facts(value: object) -> Iterator[Fact]:
-    """The fact that an entry of ``meta.facts`` describes, nothing where it describes none."""
     if not isinstance(value, Mapping):
         return
     needles = _strings(value.get("needles")) or _strings([value.get("value")])
@@ -216,10 +209,7 @@ BUCKETS = ("system", "tools", "summary", "history", "tool_outputs")
 
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
-    """One request: so many leading messages, and the facts it needs.
-
-    ``counts`` is False for the question after the end, which is asked only for facts that are needed then.
-    """
+    """``counts`` is False for the question after the end, which is asked only for facts that are needed then."""
 
     length: int
     facts: tuple[Fact, ...] = ()
@@ -227,8 +217,6 @@ class ScriptRequest:
 
 
 class Script:
-    """One recording, read."""
-
     def __init__(self, recording: Recording, *, counter: TokenCounter, model: str) -> None:
         self.recording = recording
         self._model = model
@@ -247,18 +235,15 @@ class Script:
         self._chain = chain_of("replay", self.messages, self._head)
 
     def read(self, index: int) -> Body:
-        """What message ``index`` says."""
         return self._bodies[index]
 
     def body(self, length: int) -> bytes:
-        """The request of the first ``length`` messages as a client sends it."""
         tools = self.recording.tools
         defined = b"" if tools is None else b',"tools":' + write_value(tools)
         messages = b",".join(map(bytes, self.raws[:length]))
         return b'{"model":%b,"messages":[%b]%b}' % (write_value(self._model), messages, defined)
 
     def transcript(self, length: int) -> Transcript:
-        """The request of the first ``length`` messages."""
         return Transcript(
             messages=self.messages[:length],
             read=self.read,
@@ -268,29 +253,24 @@ class Script:
         )
 
     def raw_pieces(self, length: int) -> tuple[PlannedMessage, ...]:
-        """The first ``length`` messages as they came."""
         return tuple(PlannedMessage(index, message.tokens) for index, message in enumerate(self.messages[:length]))
 
     def rendered(self, pieces: Sequence[PlannedMessage]) -> list[Raw]:
-        """The messages of an array as they would be sent."""
         return render(pieces, self.raws, self.marked)
 
     def text(self, index: int) -> str:
-        """Everything that message ``index`` says, its calls included, in lower case."""
         found = self._texts.get(index)
         if found is None:
             found = self._texts[index] = _said(self._bodies[index])
         return found
 
     def piece_text(self, piece: PlannedMessage) -> str:
-        """Everything that a piece of a planned array says, in lower case."""
         if piece.text is None:
             return self.text(piece.index) if piece.index is not None else ""
         calls = self._bodies[piece.index].calls if piece.index is not None else ()
         return _said(Body(piece.text, calls))
 
     def buckets(self, pieces: Sequence[PlannedMessage], *, priming: int) -> dict[str, int]:
-        """Uncalibrated tokens by bucket; every token of the request is in exactly one."""
         result = dict.fromkeys(BUCKETS, 0)
         result["tools"], result["history"] = self.tools, priming
         for piece in pieces:
@@ -308,10 +288,9 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Facts that requests needed, and of these: in the window, recoverable (in it or in the archive), stale.
+    """Facts that requests needed and that stood in the client's own array, literally in any case of letters.
 
-    Only facts that stood in the client's own array are counted. ``stale`` is a superseded value in the window
-    without the one that replaced it. Presence is literal, in any case of letters.
+    ``recoverable`` are in the window or the archive, ``stale`` is a superseded value without the one that replaced it.
     """
 
     needed: int = 0
@@ -320,18 +299,12 @@ class Retention:
     stale: int = 0
 
     def __add__(self, other: "Retention") -> "Retention":
-        return Retention(
-            needed=self.needed + other.needed,
-            kept=self.kept + other.kept,
-            recoverable=self.recoverable + other.recoverable,
-            stale=self.stale + other.stale,
-        )
+        return Retention(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
 
 def judge(
     script: Script, facts: Sequence[Fact], *, length: int, sent: Sequence[PlannedMessage], archived: Iterable[int]
 ) -> Retention:
-    """What of ``facts`` is in the array ``sent`` for the first ``length`` messages; ``archived`` are originals kept."""
     if not facts:
         return Retention()
     window = "\n".join(script.piece_text(piece) for piece in sent)

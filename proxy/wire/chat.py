@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from policies.ledger import PlannedMessage
-from policies.media import AUDIO_TYPES, FILE_TYPES, IMAGE_TYPES, VIDEO_TYPES, is_media, named_file
 from policies.messages import Body, Message, ToolCall
+from policies.tokens import AUDIO_TYPES, FILE_TYPES, IMAGE_TYPES, VIDEO_TYPES, is_media, named_file
 from proxy.wire.raw import Raw, read_value, write_value
 
 MARKERS = ("cache_control", "prompt_cache_breakpoint")

@@ -30,8 +30,7 @@ import tiktoken
 import zstandard
 from tiktoken_ext import openai_public  # type: ignore[import-untyped]  # a namespace package without py.typed
 
-from policies.media import bare_name, is_media, part_tokens
-from policies.tokens import CHARS2_5, HEURISTICS, CharCounter, TokenCounter
+from policies.tokens import CHARS2_5, HEURISTICS, CharCounter, TokenCounter, bare_name, is_media, part_tokens
 from proxy.wire.chat import plain_text
 
 ESTIMATORS_GROUP = "weir.estimators"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.media import image_rule, image_size, is_media, part_tokens
+from policies.tokens import image_rule, image_size, is_media, part_tokens
 
 IMAGES = json.loads((Path(__file__).parent / "images.json").read_text())
 JSON = st.recursive(

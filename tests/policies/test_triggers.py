@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from policies.decision import LayerReport
 from policies.draft import ConversationState
 from policies.limits import TokenBudget, divide, first_trigger, layers_of, limit_for, target_for
 from policies.planner import Action, Decision
 from policies.pressure import Trend
 from policies.settings import Bucket, ContextSettings, Layer, Zones
-from policies.strategies import LayerReport
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, words
 
 PLAIN = ContextSettings(margin=0.0, headroom=0, reserve_floor=0, rot_soft_tokens=None, cold_at=None)

@@ -171,7 +171,7 @@ def test_identifying_twice_is_one_lookup_and_memory_is_bounded():
         keys.identify(bearer(f"key-{number}"))
     keys.identify(bearer("x" * 60_000))
 
-    assert len(keys._callers) <= 4096
+    assert keys._remembered.cache_info().currsize == 4096
     assert keys.identify(bearer("a")) == first
 
 

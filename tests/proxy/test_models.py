@@ -12,6 +12,7 @@ from proxy.models.facts import (
     ModelFacts,
     ModelRegistry,
     Probe,
+    limited,
     parse_props,
     parse_show,
     parse_upstream_models,
@@ -164,8 +165,8 @@ def test_each_source_stands_above_the_next():
     upstream = ModelFacts(window=32_000, max_output=1_000, source="upstream")
     policy = ContextSettings(window=16_000)
 
-    def window(registry: ModelRegistry, **rest: object) -> tuple[int | None, str]:
-        facts = registry.facts("gpt-4o", **{"settings": ANY, **rest})
+    def window(registry: ModelRegistry, learned: int | None = None, **rest: object) -> tuple[int | None, str]:
+        facts = limited(registry.facts("gpt-4o", **{"settings": ANY, **rest}), learned)
         return facts.window, facts.source
 
     assert window(ModelRegistry()) == (128_000, "table")
@@ -195,7 +196,7 @@ def test_a_smaller_window_keeps_the_input_limit_and_a_larger_one_voids_it(regist
 
 
 def test_an_error_that_names_the_input_limit_teaches_nothing_new(registry):
-    facts = registry.facts("gpt-5", settings=ANY, learned=272_000)
+    facts = limited(registry.facts("gpt-5", settings=ANY), 272_000)
 
     assert (facts.window, facts.max_input, facts.source) == (400_000, 272_000, "table")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from policies import Action, ContextSettings, Cut, Decision, WindowPressure
-from policies.strategies.layers import LayerReport
+from policies.decision import LayerReport
 from proxy.effects.evictions import stage_of, strategy_of
 
 BASE = 100_000
