@@ -7,6 +7,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
@@ -42,6 +43,7 @@ DAYS = 30
 DAY = 86_400.0
 DOLLAR_DIGITS = 6
 KINDS: tuple[By, ...] = get_args(By)
+FIGURES = attrgetter(*ADDED)
 
 
 class Taken(Shape, kw_only=True):
@@ -98,7 +100,8 @@ def taken(rows: Sequence[UsageRow]) -> Taken:
 
 def _sums(rows: Sequence[UsageRow]) -> dict[str, Any]:
     """Sums of rows; dollars are null where no request has a price."""
-    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in ADDED}
+    columns = zip(*map(FIGURES, rows), strict=True) if rows else ((0,) for _ in ADDED)
+    sums: dict[str, Any] = {name: sum(column) for name, column in zip(ADDED, columns, strict=True)}
     for name in ("cost", "cost_saved"):
         sums[name] = round(sums[name], DOLLAR_DIGITS) if sums["priced"] else None
     sums["summarizer_cost"] = round(sums["summarizer_cost"], DOLLAR_DIGITS)
