@@ -30,7 +30,6 @@ from proxy.http import keys as api_keys
 from proxy.http import policies as api_policies
 from proxy.http import reports
 from proxy.http.endpoints import connects
-from proxy.http.reports import DAY
 from proxy.http.request import MAX_ROWS, ManagementAnswer
 from proxy.monitor.caching import price_list
 from proxy.replay.play import Replayed, Tally
@@ -407,7 +406,7 @@ async def system(visit: PageVisit) -> View:
         "store": store,
         "size": size,
         "most": runtime.config.store.max_size,
-        "grown": [(said, size - then) for said, then in _sizes_before(kept, visit.now)],
+        "grown": reports.store_growth(kept, size, now=visit.now),
         "drawn": Markup(charts.bars([each for _, each in kept], "Bytes of the store")) if kept[1:] else "",  # noqa: S704
         "since": kept[0][0] if kept else None,
         "per_request": size / requests if requests else None,
@@ -421,14 +420,6 @@ async def system(visit: PageVisit) -> View:
         "drops": await asyncio.to_thread(_drops, visit),
     }
     return View("system.html", values)
-
-
-def _sizes_before(kept: Sequence[tuple[float, int]], now: float) -> Iterator[tuple[str, int]]:
-    """The store's size so long ago, as far as it is known for so long."""
-    for said, ago in (("24 h", DAY), ("7 d", 7 * DAY), ("30 d", 30 * DAY)):
-        known = [bytes_ for at, bytes_ in kept if at <= now - ago]
-        if known:
-            yield said, known[-1]
 
 
 async def _is_up(base: str | None) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from policies.quality.health import Category, HealthTrend, Level, Snapshot, trend_of
-from proxy.errors import InvalidRequest
+from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
     Count,
     Digest,
@@ -348,8 +348,12 @@ Metric = Literal[
     "cost_saved",
     "cache_reuse",
     "overhead_ms",
+    "store_bytes",
 ]
 METRICS: tuple[Metric, ...] = get_args(Metric)
+OPERATORS_METRICS: frozenset[Metric] = frozenset({"store_bytes"})
+UNMEASURED_IS_NULL = frozenset({"cache_reuse", "overhead_ms", "cost", "cost_saved", "store_bytes"})
+PERIODS = (("24h", DAY), ("7d", 7 * DAY), ("30d", 30 * DAY))
 STEPS: Mapping[str, int] = MappingProxyType({"1m": 60, "5m": 300, "15m": 900, "1h": 3_600, "6h": 21_600, "1d": 86_400})
 MAX_POINTS = 2_000
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -400,17 +404,26 @@ COUNTED = frozenset({"prompt", "cached", "completion"})
 
 
 async def series(asked: ManagementRequest) -> MetricSeries:
-    """A metric of the caller's requests over time, step by step; the operator gets that of everybody's."""
+    """A metric of the caller's requests over time, step by step; the operator gets that of everybody's.
+
+    ``store_bytes``, the size of the database, is for the operator.
+    """
     metric = asked.word("metric", METRICS)
     if metric is None:
         raise InvalidRequest(f"metric must be one of {', '.join(METRICS)}.", param="metric")
+    if metric in OPERATORS_METRICS and asked.tenant is not None:
+        raise Forbidden(f"{metric} is for the operator: send the admin token (auth.admin_token).")
     step = STEPS[asked.word("step", tuple(STEPS)) or "1h"]
     now = asked.runtime.planner.clock()
     since = moment_in(asked.query.get("since", "24h"), now=now)
     if (now - since) / step > MAX_POINTS:
         raise InvalidRequest(f"That is more than {MAX_POINTS} steps: ask for a longer step.", param="step")
-    rows = await asked.store.figures(asked.tenant, since=since, step=float(step))
-    unit, values = values_of(rows, metric, since=since, until=now, step=step)
+    if metric == "store_bytes":
+        newest = {int(at // step): float(size) for at, size in await asked.store.sizes()}
+        unit, values = "bytes", _points(newest, metric, since=since, until=now, step=step)
+    else:
+        rows = await asked.store.figures(asked.tenant, since=since, step=float(step))
+        unit, values = values_of(rows, metric, since=since, until=now, step=step)
     return MetricSeries(metric=metric, unit=unit, step=step, since=since, data=values)
 
 
@@ -421,9 +434,19 @@ def values_of(
     fallback = ("tokens" if metric in COUNTED else "requests", lambda row: getattr(row, metric))
     unit, value = VALUES.get(metric, fallback)
     known = {round(row.at / step): value(row) for row in rows}
-    empty = None if metric in {"cache_reuse", "overhead_ms", "cost", "cost_saved"} else 0
+    return unit, _points(known, metric, since=since, until=until, step=step)
+
+
+def _points(known: Mapping[int, float | None], metric: Metric, *, since: float, until: float, step: int) -> list[Point]:
+    empty = None if metric in UNMEASURED_IS_NULL else 0
     places = range(math.floor(since / step), math.floor(until / step) + 1)
-    return unit, [Point(at=float(step * n), value=known.get(n, empty)) for n in places]
+    return [Point(at=float(step * n), value=known.get(n, empty)) for n in places]
+
+
+def store_growth(sizes: Sequence[tuple[float, int]], size: int, *, now: float) -> dict[str, int]:
+    """Bytes by which the store grew in each period, as far as its size is known for so long; ``sizes`` oldest first."""
+    known = ((period, [then for at, then in sizes if at <= now - ago]) for period, ago in PERIODS)
+    return {period: size - then[-1] for period, then in known if then}
 
 
 async def live(asked: ManagementRequest) -> ManagementAnswer:
