@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,9 @@ import click
 from proxy.cli import EXIT_FAILED, Failure
 from proxy.cli.reach import Reached, Unreached, get, is_weir
 from proxy.cli.run import weir_address
-from proxy.cli.shared import config_option, json_option, loaded, print_json, reading, writing
-from proxy.config import Config, environment
-from proxy.config.values import UpstreamSettings
+from proxy.cli.shared import config_option, json_option, loaded, print_json, reading, store_option, writing
+from proxy.config import Config, Flags, environment
+from proxy.config.values import UpstreamSettings, masked_url
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.store import Store
 from proxy.upstream.client import credential_field
@@ -46,9 +47,10 @@ class Diagnosis:
 
 @click.command()
 @config_option
+@store_option
 @click.option("--model", help="The model to look up; defaults to the first that a rule or an upstream names.")
 @json_option
-def doctor(*, path: Path | None, model: str | None, as_json: bool) -> int:
+def doctor(*, path: Path | None, store: str | None, model: str | None, as_json: bool) -> int:
     """Check what a request needs: upstream, key, model and window, store, vocabulary, clock, port.
 
     Nothing is sent to a model: each upstream is asked for its list of models. Exits with 1 if a check failed.
@@ -57,9 +59,10 @@ def doctor(*, path: Path | None, model: str | None, as_json: bool) -> int:
     Example:
       weir doctor
       weir doctor --config weir.yaml --model gpt-5-mini --json
+      weir doctor --store /backup/weir-monday.db
     """
     found: list[Diagnosis] = []
-    for each in _diagnoses(path, model):
+    for each in _diagnoses(path, store, model):
         found.append(each)
         if not as_json:
             state = click.style(f"{each.state:<4}", fg=COLOURS[each.state])
@@ -70,9 +73,9 @@ def doctor(*, path: Path | None, model: str | None, as_json: bool) -> int:
     return EXIT_FAILED if failed else 0
 
 
-def _diagnoses(path: Path | None, model: str | None) -> Iterator[Diagnosis]:
+def _diagnoses(path: Path | None, store: str | None, model: str | None) -> Iterator[Diagnosis]:
     try:
-        config = loaded(path)
+        config = loaded(path, Flags(store=store))
     except Failure as fault:
         yield Diagnosis("configuration", "fail", fault.message, "mend it; weir config check names every fault")
         return
@@ -192,12 +195,19 @@ def _store(config: Config) -> Iterator[Diagnosis]:
             made, schema = reading(config, keys)
             writing(config, Store.ping)
         except Failure as fault:
-            yield Diagnosis("store", "fail", fault.message, "check store.url, the file's owner and the free space")
+            yield Diagnosis("store", "fail", fault.message, _mended(config, fault.message))
             return
         known += made
         yield Diagnosis("store", "ok", f"it can be written, schema {schema}")
     if not known and config.auth.mode == "keys":
         yield Diagnosis("keys", "warn", "there is none, so nobody may call", "weir keys create --name me")
+
+
+def _mended(config: Config, fault: str) -> str:
+    if "weir db upgrade" in fault:
+        store = shlex.quote(masked_url(config.store.url).removeprefix(SQLITE))
+        return f"weir db backup COPY --store {store}, then weir db upgrade --store {store}"
+    return "check store.url, the file's owner and the free space"
 
 
 def _vocabulary(model: str | None) -> Diagnosis:

@@ -24,7 +24,7 @@ import click
 from proxy.access.admission import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
-from proxy.cli.shared import config_option, loaded
+from proxy.cli.shared import config_option, loaded, store_url
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.custom.functions import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
@@ -58,7 +58,7 @@ COLLECT_AFTER = (2_000, 10, 10)
     help="Who may call; defaults to the configuration's (auto).",
 )
 @click.option("--policy", help="The default policy; 'off' forwards everything unchanged.")
-@click.option("--store", metavar="URL", help="The database, e.g. sqlite+aiosqlite:///weir.db.")
+@click.option("--store", metavar="PATH|URL", callback=store_url, help="The database, e.g. weir.db.")
 @click.option("--summarizer", metavar="MODEL", help="Model that writes summaries; 'same' for the request's own.")
 @click.option(
     "--log-format", type=click.Choice(["line", "json"]), default="line", show_default=True, help="Log format."

@@ -57,7 +57,16 @@ config_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="The YAML configuration file; defaults to WEIR_CONFIG.",
 )
-store_option = click.option("--store", metavar="URL", help="The database; defaults to the configuration's.")
+
+
+def store_url(context: click.Context, option: click.Parameter, given: str | None) -> str | None:  # noqa: ARG001 - click's
+    """The URL of a store that was named by its URL, or by the path of its SQLite file."""
+    return given if given is None or "://" in given else f"sqlite+aiosqlite:///{given}"
+
+
+store_option = click.option(
+    "--store", metavar="PATH|URL", callback=store_url, help="The database; defaults to the configuration's."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -97,11 +106,11 @@ def known_policy(name: str, config: Config) -> str:
     return name
 
 
-def reading(config: Config, read: Callable[[Store], Awaitable[T]]) -> T:
+def reading(config: Config, read: Callable[[Store], Awaitable[T]], *, any_schema: bool = False) -> T:
     """What ``read`` makes of the configuration's store, which has to be there."""
 
     async def work() -> T:
-        async with opened(config.store.url, read_only=True) as store:
+        async with opened(config.store.url, read_only=True, any_schema=any_schema) as store:
             return await read(store)
 
     return asyncio.run(work())
@@ -121,10 +130,12 @@ def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: b
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, *, read_only: bool = False, visitor: bool = False) -> AsyncIterator[Store]:
+async def opened(
+    url: str, *, read_only: bool = False, visitor: bool = False, any_schema: bool = False
+) -> AsyncIterator[Store]:
     """A store for a moment, beside a Weir that may be running; its errors as one-line failures."""
     try:
-        store = await Store.open(url, read_only=read_only, visitor=visitor)
+        store = await Store.open(url, read_only=read_only, visitor=visitor, any_schema=any_schema)
         try:
             yield store
         finally:

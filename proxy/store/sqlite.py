@@ -222,7 +222,7 @@ class ConnectionWorker:
 
 log = logging.getLogger("weir.store")
 
-Mode = Literal["server", "worker", "visitor", "reader"]
+Mode = Literal["server", "worker", "visitor", "reader", "copier"]
 SqliteVersion = tuple[int, int, int]
 
 CHECKPOINT_BYTES = 4 << 20
@@ -351,7 +351,8 @@ class SqliteDatabase:
             return database
         database = cls(Path(name), mode=mode, patience=patience)
         try:
-            await (database._open_reader(patience) if mode == "reader" else database._open_writer(patience))
+            looks = mode in ("reader", "copier")
+            await (database._open_reader(patience) if looks else database._open_writer(patience))
         except BaseException:
             await database.close()
             raise
@@ -476,7 +477,8 @@ class SqliteDatabase:
             f"{self._path.as_uri()}?mode=ro", begin="BEGIN", patience=patience
         )
         self.journal = await self._reader.raw(lambda driver: pragma(driver, "journal_mode"))
-        await self._reader.transaction(check)
+        if self._mode == "reader":
+            await self._reader.transaction(check)
 
     async def _open_writer(self, patience: float) -> None:
         path = self._create()
