@@ -206,6 +206,8 @@ def _store(config: Config) -> Iterator[Diagnosis]:
 def _mended(config: Config, fault: str) -> str:
     if "weir db upgrade" in fault:
         store = shlex.quote(masked_url(config.store.url).removeprefix(SQLITE))
+        if "schema none" in fault:
+            return f"weir db upgrade --store {store} makes its tables"
         return f"weir db backup COPY --store {store}, then weir db upgrade --store {store}"
     return "check store.url, the file's owner and the free space"
 

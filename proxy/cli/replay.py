@@ -124,7 +124,7 @@ def replay(
     Example:
       weir replay sessions.jsonl --policy balanced --window 8192
       weir replay support-4711 --compare article-128k --steps
-      weir replay sessions.jsonl --compare off --compare weir.yaml:support --model gpt-5 --html report.html
+      weir replay sessions.jsonl --compare weir.yaml:support --html report.html
     """
     if html is not None and not html.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {html.parent}", param_hint="--html")

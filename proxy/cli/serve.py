@@ -24,7 +24,7 @@ import click
 from proxy.access.admission import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
-from proxy.cli.shared import config_option, loaded, store_url
+from proxy.cli.shared import cannot_listen, config_option, loaded, store_url
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.custom.functions import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
@@ -209,7 +209,7 @@ def _listening(config: Config) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
     except OSError as error:
-        raise Failure(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise cannot_listen(host, port, error) from error
     with listener:
         yield listener
 

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import datetime as dt
 import difflib
+import errno
 import functools
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
@@ -40,6 +42,12 @@ def tame(text: str) -> str:
 def moment(at: float) -> str:
     """Seconds since the epoch as a date and a time in UTC."""
     return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def cannot_listen(host: str, port: int, fault: OSError) -> Failure:
+    said = f"cannot listen on {host}:{port}: {os.strerror(fault.errno) if fault.errno else fault}"
+    taken = fault.errno == errno.EADDRINUSE
+    return Failure(f"{said}; end the program that has it, or choose another port with --port" if taken else said)
 
 
 def counted(number: int, noun: str) -> str:
@@ -96,7 +104,8 @@ def loaded(path: Path | None, flags: Flags | None = None) -> Config:
         return load_config(path, env=environment(), flags=flags or Flags())
     except ConfigError as fault:
         more = f" (and {len(fault.problems) - 1} more, see weir config check)" if len(fault.problems) > 1 else ""
-        raise Failure(f"{fault.problems[0]}{more}") from fault
+        hint = "; weir init writes one" if fault.problems[0].endswith(os.strerror(errno.ENOENT)) else ""
+        raise Failure(f"{fault.problems[0]}{more}{hint}") from fault
 
 
 def known_policy(name: str, config: Config) -> str:
@@ -141,7 +150,8 @@ async def opened(
         finally:
             await store.close()
     except StoreError as fault:
-        raise Failure(f"{masked_url(url)}: {fault}") from fault
+        hint = "; weir serve makes one, --store names another" if fault.reason == "absent" else ""
+        raise Failure(f"{masked_url(url)}: {fault}{hint}") from fault
 
 
 async def key_names(store: Store, config: Config) -> dict[str, str]:

@@ -472,7 +472,7 @@ class SqliteDatabase:
 
     async def _open_reader(self, patience: float) -> None:
         if self._path is None or not self._path.is_file():
-            raise StoreUnavailable(f"there is no database at {self._path}", reason="open")
+            raise StoreUnavailable(f"there is no database at {self._path}", reason="absent")
         self._reader = await ConnectionWorker.connect(
             f"{self._path.as_uri()}?mode=ro", begin="BEGIN", patience=patience
         )
