@@ -42,8 +42,6 @@ class Failure(click.ClickException):
 
 
 class _CommandTable(click.Group):
-    """A group that knows its commands' names and summaries without importing them."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
 

@@ -37,8 +37,6 @@ SAID_BY = {"policy": "from the policy", "rule": "from your rule", "upstream": "a
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found of one thing, and what to do about it."""
-
     check: str
     state: Literal["ok", "warn", "fail"]
     said: str
@@ -94,7 +92,6 @@ def _diagnoses(path: Path | None, store: str | None, model: str | None) -> Itera
 
 
 def _upstream(upstream: UpstreamSettings, listed: list[str]) -> Iterator[Diagnosis]:
-    """Whether it answers, takes the key, and has the same time; what it lists is added to ``listed``."""
     name = f"upstream {upstream.name}"
     if upstream.base_url is None:
         yield Diagnosis(name, "warn", f"litellm's provider {upstream.provider} is not asked", "send it one request")
@@ -114,7 +111,6 @@ def _upstream(upstream: UpstreamSettings, listed: list[str]) -> Iterator[Diagnos
 
 
 def _sent(upstream: UpstreamSettings) -> str:
-    """The key that is tried: the operator's, else the one that this shell has for clients."""
     return environment().get("OPENAI_API_KEY", "") if upstream.passes_key else upstream.api_key.get_secret_value()
 
 
@@ -168,7 +164,6 @@ def _model(config: Config, model: str | None, listed: Sequence[str]) -> Diagnosi
 
 
 async def _stated(upstream: UpstreamSettings, model: str) -> ModelFacts | None:
-    """What the upstream says of a model's window, asked for as a running Weir does."""
 
     async def fetch(_: str, url: str, body: bytes | None) -> tuple[int, bytes]:
         answer = await asyncio.to_thread(get, url, _headers(upstream), body=body)

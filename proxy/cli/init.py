@@ -69,7 +69,6 @@ def init(*, out: Path, yes: bool, **given: object) -> None:
 
 
 def _answered(given: dict[str, object], *, asking: bool) -> Answers:
-    """What the options say, then what is answered, then the defaults."""
     answers: Answers = {}
 
     def ask(
@@ -111,7 +110,6 @@ def _text(answers: Answers, name: str) -> str:
 
 
 def _check(text: str, name: str) -> None:
-    """Refuse answers that make a file which Weir would not start with."""
     with tempfile.TemporaryDirectory(prefix="weir-") as folder:
         path = Path(folder, name)
         path.write_text(text, encoding="utf-8")

@@ -30,7 +30,6 @@ def keys() -> None:
 
 
 def _limiting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that set a key's limits."""
     counted = "in each process, or none for no limit of its own."
     said = {
         "--expires": "Until when it holds: 24h, 30d, 2027-01-31, 2027-01-31T18:00Z, or none.",

@@ -43,7 +43,6 @@ from proxy.store.records import PolicyRow, StoreError
 
 
 def flat(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    """Every leaf of plain data with its path; a list of plain values is one, and an empty mapping."""
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
             yield from flat(each, (*path, str(key)))
@@ -55,7 +54,6 @@ def flat(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
 
 
 def shown(value: object) -> str:
-    """A leaf as YAML would write it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -365,8 +363,6 @@ def recommend(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """Recorded conversations: what they consist of, tokens that a request adds, tokens that can never be removed."""
-
     traffic: Traffic
     pace: Pace
 
@@ -406,7 +402,6 @@ def _figures_of(measured: _Measured) -> dict[str, object]:
 
 
 def _section_text(section: Mapping[str, object]) -> str:
-    """A ``policies:`` section as YAML, and where it goes."""
     where = (
         "# Complete by itself. In a weir.yaml that has policies: already, only what is below policies: goes under it.\n"
     )
@@ -414,7 +409,6 @@ def _section_text(section: Mapping[str, object]) -> str:
 
 
 def _with_stored(effective: Config) -> tuple[Config, Mapping[str, SetPolicy]]:
-    """The configuration with the policies that were set over HTTP and are in its database, and these by name."""
     url = effective.store.url
     scheme, _, place = url.partition(":///")
     if scheme.startswith("sqlite") and not (place and Path(place.partition("?")[0]).exists()):
@@ -438,7 +432,6 @@ async def _set_policies(url: str) -> list[PolicyRow]:
 
 
 def _given(row: PolicyRow) -> SetPolicy | None:
-    """A stored policy as it was set, None if it can no longer be read."""
     try:
         return SetPolicy(row.name, row.document, row.at, read_policy(row.name, row.document))
     except ConfigError as fault:
@@ -464,7 +457,6 @@ def _row(name: str, effective: Config, purpose: str, stored: Mapping[str, SetPol
 
 
 def _purposes(effective: Config, stored: Mapping[str, SetPolicy]) -> Mapping[str, str]:
-    """What each policy is for, as far as its file or its document says so."""
     found = {name: about(document) for name, document in preset_documents().items()}
     if effective.path is not None:
         own = read_document(effective.path, env=environment()).data.get("policies")
@@ -485,7 +477,6 @@ def _window_words(settings: ContextSettings) -> str:
 
 
 def _acts(settings: ContextSettings) -> str:
-    """Where a policy first removes something."""
     if settings.mode is Mode.OFF or settings.when_full == "reject":
         return "never"
     first = [layer for layer in settings.layers if layer.at != 0]
@@ -500,7 +491,6 @@ def _acts(settings: ContextSettings) -> str:
 
 
 def _linted(file: str) -> tuple[list[str], list[str]]:
-    """Errors and warnings of every policy in a file; of a preset where no such file exists."""
     path = Path(file)
     if not path.exists() and file in preset_documents():
         path = preset_directory() / f"{file}.yaml"
@@ -524,7 +514,6 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
 
 
 def _policies_in(document: Document, stem: str) -> list[tuple[str, Document, KeyPath]]:
-    """The policies of a configuration, or the one that the file itself is."""
     policies = document.data.get("policies")
     keys = set(document.data)
     if not keys or (keys <= FILE_KEYS - {"policies"} and not keys <= POLICY_KEYS):

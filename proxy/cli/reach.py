@@ -14,20 +14,16 @@ SECONDS = 5.0
 HEALTH_SECONDS = 2.0
 
 
-class Unreached(Exception):
-    """Nobody answered; the text says why in a few words."""
+class Unreached(Exception): ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """An answer; the names of its headers are in lower case."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON, None where it is none."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -54,7 +50,6 @@ def get(url: str, headers: Mapping[str, str] = {}, *, body: bytes | None = None,
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header that shows a key, none for an empty one."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

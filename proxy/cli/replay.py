@@ -42,11 +42,6 @@ STEP_TITLES = ("request", "messages", "before", "after", "limit", "action", "reu
 
 @dataclass(slots=True, kw_only=True)
 class _ReplayRun:
-    """What is to be played, and what it came to so far: sums by scenario, and the conversations kept with their steps.
-
-    No more than ``drawn`` are kept, the longest ones; all of them where that is 0.
-    """
-
     file: Path
     policies: tuple[ContextSettings, ...]
     conditions: Conditions
@@ -176,7 +171,6 @@ async def _play(run: _ReplayRun, limit: int | None, one: Recording | None) -> No
 
 
 def conditions_for(config: Config, *, model: str, window: int | None, max_tokens: int | None = None) -> Conditions:
-    """Where recorded conversations are played: a model's tokenizer, window and prices, as far as they are known."""
     tokenizer = Tokenizer()
     click.get_current_context().call_on_close(tokenizer.close)
     return Conditions(
@@ -203,7 +197,6 @@ def recorded(file: Path, limit: int | None, progressed: Progressed) -> Iterator[
 
 
 def priced(stated: str | None, conditions: Conditions) -> PriceList:
-    """The prices of ``--prices``, else the model's."""
     try:
         return price_list(stated, model=conditions.model, facts=conditions.facts)
     except BadPrices as fault:
@@ -316,7 +309,6 @@ def _step_cells(step: Step, prices: PriceList) -> tuple[object, ...]:
 
 
 def _happened(step: Step) -> str:
-    """What was done to a request, or what refused it; a star where it did not begin with the one before."""
     if step.why is not None:
         return f"refused: {step.why.text}"
     done = ",".join(f"{name}={count}" for name, count in step.applied.items()) or "none"

@@ -161,7 +161,6 @@ def _app(
 
 
 def _telemetry_settings(config: Config) -> OtelSettings:
-    """Telemetry as the configuration and the standard variables ask for it."""
     chosen = config.telemetry
     return OtelSettings(
         service_name=chosen.service_name,
@@ -176,7 +175,6 @@ def _telemetry_settings(config: Config) -> OtelSettings:
 
 
 def _check_telemetry(config: Config) -> None:
-    """Say what is wrong with the exporters before anybody connects, and in one process only."""
     try:
         _telemetry_settings(config).check()
     except TelemetryError as error:
@@ -196,7 +194,6 @@ def installed_plugins() -> tuple[Plugin, ...]:
 
 
 def _vocabularies() -> Path | None:
-    """Where the user keeps tiktoken's files, if anywhere."""
     cache = environment().get("TIKTOKEN_CACHE_DIR")
     return Path(cache) if cache else None
 
@@ -260,7 +257,6 @@ def _most_connections() -> int:
 
 @contextlib.contextmanager
 def _upstream(config: Config, tokenizer: Tokenizer) -> Iterator[Config]:
-    """The configuration, with the simulator running behind it where nothing names an upstream."""
     if not config.simulate:
         yield config
         return
@@ -280,7 +276,6 @@ def _open_log(form: str) -> QueuedLog:
 
 
 def _hide(handler: QueuedLog, config: Config) -> None:
-    """Keep out of the log what is secret in the configuration and in the exporter's headers."""
     headers = (value for name, value in environment().items() if name.startswith("OTEL_") and name.endswith("_HEADERS"))
     values = (pair.partition("=")[2].strip() for each in headers for pair in each.split(","))
     handler.hide((*secrets_of(config), *(text for value in values for text in (value, unquote(value)))))
@@ -317,7 +312,6 @@ def _not_raised(found: "sys.UnraisableHookArgs") -> None:
 
 
 def _making_a_key(path: Path | None, flags: Flags) -> str:
-    """The command that makes a key for this server."""
     options = [f" --config {shlex.quote(str(path))}" if path else ""]
     options += [f" --store {shlex.quote(masked_url(flags.store))}" if flags.store else ""]
     return f"weir keys create --name me{''.join(options)}"

@@ -24,23 +24,19 @@ from proxy.store.records import ConversationRow, RemovedRow, StoreError
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def say(text: str) -> None:
-    """Print what somebody else wrote: on a terminal without control characters, elsewhere as it is."""
     shown = tame(text) if sys.stdout.isatty() else text
     click.echo(shown.encode("utf-8", "replace"))
 
 
 def tame(text: str) -> str:
-    """A text without control characters."""
     return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def moment(at: float) -> str:
-    """Seconds since the epoch as a date and a time in UTC."""
     return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -51,7 +47,6 @@ def cannot_listen(host: str, port: int, fault: OSError) -> Failure:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 request``, ``1,200 requests``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -99,7 +94,6 @@ def stored(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loaded(path: Path | None, flags: Flags | None = None) -> Config:
-    """The effective configuration of this process, or a one-line failure that names the first fault."""
     try:
         return load_config(path, env=environment(), flags=flags or Flags())
     except ConfigError as fault:
@@ -109,7 +103,6 @@ def loaded(path: Path | None, flags: Flags | None = None) -> Config:
 
 
 def known_policy(name: str, config: Config) -> str:
-    """A name that is a policy's, else wrong usage of ``--policy``."""
     if name not in config.policies:
         raise click.BadParameter(f"no policy {name}{nearest(name, sorted(config.policies))}", param_hint="--policy")
     return name
@@ -155,12 +148,10 @@ async def opened(
 
 
 async def key_names(store: Store, config: Config) -> dict[str, str]:
-    """The name of every key, of the configuration and of the store, by its tenant."""
     return Keyring(config.keys, await store.list_keys(), secret=await store.secret(), mode="keys").names
 
 
 async def named(store: Store) -> list[ConversationRow]:
-    """The conversations that may be called by their names, the last used first."""
     return await store.conversations(None, limit=NAMES_TRIED)
 
 
@@ -180,7 +171,6 @@ async def found(store: Store, name: str) -> ConversationRow:
 
 
 def kinds_of(gone: Iterable[RemovedRow]) -> dict[str, int]:
-    """How many messages each kind of edit, or layer of a cut, has taken."""
     counts: dict[str, int] = {}
     for each in gone:
         counts[each.how] = counts.get(each.how, 0) + 1
@@ -188,7 +178,6 @@ def kinds_of(gone: Iterable[RemovedRow]) -> dict[str, int]:
 
 
 def removed_line(gone: list[RemovedRow]) -> str:
-    """What was removed, in one line."""
     if not gone:
         return "nothing"
     kinds = ", ".join(f"{kind} {count}" for kind, count in kinds_of(gone).items())

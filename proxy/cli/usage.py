@@ -164,8 +164,6 @@ def advise(config: Config, *, limit: int, policy: str | None, as_json: bool) -> 
 
 @dataclass(slots=True)
 class _Use:
-    """What recorded conversations say of the division of their windows."""
-
     buckets: list[BucketUse] = field(default_factory=list)
     tools: dict[str, ToolUse] = field(default_factory=dict)
 
@@ -200,7 +198,6 @@ def _numbers(row: ExchangeRow, name: str) -> dict[str, int]:
 
 
 def _soft(config: Config, policy: str) -> dict[str, float]:
-    """The shares of their caps at which a policy's buckets warn, as it is now."""
     if policy not in config.policies:
         return {}
     return {name: rule.soft for name, rule in config.policy(policy).buckets.items()}

@@ -59,7 +59,6 @@ _KEYS = "WEIR_KEYS"
 
 
 def environment() -> Mapping[str, str]:
-    """The process's environment."""
     return os.environ
 
 
@@ -162,7 +161,6 @@ _FLAGS: Mapping[str, KeyPath] = {
 
 
 def _overlay(env: Mapping[str, str], flags: Flags) -> dict[KeyPath, tuple[str, object]]:
-    """Values of environment and flags by path, each with the name it was given under."""
     values: dict[KeyPath, tuple[str, object]] = {}
     for name, path in _VARIABLES.items():
         if env.get(name):
@@ -174,7 +172,6 @@ def _overlay(env: Mapping[str, str], flags: Flags) -> dict[KeyPath, tuple[str, o
 
 
 def _with_keys(document: Document, env: Mapping[str, str]) -> Document:
-    """The document with the keys of ``WEIR_KEYS`` (``name=secret,name2=secret2``) behind its own."""
     own = document.data.get("keys") or []
     if not env.get(_KEYS) or not isinstance(own, list):
         return document
@@ -214,7 +211,6 @@ def _in_front_of(document: Document, base: tuple[str, str], env: Mapping[str, st
 
 
 def _policies(file: FileValues, document: Document) -> tuple[dict[str, ContextSettings], list[str]]:
-    """Every preset and every policy of the file, and what is wrong with the file's."""
     presets = preset_documents()
     problems: list[str] = []
     made = dict(preset_policies())
@@ -235,7 +231,6 @@ def _mode(file: FileValues) -> Literal["auto", "open", "keys"]:
 
 
 def _faults(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterator[tuple[KeyPath, str]]:
-    """What no single value shows: names that lead nowhere, twins, an address that is none, an open door."""
     known_policies = sorted({*policies, *file.policies})
     for name, upstream in file.upstreams.items():
         yield from _upstream_faults(("upstreams", name), upstream)
@@ -375,7 +370,6 @@ def read_policy(name: str, text: str) -> Mapping[str, object]:
 
 
 def with_set_policies(config: Config, policies: Iterable[SetPolicy]) -> Config:
-    """The configuration with policies that were set over HTTP; one that no longer holds is left out and said."""
     for policy in policies:
         if policy.body is None:
             continue
@@ -405,7 +399,6 @@ def without_set_policy(config: Config, name: str) -> Config:
 
 
 def overridden(config: Config) -> Iterator[str]:
-    """A line for each policy that was set over HTTP and stands above another one of the file's or above a preset."""
     for name, settings in config.policies.items():
         try:
             there = beneath(config, name)
@@ -471,13 +464,10 @@ def _change(kind: AuditType, facts: Mapping[str, object], at: float) -> AuditEve
 
 
 def _digest(settings: ContextSettings | None) -> str | None:
-    """SHA-256 of a policy with every default in it, None for none."""
     return None if settings is None else digest_of(repr(settings))
 
 
 class Reload:
-    """Keeps a running Weir at what its files say."""
-
     def __init__(
         self,
         *,
@@ -493,11 +483,9 @@ class Reload:
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Have it read now."""
         self._asked.set()
 
     async def watch(self) -> None:
-        """Read anew whenever a file changes or somebody asks; never returns."""
         seen = await asyncio.to_thread(stamps, self._current())
         await self._say_overridden()
         while True:
@@ -515,7 +503,6 @@ class Reload:
             await self.once()
 
     async def once(self) -> bool:
-        """Read and adopt; False if what was read is not valid."""
         old = self._current()
         try:
             fresh = await asyncio.to_thread(self._read)
@@ -540,7 +527,6 @@ class Reload:
 
 @contextlib.asynccontextmanager
 async def reloading(reload: Reload | None) -> AsyncIterator[None]:
-    """While it lasts, files are watched, and SIGHUP reads them at once."""
     if reload is None:
         yield
         return

@@ -69,7 +69,6 @@ WHY: Mapping[str, str] = MappingProxyType(
         "sliding_window": "it was older than the messages that the policy keeps",
     }
 )
-"""Why a message was taken out, by the kind of its edit or the layer of its cut."""
 
 
 class Removed(Shape):
@@ -89,7 +88,6 @@ class Removed(Shape):
 
 
 def removed_of(row: RemovedRow, *, with_text: bool) -> Removed:
-    """One message that is out of the window: what took it and why, since when, and where its original is."""
     return Removed.of(
         row,
         why=WHY.get(row.how, "the policy took it"),
@@ -181,7 +179,6 @@ async def page_of_bytes(body: bytes, cursor: int, *, as_text: bool = False) -> M
 
 
 def cursor_in(asked: ManagementRequest) -> int:
-    """Where the page begins, in bytes. Raises InvalidRequest for what is no number."""
     given = asked.query.get("cursor", "0")
     if not (given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS):
         raise InvalidRequest("cursor must be a number of bytes.", param="cursor")
@@ -189,7 +186,6 @@ def cursor_in(asked: ManagementRequest) -> int:
 
 
 def array_of(bodies: list[bytes]) -> bytes:
-    """Messages as one JSON array, each as the client sent it."""
     return b"[" + b",".join(bodies) + b"]"
 
 
@@ -209,7 +205,6 @@ async def _original(asked: ManagementRequest, tenant: str, ref: str) -> bytes:
 
 
 def _page(body: bytes, start: int, *, as_text: bool) -> ManagementAnswer:
-    """The bytes from ``start`` on, 64 KiB or a few less, so that no character is parted; nothing beyond the end."""
     whole = _text_of(body) if as_text else body
     stop = min(len(whole), start + PAGE)
     while start + 4 < stop < len(whole) and whole[stop] & 0xC0 == 0x80:
@@ -222,7 +217,6 @@ def _page(body: bytes, start: int, *, as_text: bool) -> ManagementAnswer:
 
 
 def _text_of(body: bytes) -> bytes:
-    """The text of a message, or of each in a list of them, as UTF-8."""
     messages = split_array(body) if body.startswith(b"[") else (body,)
     return "\n".join(body_of(view_of_stored(raw)).text for raw in messages or ()).encode("utf-8", "surrogatepass")
 
@@ -245,7 +239,6 @@ class Version(Shape):
 
 
 def version_of(row: CheckpointRow) -> Version:
-    """One version of the checkpoint in a list."""
     size = len(row.body.encode("utf-8", "surrogatepass"))
     return Version.of(row, messages=row.length, size=size, covers=None if row.cut is None else row.cut.covers)
 
@@ -273,12 +266,10 @@ class SavedVersion(Saved):
 
 
 def saved_of(row: CheckpointRow) -> Saved:
-    """One version of the checkpoint."""
     return Saved.of(row, **_saved(row))
 
 
 def saved_version_of(row: CheckpointRow, before: CheckpointRow | None) -> SavedVersion:
-    """One version of the checkpoint against the one ``before`` it; against nothing for the first one."""
     previous = Checkpoint.from_json(before.body) if before is not None else None
     return SavedVersion.of(row, **_saved(row), changed=dict(Checkpoint.from_json(row.body).delta(previous)))
 

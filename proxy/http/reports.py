@@ -88,18 +88,15 @@ class Usage(Shape):
 
 
 def taken_by(row: UsageRow, *, by: By | None, names: Mapping[str, str]) -> TakenBy:
-    """What one key took, or one part of it: ``names`` are those of keys by their tenant."""
     group = row.group if by is not None else None
     return TakenBy.of(row, key=names.get(row.tenant), group=group, **_sums([row]))
 
 
 def taken(rows: Sequence[UsageRow]) -> Taken:
-    """What all rows took together."""
     return Taken(**_sums(rows))
 
 
 def _sums(rows: Sequence[UsageRow]) -> dict[str, Any]:
-    """Sums of rows; dollars are null where no request has a price."""
     columns = zip(*map(FIGURES, rows), strict=True) if rows else ((0,) for _ in ADDED)
     sums: dict[str, Any] = {name: sum(column) for name, column in zip(ADDED, columns, strict=True)}
     for name in ("cost", "cost_saved"):
@@ -142,7 +139,6 @@ class Alert(Shape):
 
 
 def alert_of(row: AlertRow) -> Alert:
-    """One alert."""
     return Alert.of(row, value=round(row.value, 4), threshold=row.limit)
 
 
@@ -160,7 +156,6 @@ class Reading(Shape):
 
 
 def reading_of(snapshot: Snapshot) -> Reading:
-    """The health metrics after one request, shares and ratios with three decimals."""
     values: dict[str, Any] = snapshot._asdict()
     measured = {name: round(each, 3) for name, each in values.items() if isinstance(each, float)}
     return Reading.of(snapshot, **{**measured, "at": snapshot.at})
@@ -180,7 +175,6 @@ class ConversationHealth(Shape):
 def conversation_health(
     row: ConversationRow, snapshots: Sequence[Snapshot], alerts: Sequence[AlertRow], *, limit: int
 ) -> ConversationHealth:
-    """The health of a conversation by its snapshots, oldest first, of which the newest ``limit`` are shown."""
     opened = {alert.level for alert in alerts if alert.closed is None}
     return ConversationHealth(
         conversation=row.name,
@@ -210,7 +204,6 @@ class OpenAlerts(Shape):
 
 
 def open_alerts(found: Page[Alert], counts: Mapping[str, int]) -> OpenAlerts:
-    """A page of open alerts; ``counts`` are how many there are of each level, on all pages."""
     return OpenAlerts(
         status=next((level for level in LEVELS if counts.get(level)), "ok"),
         open=Open(**{level: counts.get(level, 0) for level in LEVELS}),
@@ -458,7 +451,6 @@ async def live(asked: ManagementRequest) -> ManagementAnswer:
 
 
 async def events(asked: ManagementRequest) -> AsyncIterator[bytes]:
-    """What :func:`live` sends."""
     store, clock, loop = asked.store, asked.runtime.planner.clock, asyncio.get_running_loop()
     begun = quiet = loop.time()
     since, seen = clock(), set[str]()
