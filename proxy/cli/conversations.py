@@ -32,7 +32,7 @@ from proxy.cli.shared import (
     writing,
 )
 from proxy.config import Config, masked_url
-from proxy.http.archive import removed_of, saved_of
+from proxy.http.archive import checkpoints_of, newest_checkpoint, removed_of, saved_of
 from proxy.http.conversations import MAX_NOTE_LEN, USUAL, KeptNote, decision_of, exchange_of, tokens_by_bucket
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
@@ -297,10 +297,6 @@ async def removed_from(store: Store, row: ConversationRow) -> list[RemovedRow]:
     return list(reversed(await store.removed(row, limit=MAX_REMOVED)))
 
 
-async def checkpoints_of(store: Store, row: ConversationRow) -> list[CheckpointRow]:
-    return [each for each in await store.checkpoints(row) if each.body]
-
-
 def actions_of(actions: str) -> str:
     parts = actions.split(",")
     if OBSERVED not in parts:
@@ -310,7 +306,6 @@ def actions_of(actions: str) -> str:
 
 
 def _show(config: Config, name: str, read: Callable[[Store, ConversationRow], Awaitable[Show]]) -> None:
-
     async def work(store: Store) -> Show:
         return await read(store, await found(store, name))
 
@@ -463,10 +458,8 @@ async def _checkpoint(store: Store, row: ConversationRow, version: int | None = 
             there = f"there are {', '.join(map(str, versions))}" if versions else "there is none"
             raise Failure(f"{row.name} has no checkpoint {version}: {there}")
         return one
-    latest = await store.latest_checkpoint(row.tenant, row.id)
-    for each in reversed(await checkpoints_of(store, row)) if latest is not None else ():
-        if latest is not None and (each.branch, each.version) == (latest[1].branch, latest[1].version):
-            return each
+    if (newest := await newest_checkpoint(store, row)) is not None:
+        return newest
     raise Failure(f"{row.name} has no checkpoint: nothing was compacted or saved in it")
 
 

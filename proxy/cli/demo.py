@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -146,12 +146,7 @@ class Side:
         self._seen = 0
         self._before: list[Any] = []
 
-    async def send(self, messages: list[Any], *, tools: Any, needed: tuple[str, ...]) -> DemoAnswer:
-        answer = await self._send(messages, tools, needed)
-        self.totals.add(answer)
-        return answer
-
-    async def _send(self, messages: list[Any], tools: Any, needed: tuple[str, ...]) -> DemoAnswer:
+    async def send(self, messages: list[Any], tools: Any, needed: tuple[str, ...]) -> DemoAnswer:
         try:
             raw = await self._client.chat.completions.with_raw_response.create(
                 model=MODEL, messages=messages, tools=tools, max_tokens=MAX_TOKENS
@@ -187,15 +182,16 @@ class Side:
         return entries[-1].prompt_tokens if fresh else 0
 
 
+@dataclass(slots=True)
 class Playback:
-    def __init__(self, show: Demonstration, *, direct: Side, managed: Side) -> None:
-        self.show = show
-        self.direct = direct
-        self.managed = managed
-        self.batches: list[Batch] = []
-        self.summaries = self.summary_tokens = 0
-        self.conversation = ""
-        self._overheads: list[float] = []
+    show: Demonstration
+    direct: Side
+    managed: Side
+    batches: list[Batch] = field(default_factory=list)
+    summaries: int = 0
+    summary_tokens: int = 0
+    conversation: str = ""
+    _overheads: list[float] = field(default_factory=list)
 
     @property
     def overhead(self) -> float:
@@ -206,8 +202,9 @@ class Playback:
         index = recording.requests[number - 1]
         messages, tools = list(recording.values[:index]), recording.tools
         needed = tuple(value for fact in recording.facts if index in fact.needed_at for value in fact.needles)
-        await self.direct.send(messages, tools=tools, needed=needed)
-        answer = await self.managed.send(messages, tools=tools, needed=needed)
+        for side in (self.direct, self.managed):
+            side.totals.add(await side.send(messages, tools, needed))
+        answer = self.managed.totals.last
         asked = self.managed.seen(SUMMARIZER)
         self.summaries, self.summary_tokens = len(asked), sum(seen.prompt_tokens for seen in asked)
         if answer.answered:
@@ -242,7 +239,7 @@ async def playing(show: Demonstration) -> AsyncIterator[Playback]:
         weir = f"http://127.0.0.1:{server.port}/v1"
         named = {"x-weir-conversation": NAME}
         managed = Side(await stack.enter_async_context(_client(weir, named)), behind)
-        yield Playback(show, direct=direct, managed=managed)
+        yield Playback(show, direct, managed)
 
 
 def _client(base_url: str, headers: Mapping[str, str] = {}) -> openai.AsyncOpenAI:
@@ -490,10 +487,7 @@ def _report(played: Playback, gone: list[RemovedRow]) -> dict[str, object]:
         "with": {
             **_totals(played.managed.totals),
             "conversation": played.conversation,
-            "batches": [
-                {"request": b.request, "before": b.before, "after": b.after, "actions": b.actions}
-                for b in played.batches
-            ],
+            "batches": [asdict(batch) for batch in played.batches],
             "summariser_calls": played.summaries,
             "summariser_tokens": played.summary_tokens,
             "overhead_ms_median": played.overhead,

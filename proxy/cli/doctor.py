@@ -15,9 +15,20 @@ from typing import Literal
 import click
 
 from proxy.cli import EXIT_FAILED, Failure
-from proxy.cli.reach import Reached, Unreached, get, is_weir
 from proxy.cli.run import weir_address
-from proxy.cli.shared import config_option, json_option, loaded, print_json, reading, store_option, writing
+from proxy.cli.shared import (
+    Reached,
+    Unreached,
+    config_option,
+    get,
+    is_weir,
+    json_option,
+    loaded,
+    print_json,
+    reading,
+    store_option,
+    writing,
+)
 from proxy.config import Config, Flags, environment
 from proxy.config.values import UpstreamSettings, masked_url
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe

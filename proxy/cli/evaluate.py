@@ -16,7 +16,6 @@ from policies import ContextSettings, Failed, Summarize, Summary
 from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS, Coverage, Dimension, Share
 from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, PROPOSE, AnswerVerdict, Fidelity, Terms
 from proxy.access.destination import CHAT_PATH, Caller, Destination, by_weir
-from proxy.cli.conversations import checkpoints_of
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded
 from proxy.cli.shared import config_option, found, json_option, loaded, opened, print_json, store_option
@@ -25,6 +24,7 @@ from proxy.effects.allowance import Spent
 from proxy.effects.perform import EffectHandler
 from proxy.effects.summarizer import MAX_ANSWER, Summarizer, SummarizerTerms
 from proxy.errors import UpstreamUnreachable
+from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts
 from proxy.monitor.evaluation import facts_of
 from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction

@@ -322,14 +322,24 @@ def recommend(
     settings = config.policy(known_policy(name, config))
     conditions = conditions_for(config, model=model, window=window)
     prices = priced(stated, conditions)
-    measured = _measured(file, conditions, limit)
-    traffic, choice, budget = measured.traffic, choose(measured.traffic), conditions.budget(settings)
-    advice = advice_for(measured.pace, settings, conditions, prices.prices)
+    traffic, pace = _measured(file, conditions, limit)
+    choice, budget = choose(traffic), conditions.budget(settings)
+    growth = round(pace.growth, 1)
+    advice = advice_for(pace, settings, conditions, prices.prices)
     tools = worst_tools(traffic)
     if as_json:
         return print_json(
             {
-                "traffic": _figures_of(measured),
+                "traffic": {
+                    "conversations": traffic.conversations,
+                    "requests": traffic.requests,
+                    "turns": traffic.turns,
+                    "tokens": traffic.tokens,
+                    "tool_results": round(traffic.results_share, 4),
+                    "repeated": round(traffic.repeated_share, 4),
+                    "growth": growth,
+                    "fixed": pace.fixed,
+                },
                 "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
                 "advice": {
                     "policy": name,
@@ -347,7 +357,10 @@ def recommend(
                 ],
             }
         )
-    print_line(_summary_of(measured))
+    print_line(
+        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
+        f"{growth:,.0f} more with each request"
+    )
     best = "-" if advice.optimum is None else f"{advice.optimum:,}"
     return print_table(
         ("advice", "value", "why"),
@@ -361,13 +374,7 @@ def recommend(
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    traffic: Traffic
-    pace: Pace
-
-
-def _measured(file: Path, conditions: Conditions, limit: int | None) -> _Measured:
+def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Traffic, Pace]:
     count = TrafficCount()
     growth, fixed, requests = 0.0, 0, 0
     with progress("conversations") as progressed:
@@ -376,29 +383,7 @@ def _measured(file: Path, conditions: Conditions, limit: int | None) -> _Measure
             count.add(script)
             pace, weight = pace_of(script), max(1, len(script.requests))
             growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
-    return _Measured(traffic=count.traffic, pace=Pace(growth / max(1, requests), fixed))
-
-
-def _summary_of(measured: _Measured) -> str:
-    traffic = measured.traffic
-    return (
-        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
-        f"{round(measured.pace.growth, 1):,.0f} more with each request"
-    )
-
-
-def _figures_of(measured: _Measured) -> dict[str, object]:
-    traffic = measured.traffic
-    return {
-        "conversations": traffic.conversations,
-        "requests": traffic.requests,
-        "turns": traffic.turns,
-        "tokens": traffic.tokens,
-        "tool_results": round(traffic.results_share, 4),
-        "repeated": round(traffic.repeated_share, 4),
-        "growth": round(measured.pace.growth, 1),
-        "fixed": measured.pace.fixed,
-    }
+    return count.traffic, Pace(growth / max(1, requests), fixed)
 
 
 def _section_text(section: Mapping[str, object]) -> str:

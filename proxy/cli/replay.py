@@ -11,10 +11,10 @@ import click
 from policies import ContextSettings
 from policies.quality.advise import PROVIDERS, Advice, recommend, worst_tools
 from proxy.cli import Failure
-from proxy.cli.conversations import checkpoints_of
 from proxy.cli.output import Progressed, print_line, print_table, progress
 from proxy.cli.shared import counted, found, json_option, known_policy, loaded, print_json, reading, stored
 from proxy.config import Config
+from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts, ModelRegistry
 from proxy.monitor.caching import BadPrices, PriceList, price_list
 from proxy.replay.play import Replayed, Step, Tally

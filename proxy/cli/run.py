@@ -15,8 +15,7 @@ from pathlib import Path
 import click
 
 from proxy.cli import Failure
-from proxy.cli.reach import is_weir
-from proxy.cli.shared import config_option, loaded
+from proxy.cli.shared import config_option, is_weir, loaded
 from proxy.config import Config, environment
 
 STARTS_WITHIN = 60.0

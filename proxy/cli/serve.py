@@ -77,7 +77,10 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     config = loaded(path, flags)
     if not config.simulate:  # it asks for another reading, which would end what is not ready for it, workers too
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _check_telemetry(config)
+    try:
+        _telemetry_settings(config).check()
+    except TelemetryError as error:
+        raise Failure(f"telemetry: {error}") from error
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
     handler = _open_log(log_format)
     with _logging(handler), _listening(config) as listener, _upstream(config, tokenizer) as effective:
@@ -172,13 +175,6 @@ def _telemetry_settings(config: Config) -> OtelSettings:
         read_baggage=chosen.read_baggage,
         environment=environment(),
     )
-
-
-def _check_telemetry(config: Config) -> None:
-    try:
-        _telemetry_settings(config).check()
-    except TelemetryError as error:
-        raise Failure(f"telemetry: {error}") from error
 
 
 def installed_plugins() -> tuple[Plugin, ...]:

@@ -350,6 +350,12 @@ class Config:
             summarizer=settings.summarizer if settings.summarizer is not None else self.summarizer,
         )
 
+    def soft_shares(self, policy: str) -> dict[str, float]:
+        """The shares of their caps at which a policy's buckets warn; none for a policy that is gone."""
+        if policy not in self.policies:
+            return {}
+        return {name: rule.soft for name, rule in self.policy(policy).buckets.items()}
+
     def rule(self, model: str) -> ModelRule | None:
         return next((rule for rule in self.models if rule.matches(model)), None)
 

@@ -30,6 +30,7 @@ from proxy.http.request import (
     page_from,
     page_of_whole,
 )
+from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
 from proxy.wire.chat import body_of
 from proxy.wire.codecs import view_of_stored
@@ -312,7 +313,7 @@ async def checkpoint_markdown(asked: ManagementRequest) -> ManagementAnswer:
 async def checkpoints(asked: ManagementRequest) -> Page[Version]:
     """The versions of the checkpoint, the newest first."""
     wanted = asked.limit(), asked.after(str, int)
-    rows = (await _versions(asked, await asked.conversation()))[::-1]
+    rows = (await checkpoints_of(asked.store, await asked.conversation()))[::-1]
     return page_of_whole(rows, wanted, version_of, lambda row: (row.branch, row.version))
 
 
@@ -320,7 +321,7 @@ async def checkpoint_version(asked: ManagementRequest) -> SavedVersion:
     """One version of the checkpoint."""
     version, row = asked.version(), await asked.conversation()
     found = await _at_version(asked, row, version)
-    rows = await _versions(asked, row)
+    rows = await checkpoints_of(asked.store, row)
     before = [each for each in rows if each.branch == found.branch and each.version < version]
     return saved_version_of(found, before[-1] if before else None)
 
@@ -349,20 +350,29 @@ async def rollback(asked: ManagementRequest) -> RolledBack:
     try:
         return RolledBack(version=await asked.runtime.planner.conversations.rollback(row, version))
     except NoSuchVersion:
-        versions = sorted({0, *(each.version for each in await _versions(asked, row))})[-VERSIONS_SHOWN:]
+        versions = sorted({0, *(each.version for each in await checkpoints_of(asked.store, row))})[-VERSIONS_SHOWN:]
         there = f"it is at version {row.version}, with checkpoints at {', '.join(map(str, versions))}"
         text = f"The conversation cannot go back to version {version}: {there}."
         raise NotFound(text, weir={"versions": versions}) from None
 
 
-async def _versions(asked: ManagementRequest, row: ConversationRow) -> list[CheckpointRow]:
-    return [each for each in await asked.store.checkpoints(row) if each.body]
+async def checkpoints_of(store: Store, row: ConversationRow) -> list[CheckpointRow]:
+    return [each for each in await store.checkpoints(row) if each.body]
+
+
+async def newest_checkpoint(store: Store, row: ConversationRow) -> CheckpointRow | None:
+    latest = await store.latest_checkpoint(row.tenant, row.id)
+    if latest is None:
+        return None
+    newest = (latest[1].branch, latest[1].version)
+    saved = reversed(await checkpoints_of(store, row))
+    return next((each for each in saved if (each.branch, each.version) == newest), None)
 
 
 async def _at_version(asked: ManagementRequest, row: ConversationRow, version: int) -> CheckpointRow:
     found = await asked.store.checkpoint_at(row, version)
     if found is None:
-        versions = sorted({each.version for each in await _versions(asked, row)})[-VERSIONS_SHOWN:]
+        versions = sorted({each.version for each in await checkpoints_of(asked.store, row)})[-VERSIONS_SHOWN:]
         there = f"there are {', '.join(map(str, versions))}" if versions else "none was saved yet"
         raise NotFound(f"There is no version {version} of the checkpoint: {there}.", weir={"versions": versions})
     return found
@@ -370,9 +380,6 @@ async def _at_version(asked: ManagementRequest, row: ConversationRow, version: i
 
 async def _newest(asked: ManagementRequest) -> CheckpointRow:
     row = await asked.conversation()
-    found = await asked.store.latest_checkpoint(row.tenant, row.id)
-    newest = None if found is None else (found[1].branch, found[1].version)
-    for each in reversed(await _versions(asked, row)) if newest is not None else ():
-        if (each.branch, each.version) == newest:
-            return each
+    if (found := await newest_checkpoint(asked.store, row)) is not None:
+        return found
     raise NotFound(f"Conversation {row.name[:80]!r} has no checkpoint: nothing was compacted or saved in it yet.")

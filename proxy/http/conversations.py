@@ -291,9 +291,7 @@ async def one(asked: ManagementRequest) -> ConversationStatus:
     last = next(iter(await asked.store.timeline(row, limit=1)), None)
     newest = await asked.store.latest_checkpoint(row.tenant, row.id)
     sums = await asked.store.eviction_sums(row.tenant, conversation=row)
-    soft: dict[str, float] = {}
-    if last is not None and last.policy in asked.runtime.config.policies:
-        soft = {name: rule.soft for name, rule in asked.runtime.policy(last.policy).buckets.items()}
+    soft = {} if last is None else asked.runtime.config.soft_shares(last.policy)
     windows = 1 if newest is None else newest[1].window_id
     return status_of(row, last, windows=windows, events=sum(each.evicted for each in sums), soft=soft)
 
