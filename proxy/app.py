@@ -25,6 +25,7 @@ from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
 from proxy.http.endpoints import Api, HealthRoutes
+from proxy.http.reports import store_growth
 from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
 from proxy.models.facts import Fetch, ModelRegistry, Probe
@@ -56,7 +57,9 @@ from proxy.telemetry.metrics import (
     QUEUE,
     REQUESTS,
     RETRIES,
+    STORE_GROWTH,
     STORE_LATENCY,
+    STORE_SIZE,
     STORE_WAITING,
     SUMMARIZER_CALLS,
     TASKS,
@@ -360,6 +363,8 @@ def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], floa
     watch(UNAUTHORISED, runtime.guesses.read)
     watch(HEALTH, runtime.health.read)
     watch(STORE_WAITING, runtime.settler.waiting)
+    watch(STORE_SIZE, lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
+    watch(STORE_GROWTH, partial(_growth, runtime))
     watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
     watch(QUEUE, partial(_queues, runtime, loop))
     watch(BODIES_HELD, lambda: {(): runtime.admission.held})
@@ -367,6 +372,13 @@ def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], floa
     watch_process(runtime.telemetry.metrics)
     watch(WINDOWS_LEARNED, learned)
     _begin_counting(runtime.telemetry.metrics, runtime.config)
+
+
+def _growth(runtime: Runtime) -> Mapping[tuple[str, ...], float]:
+    if not runtime.sizes:
+        return {}
+    at, size = runtime.sizes[-1]
+    return {(period,): grown for period, grown in store_growth(runtime.sizes, size, now=at).items()}
 
 
 def _queues(runtime: Runtime, loop: asyncio.AbstractEventLoop) -> Mapping[tuple[str, ...], float]:
@@ -427,6 +439,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
                 last_kept = time.monotonic()
                 await _keep_time(store, timekeeper)
                 await store.keep_size(clock())
+                runtime.sizes = await store.sizes()
             if time.monotonic() - measured >= MEASURED_EVERY:
                 measured = time.monotonic()
                 await _fit(runtime, store, clock())

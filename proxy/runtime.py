@@ -65,6 +65,7 @@ class Runtime:
     without_tools: set[str] = field(default_factory=set)
     binding: set[tuple[str, str]] = field(default_factory=set)
     lacking: Lacking = field(default_factory=Lacking)
+    sizes: Sequence[tuple[float, int]] = ()
     _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 
     def admit(self, scope: MutableMapping[str, Any]) -> Caller:

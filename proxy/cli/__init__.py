@@ -29,7 +29,7 @@ COMMANDS = {
     "completion": "Print the completion script of a shell.",
 }
 """Each command with its line in ``weir --help``; ``proxy.cli.NAME``, or its home, has it under the same name."""
-HOMES = {"health": "usage", "budget": "usage", "config": "policy"}
+HOMES = {"health": "usage", "budget": "usage", "config": "policy", "completion": "init"}
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -42,8 +42,6 @@ class Failure(click.ClickException):
 
 
 class _CommandTable(click.Group):
-    """A group that knows its commands' names and summaries without importing them."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
 

@@ -40,8 +40,6 @@ def audit() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """A head that was noted earlier: the row's number, None where that was not noted, and its hash."""
-
     seq: int | None
     link: bytes
 
@@ -187,7 +185,6 @@ def _head(text: str) -> _Head:
 
 
 async def _tenant(store: Store, given: str) -> str:
-    """The tenant that is meant. Fails for none, and for several that begin so."""
     if given == OPERATOR:
         return ""
     known = await store.audited_tenants()
@@ -255,7 +252,6 @@ def _eviction_json(row: EvictionRow) -> dict[str, object]:
 
 
 def _total(sums: Iterable[EvictionSum]) -> dict[str, object]:
-    """Counts, tokens, and the share of results that were asked for again; only what answers a call can be."""
     listed = list(sums)
     results = sum(each.evicted for each in listed if each.tool)
     again = sum(each.asked_again for each in listed)

@@ -32,7 +32,7 @@ from proxy.cli.shared import (
     writing,
 )
 from proxy.config import Config, masked_url
-from proxy.http.archive import removed_of, saved_of
+from proxy.http.archive import checkpoints_of, newest_checkpoint, removed_of, saved_of
 from proxy.http.conversations import MAX_NOTE_LEN, USUAL, KeptNote, decision_of, exchange_of, tokens_by_bucket
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
@@ -294,17 +294,10 @@ def delete(config: Config, *, name: str, yes: bool, as_json: bool) -> None:
 
 
 async def removed_from(store: Store, row: ConversationRow) -> list[RemovedRow]:
-    """What is out of the window in the newest branch of a conversation, what went first before what went later."""
     return list(reversed(await store.removed(row, limit=MAX_REMOVED)))
 
 
-async def checkpoints_of(store: Store, row: ConversationRow) -> list[CheckpointRow]:
-    """Every version of the checkpoint, oldest first."""
-    return [each for each in await store.checkpoints(row) if each.body]
-
-
 def actions_of(actions: str) -> str:
-    """What was done to a request; of one that was only observed, what would have been."""
     parts = actions.split(",")
     if OBSERVED not in parts:
         return actions
@@ -313,8 +306,6 @@ def actions_of(actions: str) -> str:
 
 
 def _show(config: Config, name: str, read: Callable[[Store, ConversationRow], Awaitable[Show]]) -> None:
-    """Read what is asked of a conversation, close the store, and print it."""
-
     async def work(store: Store) -> Show:
         return await read(store, await found(store, name))
 
@@ -322,7 +313,6 @@ def _show(config: Config, name: str, read: Callable[[Store, ConversationRow], Aw
 
 
 def _options_given() -> str:
-    """The options that lead to the same store again."""
     given = click.get_current_context().params
     options = (("--config", given["path"]), ("--store", given["store"]))
     return "".join(f" {option} {shlex.quote(str(value))}" for option, value in options if value is not None)
@@ -366,7 +356,6 @@ async def _read_status(store: Store, row: ConversationRow, *, config: Config, wh
 
 
 def _pressure(row: ExchangeRow) -> str:
-    """Pressure before and after the newest request was managed, the zone, and what that took."""
     before, after = f"{row.pressure if row.pressure_before is None else row.pressure_before:.2f}", f"{row.pressure:.2f}"
     moved = f"{before} > {after}" if before != after else after
     return f"{moved}, {row.zone}; {row.action}{', observed only' if row.observed else ''}"
@@ -380,7 +369,6 @@ def _growth(row: ExchangeRow) -> str:
 
 
 def _buckets(row: ExchangeRow) -> str | None:
-    """The tokens of each bucket of the newest request, beside the caps that there are."""
     used, caps = tokens_by_bucket(row.detail.get("buckets")), tokens_by_bucket(row.detail.get("caps"))
     shown = [f"{name} {used.get(name, 0):,}" + (f" of {caps[name]:,}" if name in caps else "") for name in used | caps]
     return ", ".join(shown) or None
@@ -415,7 +403,6 @@ def _timeline_cells(row: ExchangeRow) -> tuple[object, ...]:
 
 
 async def _read_request(store: Store, row: ConversationRow, *, request: str, as_json: bool) -> Show:
-    """The request with this id, or the only one whose id begins so. Fails for none and for several."""
     rows = await store.timeline(row, limit=MAX_REQUESTS)
     known = [each for each in rows if each.id == request] or [each for each in rows if each.id.startswith(request)]
     if len(known) != 1:
@@ -464,7 +451,6 @@ def _print_request(row: ExchangeRow) -> None:
 
 
 async def _checkpoint(store: Store, row: ConversationRow, version: int | None = None) -> CheckpointRow:
-    """One version of the checkpoint, the newest one without a number. Fails with the versions that there are."""
     if version is not None:
         one = await store.checkpoint_at(row, version)
         if one is None:
@@ -472,15 +458,12 @@ async def _checkpoint(store: Store, row: ConversationRow, version: int | None = 
             there = f"there are {', '.join(map(str, versions))}" if versions else "there is none"
             raise Failure(f"{row.name} has no checkpoint {version}: {there}")
         return one
-    latest = await store.latest_checkpoint(row.tenant, row.id)
-    for each in reversed(await checkpoints_of(store, row)) if latest is not None else ():
-        if latest is not None and (each.branch, each.version) == (latest[1].branch, latest[1].version):
-            return each
+    if (newest := await newest_checkpoint(store, row)) is not None:
+        return newest
     raise Failure(f"{row.name} has no checkpoint: nothing was compacted or saved in it")
 
 
 async def _read_summary(store: Store, conversation: ConversationRow, *, as_json: bool) -> Show:
-    """What stands for the history at the newest version of the checkpoint: its summary, else its state."""
     row = await _checkpoint(store, conversation)
     cut = row.cut
     if as_json:
@@ -503,7 +486,6 @@ async def _read_summary(store: Store, conversation: ConversationRow, *, as_json:
 
 
 def _print_state(row: CheckpointRow) -> None:
-    """A version of the checkpoint as Markdown; as it was stored where it is none."""
     stands = "" if row.cut is None else f"; stands for the first {row.cut.covers} messages after the head"
     click.echo(f"Version {row.version}, {moment(row.at)} UTC, saved for {row.reason}{stands}.\n", err=True)
     try:
@@ -534,7 +516,6 @@ async def _read_removed(store: Store, row: ConversationRow, *, as_json: bool) ->
 
 
 async def _read_originals(store: Store, row: ConversationRow, *, ref: str, as_json: bool) -> Show:
-    """The message with this ref, or all that the summary with this ref covers."""
     ref = ref.removesuffix(TEXT_OF)
     one = await store.original(row.tenant, ref)
     originals = [one] if one is not None else await store.covered(row.tenant, ref)
@@ -569,7 +550,6 @@ async def _read_notes(store: Store, conversation: ConversationRow, *, as_json: b
 
 
 def _write(out: Path, text: str, *, force: bool) -> None:
-    """Write a file that only its owner may read, in one go. Fails for one that came into being meanwhile."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", dir=out.parent, prefix=f".{out.name}.", encoding="utf-8", delete=False
@@ -590,6 +570,5 @@ def _write(out: Path, text: str, *, force: bool) -> None:
 
 
 def _tokens(before: int, after: int, limit: int) -> str:
-    """Tokens of a request before and after it was managed, and what there is room for."""
     moved = f"{before:,} > {after:,}" if after != before else f"{after:,}"
     return f"{moved} of {limit:,}"

@@ -33,8 +33,9 @@ def db() -> None:
 def backup(config: Config, *, target: Path, as_json: bool) -> None:
     """Copy a SQLite database, also while Weir serves from it: one consistent moment, checked, readable by its owner.
 
-    An existing file is never overwritten. To restore, stop Weir and put the copy in the place of the database, without
-    the -wal and -shm files beside it. PostgreSQL has its own tools: pg_dump --format=custom --file=PATH DATABASE.
+    An existing file is never overwritten. A database of an older Weir is copied as it is. To restore, stop Weir and put
+    the copy in the place of the database, without the -wal and -shm files beside it. PostgreSQL has its own tools:
+    pg_dump --format=custom --file=PATH DATABASE.
 
     \b
     Example:
@@ -43,7 +44,7 @@ def backup(config: Config, *, target: Path, as_json: bool) -> None:
     """
     if target.exists():
         raise Failure(f"{target} exists already; name a new file")
-    reading(config, lambda store: store.backup(target.absolute()))
+    reading(config, lambda store: store.backup(target.absolute()), any_schema=True)
     size = target.stat().st_size
     if as_json:
         return print_json({"path": str(target), "bytes": size})

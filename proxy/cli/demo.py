@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,12 @@ ENCODING = "o200k_base"
 
 
 def load_recording() -> Recording:
-    """The agent run that ships with Weir; NOTICE.md beside it says where it is from."""
     with as_file(files("proxy.cli").joinpath("data", "recorded_run.jsonl")) as path:
         return next(read_recordings(path)).recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """What is to be played: how many requests of the recording, in which window, managed how."""
-
     recording: Recording
     steps: int
     window: int
@@ -67,11 +64,9 @@ class Demonstration:
 
     @property
     def url(self) -> str:
-        """The database that Weir writes."""
         return f"sqlite+aiosqlite:///{self.store}"
 
     def config_for(self, upstream: str) -> Config:
-        """Weir's configuration in front of ``upstream``; the environment has no say in it."""
         flags = Flags(
             upstream=upstream,
             window=self.window,
@@ -102,14 +97,11 @@ class DemoAnswer:
 
     @property
     def answered(self) -> bool:
-        """Whether there was an answer."""
         return self.code is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One moment at which Weir changed what it had been forwarding."""
-
     request: int
     before: int
     after: int
@@ -118,8 +110,6 @@ class Batch:
 
 @dataclass(slots=True)
 class SideTotals:
-    """What one side has come to so far."""
-
     requests: int = 0
     answered: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -131,7 +121,6 @@ class SideTotals:
     last: DemoAnswer = field(default_factory=lambda: DemoAnswer(tokens=0))
 
     def add(self, answer: DemoAnswer) -> None:
-        """Count one request."""
         self.last = answer
         self.requests += 1
         self.needed += answer.needed
@@ -146,13 +135,10 @@ class SideTotals:
 
     @property
     def reuse(self) -> float:
-        """Cached over prompt tokens as the simulator reported them, 0 without an answer."""
         return self.cached / self.tokens if self.tokens else 0.0
 
 
 class Side:
-    """One of the two ways to a simulator: a client of its own, what arrived from it, and its totals."""
-
     def __init__(self, client: openai.AsyncOpenAI, simulator: RunningSimulator) -> None:
         self.totals = SideTotals()
         self._client = client
@@ -160,13 +146,7 @@ class Side:
         self._seen = 0
         self._before: list[Any] = []
 
-    async def send(self, messages: list[Any], *, tools: Any, needed: tuple[str, ...]) -> DemoAnswer:
-        """What became of one request; an error is an outcome too."""
-        answer = await self._send(messages, tools, needed)
-        self.totals.add(answer)
-        return answer
-
-    async def _send(self, messages: list[Any], tools: Any, needed: tuple[str, ...]) -> DemoAnswer:
+    async def send(self, messages: list[Any], tools: Any, needed: tuple[str, ...]) -> DemoAnswer:
         try:
             raw = await self._client.chat.completions.with_raw_response.create(
                 model=MODEL, messages=messages, tools=tools, max_tokens=MAX_TOKENS
@@ -194,41 +174,37 @@ class Side:
         )
 
     def seen(self, model: str) -> list[RecordedRequest]:
-        """The requests for a model that the simulator has answered."""
         return [seen for seen in self._simulator.answered() if seen.model == model]
 
     def _arrived(self) -> int:
-        """Tokens of the prompt that has just arrived, 0 if none did."""
         entries = self.seen(MODEL)
         fresh, self._seen = len(entries) > self._seen, len(entries)
         return entries[-1].prompt_tokens if fresh else 0
 
 
+@dataclass(slots=True)
 class Playback:
-    """Both sides over one recording, and what Weir did; ``conversation`` is the name it gave, empty for none."""
-
-    def __init__(self, show: Demonstration, *, direct: Side, managed: Side) -> None:
-        self.show = show
-        self.direct = direct
-        self.managed = managed
-        self.batches: list[Batch] = []
-        self.summaries = self.summary_tokens = 0
-        self.conversation = ""
-        self._overheads: list[float] = []
+    show: Demonstration
+    direct: Side
+    managed: Side
+    batches: list[Batch] = field(default_factory=list)
+    summaries: int = 0
+    summary_tokens: int = 0
+    conversation: str = ""
+    _overheads: list[float] = field(default_factory=list)
 
     @property
     def overhead(self) -> float:
-        """Milliseconds that a request spent in Weir before it was sent on, median."""
         return statistics.median(self._overheads) if self._overheads else 0.0
 
     async def step(self, number: int) -> Batch | None:
-        """Play request ``number`` (from 1) on both sides; the batch of edits that it brought, if any."""
         recording = self.show.recording
         index = recording.requests[number - 1]
         messages, tools = list(recording.values[:index]), recording.tools
         needed = tuple(value for fact in recording.facts if index in fact.needed_at for value in fact.needles)
-        await self.direct.send(messages, tools=tools, needed=needed)
-        answer = await self.managed.send(messages, tools=tools, needed=needed)
+        for side in (self.direct, self.managed):
+            side.totals.add(await side.send(messages, tools, needed))
+        answer = self.managed.totals.last
         asked = self.managed.seen(SUMMARIZER)
         self.summaries, self.summary_tokens = len(asked), sum(seen.prompt_tokens for seen in asked)
         if answer.answered:
@@ -263,11 +239,10 @@ async def playing(show: Demonstration) -> AsyncIterator[Playback]:
         weir = f"http://127.0.0.1:{server.port}/v1"
         named = {"x-weir-conversation": NAME}
         managed = Side(await stack.enter_async_context(_client(weir, named)), behind)
-        yield Playback(show, direct=direct, managed=managed)
+        yield Playback(show, direct, managed)
 
 
 def _client(base_url: str, headers: Mapping[str, str] = {}) -> openai.AsyncOpenAI:
-    """The SDK as anybody uses it, without retries and without the environment's HTTP proxies."""
     return openai.AsyncOpenAI(
         base_url=base_url,
         api_key="sk-demo",
@@ -291,7 +266,6 @@ ROWS: tuple[tuple[str, Callable[[SideTotals], str]], ...] = (
 )
 
 View = Callable[[int, Batch | None], None]
-"""Shows that a request was played on both sides, with the batch if it made Weir edit."""
 
 
 @click.command()
@@ -368,6 +342,8 @@ def _database(keep: Path | None) -> Iterator[Path]:
 
 
 async def _play(show: Demonstration, screen: Console, *, pause: float) -> tuple[Playback, list[RemovedRow]]:
+    async with opened(show.url, visitor=True):  # what is wrong with the file is said in one line, not by a server
+        pass
     async with playing(show) as played:
         with _view(played, screen) as view, _no_log():
             for number in range(1, show.steps + 1):
@@ -380,7 +356,6 @@ async def _play(show: Demonstration, screen: Console, *, pause: float) -> tuple[
 
 @contextmanager
 def _no_log() -> Iterator[None]:
-    """Keep the log out of the picture: the table says what happened, `weir health` which alerts there were."""
     logger, nowhere = logging.getLogger("weir"), logging.NullHandler()
     before, logger.propagate = logger.propagate, False
     logger.addHandler(nowhere)
@@ -393,7 +368,6 @@ def _no_log() -> Iterator[None]:
 
 @contextmanager
 def _view(played: Playback, screen: Console) -> Iterator[View]:
-    """A live picture on a terminal, else lines."""
     show, events = played.show, _Events(played)
     screen.print(
         f"{show.steps} requests of a recorded agent run, each sent {DIRECT} and {MANAGED}.\n"
@@ -422,8 +396,6 @@ def _view(played: Playback, screen: Console) -> Iterator[View]:
 
 
 class _Events:
-    """What is worth a line: the first refusal of each side, and every batch of edits."""
-
     def __init__(self, played: Playback) -> None:
         self._played = played
         self._refused: set[str] = set()
@@ -443,7 +415,6 @@ def _sides(played: Playback) -> tuple[tuple[str, SideTotals], ...]:
 
 
 def _picture(played: Playback, number: int) -> Group:
-    """Two bars, the prompt that arrived against the window, and how far the demo has come."""
     window, bars = played.show.window, Table.grid(padding=(0, 2))
     for name, side in _sides(played):
         tokens, colour = side.last.tokens, "green" if side.last.answered else "red"
@@ -487,7 +458,6 @@ def _print_end(played: Playback, gone: list[RemovedRow]) -> None:
 
 
 def _commands(played: Playback, gone: list[RemovedRow]) -> Iterator[str]:
-    """The commands that show what Weir did, as far as there is something to show."""
     if not played.conversation:
         return
     compacted = any("compact" in each.how for each in gone)
@@ -498,7 +468,6 @@ def _commands(played: Playback, gone: list[RemovedRow]) -> Iterator[str]:
 
 
 def _command_name() -> str:
-    """How to call this program from here: ``weir`` where the shell finds it, else by its path."""
     own = Path(sys.executable).with_name("weir")
     if shutil.which("weir") is not None or not own.exists():
         return "weir"
@@ -518,10 +487,7 @@ def _report(played: Playback, gone: list[RemovedRow]) -> dict[str, object]:
         "with": {
             **_totals(played.managed.totals),
             "conversation": played.conversation,
-            "batches": [
-                {"request": b.request, "before": b.before, "after": b.after, "actions": b.actions}
-                for b in played.batches
-            ],
+            "batches": [asdict(batch) for batch in played.batches],
             "summariser_calls": played.summaries,
             "summariser_tokens": played.summary_tokens,
             "overhead_ms_median": played.overhead,

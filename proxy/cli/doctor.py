@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,22 @@ from typing import Literal
 import click
 
 from proxy.cli import EXIT_FAILED, Failure
-from proxy.cli.reach import Reached, Unreached, get, is_weir
 from proxy.cli.run import weir_address
-from proxy.cli.shared import config_option, json_option, loaded, print_json, reading, writing
-from proxy.config import Config, environment
-from proxy.config.values import UpstreamSettings
+from proxy.cli.shared import (
+    Reached,
+    Unreached,
+    config_option,
+    get,
+    is_weir,
+    json_option,
+    loaded,
+    print_json,
+    reading,
+    store_option,
+    writing,
+)
+from proxy.config import Config, Flags, environment
+from proxy.config.values import UpstreamSettings, masked_url
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.store import Store
 from proxy.upstream.client import credential_field
@@ -36,8 +48,6 @@ SAID_BY = {"policy": "from the policy", "rule": "from your rule", "upstream": "a
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found of one thing, and what to do about it."""
-
     check: str
     state: Literal["ok", "warn", "fail"]
     said: str
@@ -46,9 +56,10 @@ class Diagnosis:
 
 @click.command()
 @config_option
+@store_option
 @click.option("--model", help="The model to look up; defaults to the first that a rule or an upstream names.")
 @json_option
-def doctor(*, path: Path | None, model: str | None, as_json: bool) -> int:
+def doctor(*, path: Path | None, store: str | None, model: str | None, as_json: bool) -> int:
     """Check what a request needs: upstream, key, model and window, store, vocabulary, clock, port.
 
     Nothing is sent to a model: each upstream is asked for its list of models. Exits with 1 if a check failed.
@@ -57,9 +68,10 @@ def doctor(*, path: Path | None, model: str | None, as_json: bool) -> int:
     Example:
       weir doctor
       weir doctor --config weir.yaml --model gpt-5-mini --json
+      weir doctor --store /backup/weir-monday.db
     """
     found: list[Diagnosis] = []
-    for each in _diagnoses(path, model):
+    for each in _diagnoses(path, store, model):
         found.append(each)
         if not as_json:
             state = click.style(f"{each.state:<4}", fg=COLOURS[each.state])
@@ -70,9 +82,9 @@ def doctor(*, path: Path | None, model: str | None, as_json: bool) -> int:
     return EXIT_FAILED if failed else 0
 
 
-def _diagnoses(path: Path | None, model: str | None) -> Iterator[Diagnosis]:
+def _diagnoses(path: Path | None, store: str | None, model: str | None) -> Iterator[Diagnosis]:
     try:
-        config = loaded(path)
+        config = loaded(path, Flags(store=store))
     except Failure as fault:
         yield Diagnosis("configuration", "fail", fault.message, "mend it; weir config check names every fault")
         return
@@ -91,7 +103,6 @@ def _diagnoses(path: Path | None, model: str | None) -> Iterator[Diagnosis]:
 
 
 def _upstream(upstream: UpstreamSettings, listed: list[str]) -> Iterator[Diagnosis]:
-    """Whether it answers, takes the key, and has the same time; what it lists is added to ``listed``."""
     name = f"upstream {upstream.name}"
     if upstream.base_url is None:
         yield Diagnosis(name, "warn", f"litellm's provider {upstream.provider} is not asked", "send it one request")
@@ -111,7 +122,6 @@ def _upstream(upstream: UpstreamSettings, listed: list[str]) -> Iterator[Diagnos
 
 
 def _sent(upstream: UpstreamSettings) -> str:
-    """The key that is tried: the operator's, else the one that this shell has for clients."""
     return environment().get("OPENAI_API_KEY", "") if upstream.passes_key else upstream.api_key.get_secret_value()
 
 
@@ -165,7 +175,6 @@ def _model(config: Config, model: str | None, listed: Sequence[str]) -> Diagnosi
 
 
 async def _stated(upstream: UpstreamSettings, model: str) -> ModelFacts | None:
-    """What the upstream says of a model's window, asked for as a running Weir does."""
 
     async def fetch(_: str, url: str, body: bytes | None) -> tuple[int, bytes]:
         answer = await asyncio.to_thread(get, url, _headers(upstream), body=body)
@@ -192,12 +201,21 @@ def _store(config: Config) -> Iterator[Diagnosis]:
             made, schema = reading(config, keys)
             writing(config, Store.ping)
         except Failure as fault:
-            yield Diagnosis("store", "fail", fault.message, "check store.url, the file's owner and the free space")
+            yield Diagnosis("store", "fail", fault.message, _mended(config, fault.message))
             return
         known += made
         yield Diagnosis("store", "ok", f"it can be written, schema {schema}")
     if not known and config.auth.mode == "keys":
         yield Diagnosis("keys", "warn", "there is none, so nobody may call", "weir keys create --name me")
+
+
+def _mended(config: Config, fault: str) -> str:
+    if "weir db upgrade" in fault:
+        store = shlex.quote(masked_url(config.store.url).removeprefix(SQLITE))
+        if "schema none" in fault:
+            return f"weir db upgrade --store {store} makes its tables"
+        return f"weir db backup COPY --store {store}, then weir db upgrade --store {store}"
+    return "check store.url, the file's owner and the free space"
 
 
 def _vocabulary(model: str | None) -> Diagnosis:

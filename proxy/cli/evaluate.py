@@ -16,7 +16,6 @@ from policies import ContextSettings, Failed, Summarize, Summary
 from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS, Coverage, Dimension, Share
 from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, PROPOSE, AnswerVerdict, Fidelity, Terms
 from proxy.access.destination import CHAT_PATH, Caller, Destination, by_weir
-from proxy.cli.conversations import checkpoints_of
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded
 from proxy.cli.shared import config_option, found, json_option, loaded, opened, print_json, store_option
@@ -25,6 +24,7 @@ from proxy.effects.allowance import Spent
 from proxy.effects.perform import EffectHandler
 from proxy.effects.summarizer import MAX_ANSWER, Summarizer, SummarizerTerms
 from proxy.errors import UpstreamUnreachable
+from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts
 from proxy.monitor.evaluation import facts_of
 from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
@@ -42,12 +42,6 @@ UNLIMITED = 1 << 60
 
 
 class Models(EffectHandler):
-    """Answers effects by real models; ``spent`` adds up what that took, ``failures`` how often what went wrong.
-
-    ``default`` is asked for what no purpose in ``by_purpose`` names, ``at_once`` questions at a time and each for so
-    many ``seconds``. To be entered; leaving it closes its connections.
-    """
-
     def __init__(
         self,
         config: Config,
@@ -82,7 +76,6 @@ class Models(EffectHandler):
             await self._upstreams.close()
 
     async def summarize(self, effect: Summarize) -> Summary | Failed:
-        """What the model of a purpose writes."""
         if effect.standing:
             return Failed("not_in_place")
         model = self._by_purpose.get(effect.purpose, self._default)
@@ -128,8 +121,6 @@ MAX_MISSING = 8
 
 @dataclass(slots=True, kw_only=True)
 class _EvaluationRun:
-    """What is evaluated, by whom (``terms`` is None where no model answers), and every compaction with its scores."""
-
     file: Path | None
     conversation: str | None
     config: Config
@@ -145,40 +136,32 @@ class _EvaluationRun:
 
     @property
     def names(self) -> list[str]:
-        """The conversations, each once."""
         return list(dict.fromkeys(name for name, _ in self.done))
 
     @property
     def fidelity(self) -> Fidelity:
-        """All verdicts."""
         return sum((each.fidelity for _, each in self.done), Fidelity())
 
     @property
     def coverage(self) -> Coverage:
-        """All of what was wanted."""
         return sum((each.coverage for _, each in self.done), Coverage())
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Tokens of all contexts before and after."""
         contexts = [each.compaction.contexts for _, each in self.done]
         return sum(each.tokens_before for each in contexts), sum(each.tokens_after for each in contexts)
 
     @property
     def ratio(self) -> float | None:
-        """Tokens of all contexts before over those after."""
         before, after = self.sizes
         return before / after if before and after else None
 
     @property
     def failures(self) -> dict[str, int]:
-        """How often what went wrong with a question."""
         return {} if self.models is None else self.models.failures
 
 
 class _Asking(TypedDict):
-    """The options about models that are asked."""
-
     model: str
     judge: str
     summarizer: str | None
@@ -336,7 +319,6 @@ async def _evaluate(run: _EvaluationRun) -> None:
 
 
 async def _recorded(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]]:
-    """The batches of every recorded conversation; the policy's summaries are written where there is a model for it."""
     assert run.file is not None  # noqa: S101 - the caller looked
     ask = run.models if run.settings.summarizer is not None else None
     async with store_in_memory() as store:
@@ -354,7 +336,6 @@ async def _recorded(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]
 
 
 async def _archived(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]]:
-    """The summaries of a stored conversation with the originals that they stand for."""
     assert run.conversation is not None  # noqa: S101 - the caller looked
     async with opened(run.config.store.url, read_only=True) as store:
         row = await found(store, run.conversation)
@@ -369,7 +350,6 @@ async def _archived(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]
 
 
 def _below(run: _EvaluationRun, gate: float | None, gate_coverage: float | None) -> Iterator[str]:
-    """What is below its gate; a score that is null is: what was not measured passes nothing."""
     scores = (("fidelity", run.fidelity.score(), gate), ("coverage", run.coverage.score, gate_coverage))
     for name, score, least in scores:
         if least is not None and score is None:
@@ -379,7 +359,6 @@ def _below(run: _EvaluationRun, gate: float | None, gate_coverage: float | None)
 
 
 def _rows(run: _EvaluationRun) -> Iterator[tuple[str, ...]]:
-    """One row for each compaction and one for all."""
     for name, each in run.done:
         contexts, request = each.compaction.contexts, each.compaction.request
         sizes = (f"{contexts.tokens_before:,}", f"{contexts.tokens_after:,}", _times(contexts.ratio))
@@ -411,7 +390,6 @@ def _times(value: float | None) -> str:
 
 
 def _lines(run: _EvaluationRun, *, answers: bool) -> Iterator[str]:
-    """What is worth saying beside the table."""
     coverage, fidelity, score = run.coverage, run.fidelity, run.fidelity.score()
     if not run.done:
         yield "Nothing was compacted, so nothing was measured."
@@ -437,7 +415,6 @@ def _lines(run: _EvaluationRun, *, answers: bool) -> Iterator[str]:
 
 
 def _report(run: _EvaluationRun, *, answers: bool, failures: Sequence[str]) -> dict[str, object]:
-    """The run as plain data; every score is null where nothing was judged, or nothing wanted."""
     return {
         "policy": run.settings.name,
         "model": run.model or None,

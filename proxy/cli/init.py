@@ -1,4 +1,7 @@
-"""``weir init``: three answers become a commented weir.yaml, which is never written over another file."""
+"""``weir init``: three answers become a commented weir.yaml, which is never written over another file.
+
+And ``weir completion``, for who has set it up.
+"""
 
 import json
 import re
@@ -10,8 +13,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
+from click.shell_completion import get_completion_class
 
-from proxy.cli import Failure
+from proxy.cli import Failure, main
 from proxy.config import ConfigError, environment, load_config
 
 OPENAI = "https://api.openai.com/v1"
@@ -69,7 +73,6 @@ def init(*, out: Path, yes: bool, **given: object) -> None:
 
 
 def _answered(given: dict[str, object], *, asking: bool) -> Answers:
-    """What the options say, then what is answered, then the defaults."""
     answers: Answers = {}
 
     def ask(
@@ -111,7 +114,6 @@ def _text(answers: Answers, name: str) -> str:
 
 
 def _check(text: str, name: str) -> None:
-    """Refuse answers that make a file which Weir would not start with."""
     with tempfile.TemporaryDirectory(prefix="weir-") as folder:
         path = Path(folder, name)
         path.write_text(text, encoding="utf-8")
@@ -131,3 +133,20 @@ def _say_what_next(answers: Answers, out: Path) -> None:
         click.echo(f"  weir keys create --name me --config {where}")
     click.echo(f"  weir serve --config {where}")
     click.echo(f"  weir run --config {where} -- {CLIENTS[answers['client']]}    # in another terminal")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell; evaluate it where the shell starts.
+
+    \b
+    Example:
+      echo 'eval "$(weir completion bash)"' >> ~/.bashrc
+      echo 'eval "$(weir completion zsh)"' >> ~/.zshrc
+      weir completion fish > ~/.config/fish/completions/weir.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - click knows the three
+    made = kind(main, {}, "weir", "_WEIR_COMPLETE")
+    click.echo(made.source_template % made.source_vars())

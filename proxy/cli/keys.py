@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits, limits_said
 from proxy.cli import Failure
 from proxy.cli.output import print_table
-from proxy.cli.shared import json_option, known_policy, moment, print_json, stored, writing
-from proxy.config import Config
+from proxy.cli.shared import json_option, known_policy, moment, print_json, reading, stored, writing
+from proxy.config import Config, masked_url
 from proxy.config.file import nearest
 from proxy.config.values import Seconds
 from proxy.errors import InvalidRequest
@@ -30,7 +30,6 @@ def keys() -> None:
 
 
 def _limiting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that set a key's limits."""
     counted = "in each process, or none for no limit of its own."
     said = {
         "--expires": "Until when it holds: 24h, 30d, 2027-01-31, 2027-01-31T18:00Z, or none.",
@@ -123,9 +122,11 @@ def list_keys(config: Config, *, as_json: bool) -> None:
     Example:
       weir keys list
     """
-    rows = writing(config, lambda store: store.list_keys(), create=True)
+    rows = reading(config, Store.list_keys)
     if as_json:
         return print_json([_public(row) for row in rows])
+    if not rows:
+        return click.echo(f"No keys in {masked_url(config.store.url)}; weir keys create --name me makes one.", err=True)
     return print_table(
         ("key", "policy", "models", "allow", "limits", "created", "expires", "revoked"),
         [
@@ -163,10 +164,10 @@ def limit(config: Config, name: str, *, as_json: bool, **limits: str | None) -> 
 
     async def change(store: Store) -> KeyRow:
         if not await store.limit_key(name, own, now):
-            raise Failure(f"no key {name}{await _nearest_key(store, name)}")
+            raise await _no_key(store, name)
         return next(row for row in await store.list_keys() if row.name == name)
 
-    row = writing(config, change, create=True)
+    row = writing(config, change)
     if as_json:
         return print_json(_public(row))
     until = "" if row.expires is None else f", until {_minute(row.expires)} UTC"
@@ -195,10 +196,10 @@ def rotate(config: Config, name: str, *, grace: str, as_json: bool) -> None:
         digest = key_digest(await store.secret(), secret.encode())
         former = await store.rotate_key(name, digest, at=now, until=until)
         if former is None:
-            raise Failure(f"no key {name}{await _nearest_key(store, name)}")
+            raise await _no_key(store, name)
         return former
 
-    former = writing(config, change, create=True)
+    former = writing(config, change)
     if as_json:
         return print_json({"name": name, "secret": secret, "former": former, "until": until})
     click.echo(secret)
@@ -229,16 +230,17 @@ def revoke(config: Config, name: str, *, as_json: bool) -> None:
 
     async def refuse(store: Store) -> None:
         if not await store.revoke_key(name, time.time()):
-            raise Failure(f"no key {name}{await _nearest_key(store, name)}")
+            raise await _no_key(store, name)
 
-    writing(config, refuse, create=True)
+    writing(config, refuse)
     if as_json:
         return print_json({"name": name, "revoked": True})
     return click.echo(f"Revoked key {name}.")
 
 
-async def _nearest_key(store: Store, name: str) -> str:
-    return nearest(name, sorted(row.name for row in await store.list_keys() if row.revoked is None))
+async def _no_key(store: Store, name: str) -> Failure:
+    known = sorted(row.name for row in await store.list_keys() if row.revoked is None)
+    return Failure(f"no key {name}{nearest(name, known) or '; see weir keys list'}")
 
 
 def _public(row: KeyRow) -> dict[str, object]:

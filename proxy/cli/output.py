@@ -47,7 +47,6 @@ def print_table(
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """A line for each fact that is not None."""
     table = Table.grid(padding=(0, 2))
     for label, value in facts.items():
         if value is not None:
@@ -56,7 +55,6 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def console(width: int = WIDTH) -> Console:
-    """Standard output: as wide as the terminal, else ``width``."""
     terminal = Console(highlight=False, soft_wrap=False)
     return terminal if terminal.is_terminal else Console(highlight=False, width=width)
 
@@ -102,10 +100,6 @@ def _print(table: Table, width: int) -> None:
 
 
 def _fit(table: Table, screen: Console) -> list[str]:
-    """Set the widths of the table's columns so that no word is broken; the titles of the columns left out for that.
-
-    What is short stays on its line, and only a word of more than a third of the screen is folded.
-    """
     columns, gap, longest = table.columns, 2, screen.width // 3
     spans = [measure_renderables(screen, screen.options, [each.header, *each.cells]) for each in columns]
     cells = [measure_renderables(screen, screen.options, [*each.cells]).maximum for each in columns]

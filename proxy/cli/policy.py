@@ -43,7 +43,6 @@ from proxy.store.records import PolicyRow, StoreError
 
 
 def flat(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    """Every leaf of plain data with its path; a list of plain values is one, and an empty mapping."""
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
             yield from flat(each, (*path, str(key)))
@@ -55,7 +54,6 @@ def flat(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
 
 
 def shown(value: object) -> str:
-    """A leaf as YAML would write it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -324,14 +322,24 @@ def recommend(
     settings = config.policy(known_policy(name, config))
     conditions = conditions_for(config, model=model, window=window)
     prices = priced(stated, conditions)
-    measured = _measured(file, conditions, limit)
-    traffic, choice, budget = measured.traffic, choose(measured.traffic), conditions.budget(settings)
-    advice = advice_for(measured.pace, settings, conditions, prices.prices)
+    traffic, pace = _measured(file, conditions, limit)
+    choice, budget = choose(traffic), conditions.budget(settings)
+    growth = round(pace.growth, 1)
+    advice = advice_for(pace, settings, conditions, prices.prices)
     tools = worst_tools(traffic)
     if as_json:
         return print_json(
             {
-                "traffic": _figures_of(measured),
+                "traffic": {
+                    "conversations": traffic.conversations,
+                    "requests": traffic.requests,
+                    "turns": traffic.turns,
+                    "tokens": traffic.tokens,
+                    "tool_results": round(traffic.results_share, 4),
+                    "repeated": round(traffic.repeated_share, 4),
+                    "growth": growth,
+                    "fixed": pace.fixed,
+                },
                 "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
                 "advice": {
                     "policy": name,
@@ -349,7 +357,10 @@ def recommend(
                 ],
             }
         )
-    print_line(_summary_of(measured))
+    print_line(
+        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
+        f"{growth:,.0f} more with each request"
+    )
     best = "-" if advice.optimum is None else f"{advice.optimum:,}"
     return print_table(
         ("advice", "value", "why"),
@@ -363,15 +374,7 @@ def recommend(
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    """Recorded conversations: what they consist of, tokens that a request adds, tokens that can never be removed."""
-
-    traffic: Traffic
-    pace: Pace
-
-
-def _measured(file: Path, conditions: Conditions, limit: int | None) -> _Measured:
+def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Traffic, Pace]:
     count = TrafficCount()
     growth, fixed, requests = 0.0, 0, 0
     with progress("conversations") as progressed:
@@ -380,33 +383,10 @@ def _measured(file: Path, conditions: Conditions, limit: int | None) -> _Measure
             count.add(script)
             pace, weight = pace_of(script), max(1, len(script.requests))
             growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
-    return _Measured(traffic=count.traffic, pace=Pace(growth / max(1, requests), fixed))
-
-
-def _summary_of(measured: _Measured) -> str:
-    traffic = measured.traffic
-    return (
-        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
-        f"{round(measured.pace.growth, 1):,.0f} more with each request"
-    )
-
-
-def _figures_of(measured: _Measured) -> dict[str, object]:
-    traffic = measured.traffic
-    return {
-        "conversations": traffic.conversations,
-        "requests": traffic.requests,
-        "turns": traffic.turns,
-        "tokens": traffic.tokens,
-        "tool_results": round(traffic.results_share, 4),
-        "repeated": round(traffic.repeated_share, 4),
-        "growth": round(measured.pace.growth, 1),
-        "fixed": measured.pace.fixed,
-    }
+    return count.traffic, Pace(growth / max(1, requests), fixed)
 
 
 def _section_text(section: Mapping[str, object]) -> str:
-    """A ``policies:`` section as YAML, and where it goes."""
     where = (
         "# Complete by itself. In a weir.yaml that has policies: already, only what is below policies: goes under it.\n"
     )
@@ -414,7 +394,6 @@ def _section_text(section: Mapping[str, object]) -> str:
 
 
 def _with_stored(effective: Config) -> tuple[Config, Mapping[str, SetPolicy]]:
-    """The configuration with the policies that were set over HTTP and are in its database, and these by name."""
     url = effective.store.url
     scheme, _, place = url.partition(":///")
     if scheme.startswith("sqlite") and not (place and Path(place.partition("?")[0]).exists()):
@@ -438,7 +417,6 @@ async def _set_policies(url: str) -> list[PolicyRow]:
 
 
 def _given(row: PolicyRow) -> SetPolicy | None:
-    """A stored policy as it was set, None if it can no longer be read."""
     try:
         return SetPolicy(row.name, row.document, row.at, read_policy(row.name, row.document))
     except ConfigError as fault:
@@ -464,7 +442,6 @@ def _row(name: str, effective: Config, purpose: str, stored: Mapping[str, SetPol
 
 
 def _purposes(effective: Config, stored: Mapping[str, SetPolicy]) -> Mapping[str, str]:
-    """What each policy is for, as far as its file or its document says so."""
     found = {name: about(document) for name, document in preset_documents().items()}
     if effective.path is not None:
         own = read_document(effective.path, env=environment()).data.get("policies")
@@ -485,7 +462,6 @@ def _window_words(settings: ContextSettings) -> str:
 
 
 def _acts(settings: ContextSettings) -> str:
-    """Where a policy first removes something."""
     if settings.mode is Mode.OFF or settings.when_full == "reject":
         return "never"
     first = [layer for layer in settings.layers if layer.at != 0]
@@ -500,7 +476,6 @@ def _acts(settings: ContextSettings) -> str:
 
 
 def _linted(file: str) -> tuple[list[str], list[str]]:
-    """Errors and warnings of every policy in a file; of a preset where no such file exists."""
     path = Path(file)
     if not path.exists() and file in preset_documents():
         path = preset_directory() / f"{file}.yaml"
@@ -524,7 +499,6 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
 
 
 def _policies_in(document: Document, stem: str) -> list[tuple[str, Document, KeyPath]]:
-    """The policies of a configuration, or the one that the file itself is."""
     policies = document.data.get("policies")
     keys = set(document.data)
     if not keys or (keys <= FILE_KEYS - {"policies"} and not keys <= POLICY_KEYS):

@@ -11,10 +11,10 @@ import click
 from policies import ContextSettings
 from policies.quality.advise import PROVIDERS, Advice, recommend, worst_tools
 from proxy.cli import Failure
-from proxy.cli.conversations import checkpoints_of
 from proxy.cli.output import Progressed, print_line, print_table, progress
 from proxy.cli.shared import counted, found, json_option, known_policy, loaded, print_json, reading, stored
 from proxy.config import Config
+from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts, ModelRegistry
 from proxy.monitor.caching import BadPrices, PriceList, price_list
 from proxy.replay.play import Replayed, Step, Tally
@@ -42,11 +42,6 @@ STEP_TITLES = ("request", "messages", "before", "after", "limit", "action", "reu
 
 @dataclass(slots=True, kw_only=True)
 class _ReplayRun:
-    """What is to be played, and what it came to so far: sums by scenario, and the conversations kept with their steps.
-
-    No more than ``drawn`` are kept, the longest ones; all of them where that is 0.
-    """
-
     file: Path
     policies: tuple[ContextSettings, ...]
     conditions: Conditions
@@ -124,7 +119,7 @@ def replay(
     Example:
       weir replay sessions.jsonl --policy balanced --window 8192
       weir replay support-4711 --compare article-128k --steps
-      weir replay sessions.jsonl --compare off --compare weir.yaml:support --model gpt-5 --html report.html
+      weir replay sessions.jsonl --compare weir.yaml:support --html report.html
     """
     if html is not None and not html.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
@@ -176,7 +171,6 @@ async def _play(run: _ReplayRun, limit: int | None, one: Recording | None) -> No
 
 
 def conditions_for(config: Config, *, model: str, window: int | None, max_tokens: int | None = None) -> Conditions:
-    """Where recorded conversations are played: a model's tokenizer, window and prices, as far as they are known."""
     tokenizer = Tokenizer()
     click.get_current_context().call_on_close(tokenizer.close)
     return Conditions(
@@ -203,7 +197,6 @@ def recorded(file: Path, limit: int | None, progressed: Progressed) -> Iterator[
 
 
 def priced(stated: str | None, conditions: Conditions) -> PriceList:
-    """The prices of ``--prices``, else the model's."""
     try:
         return price_list(stated, model=conditions.model, facts=conditions.facts)
     except BadPrices as fault:
@@ -316,7 +309,6 @@ def _step_cells(step: Step, prices: PriceList) -> tuple[object, ...]:
 
 
 def _happened(step: Step) -> str:
-    """What was done to a request, or what refused it; a star where it did not begin with the one before."""
     if step.why is not None:
         return f"refused: {step.why.text}"
     done = ",".join(f"{name}={count}" for name, count in step.applied.items()) or "none"

@@ -15,8 +15,7 @@ from pathlib import Path
 import click
 
 from proxy.cli import Failure
-from proxy.cli.reach import is_weir
-from proxy.cli.shared import config_option, loaded
+from proxy.cli.shared import config_option, is_weir, loaded
 from proxy.config import Config, environment
 
 STARTS_WITHIN = 60.0
@@ -60,13 +59,11 @@ def run(command: tuple[str, ...], path: Path | None, url: str | None, key: str |
 
 
 def weir_address(url: str | None, config: Config) -> str:
-    """``http://host:port`` of Weir as it was given, with or without ``/v1``, else as the configuration has it."""
     host = "127.0.0.1" if config.listen.host in ("0.0.0.0", "::") else config.listen.host  # noqa: S104 - not bound
     return (url or f"http://{host}:{config.listen.port}").rstrip("/").removesuffix("/v1")
 
 
 def _changes(root: str, program: str, key: str | None, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that lead a client to Weir."""
     base = f"{root}/v1"
     changes = {"OPENAI_BASE_URL": base, "OPENAI_API_BASE": base, "ANTHROPIC_BASE_URL": root}
     if key is not None:
@@ -93,7 +90,6 @@ def _arguments(root: str, program: str) -> list[str]:
 
 @contextlib.contextmanager
 def _weir_at(root: str, path: Path | None, *, serves: bool) -> Iterator[bool]:
-    """A Weir that answers at ``root``; whether it was started for this, and ends with it."""
     there = is_weir(root)
     if there is False:
         raise Failure(f"what answers at {root} is not Weir; name Weir's address with --url")
@@ -106,7 +102,6 @@ def _weir_at(root: str, path: Path | None, *, serves: bool) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _serving(root: str, path: Path | None) -> Iterator[None]:
-    """A Weir of its own session, so that Ctrl-C is the command's alone; its log goes to a file."""
     host, _, port = root.removeprefix("http://").rpartition(":")
     given = ["--config", str(path)] if path else []
     for number in ENDING:  # else the Weir would outlive a command that is ended while it starts
@@ -136,7 +131,6 @@ def _serving(root: str, path: Path | None) -> Iterator[None]:
 
 
 def _replaced(arguments: list[str], env: Mapping[str, str]) -> int:
-    """Become the command: signals, terminal and exit code are its own."""
     sys.stderr.flush()
     try:
         os.execvpe(arguments[0], arguments, env)  # noqa: S606 - what the user typed
@@ -145,7 +139,6 @@ def _replaced(arguments: list[str], env: Mapping[str, str]) -> int:
 
 
 def _supervised(arguments: list[str], env: Mapping[str, str]) -> int:
-    """Wait for the command, pass on signals, and give its exit code, 128 and the number after a signal."""
     children: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 

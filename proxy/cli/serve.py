@@ -24,7 +24,7 @@ import click
 from proxy.access.admission import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
-from proxy.cli.shared import config_option, loaded
+from proxy.cli.shared import cannot_listen, config_option, loaded, store_url
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.custom.functions import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
@@ -58,7 +58,7 @@ COLLECT_AFTER = (2_000, 10, 10)
     help="Who may call; defaults to the configuration's (auto).",
 )
 @click.option("--policy", help="The default policy; 'off' forwards everything unchanged.")
-@click.option("--store", metavar="URL", help="The database, e.g. sqlite+aiosqlite:///weir.db.")
+@click.option("--store", metavar="PATH|URL", callback=store_url, help="The database, e.g. weir.db.")
 @click.option("--summarizer", metavar="MODEL", help="Model that writes summaries; 'same' for the request's own.")
 @click.option(
     "--log-format", type=click.Choice(["line", "json"]), default="line", show_default=True, help="Log format."
@@ -77,7 +77,10 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     config = loaded(path, flags)
     if not config.simulate:  # it asks for another reading, which would end what is not ready for it, workers too
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _check_telemetry(config)
+    try:
+        _telemetry_settings(config).check()
+    except TelemetryError as error:
+        raise Failure(f"telemetry: {error}") from error
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
     handler = _open_log(log_format)
     with _logging(handler), _listening(config) as listener, _upstream(config, tokenizer) as effective:
@@ -161,7 +164,6 @@ def _app(
 
 
 def _telemetry_settings(config: Config) -> OtelSettings:
-    """Telemetry as the configuration and the standard variables ask for it."""
     chosen = config.telemetry
     return OtelSettings(
         service_name=chosen.service_name,
@@ -173,14 +175,6 @@ def _telemetry_settings(config: Config) -> OtelSettings:
         read_baggage=chosen.read_baggage,
         environment=environment(),
     )
-
-
-def _check_telemetry(config: Config) -> None:
-    """Say what is wrong with the exporters before anybody connects, and in one process only."""
-    try:
-        _telemetry_settings(config).check()
-    except TelemetryError as error:
-        raise Failure(f"telemetry: {error}") from error
 
 
 def installed_plugins() -> tuple[Plugin, ...]:
@@ -196,7 +190,6 @@ def installed_plugins() -> tuple[Plugin, ...]:
 
 
 def _vocabularies() -> Path | None:
-    """Where the user keeps tiktoken's files, if anywhere."""
     cache = environment().get("TIKTOKEN_CACHE_DIR")
     return Path(cache) if cache else None
 
@@ -209,7 +202,7 @@ def _listening(config: Config) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
     except OSError as error:
-        raise Failure(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise cannot_listen(host, port, error) from error
     with listener:
         yield listener
 
@@ -260,7 +253,6 @@ def _most_connections() -> int:
 
 @contextlib.contextmanager
 def _upstream(config: Config, tokenizer: Tokenizer) -> Iterator[Config]:
-    """The configuration, with the simulator running behind it where nothing names an upstream."""
     if not config.simulate:
         yield config
         return
@@ -280,7 +272,6 @@ def _open_log(form: str) -> QueuedLog:
 
 
 def _hide(handler: QueuedLog, config: Config) -> None:
-    """Keep out of the log what is secret in the configuration and in the exporter's headers."""
     headers = (value for name, value in environment().items() if name.startswith("OTEL_") and name.endswith("_HEADERS"))
     values = (pair.partition("=")[2].strip() for each in headers for pair in each.split(","))
     handler.hide((*secrets_of(config), *(text for value in values for text in (value, unquote(value)))))
@@ -317,7 +308,6 @@ def _not_raised(found: "sys.UnraisableHookArgs") -> None:
 
 
 def _making_a_key(path: Path | None, flags: Flags) -> str:
-    """The command that makes a key for this server."""
     options = [f" --config {shlex.quote(str(path))}" if path else ""]
     options += [f" --store {shlex.quote(masked_url(flags.store))}" if flags.store else ""]
     return f"weir keys create --name me{''.join(options)}"

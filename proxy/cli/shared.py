@@ -1,15 +1,25 @@
-"""What commands share: options, the configuration these make, the store beside a running Weir, JSON and plain lines."""
+"""What commands share: options and the configuration these make, the store beside a running Weir, JSON and plain lines.
+
+And one GET at a time, of a Weir or an upstream, with the standard library alone.
+"""
 
 import asyncio
 import contextlib
 import datetime as dt
 import difflib
+import errno
 import functools
+import http.client
 import json
+import os
+import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -22,28 +32,29 @@ from proxy.store.records import ConversationRow, RemovedRow, StoreError
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def say(text: str) -> None:
-    """Print what somebody else wrote: on a terminal without control characters, elsewhere as it is."""
     shown = tame(text) if sys.stdout.isatty() else text
     click.echo(shown.encode("utf-8", "replace"))
 
 
 def tame(text: str) -> str:
-    """A text without control characters."""
     return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def moment(at: float) -> str:
-    """Seconds since the epoch as a date and a time in UTC."""
     return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def cannot_listen(host: str, port: int, fault: OSError) -> Failure:
+    said = f"cannot listen on {host}:{port}: {os.strerror(fault.errno) if fault.errno else fault}"
+    taken = fault.errno == errno.EADDRINUSE
+    return Failure(f"{said}; end the program that has it, or choose another port with --port" if taken else said)
+
+
 def counted(number: int, noun: str) -> str:
-    """``1 request``, ``1,200 requests``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -57,7 +68,16 @@ config_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="The YAML configuration file; defaults to WEIR_CONFIG.",
 )
-store_option = click.option("--store", metavar="URL", help="The database; defaults to the configuration's.")
+
+
+def store_url(context: click.Context, option: click.Parameter, given: str | None) -> str | None:  # noqa: ARG001 - click's
+    """The URL of a store that was named by its URL, or by the path of its SQLite file."""
+    return given if given is None or "://" in given else f"sqlite+aiosqlite:///{given}"
+
+
+store_option = click.option(
+    "--store", metavar="PATH|URL", callback=store_url, help="The database; defaults to the configuration's."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -82,26 +102,25 @@ def stored(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loaded(path: Path | None, flags: Flags | None = None) -> Config:
-    """The effective configuration of this process, or a one-line failure that names the first fault."""
     try:
         return load_config(path, env=environment(), flags=flags or Flags())
     except ConfigError as fault:
         more = f" (and {len(fault.problems) - 1} more, see weir config check)" if len(fault.problems) > 1 else ""
-        raise Failure(f"{fault.problems[0]}{more}") from fault
+        hint = "; weir init writes one" if fault.problems[0].endswith(os.strerror(errno.ENOENT)) else ""
+        raise Failure(f"{fault.problems[0]}{more}{hint}") from fault
 
 
 def known_policy(name: str, config: Config) -> str:
-    """A name that is a policy's, else wrong usage of ``--policy``."""
     if name not in config.policies:
         raise click.BadParameter(f"no policy {name}{nearest(name, sorted(config.policies))}", param_hint="--policy")
     return name
 
 
-def reading(config: Config, read: Callable[[Store], Awaitable[T]]) -> T:
+def reading(config: Config, read: Callable[[Store], Awaitable[T]], *, any_schema: bool = False) -> T:
     """What ``read`` makes of the configuration's store, which has to be there."""
 
     async def work() -> T:
-        async with opened(config.store.url, read_only=True) as store:
+        async with opened(config.store.url, read_only=True, any_schema=any_schema) as store:
             return await read(store)
 
     return asyncio.run(work())
@@ -121,25 +140,26 @@ def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: b
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, *, read_only: bool = False, visitor: bool = False) -> AsyncIterator[Store]:
+async def opened(
+    url: str, *, read_only: bool = False, visitor: bool = False, any_schema: bool = False
+) -> AsyncIterator[Store]:
     """A store for a moment, beside a Weir that may be running; its errors as one-line failures."""
     try:
-        store = await Store.open(url, read_only=read_only, visitor=visitor)
+        store = await Store.open(url, read_only=read_only, visitor=visitor, any_schema=any_schema)
         try:
             yield store
         finally:
             await store.close()
     except StoreError as fault:
-        raise Failure(f"{masked_url(url)}: {fault}") from fault
+        hint = "; weir serve makes one, --store names another" if fault.reason == "absent" else ""
+        raise Failure(f"{masked_url(url)}: {fault}{hint}") from fault
 
 
 async def key_names(store: Store, config: Config) -> dict[str, str]:
-    """The name of every key, of the configuration and of the store, by its tenant."""
     return Keyring(config.keys, await store.list_keys(), secret=await store.secret(), mode="keys").names
 
 
 async def named(store: Store) -> list[ConversationRow]:
-    """The conversations that may be called by their names, the last used first."""
     return await store.conversations(None, limit=NAMES_TRIED)
 
 
@@ -159,7 +179,6 @@ async def found(store: Store, name: str) -> ConversationRow:
 
 
 def kinds_of(gone: Iterable[RemovedRow]) -> dict[str, int]:
-    """How many messages each kind of edit, or layer of a cut, has taken."""
     counts: dict[str, int] = {}
     for each in gone:
         counts[each.how] = counts.get(each.how, 0) + 1
@@ -167,8 +186,60 @@ def kinds_of(gone: Iterable[RemovedRow]) -> dict[str, int]:
 
 
 def removed_line(gone: list[RemovedRow]) -> str:
-    """What was removed, in one line."""
     if not gone:
         return "nothing"
     kinds = ", ".join(f"{kind} {count}" for kind, count in kinds_of(gone).items())
     return f"{len(gone)} messages, {sum(each.tokens for each in gone):,} tokens ({kinds})"
+
+
+MAX_BODY = 8 << 20
+SECONDS = 5.0
+HEALTH_SECONDS = 2.0
+
+
+class Unreached(Exception): ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+
+def get(url: str, headers: Mapping[str, str] = {}, *, body: bytes | None = None, seconds: float = SECONDS) -> Reached:
+    """What is answered to a GET, or with a body to a POST; no proxy is used, no redirect followed. Raises Unreached."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    with closing(kind(parts.hostname or "", parts.port, timeout=seconds)) as connection:
+        try:
+            connection.request("GET" if body is None else "POST", path, body, dict(headers))
+            answer = connection.getresponse()
+            said = {name.lower(): value for name, value in answer.getheaders()}
+            return Reached(answer.status, said, answer.read(MAX_BODY))
+        except TimeoutError:
+            raise Unreached(f"no answer within {seconds:g} s") from None
+        except socket.gaierror:
+            raise Unreached(f"the name {parts.hostname} is not known") from None
+        except (OSError, http.client.HTTPException, ValueError) as fault:
+            raise Unreached(str(getattr(fault, "strerror", None) or fault or type(fault).__name__)) from None
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def is_weir(root: str) -> bool | None:
+    """Whether a Weir answers at ``http://host:port``, None where nobody does."""
+    try:
+        answer = get(f"{root}/healthz", seconds=HEALTH_SECONDS)
+    except Unreached:
+        return None
+    return answer.status == 200 and answer.json() == {"status": "ok"}

@@ -5,13 +5,12 @@ from typing import Any
 
 import click
 
+from proxy.cli.shared import cannot_listen
 from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, serve_until_stopped
 from proxy.wire.counting import Tokenizer
 
 
-@click.command(
-    epilog="Example: weir simulate --window 8192 --port 9000, then weir serve --upstream http://127.0.0.1:9000/v1"
-)
+@click.command()
 @click.option("--window", type=click.IntRange(min=16), default=8192, show_default=True, help="Context window, tokens.")
 @click.option(
     "--dialect",
@@ -41,6 +40,11 @@ def simulate(dialect: str, host: str, port: int, models: tuple[str, ...], *, sta
 
     A model named fault:NAME, or the header x-sim-fault, asks for misbehaviour: fault:429:5, fault:stall,
     fault:cut_stream, fault:error_in_stream and more. GET /sim/requests shows what arrived.
+
+    \b
+    Example:
+      weir simulate --window 8192 --port 9000
+      weir serve --upstream http://127.0.0.1:9000/v1
     """
     options["stops_at_window"] = options.pop("stop_at_window")
     settings = SimulatorSettings(
@@ -51,7 +55,7 @@ def simulate(dialect: str, host: str, port: int, models: tuple[str, ...], *, sta
             settings, counter=Tokenizer().counter("o200k_base"), host=host, port=port, ready=_announce_simulator
         )
     except OSError as error:
-        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise cannot_listen(host, port, error) from error
 
 
 def _announce_simulator(running: RunningSimulator) -> None:

@@ -7,7 +7,6 @@ from typing import get_args
 
 import click
 
-from policies.limits import BUCKETS
 from policies.pressure import SOFT
 from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
 from policies.quality.health import KEPT, HealthTrend, Snapshot, trend_of
@@ -15,6 +14,7 @@ from proxy.cli.output import print_table
 from proxy.cli.shared import found, json_option, key_names, moment, print_json, reading, stored, tame
 from proxy.config import Config
 from proxy.errors import InvalidRequest
+from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import alert_of, conversation_health, open_alerts, taken, taken_by
 from proxy.http.request import Page, moment_in
 from proxy.store import Store
@@ -164,8 +164,6 @@ def advise(config: Config, *, limit: int, policy: str | None, as_json: bool) -> 
 
 @dataclass(slots=True)
 class _Use:
-    """What recorded conversations say of the division of their windows."""
-
     buckets: list[BucketUse] = field(default_factory=list)
     tools: dict[str, ToolUse] = field(default_factory=dict)
 
@@ -173,8 +171,8 @@ class _Use:
         over, tokens, count = dict[str, int](), dict[str, int](), 0
         for row in requests:
             count += 1
-            used, soft = _numbers(row, "buckets"), _soft(config, row.policy)
-            for name, cap in _numbers(row, "caps").items():
+            used, soft = tokens_by_bucket(row.detail.get("buckets")), config.soft_shares(row.policy)
+            for name, cap in tokens_by_bucket(row.detail.get("caps")).items():
                 if used.get(name, 0) >= soft.get(name, SOFT) * cap:
                     over[name] = over.get(name, 0) + 1
             tokens = used or tokens
@@ -192,18 +190,6 @@ class _Use:
                 tokens=old.tokens + int(tokens),
                 largest=max(old.largest, int(largest)),
             )
-
-
-def _numbers(row: ExchangeRow, name: str) -> dict[str, int]:
-    found = row.detail.get(name)
-    return {n: int(found[n]) for n in BUCKETS if n in found} if isinstance(found, Mapping) else {}
-
-
-def _soft(config: Config, policy: str) -> dict[str, float]:
-    """The shares of their caps at which a policy's buckets warn, as it is now."""
-    if policy not in config.policies:
-        return {}
-    return {name: rule.soft for name, rule in config.policy(policy).buckets.items()}
 
 
 ALERTS_SHOWN = 20

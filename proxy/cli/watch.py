@@ -17,9 +17,8 @@ from rich.table import Table
 from proxy.cli import Failure
 from proxy.cli.conversations import actions_of
 from proxy.cli.output import console
-from proxy.cli.reach import Unreached, bearer, get
 from proxy.cli.run import weir_address
-from proxy.cli.shared import config_option, loaded, tame
+from proxy.cli.shared import Unreached, bearer, config_option, get, loaded, tame
 from proxy.config import Config, environment
 from proxy.errors import InvalidRequest
 from proxy.http.request import moment_in

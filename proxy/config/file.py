@@ -50,8 +50,6 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Plain data (mappings, lists, scalars) and, for every value, the words that say where it came from."""
-
     name: str
     data: Mapping[str, object] = field(default_factory=dict)
     places: Mapping[KeyPath, str] = field(default_factory=dict)
@@ -64,12 +62,10 @@ class Document:
         return self.name
 
     def problem(self, path: KeyPath, message: str) -> str:
-        """One line for people: place, path and what is wrong."""
         where = f"{self.place(path)}: " if self.place(path) else ""
         return f"{where}{dotted(path)}: {message}" if path else f"{where}{message}"
 
     def overlaid(self, values: Mapping[KeyPath, tuple[str, object]]) -> "Document":
-        """This document with single values put over it, each as ``path: (where from, value)``."""
         data: dict[str, object] = dict(self.data)
         places = dict(self.places)
         for path, (source, value) in values.items():
@@ -110,7 +106,6 @@ def read_document(path: Path, *, env: Mapping[str, str]) -> Document:
 
 
 def parse_document(text: str, *, name: str, env: Mapping[str, str]) -> Document:
-    """The data and places of one YAML text, called ``name`` in every message."""
     if len(text) > _MAX_SIZE:
         raise ConfigError(f"{name}: larger than 1 MiB")
     try:
@@ -171,8 +166,6 @@ def _refused(name: str, event: yaml.Event, words: str) -> ConfigError:
 
 
 class _Reader:
-    """Walks YAML nodes once and collects values, places and problems."""
-
     def __init__(self, name: str, env: Mapping[str, str]) -> None:
         self._name = name
         self._env = env
@@ -301,7 +294,6 @@ def _worded(message: str, kind: str, missing: str | None) -> str:
 
 
 def _fields(shape: object, names: Mapping[str, str]) -> dict[str, tuple[str, object]]:
-    """Key in the file to (field, type) of a dataclass's own fields."""
     hints = typing.get_type_hints(typing.cast("type", shape), include_extras=True)
     own = dataclasses.fields(typing.cast("type[typing.Any]", shape))
     return {names.get(item.name, item.name): (item.name, hints[item.name]) for item in own}
@@ -361,7 +353,6 @@ def _keyed(
 
 
 def _resolved(loc: Sequence[str | int], data: object, names: Mapping[str, str]) -> KeyPath:
-    """The part of pydantic's location that exists in the file, in the file's own words."""
     path: KeyPath = ()
     for step in loc:
         key = names.get(step, step) if isinstance(step, str) else step

@@ -146,7 +146,6 @@ _ALERTS: Mapping[str, str] = MappingProxyType(
         "tool_bloat": "tool_bloat",
     }
 )
-"""Name of a metric whose alert has a threshold, to the key of ``health`` that holds it."""
 _AS_PERCENT = frozenset({"utilization", "fidelity", "tool_bloat"})
 _OF_AN_ALERT = re.compile(r"(_(alert|threshold|pct|critical|warning|min|max))+\Z")
 _NO_ALERT = "what is watched of health has other thresholds, see health"
@@ -162,7 +161,6 @@ _OF_A_LAYER: Mapping[str, KeyPath] = MappingProxyType(
         "evict_pct": ("params", "evict_pct"),
     }
 )
-"""Key of a layer in a list of them to where a layer of a cascade has it."""
 _LAYERS: Mapping[str, str] = MappingProxyType(
     {"truncate-largest": "truncate_largest", "sliding-window": "window", "recursive-summarize": "compact"}
 )
@@ -180,25 +178,20 @@ _SPECIAL = (
     "soft_limit_pct",
     "similarity_threshold",
 )
-"""Keys of the first set whose values are taken apart one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A policy's data in Weir's words, and a line for everything that could not be said in them."""
-
     policy: dict[str, object]
     notes: tuple[str, ...]
 
 
 def legacy_names() -> Iterator[str]:
-    """Every key that the importer knows, without its section."""
     for name in (*_SET, *_BUCKETS, *_OF_LAYERS, *_NO_COUNTERPART):
         yield name.rpartition(".")[2]
 
 
 def known_keys() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The sets of keys: the one that divides the window into shares, the flat one, and the one by buckets."""
     others = {*_PRUNING, *_OF_BUCKETS}
     shares = (*_SECTIONS, *_SPECIAL, *(name for name in legacy_names() if name not in others))
     buckets = ("context_budget", "buckets", *_OF_BUCKETS, "eviction", "layers", *_OF_A_LAYER)
@@ -223,8 +216,6 @@ def _unwrapped(document: Document) -> Document:
 
 @dataclass(slots=True)
 class _Import:
-    """Takes the settings apart, key by key."""
-
     document: Document
     policy: dict[str, object] = field(default_factory=dict)
     layers: dict[tuple[str, str], object] = field(default_factory=dict)
@@ -256,7 +247,6 @@ class _Import:
         return Imported(policy=policy, notes=tuple(self.notes))
 
     def _preset(self, paths: Sequence[KeyPath]) -> str:
-        """The preset of the set that the keys are of; a problem where they are of two."""
         flat = {str(path[-1]) for path in paths} & _PRUNING
         by_buckets = {
             str(path[-1]) for path in paths if path[-1] in _OF_BUCKETS or (path[-1] in _OF_A_LAYER and "layers" in path)
@@ -335,7 +325,6 @@ class _Import:
         held[str(at[-1])] = value
 
     def _alert(self, path: KeyPath, key: str, value: object) -> None:
-        """The threshold of an alert; shares may be written as percentages."""
         name = _ALERTS.get(_OF_AN_ALERT.sub("", key))
         if name is None or isinstance(value, bool) or not isinstance(value, int | float):
             self._note(path, f"{value}: {_NO_ALERT}")
@@ -384,7 +373,6 @@ class _Import:
         self.notes.append(f"{self.document.place(path)}: {dotted(path)}: {text}")
 
     def _cascade(self, preset: str) -> list[dict[str, object]] | None:
-        """The preset's layers with what was said about them; None if nothing was."""
         if self.listed:
             return [{"layer": "ingest_cap", "at": 0}, *self.listed.values()]
         if not (self.layers or self.params or self.starts):
@@ -416,7 +404,6 @@ class _Import:
 
 
 def _scored(params: dict[str, object]) -> dict[str, object]:
-    """A scorer's parameters without those that another scorer has; weights of its own stand for a named set."""
     scorer = params.get("scorer")
     if scorer != "hybrid" or any(name.startswith("weight_") for name in params):
         params.pop("weights", None)
@@ -440,7 +427,6 @@ def _shown(value: object) -> str:
 
 
 def _close_to(word: str, known: Sequence[str]) -> str:
-    """``; did you mean X?`` for a name that is nearly the same, else nothing."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=_CLOSE)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -34,7 +34,6 @@ class Parameter:
     words: tuple[str, ...] = ()
 
     def fault(self, value: object) -> str | None:
-        """What is wrong with the value, None if nothing is."""
         if self.kind == "flag":
             return None if isinstance(value, bool) else "should be true or false"
         if self.kind in {"whole", "number"}:
@@ -69,7 +68,6 @@ SCORERS: Mapping[str, Parameters] = MappingProxyType(
         for name in scoring.SCORERS
     }
 )
-"""Ways to say what of a conversation is worth least, and the parameters of each."""
 
 LAYERS: Mapping[str, Parameters] = MappingProxyType(
     {
@@ -77,11 +75,9 @@ LAYERS: Mapping[str, Parameters] = MappingProxyType(
         for name, strategy in STRATEGIES.items()
     }
 )
-"""Every layer by its name, cheapest first, with its parameters."""
 
 
 def parameters_of(layer: str, given: Mapping[str, object]) -> Parameters:
-    """The parameters that a layer takes; those of the scorer that ``given`` names are among them."""
     scorer = given.get("scorer")
     own = LAYERS[layer]
     return {**own, **SCORERS[str(scorer)]} if "scorer" in own and scorer in SCORERS else own
@@ -99,7 +95,6 @@ USUAL_SHARES: Mapping[str, tuple[float, float]] = {
     "tool_outputs": (0.25, 0.35),
     "working": (0.10, 0.15),
 }
-"""Shares of the window that budgets by bucket usually give; what is outside is worth a second look."""
 
 MAX_RESULT = 25_000
 MAX_STREAK = 100
@@ -140,13 +135,11 @@ _NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
     ("health", ("eviction_rate", "compression_ratio", "overflow_requests"), *_AMOUNT),
     ("health", _STREAKS, *_COUNT),
 )
-"""What a number has to be: the section of the policy, its keys, whether a value is right, and what is said if not."""
 _BESIDE = frozenset({"ingest_cap", "dedupe"})
 _ROUNDING = 1e-9
 
 
 def faults(settings: ContextSettings) -> Found:
-    """Values that are of the right type and still make no policy."""
     yield from _number_faults(settings)
     for at, pattern in enumerate(settings.memory.patterns):
         try:
@@ -181,7 +174,6 @@ def grave(settings: ContextSettings) -> Found:
 
 
 def cautions(settings: ContextSettings) -> Found:
-    """What is allowed but probably not meant."""
     if settings.mode is Mode.OFF:
         return
     yield from grave(settings)
@@ -223,7 +215,6 @@ def _headroom(settings: ContextSettings) -> float | None:
 
 
 def _looks_like_percent(amount: float) -> str | None:
-    """What is wrong with an amount of so few tokens that a percentage was meant."""
     return f"{amount:g} are tokens; a share is written as {amount / 100:g}" if 1 <= amount <= MAX_PERCENT else None
 
 
@@ -396,7 +387,6 @@ def _layer_cautions(settings: ContextSettings) -> Found:
 
 
 def _order_cautions(layers: tuple[Layer, ...]) -> Found:
-    """Layers that may ask a model before layers of the same scope that are free."""
     for at, layer in enumerate(layers):
         if layer.strategy not in ASKING:
             continue

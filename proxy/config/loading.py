@@ -59,7 +59,6 @@ _KEYS = "WEIR_KEYS"
 
 
 def environment() -> Mapping[str, str]:
-    """The process's environment."""
     return os.environ
 
 
@@ -100,10 +99,10 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
     named = path or (Path(env["WEIR_CONFIG"]) if env.get("WEIR_CONFIG") else None)
     document = read_document(named, env=env) if named is not None else Document(name="")
     document = _with_keys(document.overlaid(_overlay(env, flags)), env)
-    upstream = _single_upstream(env, flags)
-    if upstream is not None:
+    upstream = ("--upstream", flags.upstream) if flags.upstream else ("WEIR_UPSTREAM", env.get("WEIR_UPSTREAM"))
+    if upstream[1]:
         document = _in_front_of(document, upstream, env)
-    simulate = named is None and upstream is None and not env.get("OPENAI_API_KEY")
+    simulate = named is None and not upstream[1] and not env.get("OPENAI_API_KEY")
     if not simulate and not document.data.get("upstreams"):
         base = ("default", "https://api.openai.com/v1")
         document = document.overlaid(_upstream_values("openai", base, env))
@@ -117,7 +116,10 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
         path=named,
         simulate=simulate,
         listen=file.listen,
-        upstreams={name: _normal(each) for name, each in file.upstreams.items()},
+        upstreams={
+            name: dataclasses.replace(each, base_url=each.base_url.rstrip("/") if each.base_url else None)
+            for name, each in file.upstreams.items()
+        },
         models=file.models,
         auth=auth,
         keys=file.keys,
@@ -162,7 +164,6 @@ _FLAGS: Mapping[str, KeyPath] = {
 
 
 def _overlay(env: Mapping[str, str], flags: Flags) -> dict[KeyPath, tuple[str, object]]:
-    """Values of environment and flags by path, each with the name it was given under."""
     values: dict[KeyPath, tuple[str, object]] = {}
     for name, path in _VARIABLES.items():
         if env.get(name):
@@ -174,7 +175,6 @@ def _overlay(env: Mapping[str, str], flags: Flags) -> dict[KeyPath, tuple[str, o
 
 
 def _with_keys(document: Document, env: Mapping[str, str]) -> Document:
-    """The document with the keys of ``WEIR_KEYS`` (``name=secret,name2=secret2``) behind its own."""
     own = document.data.get("keys") or []
     if not env.get(_KEYS) or not isinstance(own, list):
         return document
@@ -188,20 +188,14 @@ def _with_keys(document: Document, env: Mapping[str, str]) -> Document:
     )
 
 
-def _single_upstream(env: Mapping[str, str], flags: Flags) -> tuple[str, str] | None:
-    if flags.upstream:
-        return "--upstream", flags.upstream
-    return ("WEIR_UPSTREAM", env["WEIR_UPSTREAM"]) if env.get("WEIR_UPSTREAM") else None
-
-
-def _upstream_values(name: str, base: tuple[str, str], env: Mapping[str, str]) -> dict[KeyPath, tuple[str, object]]:
+def _upstream_values(name: str, base: tuple[str, object], env: Mapping[str, str]) -> dict[KeyPath, tuple[str, object]]:
     values: dict[KeyPath, tuple[str, object]] = {("upstreams", name, "base_url"): base}
     if env.get("OPENAI_API_KEY"):
         values[("upstreams", name, "api_key")] = ("OPENAI_API_KEY", env["OPENAI_API_KEY"])
     return values
 
 
-def _in_front_of(document: Document, base: tuple[str, str], env: Mapping[str, str]) -> Document:
+def _in_front_of(document: Document, base: tuple[str, object], env: Mapping[str, str]) -> Document:
     """The document with one upstream instead of the file's, whose keys never go to another address."""
     models = document.data.get("models")
     rules: dict[KeyPath, tuple[str, object]] = {("upstreams",): (base[0], {})}
@@ -214,7 +208,6 @@ def _in_front_of(document: Document, base: tuple[str, str], env: Mapping[str, st
 
 
 def _policies(file: FileValues, document: Document) -> tuple[dict[str, ContextSettings], list[str]]:
-    """Every preset and every policy of the file, and what is wrong with the file's."""
     presets = preset_documents()
     problems: list[str] = []
     made = dict(preset_policies())
@@ -235,7 +228,6 @@ def _mode(file: FileValues) -> Literal["auto", "open", "keys"]:
 
 
 def _faults(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterator[tuple[KeyPath, str]]:
-    """What no single value shows: names that lead nowhere, twins, an address that is none, an open door."""
     known_policies = sorted({*policies, *file.policies})
     for name, upstream in file.upstreams.items():
         yield from _upstream_faults(("upstreams", name), upstream)
@@ -295,11 +287,6 @@ def _is_address(url: str) -> bool:
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         return False
-
-
-def _normal(upstream: UpstreamSettings) -> UpstreamSettings:
-    base = upstream.base_url.rstrip("/") if upstream.base_url else None
-    return dataclasses.replace(upstream, base_url=base)
 
 
 def _warnings(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterator[str]:
@@ -375,7 +362,6 @@ def read_policy(name: str, text: str) -> Mapping[str, object]:
 
 
 def with_set_policies(config: Config, policies: Iterable[SetPolicy]) -> Config:
-    """The configuration with policies that were set over HTTP; one that no longer holds is left out and said."""
     for policy in policies:
         if policy.body is None:
             continue
@@ -405,7 +391,6 @@ def without_set_policy(config: Config, name: str) -> Config:
 
 
 def overridden(config: Config) -> Iterator[str]:
-    """A line for each policy that was set over HTTP and stands above another one of the file's or above a preset."""
     for name, settings in config.policies.items():
         try:
             there = beneath(config, name)
@@ -419,15 +404,12 @@ def overridden(config: Config) -> Iterator[str]:
 
 def stamps(config: Config) -> tuple[Stamp, ...]:
     """What tells that a file was written anew, for the configuration's file and every preset."""
-    paths = [*([config.path] if config.path is not None else []), *sorted(preset_directory().glob("*.yaml"))]
-    return tuple(_stamps(paths))
-
-
-def _stamps(paths: Iterable[Path]) -> Iterator[Stamp]:
-    for path in paths:
+    found: list[Stamp] = []
+    for path in filter(None, (config.path, *sorted(preset_directory().glob("*.yaml")))):
         with contextlib.suppress(OSError):
             stat = path.stat()
-            yield str(path), stat.st_mtime_ns, stat.st_ino, stat.st_size
+            found.append((str(path), stat.st_mtime_ns, stat.st_ino, stat.st_size))
+    return tuple(found)
 
 
 def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, ...]]:
@@ -437,14 +419,11 @@ def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, .
     if store != fresh.store:
         kept.append("store")
     made = dataclasses.replace(fresh, listen=old.listen, telemetry=old.telemetry, limits=old.limits, store=store)
-    if _through_a_library(old) != _through_a_library(fresh):
+    ours, theirs = ({k: u for k, u in each.upstreams.items() if u.kind == "litellm"} for each in (old, fresh))
+    if ours != theirs:
         kept.append("upstreams of kind litellm")
         made = dataclasses.replace(made, upstreams=old.upstreams, models=old.models)
     return made, tuple(kept)
-
-
-def _through_a_library(config: Config) -> dict[str, object]:
-    return {name: upstream for name, upstream in config.upstreams.items() if upstream.kind == "litellm"}
 
 
 def changes(old: Config, new: Config, *, at: float) -> Iterator[AuditEvent]:
@@ -471,59 +450,46 @@ def _change(kind: AuditType, facts: Mapping[str, object], at: float) -> AuditEve
 
 
 def _digest(settings: ContextSettings | None) -> str | None:
-    """SHA-256 of a policy with every default in it, None for none."""
     return None if settings is None else digest_of(repr(settings))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reload:
-    """Keeps a running Weir at what its files say."""
-
-    def __init__(
-        self,
-        *,
-        current: Callable[[], Config],
-        read: Callable[[], Config],
-        adopt: Callable[[Config], Awaitable[None]],
-        every: float = WATCH_EVERY,
-    ) -> None:
-        self._current = current
-        self._read = read
-        self._adopt = adopt
-        self._every = every
-        self._asked = asyncio.Event()
+    current: Callable[[], Config]
+    read: Callable[[], Config]
+    adopt: Callable[[Config], Awaitable[None]]
+    every: float = WATCH_EVERY
+    _asked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
     def ask(self) -> None:
-        """Have it read now."""
         self._asked.set()
 
     async def watch(self) -> None:
-        """Read anew whenever a file changes or somebody asks; never returns."""
-        seen = await asyncio.to_thread(stamps, self._current())
+        seen = await asyncio.to_thread(stamps, self.current())
         await self._say_overridden()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), self._every)
+                await asyncio.wait_for(self._asked.wait(), self.every)
             asked = self._asked.is_set()
             self._asked.clear()
-            now = await asyncio.to_thread(stamps, self._current())
+            now = await asyncio.to_thread(stamps, self.current())
             if now == seen and not asked:
                 continue
             if not asked:
                 await asyncio.sleep(SETTLE)  # an editor may still be writing
-                now = await asyncio.to_thread(stamps, self._current())
+                now = await asyncio.to_thread(stamps, self.current())
             seen = now
             await self.once()
 
     async def once(self) -> bool:
-        """Read and adopt; False if what was read is not valid."""
-        old = self._current()
+        old = self.current()
         try:
-            fresh = await asyncio.to_thread(self._read)
+            fresh = await asyncio.to_thread(self.read)
         except (ConfigError, OSError) as error:
             log.error("the new configuration is not used, the old one stays in force: %s", error)
             return False
         fresh, kept = as_far_as_possible(old, fresh)
-        await self._adopt(fresh)
+        await self.adopt(fresh)
         log.info("the configuration was read anew")
         for name in kept:
             log.warning("%s changed in the configuration: that needs a restart, the old value stays in force", name)
@@ -534,13 +500,12 @@ class Reload:
         return True
 
     async def _say_overridden(self) -> None:
-        for text in await asyncio.to_thread(lambda: tuple(overridden(self._current()))):
+        for text in await asyncio.to_thread(lambda: tuple(overridden(self.current()))):
             log.warning("%s", text)
 
 
 @contextlib.asynccontextmanager
 async def reloading(reload: Reload | None) -> AsyncIterator[None]:
-    """While it lasts, files are watched, and SIGHUP reads them at once."""
     if reload is None:
         yield
         return

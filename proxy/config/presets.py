@@ -116,7 +116,6 @@ def preset_documents() -> Mapping[str, Document]:
 
 
 def preset_policies() -> Mapping[str, ContextSettings]:
-    """Every preset as a policy, by name; ConfigError."""
     return _made_presets(*_stamped(preset_directory()))
 
 
@@ -124,7 +123,6 @@ Stamps = tuple[tuple[Path, int, int], ...]
 
 
 def _stamped(directory: Path) -> tuple[Path, Stamps]:
-    """The directory, and its files with what tells that one of them was written anew."""
     found = [(path, path.stat()) for path in sorted(directory.glob("*.yaml"))]
     return directory, tuple((path, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
 
@@ -145,7 +143,6 @@ def _made_presets(directory: Path, stamps: Stamps) -> Mapping[str, ContextSettin
 
 
 def _whole(name: str, files: Mapping[str, Document], through: tuple[str, ...]) -> Document:
-    """A preset's document over the documents of the presets that it names."""
     document = files[name]
     base = document.data.get("preset")
     if base is None:
@@ -157,7 +154,6 @@ def _whole(name: str, files: Mapping[str, Document], through: tuple[str, ...]) -
 
 
 def _over(base: Document, own: Document, at: KeyPath = ()) -> Document:
-    """``own`` over ``base``, each value with the place where it stands; ``at`` is where ``own`` stands in its file."""
     leaves, sections = set[KeyPath](), set[KeyPath]()
     _collect(own.data, (), leaves, sections)
 
@@ -180,7 +176,6 @@ def _collect(data: Mapping[str, object], path: KeyPath, leaves: set[KeyPath], se
 
 
 def about(document: Document) -> str:
-    """What a policy is for, in a line; empty where it does not say."""
     return " ".join(str(document.data.get("about") or "").split())
 
 
@@ -226,7 +221,6 @@ def _plainer(problems: Sequence[str]) -> Iterator[str]:
 def policy_cautions(
     settings: ContextSettings, own: Document, *, presets: Mapping[str, Document], at: KeyPath = ()
 ) -> tuple[str, ...]:
-    """What is allowed in a policy but probably not meant, in a line each with its place."""
     whole = _over(_base(settings.name, own, presets, at), own, at)
     return tuple(whole.problem((*at, *path), text) for path, text in cautions(settings))
 
@@ -241,12 +235,10 @@ def _base(name: str, own: Document, presets: Mapping[str, Document], at: KeyPath
 
 
 def policy_warnings(settings: ContextSettings) -> tuple[str, ...]:
-    """What is worth saying whenever the policy is loaded, in a line each."""
     return tuple(text for _, text in grave(settings))
 
 
 def policy_values(settings: ContextSettings) -> dict[str, object]:
-    """The policy as plain data in the words of the YAML file, every default included."""
     values = {item.name: _plain(getattr(settings, item.name)) for item in dataclasses.fields(settings)}
     del values["layers"]
     return {**values, "mode": str(settings.mode), "cascade": [_layer_values(layer) for layer in settings.layers]}
@@ -302,7 +294,6 @@ def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
 
 
 def uses_shapes(settings: ContextSettings) -> bool:
-    """Whether ``shapes`` say anything: to a layer of the one batch, or to a summary."""
     if settings.mode is Mode.OFF or settings.when_full == "reject":
         return False
     summarizes = settings.enforce == "bucket" and any(

@@ -44,7 +44,6 @@ def _moment(value: object) -> object:
 
 
 def _bytes(value: object) -> object:
-    """Bytes of ``64KiB``, ``64KB``, ``1GB``, in any case of letters; a bare number is bytes."""
     if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
         factor = _FACTORS.get(match.group(2).lower())
         return value if factor is None else int(match.group(1)) * factor
@@ -76,15 +75,12 @@ _PASS_ON = SecretStr(PASS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Where clients connect."""
-
     host: Word = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8400
     workers: Count = 1
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can connect."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -93,8 +89,6 @@ class Listen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds to connect, to the first byte of an answer, and between two pieces of it."""
-
     connect: Seconds = 5.0
     first_byte: Seconds = 300.0
     idle: Seconds = 120.0
@@ -128,17 +122,14 @@ class UpstreamSettings:
 
     @cached_property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Those of its endpoints where a conversation can be managed."""
         return self.speaks if self.kind == "openai" else ("chat",)
 
     @cached_property
     def passes_key(self) -> bool:
-        """Whether the client's own credential goes upstream."""
         return self.api_key.get_secret_value() == PASS
 
     @cached_property
     def credential(self) -> Credential:
-        """How a key is sent there."""
         if self.auth is not None:
             return self.auth
         host = f".{urlsplit(self.base_url or '').hostname}"
@@ -162,8 +153,6 @@ class UpstreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """US dollars per million tokens."""
-
     input: Price | None = None
     output: Price | None = None
     cache_read: Price | None = None
@@ -172,8 +161,6 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRule:
-    """What the operator says about the models whose name matches a shell pattern; tokens."""
-
     match: Word
     upstream: str | None = None
     window: Tokens | None = None
@@ -183,7 +170,6 @@ class ModelRule:
     prices: Prices = Prices()
 
     def matches(self, model: str) -> bool:
-        """Whether the rule speaks about ``model``."""
         return fnmatch.fnmatchcase(model, self.match)
 
 
@@ -269,8 +255,6 @@ class TelemetrySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
-    """What one client may cost; bytes, counts and seconds."""
-
     body: Size = 64 * 2**20
     headers: Size = 64 * 2**10
     header_fields: Count = 100
@@ -303,8 +287,6 @@ class Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileValues:
-    """The keys of the file."""
-
     listen: Listen = Listen()
     upstreams: Mapping[str, UpstreamSettings] = field(default_factory=dict)
     models: tuple[ModelRule, ...] = ()
@@ -357,7 +339,6 @@ class Config:
 
     @property
     def admin_token(self) -> SecretStr | None:
-        """The token that opens every conversation in the management API."""
         return self.auth.admin_token
 
     def policy(self, name: str | None = None) -> ContextSettings:
@@ -369,12 +350,16 @@ class Config:
             summarizer=settings.summarizer if settings.summarizer is not None else self.summarizer,
         )
 
+    def soft_shares(self, policy: str) -> dict[str, float]:
+        """The shares of their caps at which a policy's buckets warn; none for a policy that is gone."""
+        if policy not in self.policies:
+            return {}
+        return {name: rule.soft for name, rule in self.policy(policy).buckets.items()}
+
     def rule(self, model: str) -> ModelRule | None:
-        """The first rule that matches ``model``."""
         return next((rule for rule in self.models if rule.matches(model)), None)
 
     def upstream(self, model: str) -> UpstreamSettings:
-        """The upstream that serves ``model``: its rule's, else the first."""
         rule = self.rule(model)
         if rule is not None and rule.upstream is not None:
             return self.upstreams[rule.upstream]
@@ -388,7 +373,6 @@ class Config:
 
 
 def as_written(name: str, value: object) -> object:
-    """The value of a key as people write it: ``30d``, ``64MiB``; what is no duration and no size stays as it is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if name in _DURATIONS:
@@ -405,7 +389,6 @@ def in_units(value: float, units: Mapping[str, float]) -> str:
 
 
 def _called(kind: object) -> frozenset[str]:
-    """The keys of the file whose values are of a kind."""
     shapes = (FileValues, Timeouts, StoreSettings, AlertSettings, LimitSettings)
     hints = (hint for shape in shapes for hint in get_type_hints(shape, include_extras=True).items())
     return frozenset(name for name, hint in hints if kind in (hint, *get_args(hint)))
@@ -450,7 +433,6 @@ def secrets_of(value: object) -> Iterator[str]:
 
 
 def _secrets_in(text: str) -> Iterator[str]:
-    """The password and the query of an address, as they stand in it and decoded."""
     if "://" not in text:
         return
     try:

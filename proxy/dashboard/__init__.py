@@ -22,7 +22,6 @@ class Dashboard:
         self._site: Application | None = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if not self._runtime.config.dashboard:
             await respond_error(send, NotFound("The dashboard is turned off (dashboard: false)."))
             return

@@ -61,7 +61,6 @@ def timeline_chart(rows: Sequence[Exchange], *, first: int, window: int, trigger
 
 
 def _zones(frame: Frame, rows: Sequence[Exchange]) -> Iterator[str]:
-    """A strip behind each run of requests of one zone."""
     starts = [0, *(n + 1 for n, (a, b) in enumerate(pairwise(rows)) if a.zone != b.zone), len(rows)]
     for begin, end in pairwise(starts):
         x, width = frame.x(begin), frame.x(end) - frame.x(begin)
@@ -105,17 +104,14 @@ def _triangle(x: float) -> str:
 
 
 def acted(row: Exchange) -> bool:
-    """Whether something new was done to a request, beside what is done to it again and again."""
     return any(layer["kept"] for layer in layers_of(row))
 
 
 def layers_of(row: Exchange) -> list[dict[str, Any]]:
-    """What the layers that ran did, as plain data."""
     return list(msgspec.to_builtins(row.layers))
 
 
 def told(row: Exchange, number: int, buckets: Mapping[str, int]) -> str:
-    """One request in a few lines."""
     lines = [f"Request {number}: {row.tokens_before:,} tokens sent, {row.tokens_after:,} forwarded, {row.zone}"]
     kept = (each for each in layers_of(row) if each["kept"])
     lines += [f"{each['layer']}: {each['tokens_before']:,} to {each['tokens_after']:,}" for each in kept]
@@ -126,7 +122,6 @@ def told(row: Exchange, number: int, buckets: Mapping[str, int]) -> str:
 
 
 def health_charts(readings: Sequence[Reading]) -> Iterator[tuple[str, str, str]]:
-    """Each of the six metrics over its requests: its name, the newest value as text, and the picture."""
     metrics: tuple[tuple[str, str, bool], ...] = (
         ("utilization", "Utilization", True),
         ("tool_result_bloat", "Tool results, share of the request", True),
@@ -142,7 +137,6 @@ def health_charts(readings: Sequence[Reading]) -> Iterator[tuple[str, str, str]]
 
 
 def spark(values: Sequence[float], title: str) -> str:
-    """A small line chart."""
     low = min(0.0, *values)
     ticks = scale(max(*values, 1e-9) - low, most=2)
     frame = Frame(len(values), ticks[-1], SMALL)
@@ -152,7 +146,6 @@ def spark(values: Sequence[float], title: str) -> str:
 
 
 def meter(tokens: int, limit: int, zone: str) -> str:
-    """The bar that says how full a conversation is."""
     share = min(1.0, max(0.0, tokens / limit)) if limit > 0 else 0.0
     said = f"{share:.0%} of the room for it, zone {zone}"
     return (
@@ -164,7 +157,6 @@ def meter(tokens: int, limit: int, zone: str) -> str:
 
 
 def bars(values: Sequence[float], title: str) -> str:
-    """A row of bars from 0."""
     ticks = scale(max(values, default=0.0), most=2)
     frame = Frame(len(values), ticks[-1], SMALL)
     path = area(frame, [0.0] * len(values), values)
@@ -172,7 +164,6 @@ def bars(values: Sequence[float], title: str) -> str:
 
 
 def short(tokens: float) -> str:
-    """A number as a scale has room for it."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
         if tokens >= size:
             return f"{tokens / size:g}{unit}"

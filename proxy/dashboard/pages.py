@@ -32,17 +32,14 @@ FIELDS = ("name", "model", "policy", "zone", "key", "closed")
 
 
 async def login(visit: PageVisit) -> View:
-    """The form that a key or the admin token is signed in with."""
     return View("login.html", {"next": visit.query.get("next", ""), "problem": None})
 
 
 async def guest(visit: PageVisit) -> Redirect:
-    """The session of who sends no key, where none is needed."""
     return Redirect(PATH, Sessions(visit.runtime).guest())
 
 
 async def overview(visit: PageVisit) -> View:
-    """Figures of a period, open alerts, the fullest and the dearest conversations, and the newest requests."""
     period = visit.query.get("period", "24h")
     length, step = PERIODS.get(period, PERIODS["24h"])
     since, tenant, store = visit.now - length, visit.session.reads_as, visit.runtime.store
@@ -70,7 +67,6 @@ async def overview(visit: PageVisit) -> View:
 
 
 def summed(rows: Sequence[Figures]) -> dict[str, float | None]:
-    """The figures of all steps together."""
     names = ("requests", "failed", "refused", "healed", "degraded", "batches", "before", "after", "prompt", "cached")
     found: dict[str, float | None] = {name: sum(getattr(row, name) for row in rows) for name in names}
     is_priced = any(row.priced for row in rows)
@@ -87,7 +83,6 @@ def _at(ascending: Sequence[float], share: float) -> float | None:
 
 
 def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int) -> list[tuple[str, str, Markup]]:
-    """The series as pictures that need no script: title, the data's address, and the picture."""
     found = []
     for title, name, metric in (("Tokens forwarded", "tokens", "tokens_after"), ("Requests", "requests", "requests")):
         _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
@@ -97,7 +92,6 @@ def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int
 
 
 async def series(visit: PageVisit) -> ManagementAnswer:
-    """The lines of a chart as JSON: moments, and the values of each line."""
     drawn: Mapping[str, tuple[tuple[reports.Metric, str], ...]] = {
         "tokens": (("tokens_before", "sent by clients"), ("tokens_after", "forwarded")),
         "requests": (("requests", "requests"), ("failed", "failed")),
@@ -119,12 +113,10 @@ async def series(visit: PageVisit) -> ManagementAnswer:
 
 
 async def live(visit: PageVisit) -> ManagementAnswer:
-    """Requests as they are stored, for a page that looks on."""
     return await reports.live(visit.asked())
 
 
 async def conversations(visit: PageVisit) -> View:
-    """The table of conversations, narrowed by what the form above it says."""
     query = {name: visit.query[name] for name in (*FIELDS, "cursor") if name in visit.query}
     found = await talks.listing(visit.asked({}, query))
     keys = [(row.tenant, row.id) for row in found.data]
@@ -149,7 +141,6 @@ async def _plain(row: talks.Conversation) -> ConversationRow:
 
 
 async def search(visit: PageVisit) -> View:
-    """Archived messages of the caller that have the words."""
     query = {name: visit.query[name] for name in ("q", "conversation", "cursor") if name in visit.query}
     found = await archive.search(visit.asked({}, query, rows=20)) if query.get("q", "").strip() else None
     following = None if found is None or found.next is None else visit.link(cursor=found.next)
@@ -157,7 +148,6 @@ async def search(visit: PageVisit) -> View:
 
 
 async def conversation(visit: PageVisit) -> View:
-    """One conversation: how full it is, its timeline as a picture, and what its tab shows."""
     tab = visit.query.get("tab", TABS[0])
     tab = tab if tab in TABS else TABS[0]
     one = await talks.one(visit.asked())
@@ -183,7 +173,6 @@ async def conversation(visit: PageVisit) -> View:
 
 
 async def _tab(visit: PageVisit, tab: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """What the tab shows beside what every tab has."""
     asked = visit.asked(query=query)
     if tab == "removed":
         found = await archive.removed(asked)
@@ -209,7 +198,6 @@ async def _tab(visit: PageVisit, tab: str, query: Mapping[str, str]) -> dict[str
 def _picture(
     visit: PageVisit, one: talks.ConversationStatus, rows: Sequence[talks.Exchange], page: str, *, is_newest: bool
 ) -> Markup | None:
-    """The timeline; None before the first request."""
     if not rows:
         return None
     first = max(1, one.requests - len(rows) + 1) if is_newest else 1
@@ -224,44 +212,37 @@ def _picture(
 
 
 async def rollback(visit: PageVisit) -> Redirect:
-    """Take back what was done after a version."""
     version = visit.field("version")
     done = await archive.rollback(visit.asked({**visit.path, "version": version}))
     return _back(visit, "removed", f"Rolled back: the conversation is at version {done.version}.")
 
 
 async def pin(visit: PageVisit) -> Redirect:
-    """Have a removed message come back and stay."""
     done = await archive.pin(visit.asked(body={"ref": visit.field("ref")}))
     return _back(visit, "removed", f"Pinned {done.pinned}: it comes back with the next request, and stays.")
 
 
 async def compact(visit: PageVisit) -> Redirect:
-    """Have the next request compacted."""
     await talks.compact(visit.asked())
     return _back(visit, "requests", "The next request is compacted, whatever its size.")
 
 
 async def close(visit: PageVisit) -> Redirect:
-    """Close the conversation."""
     await talks.close(visit.asked())
     return _back(visit, "requests", "Closed. A request that continues it opens it again.")
 
 
 async def note(visit: PageVisit) -> Redirect:
-    """Take a note on the conversation."""
     fields = {name: visit.field(name) for name in ("text", "category", "importance") if visit.field(name)}
     await talks.add_note(visit.asked(body=fields))
     return _back(visit, "notes", "Noted.")
 
 
 def _back(visit: PageVisit, tab: str, said: str) -> Redirect:
-    """The conversation again, with what was done."""
     return Redirect(f"{PATH}/conversations/{quote(visit.path['id'], safe='')}?tab={tab}&done={quote(said)}")
 
 
 async def checkpoint(visit: PageVisit) -> View | ManagementAnswer:
-    """One version of the checkpoint and what it has otherwise than another one, or its file."""
     saved = await archive.checkpoint_version(visit.asked())
     text = Checkpoint.from_json(json.dumps(saved.state)).to_markdown()
     name = f"checkpoint-{saved.version}"
@@ -293,7 +274,6 @@ def _file(body: bytes, name: str, kind: bytes) -> ManagementAnswer:
 
 
 async def request(visit: PageVisit) -> View:
-    """One request in two columns: what the client sent, what the model saw."""
     one = await talks.one(visit.asked())
     both = await inspect.both_sides(visit.asked())
     values: dict[str, Any] = {
@@ -307,13 +287,11 @@ async def request(visit: PageVisit) -> View:
 
 
 def cut(row: inspect.SideRow, visit: PageVisit) -> str:
-    """What is shown of a message: all of it where that is asked for."""
     text = row.text if isinstance(row.text, str) else ""
     return text if visit.query.get("full") == str(row.place) else text[: _room(row)]
 
 
 def is_cut(row: inspect.SideRow, visit: PageVisit) -> bool:
-    """Whether not all of a message is shown."""
     return isinstance(row.text, str) and len(cut(row, visit)) < len(row.text)
 
 
@@ -322,7 +300,6 @@ def _room(row: inspect.SideRow) -> int:
 
 
 def marked(pair: inspect.Pair, side: str) -> Markup:
-    """One side of a changed message, with what the other side has not marked."""
     before, after = (row.text if row is not None else None for row in (pair.client, pair.model))
     if not isinstance(before, str) or not isinstance(after, str):
         return Markup('<p class="soft">Not kept.</p>')
@@ -340,7 +317,6 @@ def marked(pair: inspect.Pair, side: str) -> Markup:
 
 
 async def original(visit: PageVisit) -> View:
-    """An archived message, as text, in pages."""
     ref, cursor = visit.path["ref"], visit.query.get("cursor", "0")
     answer = await archive.blob(visit.asked({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor}))
     told = {name.decode(): value.decode() for name, value in answer.headers}

@@ -30,7 +30,6 @@ from proxy.http import keys as api_keys
 from proxy.http import policies as api_policies
 from proxy.http import reports
 from proxy.http.endpoints import connects
-from proxy.http.reports import DAY
 from proxy.http.request import MAX_ROWS, ManagementAnswer
 from proxy.monitor.caching import price_list
 from proxy.replay.play import Replayed, Tally
@@ -52,13 +51,11 @@ LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
 
 
 async def policies(visit: PageVisit) -> View:
-    """Every policy in a line, and whose they are."""
     found = await api_policies.listing(visit.asked(rows=MAX_ROWS))
     return View("policies.html", {"rows": found.data, "keys": await _keys_by_policy(visit)})
 
 
 async def _keys_by_policy(visit: PageVisit) -> Mapping[str, list[str]]:
-    """The names of the keys in force by their policy, for the operator."""
     by_policy: dict[str, list[str]] = {}
     for row in (await api_keys.listing(visit.asked(rows=MAX_ROWS))).data if visit.is_operator else ():
         if row.revoked is None:
@@ -67,7 +64,6 @@ async def _keys_by_policy(visit: PageVisit) -> Mapping[str, list[str]]:
 
 
 async def policy(visit: PageVisit) -> View:
-    """One policy: what it says otherwise than ``balanced``, and its text to be edited."""
     name = visit.path["name"]
     if visit.is_operator and name not in visit.runtime.config.policies:
         return _edited(visit, name, f"preset: {DEFAULT_PRESET}\n")
@@ -87,7 +83,6 @@ def _edited(
     keys: Sequence[str] = (),
     status: int = 200,
 ) -> View:
-    """The page of a policy with a text in its form, and what is wrong with that beside its lines."""
     beside: dict[int, list[str]] = {}
     places = _places(name, text) if problems else {}
     for problem in problems:
@@ -108,7 +103,6 @@ def _edited(
 
 
 def _places(name: str, text: str) -> dict[str, int]:
-    """The line of each value of a policy's YAML by its path; none where it cannot be read."""
     with suppress(ConfigError):
         places = parse_document(text, name=name, env={}).places
         lines = ((dotted(at), where.rpartition(":")[2]) for at, where in places.items())
@@ -131,7 +125,6 @@ def _values(visit: PageVisit, name: str) -> Mapping[str, object]:
 
 
 def _own_text(visit: PageVisit, name: str) -> str:
-    """A policy as YAML on top of ``balanced``: what it says otherwise."""
     own, usual = _values(visit, name), _values(visit, DEFAULT_PRESET)
     said = {key: value for key, value in own.items() if key != "name" and value != usual.get(key)}
     return str(yaml.safe_dump({"preset": DEFAULT_PRESET, **said}, sort_keys=False, allow_unicode=True))
@@ -146,7 +139,6 @@ def _flat(value: object, at: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _differences(own: Mapping[str, object], usual: Mapping[str, object]) -> Iterator[tuple[str, str, str, bool]]:
-    """Each key with its value, that of the usual policy, and whether they differ."""
     theirs, ours = dict(_flat(usual)), dict(_flat(own))
     for key in dict.fromkeys((*ours, *theirs)):
         if key != "name":
@@ -158,7 +150,6 @@ def _shown(value: object) -> str:
 
 
 async def save_policy(visit: PageVisit) -> View | Redirect:
-    """Set a policy, or show what is wrong beside its lines."""
     visit.only_operator()
     name = visit.field("name") or visit.path["name"]
     text = visit.field("text").replace("\r\n", "\n")
@@ -176,14 +167,12 @@ async def save_policy(visit: PageVisit) -> View | Redirect:
 
 
 async def delete_policy(visit: PageVisit) -> Redirect:
-    """Remove a policy that was set here."""
     visit.only_operator()
     await api_policies.delete(visit.asked())
     return Redirect(f"{PATH}/policies?done={quote('Removed ' + visit.path['name'] + '.')}")
 
 
 async def trial(visit: PageVisit) -> View:
-    """The form that a conversation is tried on policies with."""
     return _trial(visit)
 
 
@@ -205,7 +194,6 @@ def _trial(visit: PageVisit, *, problem: str | None = None, status: int = 200, *
 
 
 async def play(visit: PageVisit) -> View:
-    """Play a stored conversation, or an uploaded file, through up to three policies."""
     names = list(dict.fromkeys(each for each in visit.form.get("policy", ()) if each))[:MAX_COMPARED]
     known = visit.runtime.config.policies
     window = visit.field("window").strip()
@@ -235,7 +223,6 @@ async def play(visit: PageVisit) -> View:
 
 
 async def _recorded(visit: PageVisit) -> tuple[bytes, str, str]:
-    """What is to be played: JSON lines, what it is called, and the model that it was for."""
     upload = visit.field("file")
     if upload.strip():
         return upload.encode("utf-8", "replace"), "the file", ""
@@ -288,7 +275,6 @@ async def _play_all(
 
 
 async def keys(visit: PageVisit) -> View:
-    """Every key with what it may and what it took."""
     return await _keys(visit)
 
 
@@ -309,7 +295,6 @@ async def _keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
 
 
 async def create_key(visit: PageVisit) -> View:
-    """Make a key, and show its secret this once."""
     visit.only_operator()
     body: dict[str, object] = {"name": visit.field("name"), "allow": list(visit.form.get("allow", ()))}
     body["models"] = visit.field("models").replace(",", " ").split()
@@ -324,14 +309,12 @@ async def create_key(visit: PageVisit) -> View:
 
 
 async def rotate_key(visit: PageVisit) -> View:
-    """Put another key in the place of one."""
     visit.only_operator()
     answer = await api_keys.rotate(visit.asked())
     return await _keys(visit, status=201, made=json.loads(answer.body))
 
 
 async def limit_key(visit: PageVisit) -> View | Redirect:
-    """Set what a key may take and until when; an empty field lifts the limit."""
     visit.only_operator()
     try:
         done = await api_keys.limit(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
@@ -341,14 +324,12 @@ async def limit_key(visit: PageVisit) -> View | Redirect:
 
 
 async def revoke_key(visit: PageVisit) -> Redirect:
-    """Revoke a key."""
     visit.only_operator()
     done = await api_keys.revoke(visit.asked())
     return Redirect(f"{PATH}/keys?done={quote(f'Revoked {done.name}: its next request is refused.')}")
 
 
 async def usage(visit: PageVisit) -> View:
-    """What was taken since when, by what is asked for."""
     found, by, since = await _usage(visit)
     following = None if found.next is None else visit.link(cursor=found.next)
     first = visit.link(cursor=None) if "cursor" in visit.query else None
@@ -366,7 +347,6 @@ async def _usage(visit: PageVisit) -> tuple[reports.Usage, str, str]:
 
 
 async def usage_csv(visit: PageVisit) -> ManagementAnswer:
-    """The same as a table for other programs, all of its rows."""
     out = io.StringIO()
     names = [name for name in reports.TakenBy.__struct_fields__ if name not in ("first", "last")]
     writer = csv.writer(out)
@@ -390,7 +370,6 @@ def _cell(value: object) -> object:
 
 
 async def system(visit: PageVisit) -> View:
-    """Weir itself: what runs, the store, learned windows, upstreams, the configuration that holds."""
     visit.only_operator()
     runtime, store = visit.runtime, visit.runtime.store
     config = await api_policies.config(visit.asked())
@@ -407,7 +386,7 @@ async def system(visit: PageVisit) -> View:
         "store": store,
         "size": size,
         "most": runtime.config.store.max_size,
-        "grown": [(said, size - then) for said, then in _sizes_before(kept, visit.now)],
+        "grown": reports.store_growth(kept, size, now=visit.now),
         "drawn": Markup(charts.bars([each for _, each in kept], "Bytes of the store")) if kept[1:] else "",  # noqa: S704
         "since": kept[0][0] if kept else None,
         "per_request": size / requests if requests else None,
@@ -423,14 +402,6 @@ async def system(visit: PageVisit) -> View:
     return View("system.html", values)
 
 
-def _sizes_before(kept: Sequence[tuple[float, int]], now: float) -> Iterator[tuple[str, int]]:
-    """The store's size so long ago, as far as it is known for so long."""
-    for said, ago in (("24 h", DAY), ("7 d", 7 * DAY), ("30 d", 30 * DAY)):
-        known = [bytes_ for at, bytes_ in kept if at <= now - ago]
-        if known:
-            yield said, known[-1]
-
-
 async def _is_up(base: str | None) -> bool:
     return base is None or await connects(base)
 
@@ -439,14 +410,12 @@ DROPS = ("dropped", "undelivered", "degraded")
 
 
 def _drops(visit: PageVisit) -> list[tuple[str, str]]:
-    """Counters of what was lost or done with less, as the page of metrics has them."""
     page = visit.runtime.telemetry.metrics.render().decode("utf-8", "replace")
     lines = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
     return [(name, value) for name, _, value in lines if any(word in name.partition("{")[0] for word in DROPS)]
 
 
 async def forget(visit: PageVisit) -> Redirect:
-    """Forget a learned window."""
     visit.only_operator()
     done = await api_policies.forget_window(visit.asked(body={"scope": visit.field("scope")}))
     return Redirect(f"{PATH}/system?done={quote(f'Forgotten: {done.forgotten}.')}")

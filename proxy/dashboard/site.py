@@ -88,14 +88,11 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 
 
 class Site:
-    """All pages of one Weir."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._sessions = Sessions(runtime)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         path = _path(scope)
         if path.startswith("static/"):
             await _static(scope, send, path.removeprefix("static/"))
@@ -137,7 +134,6 @@ class Site:
     async def _answer(
         self, scope: Scope, receive: Receive, session: Session, path: str
     ) -> tuple[Answer, PageVisit | None]:
-        """The page, and the visit that it is drawn for."""
         method = scope["method"]
         followed = method in ("GET", "HEAD") and dict(scope["headers"]).get(b"sec-fetch-mode") == b"navigate"
         refuse_foreign_pages(scope, has_key=_signed_in(session, scope), followed=followed)
@@ -175,7 +171,6 @@ class Site:
         )
 
     async def _with_form(self, visit: PageVisit, scope: Scope, receive: Receive) -> PageVisit:
-        """The visit with the fields of its form. Raises Forbidden for one that this visitor was not given."""
         body = await read_body(receive, limit=MAX_FORM)
         kind = dict(scope["headers"]).get(b"content-type", b"")
         try:
@@ -203,12 +198,10 @@ class Site:
 
 
 def _signed_in(session: Session, scope: Scope) -> bool:
-    """Whether somebody has shown a key or the admin token."""
     return bool(cookie_in(scope)) and session.who in ("caller", "operator")
 
 
 def _route(method: str, path: str) -> tuple[Handler, dict[str, str]]:
-    """What draws a page, and the named parts of its path. Raises NotFound, MethodNotAllowed."""
     parts, others = path.split("/"), list[str]()
     for verb, pattern, handler in ROUTES:
         names = pattern.split("/")
@@ -223,7 +216,6 @@ def _route(method: str, path: str) -> tuple[Handler, dict[str, str]]:
 
 
 def _path(scope: Scope) -> str:
-    """The path below ``/weir/ui``, its escapes kept."""
     raw = scope.get("raw_path")
     whole = raw.decode("latin-1").partition("?")[0] if isinstance(raw, bytes) else quote(scope["path"])
     return str(whole).removeprefix(PATH).strip("/")
@@ -236,7 +228,6 @@ def _whole(scope: Scope) -> str:
 
 
 def _fields(body: bytes, kind: bytes) -> dict[str, list[str]]:
-    """The fields of a form. Raises ValueError."""
     if not kind.startswith(b"multipart/form-data"):
         return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     message = message_from_bytes(b"content-type: " + kind.replace(b"\n", b"") + b"\r\n\r\n" + body)
@@ -250,7 +241,6 @@ def _fields(body: bytes, kind: bytes) -> dict[str, list[str]]:
 
 
 def _packed(scope: Scope, body: bytes) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
-    """A body as it goes over the wire: zipped where the browser takes that."""
     if len(body) < 1024 or b"gzip" not in dict(scope["headers"]).get(b"accept-encoding", b""):
         return body, ()
     return gzip.compress(body, 5), ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
@@ -258,7 +248,6 @@ def _packed(scope: Scope, body: bytes) -> tuple[bytes, Sequence[tuple[bytes, byt
 
 @cache
 def _assets() -> Mapping[str, str]:
-    """The address of every file by its name; another content has another address."""
     folder = files("proxy.dashboard") / "static"
     names = [each.name for each in folder.iterdir() if each.name.rpartition(".")[2] in KINDS]
     return {name: f"{PATH}/static/{name}?{_asset(name)[1]}" for name in names}
@@ -266,7 +255,6 @@ def _assets() -> Mapping[str, str]:
 
 @cache
 def _asset(name: str) -> tuple[bytes, str, bytes]:
-    """A file, the beginning of its hash, and what it is zipped."""
     body = (files("proxy.dashboard") / "static" / name).read_bytes()
     return body, sha256(body).hexdigest()[:12], gzip.compress(body, 9)
 
@@ -285,7 +273,6 @@ async def _static(scope: Scope, send: Send, name: str) -> None:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """The templates, every value escaped unless it is marked as drawn here."""
     folder = files("proxy.dashboard") / "templates"
     texts = {each.name: each.read_text(encoding="utf-8") for each in folder.iterdir() if each.name.endswith(".html")}
     made = jinja2.Environment(

@@ -49,20 +49,16 @@ class Session:
 
     @classmethod
     def begun(cls, who: Who, *, now: float, caller: Caller | None = None) -> Self:
-        """A new session."""
         tenant, key = ("", "") if caller is None else (caller.tenant, caller.key)
         return cls(who=who, tenant=tenant, key=key, nonce=secrets.token_urlsafe(12), until=now + LIFETIME)
 
     @property
     def reads_as(self) -> str | None:
-        """The tenant whose conversations it sees, None for all of them."""
         return None if self.who == "operator" else self.tenant
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Opens sessions and reads them back from cookies."""
-
     runtime: Runtime
 
     def read(self, scope: MutableMapping[str, Any]) -> Session | None:
@@ -83,18 +79,15 @@ class Sessions:
         return session
 
     def caller(self, session: Session) -> Caller | None:
-        """The owner of the key that a session was opened with."""
         return self.runtime.keyring.again(session.key) if session.who in ("guest", "caller") else None
 
     def cookie(self, session: Session, scope: Mapping[str, Any]) -> bytes:
-        """The header that has a browser keep a session."""
         body = urlsafe_b64encode(json.dumps(asdict(session), separators=(",", ":")).encode()).decode()
         age = f"Max-Age={int(LIFETIME)}; " if session.who != "nobody" else ""
         value = f"{COOKIE}={body}.{self._sign(body, session.who)}; {age}Path={PATH}; HttpOnly; SameSite=Strict"
         return f"{value}{'; Secure' if _is_encrypted(scope) else ''}".encode()
 
     def guest(self) -> Session:
-        """The session of who has not signed in: where no key is needed, that of who sends none."""
         now = self.runtime.planner.clock()
         try:
             return Session.begun("guest", now=now, caller=self.runtime.keyring.identify({}))
@@ -110,7 +103,6 @@ class Sessions:
         return Session.begun("caller", now=now, caller=self.runtime.identify({**scope, "headers": [header]}))
 
     def token(self, session: Session) -> str:
-        """What this visitor's forms carry, so that no other page can send them."""
         return hmac.new(self._key, b"form" + session.nonce.encode(), sha256).hexdigest()
 
     def check(self, session: Session, given: str) -> None:
@@ -130,7 +122,6 @@ class Sessions:
 
 
 def cookie_in(scope: Mapping[str, Any]) -> str:
-    """The value of the session's cookie as it was sent, empty without one."""
     for name, value in scope["headers"]:
         if name == b"cookie":
             try:
@@ -142,15 +133,12 @@ def cookie_in(scope: Mapping[str, Any]) -> str:
 
 
 def _is_encrypted(scope: Mapping[str, Any]) -> bool:
-    """Whether the browser speaks TLS, to Weir or to what stands before it."""
     told = dict(scope["headers"]).get(b"x-forwarded-proto", b"")
     return scope.get("scheme") == "https" or told.split(b",")[0].strip() == b"https"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A page: its template, and the values that stand in it."""
-
     template: str
     values: Mapping[str, Any]
     status: int = 200
@@ -159,8 +147,6 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Where the browser goes on, and the session that it has from now on if that is another one."""
-
     to: str
     session: Session | None = None
 
@@ -189,16 +175,13 @@ class PageVisit:
 
     @property
     def is_operator(self) -> bool:
-        """Whether it is the operator who looks."""
         return self.session.who == "operator"
 
     @property
     def room(self) -> str:
-        """The first part of the path: which entry of the navigation it is."""
         return self.at.partition("/")[0]
 
     def field(self, name: str) -> str:
-        """A field of the form, empty where it was not sent."""
         return next(iter(self.form.get(name, ())), "")
 
     def asked(
@@ -226,12 +209,10 @@ class PageVisit:
         )
 
     def only_operator(self) -> None:
-        """Nothing, or Forbidden for a caller."""
         if not self.is_operator:
             raise Forbidden("This page is for the operator: sign in with the admin token (auth.admin_token).")
 
     def link(self, **changed: object) -> str:
-        """The address of this page with other parameters; None takes one away."""
         merged = {**self.query, **changed}
         kept = {name: str(value) for name, value in merged.items() if value is not None}
         return f"{PATH}/{self.at}{'?' if kept else ''}{urlencode(kept)}".removesuffix("/")
@@ -241,12 +222,10 @@ MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0
 
 
 def moment(at: float) -> str:
-    """A moment to the second, UTC."""
     return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def ago(at: float | None, now: float) -> Markup:
-    """How long ago something was, or how soon it is, with the exact moment behind it."""
     if at is None:
         return Markup('<span class="none">never</span>')
     past = abs(now - at)
@@ -259,12 +238,10 @@ def ago(at: float | None, now: float) -> Markup:
 
 
 def whole(value: float | None) -> Markup:
-    """A number with its thousands apart."""
     return NOTHING if value is None else Markup("{}").format(f"{value:,.0f}")
 
 
 def compact(value: float | None) -> Markup:
-    """A number in four digits at most, the exact one behind it."""
     if value is None:
         return NOTHING
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "K")):
@@ -276,12 +253,10 @@ def compact(value: float | None) -> Markup:
 
 
 def percent(value: float | None) -> Markup:
-    """A share in hundreds."""
     return NOTHING if value is None else Markup("{}").format(f"{value:.0%}")
 
 
 def dollars(value: float | None) -> Markup:
-    """US dollars, small sums with more digits."""
     if value is None:
         return NOTHING
     digits = 2 if abs(value) >= 10 or value == 0 else 4
@@ -291,7 +266,6 @@ def dollars(value: float | None) -> Markup:
 
 
 def milliseconds(value: float | None) -> Markup:
-    """A duration."""
     if value is None:
         return NOTHING
     said = f"{value:,.{int(value < 100)}f} ms" if value < 10_000 else f"{value / 1000:,.1f} s"
@@ -299,7 +273,6 @@ def milliseconds(value: float | None) -> Markup:
 
 
 def size_of(value: float | None) -> Markup:
-    """Bytes."""
     if value is None:
         return NOTHING
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -309,7 +282,6 @@ def size_of(value: float | None) -> Markup:
 
 
 def words_of(name: object) -> Markup:
-    """A name of the code as words."""
     return escape(str(name).replace("_", " "))
 
 

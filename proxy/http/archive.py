@@ -30,6 +30,7 @@ from proxy.http.request import (
     page_from,
     page_of_whole,
 )
+from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
 from proxy.wire.chat import body_of
 from proxy.wire.codecs import view_of_stored
@@ -69,7 +70,6 @@ WHY: Mapping[str, str] = MappingProxyType(
         "sliding_window": "it was older than the messages that the policy keeps",
     }
 )
-"""Why a message was taken out, by the kind of its edit or the layer of its cut."""
 
 
 class Removed(Shape):
@@ -89,7 +89,6 @@ class Removed(Shape):
 
 
 def removed_of(row: RemovedRow, *, with_text: bool) -> Removed:
-    """One message that is out of the window: what took it and why, since when, and where its original is."""
     return Removed.of(
         row,
         why=WHY.get(row.how, "the policy took it"),
@@ -181,7 +180,6 @@ async def page_of_bytes(body: bytes, cursor: int, *, as_text: bool = False) -> M
 
 
 def cursor_in(asked: ManagementRequest) -> int:
-    """Where the page begins, in bytes. Raises InvalidRequest for what is no number."""
     given = asked.query.get("cursor", "0")
     if not (given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS):
         raise InvalidRequest("cursor must be a number of bytes.", param="cursor")
@@ -189,7 +187,6 @@ def cursor_in(asked: ManagementRequest) -> int:
 
 
 def array_of(bodies: list[bytes]) -> bytes:
-    """Messages as one JSON array, each as the client sent it."""
     return b"[" + b",".join(bodies) + b"]"
 
 
@@ -209,7 +206,6 @@ async def _original(asked: ManagementRequest, tenant: str, ref: str) -> bytes:
 
 
 def _page(body: bytes, start: int, *, as_text: bool) -> ManagementAnswer:
-    """The bytes from ``start`` on, 64 KiB or a few less, so that no character is parted; nothing beyond the end."""
     whole = _text_of(body) if as_text else body
     stop = min(len(whole), start + PAGE)
     while start + 4 < stop < len(whole) and whole[stop] & 0xC0 == 0x80:
@@ -222,7 +218,6 @@ def _page(body: bytes, start: int, *, as_text: bool) -> ManagementAnswer:
 
 
 def _text_of(body: bytes) -> bytes:
-    """The text of a message, or of each in a list of them, as UTF-8."""
     messages = split_array(body) if body.startswith(b"[") else (body,)
     return "\n".join(body_of(view_of_stored(raw)).text for raw in messages or ()).encode("utf-8", "surrogatepass")
 
@@ -245,7 +240,6 @@ class Version(Shape):
 
 
 def version_of(row: CheckpointRow) -> Version:
-    """One version of the checkpoint in a list."""
     size = len(row.body.encode("utf-8", "surrogatepass"))
     return Version.of(row, messages=row.length, size=size, covers=None if row.cut is None else row.cut.covers)
 
@@ -273,12 +267,10 @@ class SavedVersion(Saved):
 
 
 def saved_of(row: CheckpointRow) -> Saved:
-    """One version of the checkpoint."""
     return Saved.of(row, **_saved(row))
 
 
 def saved_version_of(row: CheckpointRow, before: CheckpointRow | None) -> SavedVersion:
-    """One version of the checkpoint against the one ``before`` it; against nothing for the first one."""
     previous = Checkpoint.from_json(before.body) if before is not None else None
     return SavedVersion.of(row, **_saved(row), changed=dict(Checkpoint.from_json(row.body).delta(previous)))
 
@@ -321,7 +313,7 @@ async def checkpoint_markdown(asked: ManagementRequest) -> ManagementAnswer:
 async def checkpoints(asked: ManagementRequest) -> Page[Version]:
     """The versions of the checkpoint, the newest first."""
     wanted = asked.limit(), asked.after(str, int)
-    rows = (await _versions(asked, await asked.conversation()))[::-1]
+    rows = (await checkpoints_of(asked.store, await asked.conversation()))[::-1]
     return page_of_whole(rows, wanted, version_of, lambda row: (row.branch, row.version))
 
 
@@ -329,7 +321,7 @@ async def checkpoint_version(asked: ManagementRequest) -> SavedVersion:
     """One version of the checkpoint."""
     version, row = asked.version(), await asked.conversation()
     found = await _at_version(asked, row, version)
-    rows = await _versions(asked, row)
+    rows = await checkpoints_of(asked.store, row)
     before = [each for each in rows if each.branch == found.branch and each.version < version]
     return saved_version_of(found, before[-1] if before else None)
 
@@ -358,20 +350,29 @@ async def rollback(asked: ManagementRequest) -> RolledBack:
     try:
         return RolledBack(version=await asked.runtime.planner.conversations.rollback(row, version))
     except NoSuchVersion:
-        versions = sorted({0, *(each.version for each in await _versions(asked, row))})[-VERSIONS_SHOWN:]
+        versions = sorted({0, *(each.version for each in await checkpoints_of(asked.store, row))})[-VERSIONS_SHOWN:]
         there = f"it is at version {row.version}, with checkpoints at {', '.join(map(str, versions))}"
         text = f"The conversation cannot go back to version {version}: {there}."
         raise NotFound(text, weir={"versions": versions}) from None
 
 
-async def _versions(asked: ManagementRequest, row: ConversationRow) -> list[CheckpointRow]:
-    return [each for each in await asked.store.checkpoints(row) if each.body]
+async def checkpoints_of(store: Store, row: ConversationRow) -> list[CheckpointRow]:
+    return [each for each in await store.checkpoints(row) if each.body]
+
+
+async def newest_checkpoint(store: Store, row: ConversationRow) -> CheckpointRow | None:
+    latest = await store.latest_checkpoint(row.tenant, row.id)
+    if latest is None:
+        return None
+    newest = (latest[1].branch, latest[1].version)
+    saved = reversed(await checkpoints_of(store, row))
+    return next((each for each in saved if (each.branch, each.version) == newest), None)
 
 
 async def _at_version(asked: ManagementRequest, row: ConversationRow, version: int) -> CheckpointRow:
     found = await asked.store.checkpoint_at(row, version)
     if found is None:
-        versions = sorted({each.version for each in await _versions(asked, row)})[-VERSIONS_SHOWN:]
+        versions = sorted({each.version for each in await checkpoints_of(asked.store, row)})[-VERSIONS_SHOWN:]
         there = f"there are {', '.join(map(str, versions))}" if versions else "none was saved yet"
         raise NotFound(f"There is no version {version} of the checkpoint: {there}.", weir={"versions": versions})
     return found
@@ -379,9 +380,6 @@ async def _at_version(asked: ManagementRequest, row: ConversationRow, version: i
 
 async def _newest(asked: ManagementRequest) -> CheckpointRow:
     row = await asked.conversation()
-    found = await asked.store.latest_checkpoint(row.tenant, row.id)
-    newest = None if found is None else (found[1].branch, found[1].version)
-    for each in reversed(await _versions(asked, row)) if newest is not None else ():
-        if (each.branch, each.version) == newest:
-            return each
+    if (found := await newest_checkpoint(asked.store, row)) is not None:
+        return found
     raise NotFound(f"Conversation {row.name[:80]!r} has no checkpoint: nothing was compacted or saved in it yet.")

@@ -128,7 +128,6 @@ def _pressure(last: ExchangeRow) -> Pressure:
 
 
 def _window_status(last: ExchangeRow) -> str:
-    """What Weir was doing about the window at a request, in the words of the header ``x-weir-pressure``."""
     if last.action == EMERGENCY:
         return "emergency"
     return "active" if last.action in ACTED else STATUSES.get(last.zone, "active")
@@ -146,7 +145,6 @@ def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Budget:
 
 
 def tokens_by_bucket(found: object) -> dict[str, int]:
-    """The tokens of each bucket as a row's detail has them; none where it has none."""
     return {str(name): int(tokens) for name, tokens in found.items()} if isinstance(found, Mapping) else {}
 
 
@@ -164,7 +162,6 @@ class DecisionRecord(Shape):
 
 
 def decision_of(row: ExchangeRow) -> DecisionRecord:
-    """The decision record of a request (requirement A0.148); null is what was not measured or did not happen."""
     before = row.pressure_before
     return DecisionRecord.of(
         row,
@@ -282,7 +279,6 @@ async def listing(asked: ManagementRequest) -> Page[Conversation]:
 
 
 def _tenant_of(asked: ManagementRequest) -> str | None:
-    """Whose conversations are listed: the caller's own; for the operator those of the key that it names, or all."""
     key = asked.query.get("key")
     if asked.tenant is not None or key is None:
         return asked.tenant
@@ -295,9 +291,7 @@ async def one(asked: ManagementRequest) -> ConversationStatus:
     last = next(iter(await asked.store.timeline(row, limit=1)), None)
     newest = await asked.store.latest_checkpoint(row.tenant, row.id)
     sums = await asked.store.eviction_sums(row.tenant, conversation=row)
-    soft: dict[str, float] = {}
-    if last is not None and last.policy in asked.runtime.config.policies:
-        soft = {name: rule.soft for name, rule in asked.runtime.policy(last.policy).buckets.items()}
+    soft = {} if last is None else asked.runtime.config.soft_shares(last.policy)
     windows = 1 if newest is None else newest[1].window_id
     return status_of(row, last, windows=windows, events=sum(each.evicted for each in sums), soft=soft)
 

@@ -87,7 +87,6 @@ class RelayedRequest:
     reported: Reported | None = None
 
     async def run(self) -> None:
-        """Relay the request and its answer."""
         refused = None
         try:
             await self._relay()
@@ -184,7 +183,6 @@ class RelayedRequest:
         return headers
 
     def _settle(self) -> None:
-        """Count the request: in all, and of its key with what the answer says that it used."""
         metrics, outcome = self.runtime.telemetry.metrics, self.error or "relayed"
         metrics.add(REQUESTS, outcome, NO_POLICY)
         if self.caller is None:
@@ -220,7 +218,6 @@ class RelayedRequest:
 async def relay_untouched(
     runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
 ) -> None:
-    """Relay one request and its answer."""
     about = LOG_CONTEXT.get()
     request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
     client, path = scope.get("client"), scope["path"]
@@ -238,7 +235,6 @@ async def relay_untouched(
 
 
 def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destination) -> AnySpan:
-    """The span of the request to the upstream: a model's operation where the route is known as one."""
     if not trace.recorded:
         return NULL_SPAN
     named, upstream, model = name_from(scope["headers"], {}), destination.upstream, destination.model
@@ -257,7 +253,6 @@ def _is_plain_json(answer: Answer) -> bool:
 async def _watched(
     chunks: AsyncGenerator[bytes, None], held: bytearray | None, reported: Reported
 ) -> AsyncGenerator[bytes, None]:
-    """The same chunks, of which ``reported`` takes note; ``held`` gets them all as long as they are few."""
     async with aclosing(chunks) as going:
         async for chunk in going:
             reported.feed(chunk)
@@ -267,7 +262,6 @@ async def _watched(
 
 
 def _end(trace: Trace, span: AnySpan, status: int, body: bytes, failed: str | None) -> None:
-    """End the spans of an answer, with what it says of itself if it was short enough to be read."""
     seen = read_completion(body) if 0 < len(body) <= MAX_READ else Tap()
     span.answered(status, seen=seen, error_type=failed)
     trace.end(status, failed)
@@ -304,7 +298,6 @@ Entry = dict[str, Any]
 async def answer_models(
     runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
 ) -> None:
-    """Answer with the list or with one entry of it."""
     headers = scope["headers"]
     try:
         caller = runtime.admit(scope)
@@ -343,7 +336,6 @@ async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route)
 
 
 async def _models_of(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers) -> list[Entry]:
-    """What an upstream lists, in OpenAI's shape; what the configuration names where it lists nothing in time."""
     listed: list[Entry] = []
     config = runtime.config
     # A client's own key is for the upstream that its requests go to, and nobody else sees it.
@@ -371,7 +363,6 @@ async def _asked(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, h
 
 
 def _named(config: Config, caller: Caller) -> Iterable[str]:
-    """Every model that the configuration calls by its whole name, for all or for this key."""
     stated = (*(rule.match for rule in config.models), *caller.models)
     return (name for name in dict.fromkeys(stated) if PATTERN.isdisjoint(name))
 
@@ -381,7 +372,6 @@ def _entry(upstream: UpstreamSettings, name: str) -> Entry:
 
 
 def _card(config: Config, upstream: UpstreamSettings, name: str) -> Entry:
-    """What is said of a model behind a library that lists none; NotFound where the configuration does not know it."""
     if config.rule(name) is None:
         raise NotFound(f"The model {name[:200]!r} is not known here.", param="model")
     return _entry(upstream, name)
@@ -391,18 +381,14 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Api:
-    """The ASGI application of all of it."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     async def managed(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
-        """Answer a request of a conversation."""
         handler = CountHandler if route.kind == "counted" else ExchangeHandler
         await handler(self._runtime, scope, receive, send, route).run()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         runtime, method = self._runtime, scope["method"]
         if method not in METHODS:
             error = MethodNotAllowed(f"{method[:10]} is not answered here.", allowed=METHODS)
@@ -429,15 +415,12 @@ READING = ("GET", "HEAD")
 
 
 class HealthRoutes:
-    """The ASGI application of the three routes."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._reachable: dict[str, tuple[float, bool]] = {}
         self._heard: set[str] = set()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one probe."""
         del receive
         if scope["method"] not in READING:
             error = MethodNotAllowed(f"{scope['method'][:10]} is not answered here: GET is.", allowed=READING)
@@ -489,7 +472,6 @@ class HealthRoutes:
 
 
 async def connects(base: str) -> bool:
-    """Whether somebody listens there."""
     return await _answers(base) is not None
 
 
@@ -522,7 +504,6 @@ async def _answers(base: str) -> bool | None:
 
 @cache
 def _handshake() -> ssl.SSLContext:
-    """Who it is does not matter to whether it lives."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

@@ -56,14 +56,11 @@ class BothSides(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What stands on one line of both sides."""
-
     client: SideRow | None
     model: SideRow | None
 
     @property
     def status(self) -> Status:
-        """What became of it."""
         row = self.client or self.model
         assert row is not None  # noqa: S101 - a line has at least one side
         return row.status
@@ -95,18 +92,15 @@ async def both_sides(asked: ManagementRequest) -> BothSides:
 
 
 def aligned(both: BothSides) -> list[Pair]:
-    """The lines of both sides, from the first to the last."""
     client, model = ({row.place: row for row in side} for side in (both.client, both.model))
     return [Pair(client.get(n), model.get(n)) for n in sorted(client.keys() | model.keys())]
 
 
 def runs(pairs: Sequence[Pair]) -> list[tuple[Status, list[Pair]]]:
-    """The lines in runs of one status, to be folded."""
     return [(status, list(lines)) for status, lines in groupby(pairs, key=lambda pair: pair.status)]
 
 
 def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[SideRow]]:
-    """Both sides, each item at the place where it stands beside its other one."""
     client: list[SideRow] = []
     model: list[SideRow] = []
     place = done = 0
@@ -159,12 +153,10 @@ def _text(found: Inspected, ref: str | None) -> str | None:
 
 
 def _message(raw: bytes | None) -> str | None:
-    """What a message says, with the calls that it makes and what is attached to it; None where it is not kept."""
     return None if raw is None else said_in(body_of(view_of_stored(raw)))
 
 
 def said_in(body: Body) -> str:
-    """A message as people read it."""
     parts = [body.text] if body.text else []
     parts += [f"→ {call.name}({call.arguments})" for call in body.calls]
     parts += [f"[{each}]" for each in body.attached]

@@ -183,14 +183,12 @@ async def delete(asked: ManagementRequest) -> DeletedPolicy:
 
 
 def _read(config: Config, name: str, text: str) -> Mapping[str, object]:
-    """The keys of a policy that can be used. ConfigError."""
     body = read_policy(name, text)
     with_policy(config, name, body)
     return body
 
 
 async def _keep(runtime: Runtime, policy: SetPolicy) -> Literal["database", "memory"]:
-    """Where the policy is kept: in the database, or only in memory while that fails."""
     try:
         await runtime.store.save_policy(policy.name, policy.text, policy.at)
     except StoreError as error:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from policies.quality.health import Category, HealthTrend, Level, Snapshot, trend_of
-from proxy.errors import InvalidRequest
+from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
     Count,
     Digest,
@@ -42,6 +43,7 @@ DAYS = 30
 DAY = 86_400.0
 DOLLAR_DIGITS = 6
 KINDS: tuple[By, ...] = get_args(By)
+FIGURES = attrgetter(*ADDED)
 
 
 class Taken(Shape, kw_only=True):
@@ -86,19 +88,17 @@ class Usage(Shape):
 
 
 def taken_by(row: UsageRow, *, by: By | None, names: Mapping[str, str]) -> TakenBy:
-    """What one key took, or one part of it: ``names`` are those of keys by their tenant."""
     group = row.group if by is not None else None
     return TakenBy.of(row, key=names.get(row.tenant), group=group, **_sums([row]))
 
 
 def taken(rows: Sequence[UsageRow]) -> Taken:
-    """What all rows took together."""
     return Taken(**_sums(rows))
 
 
 def _sums(rows: Sequence[UsageRow]) -> dict[str, Any]:
-    """Sums of rows; dollars are null where no request has a price."""
-    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in ADDED}
+    columns = zip(*map(FIGURES, rows), strict=True) if rows else ((0,) for _ in ADDED)
+    sums: dict[str, Any] = {name: sum(column) for name, column in zip(ADDED, columns, strict=True)}
     for name in ("cost", "cost_saved"):
         sums[name] = round(sums[name], DOLLAR_DIGITS) if sums["priced"] else None
     sums["summarizer_cost"] = round(sums["summarizer_cost"], DOLLAR_DIGITS)
@@ -139,7 +139,6 @@ class Alert(Shape):
 
 
 def alert_of(row: AlertRow) -> Alert:
-    """One alert."""
     return Alert.of(row, value=round(row.value, 4), threshold=row.limit)
 
 
@@ -157,7 +156,6 @@ class Reading(Shape):
 
 
 def reading_of(snapshot: Snapshot) -> Reading:
-    """The health metrics after one request, shares and ratios with three decimals."""
     values: dict[str, Any] = snapshot._asdict()
     measured = {name: round(each, 3) for name, each in values.items() if isinstance(each, float)}
     return Reading.of(snapshot, **{**measured, "at": snapshot.at})
@@ -177,7 +175,6 @@ class ConversationHealth(Shape):
 def conversation_health(
     row: ConversationRow, snapshots: Sequence[Snapshot], alerts: Sequence[AlertRow], *, limit: int
 ) -> ConversationHealth:
-    """The health of a conversation by its snapshots, oldest first, of which the newest ``limit`` are shown."""
     opened = {alert.level for alert in alerts if alert.closed is None}
     return ConversationHealth(
         conversation=row.name,
@@ -207,7 +204,6 @@ class OpenAlerts(Shape):
 
 
 def open_alerts(found: Page[Alert], counts: Mapping[str, int]) -> OpenAlerts:
-    """A page of open alerts; ``counts`` are how many there are of each level, on all pages."""
     return OpenAlerts(
         status=next((level for level in LEVELS if counts.get(level)), "ok"),
         open=Open(**{level: counts.get(level, 0) for level in LEVELS}),
@@ -345,8 +341,12 @@ Metric = Literal[
     "cost_saved",
     "cache_reuse",
     "overhead_ms",
+    "store_bytes",
 ]
 METRICS: tuple[Metric, ...] = get_args(Metric)
+OPERATORS_METRICS: frozenset[Metric] = frozenset({"store_bytes"})
+UNMEASURED_IS_NULL = frozenset({"cache_reuse", "overhead_ms", "cost", "cost_saved", "store_bytes"})
+PERIODS = (("24h", DAY), ("7d", 7 * DAY), ("30d", 30 * DAY))
 STEPS: Mapping[str, int] = MappingProxyType({"1m": 60, "5m": 300, "15m": 900, "1h": 3_600, "6h": 21_600, "1d": 86_400})
 MAX_POINTS = 2_000
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -397,17 +397,26 @@ COUNTED = frozenset({"prompt", "cached", "completion"})
 
 
 async def series(asked: ManagementRequest) -> MetricSeries:
-    """A metric of the caller's requests over time, step by step; the operator gets that of everybody's."""
+    """A metric of the caller's requests over time, step by step; the operator gets that of everybody's.
+
+    ``store_bytes``, the size of the database, is for the operator.
+    """
     metric = asked.word("metric", METRICS)
     if metric is None:
         raise InvalidRequest(f"metric must be one of {', '.join(METRICS)}.", param="metric")
+    if metric in OPERATORS_METRICS and asked.tenant is not None:
+        raise Forbidden(f"{metric} is for the operator: send the admin token (auth.admin_token).")
     step = STEPS[asked.word("step", tuple(STEPS)) or "1h"]
     now = asked.runtime.planner.clock()
     since = moment_in(asked.query.get("since", "24h"), now=now)
     if (now - since) / step > MAX_POINTS:
         raise InvalidRequest(f"That is more than {MAX_POINTS} steps: ask for a longer step.", param="step")
-    rows = await asked.store.figures(asked.tenant, since=since, step=float(step))
-    unit, values = values_of(rows, metric, since=since, until=now, step=step)
+    if metric == "store_bytes":
+        newest = {int(at // step): float(size) for at, size in await asked.store.sizes()}
+        unit, values = "bytes", _points(newest, metric, since=since, until=now, step=step)
+    else:
+        rows = await asked.store.figures(asked.tenant, since=since, step=float(step))
+        unit, values = values_of(rows, metric, since=since, until=now, step=step)
     return MetricSeries(metric=metric, unit=unit, step=step, since=since, data=values)
 
 
@@ -418,9 +427,19 @@ def values_of(
     fallback = ("tokens" if metric in COUNTED else "requests", lambda row: getattr(row, metric))
     unit, value = VALUES.get(metric, fallback)
     known = {round(row.at / step): value(row) for row in rows}
-    empty = None if metric in {"cache_reuse", "overhead_ms", "cost", "cost_saved"} else 0
+    return unit, _points(known, metric, since=since, until=until, step=step)
+
+
+def _points(known: Mapping[int, float | None], metric: Metric, *, since: float, until: float, step: int) -> list[Point]:
+    empty = None if metric in UNMEASURED_IS_NULL else 0
     places = range(math.floor(since / step), math.floor(until / step) + 1)
-    return unit, [Point(at=float(step * n), value=known.get(n, empty)) for n in places]
+    return [Point(at=float(step * n), value=known.get(n, empty)) for n in places]
+
+
+def store_growth(sizes: Sequence[tuple[float, int]], size: int, *, now: float) -> dict[str, int]:
+    """Bytes by which the store grew in each period, as far as its size is known for so long; ``sizes`` oldest first."""
+    known = ((period, [then for at, then in sizes if at <= now - ago]) for period, ago in PERIODS)
+    return {period: size - then[-1] for period, then in known if then}
 
 
 async def live(asked: ManagementRequest) -> ManagementAnswer:
@@ -432,7 +451,6 @@ async def live(asked: ManagementRequest) -> ManagementAnswer:
 
 
 async def events(asked: ManagementRequest) -> AsyncIterator[bytes]:
-    """What :func:`live` sends."""
     store, clock, loop = asked.store, asked.runtime.planner.clock, asyncio.get_running_loop()
     begun = quiet = loop.time()
     since, seen = clock(), set[str]()

@@ -39,8 +39,6 @@ Digest = Annotated[str, Meta(description="hexadecimal", pattern=r"^[0-9a-f]*$")]
 
 
 class Shape(msgspec.Struct):
-    """An answer, or a part of one."""
-
     @classmethod
     def of(cls, row: object, **own: object) -> Self:
         """The fields of ``row`` that have the shape's names, bytes as hexadecimal, but for those in ``own``."""
@@ -48,7 +46,6 @@ class Shape(msgspec.Struct):
         return cls(**{name: each.hex() if isinstance(each, bytes) else each for name, each in values.items()})
 
     def plain(self) -> dict[str, Any]:
-        """The same as data for JSON."""
         return dict(msgspec.to_builtins(self))
 
 
@@ -98,7 +95,6 @@ SECONDS: Mapping[str, int] = MappingProxyType({"s": 1, "m": 60, "h": 3_600, "d":
 Shown = TypeVar("Shown")
 Word = TypeVar("Word", bound=str)
 PlaceOf = Callable[[Row], Place]
-"""What a row has in the columns that its list is ordered by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,6 @@ class ManagementAnswer:
 
 
 def as_json(value: msgspec.Struct, *, status: int = 200) -> ManagementAnswer:
-    """A shape as JSON; what is no Unicode (half of a surrogate pair) is escaped."""
     data = msgspec.to_builtins(value)
     try:
         body = json.dumps(data, ensure_ascii=False).encode()
@@ -144,24 +139,20 @@ class ManagementRequest:
 
     @property
     def store(self) -> Store:
-        """The store."""
         return self.runtime.store
 
     def own(self, what: str) -> str:
-        """The tenant that asks. Raises Forbidden for the operator, who may not read ``what``."""
         if self.tenant is None:
             raise Forbidden(f"{what} with the key of the caller that sent them.")
         return self.tenant
 
     def limit(self) -> int:
-        """How many rows are asked for, at most ``most``."""
         given = self.query.get("limit", str(self.rows))
         if not given.isascii() or not given.isdigit() or int(given[:MAX_DIGITS]) < 1:
             raise InvalidRequest("limit must be a number from 1 on.", param="limit")
         return min(self.most, int(given[:MAX_DIGITS]))
 
     def after(self, *kinds: type[str] | type[int] | type[float]) -> Place | None:
-        """The place in a list that the page before gave as its cursor, None without one."""
         cursor = self.query.get("cursor")
         if cursor is None:
             return None
@@ -176,12 +167,10 @@ class ManagementRequest:
         return list(place)
 
     def start(self) -> int:
-        """Where a page begins in a list whose cursor is a number of rows."""
         after = self.after(int)
         return 0 if after is None else max(0, int(after[0]))
 
     def word(self, name: str, known: tuple[Word, ...]) -> Word | None:
-        """One of the words of a parameter, None where it is not given."""
         given = self.query.get(name)
         for word in known:
             if word == given:
@@ -191,19 +180,16 @@ class ManagementRequest:
         return None
 
     def flag(self, name: str) -> bool | None:
-        """Whether ``true`` or ``false`` is asked for, None where neither is."""
         given = self.query.get(name)
         if given is not None and given not in {"true", "false"}:
             raise InvalidRequest(f"{name} must be true or false.", param=name)
         return None if given is None else given == "true"
 
     def since(self) -> float | None:
-        """The moment ``since``, None where it is not given."""
         given = self.query.get("since")
         return None if given is None else moment_in(given, now=self.runtime.planner.clock())
 
     def version(self) -> int:
-        """The version in the path."""
         given = self.path["version"]
         if not (given.isascii() and given.isdigit() and len(given) <= MAX_VERSION_DIGITS):
             raise InvalidRequest("version must be a number.", param="version")
@@ -277,7 +263,6 @@ def moment_in(given: str, *, now: float) -> float:
 
 
 def cursor_of(place: Place) -> str:
-    """A place in a list as a word for the query string."""
     return urlsafe_b64encode(json.dumps(list(place), separators=(",", ":")).encode()).rstrip(b"=").decode()
 
 
@@ -308,12 +293,10 @@ def page_of_whole(
 
 
 def gone() -> InvalidRequest:
-    """The error of a cursor whose row is not in the list any more."""
     return InvalidRequest("What cursor points at is not in the list any more: begin again without it.", param="cursor")
 
 
 def _is_of(given: object, kind: type[str] | type[int] | type[float]) -> bool:
-    """Whether a part of a place is what the list has there; a number may be whole where it need not."""
     if isinstance(given, str):
         return kind is str and "\0" not in given and given.encode("utf-8", "replace").decode() == given
     if isinstance(given, bool) or not isinstance(given, int | float):
@@ -322,7 +305,6 @@ def _is_of(given: object, kind: type[str] | type[int] | type[float]) -> bool:
 
 
 async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()) -> None:
-    """Send one whole answer."""
     framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())] if status != NO_CONTENT else []
     about = LOG_CONTEXT.get()
     if about is not None and not any(name == b"x-request-id" for name, _ in headers):
@@ -374,11 +356,9 @@ async def counted(
 
 
 async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
-    """Send a value as JSON."""
     await respond(send, json.dumps(value, ensure_ascii=False).encode(), status=status)
 
 
 async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = ()) -> None:
-    """Send an error in OpenAI's shape."""
     own = [(b"x-request-id", request_id.encode())] if request_id else []
     await respond(send, error.body(), status=error.status, headers=[*headers, *error.headers(), *own])

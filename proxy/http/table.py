@@ -80,7 +80,6 @@ class ManagementRoute:
     asker: Asker = "key"
 
     def match(self, path: tuple[str, ...]) -> dict[str, str] | None:
-        """The named parts of a path, None where the pattern is another one."""
         parts = self.pattern.split("/")
         if len(parts) != len(path):
             return None
@@ -224,7 +223,6 @@ FAULTS: Mapping[int, str] = MappingProxyType(
 
 @cache
 def document() -> bytes:
-    """The document as JSON."""
     shapes = {id(route): route.gives for route in ROUTES if route.gives is not None and route.gives is not dict}
     taken = {id(route): route.takes for route in ROUTES if not isinstance(route.takes, str | None)}
     types = [*shapes.values(), *taken.values(), Error]
@@ -254,7 +252,6 @@ def document() -> bytes:
 
 
 def types_in(shapes: Iterable[object]) -> Iterable[type]:
-    """Every class that the shapes are made of."""
     seen: set[int] = set()
     waiting = list(shapes)
     while waiting:
@@ -399,13 +396,10 @@ Found = list[tuple[ManagementRoute, Mapping[str, str]]]
 
 
 class Management:
-    """The ASGI application of ``/weir/…``."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         error: ProxyError
         try:
             answer = await self._answer(scope, receive)
@@ -458,7 +452,6 @@ class Management:
         return answer if isinstance(answer, ManagementAnswer) else as_json(answer)
 
     def _caller(self, scope: MutableMapping[str, Any], headers: Mapping[str, str]) -> Caller | None:
-        """Who asks, None for the operator with the admin token."""
         token = self._runtime.config.admin_token
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None
@@ -473,7 +466,6 @@ def _path(scope: MutableMapping[str, Any]) -> tuple[str, ...]:
 
 
 def _of_method(method: str, found: Found) -> tuple[ManagementRoute, Mapping[str, str]]:
-    """The route that answers a method. Raises MethodNotAllowed that says which are."""
     asked = "GET" if method in READING else method
     for route, named in found:
         if route.method == asked:
@@ -490,7 +482,6 @@ def _methods(found: Found) -> tuple[str, ...]:
 
 
 def _nothing_at(path: tuple[str, ...]) -> tuple[ManagementRoute, Mapping[str, str]]:
-    """Raises NotFound that says what there is."""
     patterns = [route.pattern.split("/") for route in ROUTES]
     if path[0] == "conversations" and len(path) > 2:
         parts = dict.fromkeys(each[2] for each in patterns if each[0] == "conversations" and len(each) > 2)

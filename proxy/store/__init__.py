@@ -43,6 +43,7 @@ class Store(Transactions):
         shared: bool = False,
         read_only: bool = False,
         visitor: bool = False,
+        any_schema: bool = False,
         busy_timeout: float = BUSY_TIMEOUT,
         connections: int = CONNECTIONS,
     ) -> Self:
@@ -57,12 +58,14 @@ class Store(Transactions):
             read_only: look only; nothing is migrated or written.
             visitor: a short-lived writer beside a running server. It keeps that server from checkpointing for as
                 long as it is open (see :mod:`proxy.store.sqlite` for why), so close it soon.
+            any_schema: to a reader the schema may be an older one: such a store can be backed up, nothing else.
             busy_timeout: seconds to wait for others before :class:`StoreUnavailable`; a server waits no longer for a
                 statement either.
             connections: to a database server, at most.
         """
         mode: Mode = "worker" if shared else "server"
         mode = "reader" if read_only else "visitor" if visitor else mode
+        mode = "copier" if any_schema and "postgres" not in url.partition(":")[0] else mode
         return cls(await _opened(url, mode=mode, patience=busy_timeout, connections=connections), content=content)
 
     async def close(self) -> None:

@@ -368,7 +368,7 @@ class RelayedRow:
     cost: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class UsageRow:
     """What the requests of one key took, of one ``group`` (a model, policy, day or conversation), None for all.
 

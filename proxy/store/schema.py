@@ -455,12 +455,23 @@ def make(connection: sa.Connection) -> None:
     connection.execute(sa.insert(alembic_version), {"version_num": HEAD})
 
 
+NOT_MIGRATED = (
+    "its schema could not be brought from {found} to {head} ({why}); nothing in it was changed. Go on with the Weir "
+    "that wrote it; or take a copy (weir db backup COPY; of PostgreSQL: pg_dump), mend that, and run weir db upgrade"
+)
+
+
 def ensure(connection: sa.Connection) -> None:
     found = _known(connection)
     if found is None:
         make(connection)
     elif found != HEAD:
-        importlib.import_module("proxy.store.migrations").upgrade(connection)
+        try:
+            importlib.import_module("proxy.store.migrations").upgrade(connection)
+        except Exception as fault:
+            why = fault.orig if isinstance(fault, sa.exc.DBAPIError) else fault
+            said = NOT_MIGRATED.format(found=found, head=HEAD, why=why or type(fault).__name__)
+            raise StoreError(said, reason="migration") from fault
 
 
 def check(connection: sa.Connection) -> None:

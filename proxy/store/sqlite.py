@@ -218,7 +218,7 @@ class ConnectionWorker:
 
 log = logging.getLogger("weir.store")
 
-Mode = Literal["server", "worker", "visitor", "reader"]
+Mode = Literal["server", "worker", "visitor", "reader", "copier"]
 SqliteVersion = tuple[int, int, int]
 
 CHECKPOINT_BYTES = 4 << 20
@@ -342,7 +342,8 @@ class SqliteDatabase:
             return database
         database = cls(Path(name), mode=mode, patience=patience)
         try:
-            await (database._open_reader(patience) if mode == "reader" else database._open_writer(patience))
+            looks = mode in ("reader", "copier")
+            await (database._open_reader(patience) if looks else database._open_writer(patience))
         except BaseException:
             await database.close()
             raise
@@ -453,12 +454,13 @@ class SqliteDatabase:
 
     async def _open_reader(self, patience: float) -> None:
         if self._path is None or not self._path.is_file():
-            raise StoreUnavailable(f"there is no database at {self._path}", reason="open")
+            raise StoreUnavailable(f"there is no database at {self._path}", reason="absent")
         self._reader = await ConnectionWorker.connect(
             f"{self._path.as_uri()}?mode=ro", begin="BEGIN", patience=patience
         )
         self.journal = await self._reader.raw(lambda driver: pragma(driver, "journal_mode"))
-        await self._reader.transaction(check)
+        if self._mode == "reader":
+            await self._reader.transaction(check)
 
     async def _open_writer(self, patience: float) -> None:
         path = self._create()

@@ -227,6 +227,12 @@ STORE_WAITING = _gauge(
     "What waits in memory to be stored: exchanges' rows, and changes that the store refused",
     names.KIND,
 )
+STORE_SIZE = _gauge("weir.store.size", "By", "Bytes in use of the database, measured each hour", merge="max")
+STORE_GROWTH = _gauge(
+    "weir.store.growth", "By",
+    "Bytes by which the database grew in 24h, 7d and 30d; absent while it is not known for so long",
+    names.PERIOD, merge="max",
+)
 TASKS = _gauge("weir.tasks", "{task}", "Asynchronous tasks that are under way; it rises with what is in flight")
 WINDOWS_LEARNED = _gauge(
     "weir.windows.learned", "{window}",

@@ -1,6 +1,7 @@
 """The dashboard in a real browser, used as a person uses it."""
 
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -160,6 +161,15 @@ async def test_a_live_request_arrives_while_somebody_looks(browser: Browser, sit
         await talk.chat(2)
         await expect(page.locator("#live").get_by_role("link", name="comes-live").first).to_be_visible()
         await expect(page.locator(".series.drawn")).to_have_count(2)
+
+
+async def test_the_charts_dates_are_the_same_in_every_country(browser: Browser, site: Watched) -> None:
+    async with looking(browser, site, locale="en-US", timezone_id="America/New_York") as page:
+        await expect(page.locator(".series.drawn")).to_have_count(2)
+        chart = page.locator(".series").first
+        await chart.locator(".u-over").hover()
+        moment = re.compile(rf"^{time.strftime('%Y-', time.gmtime())}\d\d-\d\d \d\d:\d\d UTC$")
+        await expect(chart.locator(".u-legend .u-value").first).to_have_text(moment)
 
 
 async def test_anothers_conversation_does_not_exist(browser: Browser, site: Watched) -> None:

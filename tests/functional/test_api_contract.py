@@ -10,7 +10,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from proxy.access.admission import MAX_WRONG, Guesses
-from proxy.http.reports import METRICS
+from proxy.http.reports import METRICS, OPERATORS_METRICS
 from proxy.http.table import PREFIX, ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
@@ -149,7 +149,8 @@ async def watched(ask: Any, api: Api, contract: Contract) -> None:
             assert both["kept"]
             assert both["client"][0].keys() >= {"place", "status"}
     for metric in METRICS:
-        await ask("GET", f"series?metric={metric}&step=1m&since=1h")
+        key = ADMIN if metric in OPERATORS_METRICS else "sk-test"
+        await ask("GET", f"series?metric={metric}&step=1m&since=1h", key=key)
     async with api.http.stream(
         "GET", f"{api.target.root}{PREFIX}live", headers={"authorization": "Bearer sk-test"}
     ) as told:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import openai
@@ -22,6 +23,7 @@ from tests.functional.harness import EITHER, Deployment, Talk, prose, weir
 TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
 HOSTILE = "<script>alert(1)</script>"
 KEPT = 4
+HOUR, DAY = 3600.0, 86_400.0
 
 
 @pytest.fixture
@@ -437,8 +439,38 @@ async def test_the_store_is_shown_growing_hour_by_hour(api: Api) -> None:
         assert [(now - at) // 3600 for at, _ in kept] == [8 * 24, 30, 3, 0], "a month is kept"
         assert min(bytes_ for _, bytes_ in kept) >= min(size, 10_000)
         page = (await operator.get("/system")).text
-        assert re.search(r"<p>[+-][\d.]+ [kMG]?B in 24 h, [+-][\d.]+ [kMG]?B in 7 d</p>", page)
+        assert re.search(r"<p>[+-][\d.]+ [kMG]?B in 24h, [+-][\d.]+ [kMG]?B in 7d</p>", page)
         assert "Bytes of the store" in page
+
+
+@pytest.mark.requirement("P9")
+async def test_the_stores_growth_is_in_the_metrics_and_over_time(tmp_path: Path, deployment: Deployment) -> None:
+    now = time.time()
+    async with serving(tmp_path, deployment=deployment) as api:
+        store = api.target.runtime.store
+        while not (kept := await store.sizes()):
+            await asyncio.sleep(0.05)
+        size = kept[-1][1]
+        await store.keep_size(now - 8 * DAY)
+        await store.keep_size(now - 30 * HOUR)
+        then = await store.sizes()
+        asked = {"metric": "store_bytes", "step": "1d", "since": "10d"}
+        given = (await api.ask("GET", f"series?{urlencode(asked)}", key=ADMIN)).json()
+        by_day = {round((now - point["at"]) // DAY): point["value"] for point in given["data"]}
+        assert given["unit"] == "bytes"
+        assert [value for value in by_day.values() if value] == [bytes_ for _, bytes_ in then]
+        assert by_day[4] is None, "a day without a measurement has none"
+        refused = await api.ask("GET", f"series?{urlencode(asked)}")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        runtime = api.target.runtime
+        runtime.sizes = then
+        page = runtime.telemetry.metrics.render().decode()
+    grown = dict(re.findall(r'^weir_store_growth_bytes{weir_period="(\w+)"} (\S+)$', page, re.MULTILINE))
+    assert {period: float(value) for period, value in grown.items()} == {
+        "24h": then[-1][1] - then[1][1],
+        "7d": then[-1][1] - then[0][1],
+    }, "what it was a month ago is not known"
+    assert f"weir_store_size_bytes {size}" in page
 
 
 @pytest.mark.requirement("A3.18")

@@ -5,6 +5,8 @@ import contextlib
 import json
 import sqlite3
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from click.testing import CliRunner, Result
 from proxy.cli import main
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
+from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, Talk, weir
+from tests.proxy.test_store_of_before import unpacked
 
 NAME = "support-4711"
 
@@ -76,6 +80,37 @@ async def test_a_damaged_database_is_not_copied_as_if_it_were_whole(tmp_path: Pa
 
     assert done.exit_code == 1
     assert list(tmp_path.glob("copy*")) == []
+
+
+@pytest.mark.requirement("P9")
+async def test_a_migration_that_fails_changes_nothing_and_says_what_to_do(tmp_path: Path) -> None:
+    database, copy = unpacked(tmp_path), tmp_path / "copy.db"
+    with contextlib.closing(sqlite3.connect(database)) as opened, opened:
+        opened.execute("CREATE VIEW answers AS SELECT 1")  # the migration makes a table of that name
+        (before,) = opened.execute("SELECT version_num FROM alembic_version").fetchone()
+    for command in (("db", "upgrade"), ("serve", "--port", "0")):
+        arguments = [sys.executable, "-m", "proxy", *command, "--store", str(database)]
+        done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        said = " ".join(done.stderr.split())
+        assert f"{database}" in said
+        assert f"its schema could not be brought from {before} to {HEAD}" in said
+        assert "answers already exists" in said
+        assert "nothing in it was changed" in said
+        assert "weir db backup COPY" in said
+        assert "SQL" not in said.replace("SQLite", "").replace("PostgreSQL", "")
+    with contextlib.closing(sqlite3.connect(database)) as opened, opened:
+        assert opened.execute("SELECT version_num FROM alembic_version").fetchone() == (before,)
+        opened.execute("DROP VIEW answers")
+
+    assert (await told("db", "backup", str(copy), store=database))["path"] == str(copy), "a copy of the old schema"
+    for path in (database, copy):
+        assert (await told("db", "upgrade", store=path))["schema"] == HEAD
+
+
+async def test_a_store_is_named_by_its_path_too(tmp_path: Path) -> None:
+    assert (await told("db", "upgrade", store=str(tmp_path / "w.db")))["schema"] == HEAD
+    assert (tmp_path / "w.db").is_file()
 
 
 async def test_what_is_there_and_what_is_old_is_counted_and_goes_only_after_a_yes(tmp_path: Path) -> None:

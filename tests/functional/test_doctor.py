@@ -20,6 +20,7 @@ from proxy.simulator.model import SimulatorSettings
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, free_port, weir
 from tests.functional.scripted import Asked, Reply, scripted
+from tests.proxy.test_store_of_before import unpacked
 
 Found = dict[str, tuple[str, str, str]]
 
@@ -147,6 +148,26 @@ async def test_what_is_wrong_with_the_store_is_found(simulator: RunningSimulator
     code, found = await doctor("--config", shut)
     assert (code, "keys" in found) == (0, False)
     assert found["store"][1] == f"it can be written, schema {HEAD}"
+
+
+async def test_another_store_than_the_configured_one_is_checked_by_its_path_or_its_url(
+    simulator: RunningSimulator, tmp_path: Path
+) -> None:
+    path = written(tmp_path, simulator.base_url)
+    other = tmp_path / "other.db"
+    for store in (str(other), f"sqlite+aiosqlite:///{other}"):
+        _, found = await doctor("--config", path, "--store", store)
+        assert found["store"] == ("ok", f"{other} will be made", "")
+    other.write_bytes(b"no database at all" * 300)
+    code, found = await doctor("--config", path, "--store", str(other))
+    assert (code, found["store"][0]) == (1, "fail")
+
+    other = unpacked(tmp_path)
+    code, found = await doctor("--config", path, "--store", str(other))
+    state, said, do = found["store"]
+    assert (code, state) == (1, "fail")
+    assert f"the database has schema 0013, this Weir needs {HEAD}" in said
+    assert do == f"weir db backup COPY --store {other}, then weir db upgrade --store {other}"
 
 
 async def test_a_port_that_is_taken_is_found_unless_a_weir_has_it(simulator: RunningSimulator, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -99,7 +100,7 @@ def test_wrong_usage_is_one_line_on_stderr_and_exit_2(clean, args, expected):
         (("policy", "show", "balancd"), "weir: no policy balancd; did you mean balanced?"),
         (("config", "show", "--config", "none.yaml"), "weir: none.yaml: cannot be read: No such file or directory"),
         (("policy", "list", "--config", "bad.yaml"), "weir: bad.yaml:1: listenn: unknown key; did you mean listen?"),
-        (("keys", "revoke", "nobody"), "weir: no key nobody"),
+        (("keys", "revoke", "nobody"), "weir: sqlite+aiosqlite:///weir.db: there is no database at"),
         (("keys", "list", "--store", "sqlite+aiosqlite:////nowhere/at/all/w.db"), "weir: sqlite+aiosqlite:////nowhere"),
     ],
 )
@@ -112,6 +113,23 @@ def test_a_failure_is_one_line_on_stderr_and_exit_1(clean, args, expected):
     assert result.stdout == ""
     assert result.stderr.startswith(expected)
     assert result.stderr.count("\n") == 1
+
+
+def test_where_there_is_no_database_no_key_is_looked_for_and_none_is_made(clean):
+    for command in (("list",), ("rotate", "nobody"), ("limit", "nobody", "--concurrency", "1"), ("revoke", "nobody")):
+        assert "weir serve makes one, --store names another" in weir("keys", *command).stderr
+        assert not (clean / "weir.db").exists()
+    weir("db", "upgrade")
+    assert "weir keys create --name me makes one" in weir("keys", "list").stderr
+    assert weir("keys", "rotate", "nobody").stderr == "weir: no key nobody; see weir keys list\n"
+
+
+def test_an_address_that_is_taken_and_a_file_that_is_not_there_are_told_with_what_to_do(clean):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = weir("simulate", "--port", str(port)).stderr
+    assert said.startswith(f"weir: cannot listen on 127.0.0.1:{port}: Address already in use; end the program")
+    assert weir("usage", "--config", "none.yaml").stderr.endswith("No such file or directory; weir init writes one\n")
 
 
 def test_without_a_command_weir_shows_its_help_and_exits_2():

@@ -16,7 +16,7 @@ from proxy.cli.simulate import simulate
 def test_the_help_has_an_example_and_every_option():
     result = CliRunner().invoke(simulate, ["--help"])
     assert result.exit_code == 0
-    assert "Example: weir simulate" in result.output
+    assert "Example:\n    weir simulate" in result.output
     for option in ("--window", "--dialect", "--port", "--host", "--max-output", "--model", "--steps", "--bound"):
         assert option in result.output
     assert isinstance(simulate, click.Command)

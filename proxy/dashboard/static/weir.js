@@ -4,6 +4,12 @@
   function colour(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
+  var day = "\n{YYYY}-{MM}-{DD}";  // dates and hours as on every page, whatever the browser's locale and zone
+  var clock = [
+    [86400, "{YYYY}-{MM}-{DD}", null, null, null, null, null, null, 1],
+    [60, "{HH}:{mm}", day, null, day, null, null, null, 1],
+    [1, "{HH}:{mm}:{ss}", day, null, day, null, null, null, 1]
+  ];
   function draw(box) {
     fetch(box.dataset.series, { credentials: "same-origin" })
       .then(function (answer) { return answer.ok ? answer.json() : null; })
@@ -13,12 +19,13 @@
         var axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, size: 46, font: "11px system-ui" };
         var options = {
           width: Math.max(200, box.clientWidth), height: 164, padding: [8, 8, 0, 0],
-          axes: [Object.assign({}, axis, { size: 40 }), Object.assign({}, axis, {
+          tzDate: function (seconds) { return uPlot.tzDate(new Date(seconds * 1e3), "Etc/UTC"); },
+          axes: [Object.assign({}, axis, { size: 40, values: clock }), Object.assign({}, axis, {
             values: function (_, ticks) {
               return ticks.map(function (n) { return n >= 1e6 ? n / 1e6 + "M" : n >= 1e3 ? n / 1e3 + "K" : n; });
             }
           })],
-          series: [{ label: "time" }].concat(told.lines.map(function (line, n) {
+          series: [{ label: "time", value: "{YYYY}-{MM}-{DD} {HH}:{mm} UTC" }].concat(told.lines.map(function (line, n) {
             return { label: line.label, stroke: colour(colours[told.lines.length > 1 ? n % 2 : 1]), width: 1.5, points: { show: false } };
           }))
         };
