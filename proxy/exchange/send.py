@@ -35,10 +35,13 @@ from proxy.upstream.overflow import (
     is_cut_short,
     plausible_limit,
 )
+from proxy.wire.client import may_be_truncated
 from proxy.wire.codec import ClientRequest, with_fields
 
 MIN_OUTPUT = 16
 CLAMP_MARGIN = 8
+TRUNCATED = 0.05
+"""Share of a calibrated estimate that has to be missing from the usage for the prompt to have been truncated."""
 BETA = b"anthropic-beta"
 DROPPED = frozenset({b"accept-encoding"})
 DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
@@ -292,10 +295,21 @@ def learn_from_answer(runtime: Runtime, plan: Plan, asked: PlanRequest, *, promp
         return
     if accepted:
         runtime.windows.passed(plan.limits.scope, prompt)
+    if accepted and was_truncated(plan, asked, prompt=prompt):
+        runtime.windows.refused(plan.limits.scope, plan.limits.budget.estimate(plan.sent))
+        return
     _calibrate(runtime, plan, prompt)
     if plan.has_media and plan.body is asked.request.body:
         beyond = prompt - plan.limits.budget.estimate(plan.sent)
         runtime.planner.transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
+
+
+def was_truncated(plan: Plan, asked: PlanRequest, *, prompt: int) -> bool:
+    """Whether the provider has dropped the beginning of a request that lets it, and answered the rest: ``prompt``."""
+    if plan.limits is None or plan.has_media or plan.sampled or not may_be_truncated(asked.request.fields):
+        return False
+    budget = plan.limits.budget
+    return budget.reported and prompt < (1.0 - TRUNCATED) * budget.estimate(plan.sent)
 
 
 def _calibrate(runtime: Runtime, plan: Plan, reported: int) -> None:

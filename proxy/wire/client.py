@@ -129,6 +129,11 @@ def wants_no_editing(fields: Mapping[str, Raw]) -> bool:
     )
 
 
+def may_be_truncated(fields: Mapping[str, Raw]) -> bool:
+    """Whether the provider may drop the beginning of what is too long without a word."""
+    return bytes(fields.get("truncation", b"")) == b'"auto"'
+
+
 def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
     """What the client asks to have taken out of its request by Anthropic's ``context_management``.
 
