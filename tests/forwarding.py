@@ -22,14 +22,17 @@ from proxy.errors import ContextLengthExceeded
 from proxy.exchange.run import ExchangeHandler
 from proxy.planning.values import Plan
 from proxy.runtime import Runtime
-from proxy.simulator import messages_rules, responses_rules
+from proxy.simulator import SimulatorSettings, messages_rules, responses_rules
+from proxy.simulator.checks import check_chat
 from proxy.simulator.summaries import summarize
+from proxy.simulator.window import Rejected
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
 TOKENIZER = Tokenizer()
 Body = Mapping[str, Any]
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+STRICT = SimulatorSettings()
 
 
 @asynccontextmanager
@@ -121,6 +124,12 @@ def problems(body: Body, path: str, *, open_server: bool = False) -> list[str]:
     """What the simulator's rules find wrong with a request."""
     if path == RESPONSES:
         return [found.message for found in responses_rules.violations(body, open_server=open_server)]
+    if path == CHAT:
+        try:
+            check_chat(body, STRICT)
+        except Rejected as refused:
+            return [refused.problem.message]
+        return []
     return [found.message for found in messages_rules.violations(body)]
 
 
