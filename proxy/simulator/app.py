@@ -73,15 +73,12 @@ class RecordedRequest:
     finished: bool = False
 
     def header(self, name: str) -> str | None:
-        """The first header of that name, or None."""
         return next((value for key, value in self.headers if key == name.lower()), None)
 
     def json(self) -> Any:
-        """The body as JSON; raises ValueError where it is none."""
         return json.loads(self.body)
 
     def report(self) -> dict[str, Any]:
-        """The entry for ``GET /sim/requests``: ``body`` as JSON where it is JSON, else as text."""
         try:
             body = self.json()
         except ValueError:
@@ -91,8 +88,6 @@ class RecordedRequest:
 
 
 class Ledger:
-    """The requests in order of arrival."""
-
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -104,11 +99,9 @@ class Ledger:
         return iter(tuple(self._entries))
 
     def now(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def arrive(self, scope: Scope, body: bytes, send: Send) -> "Visit":
-        """Record a request that has arrived in full."""
         headers = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"])
         seen = RecordedRequest(method=scope["method"], path=scope["path"], headers=headers, body=body, at=self.now())
         self._entries.append(seen)
@@ -120,24 +113,19 @@ class Ledger:
         return visit
 
     def depart(self, visit: "Visit") -> None:
-        """The request is over."""
         self._visits.discard(visit)
 
     def release(self) -> None:
-        """End everything that stalls, so that the server can stop."""
         for visit in tuple(self._visits):
             visit.done = True
             visit.over.set()
 
     def clear(self) -> None:
-        """Forget every entry."""
         self._entries.clear()
         self._bytes = 0
 
 
 class Visit:
-    """One request while it is being answered: its entry, and whether the client is still there."""
-
     def __init__(self, ledger: Ledger, seen: RecordedRequest, send: Send) -> None:
         self.seen = seen
         self.over = asyncio.Event()
@@ -146,7 +134,6 @@ class Visit:
         self._send = send
 
     async def wait(self, seconds: float | None) -> bool:
-        """Sleep (None: for ever); True as soon as the client left or the simulator stops."""
         if seconds == 0:
             await asyncio.sleep(0)
             return self.over.is_set()
@@ -157,7 +144,6 @@ class Visit:
         return True
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Hand an ASGI message to the server, noting status, size and end."""
         if message["type"] == "http.response.start":
             self.seen.status = message["status"]
         else:
@@ -167,21 +153,17 @@ class Visit:
         await self._send(message)
 
     def leave(self) -> None:
-        """The client is gone; an answer that was complete by then does not count as broken off."""
         if not self.done:
             self.seen.client_gone, self.seen.gone_at = True, self._ledger.now()
         self.over.set()
 
 
 class Recorder:
-    """ASGI middleware: reads the whole body, records it, and watches the client while the answer is made."""
-
     def __init__(self, app: ASGIApp, *, ledger: Ledger) -> None:
         self._app = app
         self._ledger = ledger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request under observation; the simulator's own routes pass unseen."""
         if scope["type"] != "http" or scope["path"].startswith(OWN_ROUTES):
             await self._app(scope, receive, send)
             return
@@ -230,16 +212,10 @@ _WORD = re.compile(r"\w+")
 
 
 class WordCounter(Protocol):
-    """Counts the tokens of a text."""
-
-    def count(self, text: str) -> int:
-        """Tokens of ``text``."""
-        ...
+    def count(self, text: str) -> int: ...
 
 
 class Simulator:
-    """A simulated model server: what it knows, what it received, and how to make it forget."""
-
     def __init__(self, settings: SimulatorSettings, *, counter: WordCounter) -> None:
         self.settings = settings
         self.counter = counter
@@ -268,8 +244,6 @@ class _Answering:
 
 
 class _Counting(_Answering):
-    """What a request would cost, without an answer."""
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HTTPRequest(scope, receive, send)
         counted = self._simulator.model.measure(self._surface, await request.body(), sender=sender_of(request.headers))
@@ -277,7 +251,6 @@ class _Counting(_Answering):
 
 
 def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
-    """The application; its :class:`Simulator` is ``app.state.simulator``."""
     simulator = Simulator(settings, counter=counter)
 
     async def missing(request: HTTPRequest, error: Exception) -> Response:
@@ -383,7 +356,6 @@ def _list_models(settings: SimulatorSettings) -> Mapping[str, Any]:
 
 
 def _server_properties(settings: SimulatorSettings) -> Mapping[str, Any]:
-    """The body of llama.cpp's ``GET /props``, as far as clients read it."""
     return {
         "default_generation_settings": {"n_ctx": settings.window, "id": 0, "is_processing": False},
         "total_slots": 1,
@@ -393,14 +365,12 @@ def _server_properties(settings: SimulatorSettings) -> Mapping[str, Any]:
 
 
 def _tokenize(request: Request, settings: SimulatorSettings, count: Count) -> Mapping[str, Any]:
-    """The body of ``POST /tokenize``: vLLM's fields and llama.cpp's; the ids are running numbers."""
     text = request.get("content") or request.get("prompt") or ""
     size = count(str(text)) if text else 0
     return {"count": size, "max_model_len": settings.window, "tokens": list(range(size))}
 
 
 def _embed(request: Request, count: Count) -> Mapping[str, Any]:
-    """The body of ``POST /v1/embeddings``: words hashed into unit vectors, so that texts sharing words are near."""
     given = request.get("input")
     texts = [str(item) for item in given] if isinstance(given, list) else [str(given or "")]
     size = request.get("dimensions")
@@ -416,7 +386,6 @@ def _embed(request: Request, count: Count) -> Mapping[str, Any]:
 
 
 def _vector(text: str, size: int) -> list[float]:
-    """A unit vector of ``size`` numbers that depends on the words of ``text`` alone."""
     vector = [0.0] * size
     for word in _WORD.findall(text.lower()) or [text]:
         digest = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -435,33 +404,26 @@ BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class RunningSimulator:
-    """A simulator that accepts requests at ``base_url`` (which ends in ``/v1``)."""
-
     simulator: Simulator
     host: str
     port: int
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port."""
         return f"http://{self.host}:{self.port}"
 
     @property
     def base_url(self) -> str:
-        """What an SDK takes as its base URL."""
         return f"{self.origin}/v1"
 
     @property
     def ledger(self) -> list[RecordedRequest]:
-        """What arrived so far, in order."""
         return list(self.simulator.ledger)
 
     def forget(self) -> None:
-        """Clear the ledger."""
         self.simulator.ledger.clear()
 
     def answered(self) -> list[RecordedRequest]:
-        """The entries of requests for an answer in words."""
         return [seen for seen in self.ledger if seen.path in {"/v1/chat/completions", "/v1/responses", "/v1/messages"}]
 
 
@@ -473,7 +435,6 @@ class _QuietServer(uvicorn.Server):
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Accept nothing more and end."""
         self.should_exit = True
         self._stop.set()
 
@@ -484,7 +445,6 @@ class _QuietServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals stay where they are."""
         yield
 
 
@@ -514,7 +474,6 @@ def serve_until_stopped(
     port: int,
     ready: Callable[[RunningSimulator], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; ``ready`` is called once the port is bound."""
     listener = _listen(host, port)
     config, simulator = _configure(settings, counter, "critical")
     ready(RunningSimulator(simulator, host, listener.getsockname()[1]))
@@ -548,7 +507,6 @@ async def serve_simulator(
 def run_simulator(
     settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[RunningSimulator]:
-    """The same in a thread of its own, for callers that block."""
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(serve_simulator(settings, counter=counter, host=host, port=port)) as running,

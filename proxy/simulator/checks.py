@@ -75,56 +75,46 @@ MAX_TEXT = 10_485_760
 
 
 def reject(message: str, param: str | None = None, code: str | None = None) -> Rejected:
-    """A 400 with OpenAI's fields."""
     return Rejected(Problem(message=message, param=param, code=code))
 
 
 def missing(path: str) -> Rejected:
-    """A parameter that is not there."""
     return reject(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
 
 
 def too_long(path: str, kind: str, maximum: int, length: int) -> Rejected:
-    """An array or string that is longer than it may be."""
     article = "an" if kind == "array" else "a"
     text = f"Expected {article} {kind} with maximum length {maximum}, but got {article} {kind} with length {length}"
     return reject(f"Invalid '{path}': {kind} too long. {text} instead.", path, f"{kind}_above_max_length")
 
 
 def too_small(path: str, minimum: int, value: int) -> Rejected:
-    """A number below the least that is allowed."""
     text = f"Invalid '{path}': integer below minimum value. Expected a value >= {minimum}, but got {value} instead."
     return reject(text, path, "integer_below_min_value")
 
 
 def unknown(path: str) -> Rejected:
-    """A parameter that OpenAI does not have."""
     return reject(f"Unknown parameter: '{path}'.", path, "unknown_parameter")
 
 
 def not_one_of(values: Sequence[str], value: object, path: str) -> Rejected:
-    """A value that is none of those there are."""
     names = [f"'{name}'" for name in values]
     listed = f"{', '.join(names[:-1])}, and {names[-1]}" if len(names) > 2 else " and ".join(names)
     return reject(f"Invalid value: '{value}'. Supported values are: {listed}.", path, "invalid_value")
 
 
 def check_shapes(request: Request, shapes: Mapping[str, Shape] = REQUEST, path: str = "") -> None:
-    """Raise :class:`Rejected` for the first value whose JSON type is wrong, in OpenAI's words."""
     for name, shape in shapes.items():
         _check_shape(request.get(name), shape, f"{path}{name}")
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of a kind of object: those that it must have, and all that it may have."""
-
     needed: tuple[str, ...]
     known: frozenset[str]
 
 
 def keys_of(section: str) -> Mapping[str, Keys]:
-    """A section of ``keys.json``: kinds of objects with their keys, ``needed … | optional …``."""
     kinds: dict[str, Keys] = {}
     for kind, line in TABLES[section].items():
         needed, _, optional = line.partition("|")
@@ -167,7 +157,6 @@ def _wanted(shape: Shape) -> str:
 
 
 def check_chat(request: Request, settings: SimulatorSettings) -> None:
-    """Raise :class:`Rejected` for the first thing that OpenAI would refuse."""
     check_shapes(request)
     _check_envelope(request)
     _check_output(request, settings)
@@ -194,7 +183,6 @@ def _check_envelope(request: Request) -> None:
 
 
 def empty_array(path: str) -> Rejected:
-    """An array that must hold something."""
     text = f"Invalid '{path}': empty array. Expected an array with minimum length 1, but got an empty array instead."
     return reject(text, path, "empty_array")
 
@@ -324,7 +312,6 @@ def _check_calls(path: str, message: Request) -> None:
 
 
 def _check_pairs(messages: Sequence[Request]) -> None:
-    """Every call answered at once by position, no result without its call."""
     open_at, waiting, answered = 0, list[str](), dict[str, int]()
     for index, message in enumerate(messages):
         if message["role"] == "tool":

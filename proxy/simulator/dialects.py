@@ -85,21 +85,16 @@ def _deltas(outcome: Completion) -> Iterator[tuple[Mapping[str, Any], str | None
 
 
 class SimulatedChat(Surface):
-    """The endpoint."""
-
     prefix = "chatcmpl-"
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
-        """As it came, if it may."""
         check_chat(request, self.settings)
         return AdmittedRequest(request=request, sender=sender)
 
     def pieces(self, request: Request) -> list[PromptPart]:
-        """Tools, then messages."""
         return [*tool_pieces(request), *(PromptPart("message", message) for message in request["messages"])]
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
-        """The ``chat.completion``."""
         return {
             "id": outcome.id,
             "object": "chat.completion",
@@ -115,7 +110,6 @@ class SimulatedChat(Surface):
         }
 
     def events(self, outcome: Completion) -> tuple[bytes, ...]:
-        """The ``chat.completion.chunk`` events; a usage chunk only where ``stream_options`` asks for it."""
         options = outcome.request.get("stream_options") or {}
         wants_usage = bool(options.get("include_usage"))
         head = {

@@ -21,13 +21,10 @@ ANSWERS_KEPT = 5_000
 
 
 def owner(credential: str) -> str:
-    """Whose it is, as it is sealed."""
     return hashlib.sha256(credential.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 class Sealer:
-    """Writes and reads what only the server can have written."""
-
     def __init__(self, seed: int) -> None:
         self._key = hashlib.sha256(f"simulator {seed}".encode()).digest()
 
@@ -35,12 +32,10 @@ class Sealer:
         return hmac.new(self._key, data, hashlib.sha256).digest()[:MAC]
 
     def close(self, prefix: str, value: Mapping[str, Any]) -> str:
-        """``value`` as an opaque text."""
         data = compact(value)
         return prefix + base64.urlsafe_b64encode(self._mac(data) + data).decode()
 
     def read(self, prefix: str, text: str) -> Mapping[str, Any] | None:
-        """What was sealed as ``text``; None where this server did not seal it, or not so."""
         if not text.startswith(prefix):
             return None
         try:
@@ -64,8 +59,6 @@ class StoredAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class ServerThread:
-    """A conversation that the server holds behind the id of its last answer."""
-
     messages: tuple[Mapping[str, Any], ...]
     fields: Mapping[str, Any]
     at: float = field(default_factory=time.monotonic)
@@ -83,18 +76,14 @@ class TenantMemory:
     threads: dict[str, ServerThread] = field(default_factory=dict)
 
     def store(self, name: str, answer: StoredAnswer) -> None:
-        """Keep an answer; the oldest goes first."""
         self.answers[name] = answer
         while len(self.answers) > ANSWERS_KEPT:
             self.answers.popitem(last=False)
 
 
 class ServerMemory:
-    """What is kept, by credential: what is another's is unknown."""
-
     def __init__(self) -> None:
         self._kept: dict[str, TenantMemory] = {}
 
     def of(self, credential: str) -> TenantMemory:
-        """One credential's part."""
         return self._kept.setdefault(credential, TenantMemory())

@@ -85,8 +85,6 @@ def _part(part: Any) -> Any:
 
 
 class SimulatedResponses(Surface):
-    """The endpoint."""
-
     prefix = "resp_"
 
     def __init__(self, settings: SimulatorSettings, counter: PromptCounter) -> None:
@@ -96,7 +94,6 @@ class SimulatedResponses(Surface):
         self.is_open = settings.dialect is not Dialect.OPENAI
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
-        """The whole context: what is stored before it, references as what they stand for."""
         self._judge(request)
         kept = self.memory.of(sender.credential)
         before = self._before(request, kept)
@@ -140,7 +137,6 @@ class SimulatedResponses(Surface):
             raise reject(f"{text} tokens, whereas you provided {asked}.", "max_output_tokens", "invalid_value")
 
     def _before(self, request: Request, kept: TenantMemory) -> Sequence[Item] | None:
-        """What the server holds of the conversation; None where it held it and does not any more."""
         chain, conversation = request.get("previous_response_id"), request.get("conversation")
         if not self.settings.keeps:  # vLLM takes the field and reads nothing of it
             return None if chain else ()
@@ -158,7 +154,6 @@ class SimulatedResponses(Surface):
         return ()
 
     def _known(self, item: Item, kept: TenantMemory, sender: Sender) -> Item:
-        """The item that is meant; raises :class:`Rejected` where this server cannot know it, or did not write it so."""
         kind, name, sealed = kind_of(item), item.get("id"), item.get("encrypted_content")
         refuses = self.settings.strict and not self.settings.foreign and not self.is_open
         if kind not in {"item_reference", "reasoning", "compaction", "compaction_summary"}:
@@ -195,7 +190,6 @@ class SimulatedResponses(Surface):
         return [*places, digest.hex()]
 
     def _bound(self, request: Request, items: Sequence[Item]) -> tuple[list[Item], Mapping[str, Any]]:
-        """The items that are shown, and what is said of those that are not."""
         if not self.settings.bound:
             return list(items), {}
         stale = []
@@ -207,7 +201,6 @@ class SimulatedResponses(Surface):
         return [item for item in items if item.get("id") not in stale], {"input_transformations": told}
 
     def _shortened(self, request: Request) -> list[Item]:
-        """``truncation: auto``: the first items go until the rest fits, each call with its output."""
         items, window = list(request["input"]), self.settings.window_of(str(request["model"]))
         while len(items) > 1:
             measured = self.counter.measure(self.pieces({**request, "input": items}))
@@ -221,12 +214,10 @@ class SimulatedResponses(Surface):
         return items
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
-        """The whole context, stored items too."""
         tokens = self.counter.measure(self.pieces(self.admit(request, sender).request)).total
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def view(self, request: Request) -> Request:
-        """The same with ``messages``, in which what the model wrote in one go is one message."""
         messages: list[dict[str, Any]] = []
         if request.get("instructions"):
             messages.append({"role": "system", "content": request["instructions"]})
@@ -266,7 +257,6 @@ class SimulatedResponses(Surface):
         return Problem(message=text, param="input", code="context_length_exceeded")
 
     def output(self, outcome: Completion) -> list[dict[str, Any]]:
-        """What was said, item by item."""
         spoken, admitted, mark = outcome.spoken, outcome.admitted, outcome.id.removeprefix(self.prefix)
         if admitted.compacts:
             return [self._sealed("compaction", f"cmp_{mark}", spoken.text, admitted)]
@@ -301,7 +291,6 @@ class SimulatedResponses(Surface):
         return {"type": kind, "id": name, "summary": [part], "encrypted_content": sealed}
 
     def remember(self, outcome: Completion) -> None:
-        """Keep the answer, unless nothing is to be stored; which item belongs to which reasoning, always."""
         admitted, items = outcome.admitted, self.output(outcome)
         request, kept = admitted.request, self.memory.of(admitted.sender.credential)
         reason = next((at for at, item in enumerate(items) if is_reasoning(item)), len(items))
@@ -317,7 +306,6 @@ class SimulatedResponses(Surface):
             kept.conversations[name] = list(whole)
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
-        """The response."""
         request, finish = outcome.request, outcome.spoken.finish
         reason = {**dict.fromkeys(("length", "window"), "max_output_tokens"), "content_filter": finish}.get(finish)
         items = self.output(outcome)
@@ -336,15 +324,12 @@ class SimulatedResponses(Surface):
         }
 
     def events(self, outcome: Completion) -> tuple[bytes, ...]:
-        """The events, numbered from 0."""
         return tuple(_event(at, event) for at, event in enumerate(_events(self.body(outcome), outcome)))
 
     def error_event(self, error: bytes, sequence: int) -> bytes:
-        """``error``, which may come at any time."""
         return _event(sequence, {"type": "error", **_fields(error)})
 
     def told(self, error: bytes, how: str) -> tuple[bytes, ...]:
-        """Begun, and then an ``error``, or ``failed``."""
         begun = _shell("resp_refused", "", int(time.time()))
         opening = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
         fields = _fields(error)
@@ -354,25 +339,20 @@ class SimulatedResponses(Surface):
 
 
 class SimulatedCompaction(SimulatedResponses):
-    """``POST /v1/responses/compact``: what users said, and a compaction of all of it."""
-
     def __init__(self, responses: SimulatedResponses) -> None:
         super().__init__(responses.settings, responses.counter)
         self.memory = responses.memory
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
-        """The whole context, to be compacted."""
         return replace(super().admit(request, sender), compacts=True)
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
-        """The ``response.compaction``."""
         said = [item for item in outcome.admitted.history if item.get("role") == "user"]
         head = {"id": outcome.id, "object": "response.compaction", "created_at": outcome.created}
         return {**head, "output": [*map(_as_sent, said), *self.output(outcome)], "usage": _usage(outcome)}
 
 
 def _as_sent(item: Item) -> Item:
-    """A user's message as the API writes it."""
     content = item["content"]
     parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
     return {"status": "completed", **item, "type": "message", "content": parts}

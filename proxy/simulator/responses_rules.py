@@ -93,7 +93,6 @@ def violations(body: Request, *, open_server: bool = False, reasons: Mapping[str
 
 
 def reasons_of(items: Iterable[Item]) -> dict[str, str]:
-    """The reasoning that each item was made with, by ids, as the order of an untouched history shows it."""
     reasons: dict[str, str] = {}
     reason: str | None = None
     for item in items:
@@ -107,7 +106,6 @@ def reasons_of(items: Iterable[Item]) -> dict[str, str]:
 
 
 def items_of(body: Request) -> list[Item]:
-    """The items of ``input``; a string is one message of the user's."""
     given = body.get("input")
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
@@ -115,12 +113,10 @@ def items_of(body: Request) -> list[Item]:
 
 
 def kind_of(item: Item) -> str:
-    """The type of an item; messages and references may leave it out."""
     return str(item.get("type") or ("message" if "role" in item else "item_reference"))
 
 
 def is_model(item: Item) -> bool:
-    """Whether the model wrote it."""
     kind = kind_of(item)
     if kind == "message":
         return item.get("role") == "assistant"
@@ -128,12 +124,10 @@ def is_model(item: Item) -> bool:
 
 
 def is_reasoning(item: Item) -> bool:
-    """Whether it is reasoning, or a reference that is by its prefix."""
     return kind_of(item) == "reasoning" or (kind_of(item) == "item_reference" and str(item.get("id"))[:3] == "rs_")
 
 
 def form(body: Request, *, open_server: bool = False) -> Iterator[Problem]:
-    """What is wrong with single values: types, names, ids, parts, tools."""
     try:
         check_shapes(body, REQUEST)
         for at, item in enumerate(items_of(body)):
@@ -249,13 +243,11 @@ def _tool(tool: Item, path: str, kinds: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def tool_names(tool: Item) -> Iterator[str]:
-    """The names under which the model may call a tool."""
     members = tool.get("tools") or () if tool.get("type") == "namespace" else (tool,)
     return (str(member["name"]) for member in members if member.get("name"))
 
 
 def not_found(name: object) -> Problem:
-    """An item that is not stored."""
     text = (
         f"Item with id '{name}' not found. Items are not persisted when `store` is set to false. Try again with `store`"
         " set to true, or remove this item from your input."
@@ -264,7 +256,6 @@ def not_found(name: object) -> Problem:
 
 
 def _unstored(body: Request, items: Iterable[Item]) -> Iterator[Problem]:
-    """With ``store: false`` and no chain, what only a store could know."""
     if body.get("store") is not False:
         return
     for item in items:
@@ -288,7 +279,6 @@ def sequence(items: Sequence[Item], *, known: bool = True) -> Iterator[Problem]:
 
 
 def apart(items: Sequence[Item], reasons: Mapping[str, str]) -> Iterator[Problem]:
-    """Items without the reasoning that they were made with, and reasoning before what it was not made with."""
     seen: set[str] = set()
     for at, item in enumerate(items):
         name = str(item.get("id"))
@@ -320,7 +310,6 @@ def _duplicates(items: Iterable[Item]) -> Iterator[Problem]:
 
 
 def _pairs(items: Sequence[Item], *, known: bool) -> Iterator[Problem]:
-    """Every call with its output behind it, every output with its call before it, by id and type."""
     # a reference may stand for any call
     references = [str(item.get("id")) for item in items if kind_of(item) == "item_reference"]
     known = known and all(name.startswith(("rs_", "msg_")) for name in references)

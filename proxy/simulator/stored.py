@@ -15,7 +15,6 @@ from proxy.simulator.window import Problem, problem_body
 
 
 def stored_routes(responses: SimulatedResponses) -> list[BaseRoute]:
-    """The routes beside the endpoint that is answered by the model."""
 
     def tenant_of(request: HTTPRequest) -> TenantMemory:
         return responses.memory.of(sender_of(request.headers).credential)

@@ -67,11 +67,9 @@ class Verdict:
 
     @property
     def is_overflow(self) -> bool:
-        """Whether the request did not fit the window."""
         return self.kind in (Kind.CONTEXT, Kind.COMPLETION)
 
     def clamp(self, margin: int) -> int | None:
-        """The ``max_tokens`` that would fit with ``margin`` tokens to spare; None if unknown or below 1."""
         if self.limit is None or self.prompt is None or self.input_limit or self.at_least:
             return None
         room = self.limit - self.prompt - margin
@@ -106,7 +104,6 @@ def classify(
 
 
 def classify_event(data: bytes) -> Verdict:
-    """What the payload of one SSE data line inside a 200 stream says; NONE if it is no error; never raises."""
     if len(data) > BODY_HEAD:  # a large delta; no error is that long
         return NONE
     text = data.decode("utf-8", "replace").strip()
@@ -152,14 +149,11 @@ def classify_answer(
 
 
 class Ending(StrEnum):
-    """What stopped an answer before its own end."""
-
     OUTPUT_CAP = "output_cap"
     RESERVE_EXHAUSTED = "reserve_exhausted"
 
 
 def is_cut_short(reasons: Sequence[str]) -> bool:
-    """Whether any of the finish reasons is about a length."""
     return any(reason in LENGTHS for reason in reasons)
 
 
@@ -292,7 +286,6 @@ def _judge(status: int, report: ErrorReport) -> Verdict:
 
 
 def _explicit(text: str) -> bool:
-    """Whether the text has a known wording that is about tokens and not under a condition in its own sentence."""
     if rules.CHARACTERS.search(text) and not rules.TOKENS.search(text):
         return False
     for found in filter(None, (phrase.search(text) for phrase in rules.PHRASES)):
@@ -303,7 +296,6 @@ def _explicit(text: str) -> bool:
 
 
 def _generic(text: str, status: int) -> bool:
-    """Whether a sentence says that something is over a context, or, for client errors, that tokens are too many."""
     for sentence in rules.SENTENCE.split(text, maxsplit=rules.MAX_SENTENCES):
         if len(sentence) < rules.MIN_SENTENCE_LEN or rules.GUARD.search(sentence):
             continue
@@ -318,7 +310,6 @@ def _generic(text: str, status: int) -> bool:
 
 
 def _outnumbered(text: str) -> bool:
-    """Whether the text is about tokens and puts a larger number of them beside a limit."""
     told = read_numbers(text) if rules.TOKENS.search(text) else Numbers()
     asked = told.prompt if told.requested is None else told.requested
     return told.limit is not None and asked is not None and asked > told.limit >= MIN_LIMIT
@@ -341,7 +332,6 @@ def _group(match: re.Match[str] | None) -> int | None:
 
 
 def _not_overflow(text: str) -> Verdict | None:
-    """The verdict on output caps, server settings and sizes that are not tokens; None if it is neither."""
     batch = rules.BATCH.search(text)
     if batch:
         tokens = int(batch.group(1))

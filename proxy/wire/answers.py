@@ -18,7 +18,6 @@ class GivenAnswer(NamedTuple):
 
 
 def response_in(body: bytes) -> GivenAnswer | None:
-    """The response in a body, or in the last event of a stream; None where it is not all there, or failed."""
     whole: Mapping[str, Raw] = split_object(body) if _is_object(body) else _last_response(body)
     identity = read_value(whole.get("id", b"null"))
     if not isinstance(identity, str) or read_value(whole.get("status", b"null")) not in ("completed", "incomplete"):
@@ -28,7 +27,6 @@ def response_in(body: bytes) -> GivenAnswer | None:
 
 
 def begun_as(body: bytes) -> str | None:
-    """The id that a stream begins with: that of its first round, which its client may have taken note of."""
     first = None if _is_object(body) else next(iter(Decoder().feed(body[: body.find(b"\n\n") + 2])), None)
     event = read_value(first.data) if first is not None else None
     response = event.get("response") if isinstance(event, dict) else None
@@ -49,7 +47,6 @@ def _last_response(stream: bytes) -> Mapping[str, Raw]:
 
 
 def _items_done(stream: bytes) -> list[Raw]:
-    """The items of a stream whose last event does not repeat them."""
     if _is_object(stream):
         return []
     events = (event for event in Decoder().feed(stream) if event.name == b"response.output_item.done")
@@ -57,7 +54,6 @@ def _items_done(stream: bytes) -> list[Raw]:
 
 
 def message_in(body: bytes) -> GivenAnswer | None:
-    """The message in a body, or that the events of a stream make; None where it is not all there, or an error."""
     if not _is_object(body):
         return _streamed(body)
     whole = split_object(body)
@@ -94,7 +90,6 @@ def _streamed(stream: bytes) -> GivenAnswer | None:
 
 
 def _add(block: dict[str, Any], delta: Mapping[str, Any], parts: list[str]) -> None:
-    """Add a delta to its block; an input is read at its end, from ``parts``."""
     for name, more in delta.items():
         if name == "partial_json":
             parts.append(more)

@@ -66,8 +66,6 @@ _ERRORS = {
 
 
 class _Shape(msgspec.Struct):
-    """As much of a message as says which segments it makes."""
-
     role: str = ""
     content: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -93,7 +91,6 @@ class TurnPart(bytes):
     parts: int = 0
 
     def like(self, data: bytes) -> "TurnPart":
-        """The same part with other blocks."""
         return _part(data, self.whole, self.place, self.parts)
 
 
@@ -104,8 +101,6 @@ def _part(data: bytes, whole: bytes = b"", place: int = 0, parts: int = 0) -> Tu
 
 
 class MessagesCodec(Codec):
-    """The codec of Messages."""
-
     name = "messages"
     path = "/messages"
     array = "messages"
@@ -127,32 +122,26 @@ class MessagesCodec(Codec):
         return budget + 1 if isinstance(budget, int) and thinking.get("type") == "enabled" else 0
 
     def is_aside(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider is only to sum the history up."""
         return bytes(fields.get("compaction", b"null")) != b"null"
 
     def parent(self, fields: Mapping[str, Raw]) -> str | None:
-        """The message that a thread goes on from."""
         thread = read_value(fields.get("thread", b"null"))
         value = thread.get("previous_message_id") if isinstance(thread, dict) else None
         return value if isinstance(value, str) and value else None
 
     def is_kept(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the request is one of a thread."""
         return bytes(fields.get("thread", b"null")) != b"null"
 
     def answer(self, body: bytes) -> GivenAnswer | None:
-        """The message that a body holds, or the events of a stream make."""
         given = message_in(body)
         return None if given is None else given._replace(usage=_usage(given.usage))
 
     def schema_of(self, request: ClientRequest) -> Any:
-        """The schema for the answer, as chat's ``response_format`` holds it."""
         asked = request.value("output_config")
         schema = asked.get("format") if isinstance(asked, dict) else None
         return {"json_schema": schema} if isinstance(schema, dict) else None
 
     def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
-        """The segments that these messages make."""
         wall = 1 + max((n for n, raw in enumerate(elements) if _is_wall(raw)), default=-1)
         found: list[Raw] = [Compacted(raw) for raw in elements[:wall]]
         for is_reply, group in groupby(map(_shaped, elements[wall:]), key=lambda each: each[1].role == "assistant"):
@@ -164,7 +153,6 @@ class MessagesCodec(Codec):
         return found
 
     def is_closed(self, role: str) -> bool:
-        """Assistant messages that follow one another are one segment."""
         return role != "assistant"
 
     def goes_on(self, array: memoryview) -> bool:
@@ -172,7 +160,6 @@ class MessagesCodec(Codec):
         return _WALL.search(array) is None
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
-        """A segment as a chat message."""
         if isinstance(raw, Compacted):
             return {"role": "system", "content": None}
         messages = objects_in(raw)
@@ -190,7 +177,6 @@ class MessagesCodec(Codec):
         return {"role": role, "content": content if isinstance(content, str) else blocks, **mark}
 
     def edited(self, raw: Raw, kind: EditKind | None, text: str) -> Raw:
-        """A segment as an edit leaves it; calls and thinking stay as they were given, whatever is said instead."""
         bare = self.unmarked(raw)
         if isinstance(raw, TurnPart | SystemField) or not _is_reply(raw):
             value = first_object(bare)
@@ -211,7 +197,6 @@ class MessagesCodec(Codec):
         return b",".join(write_value(each) for each in elements if each["content"])
 
     def unmarked(self, raw: Raw) -> Raw:
-        """A segment without Weir's own mark, on the message or on its blocks."""
         if f'"{MARK}"'.encode() not in bytes(raw):
             return raw
         elements = [{k: v for k, v in each.items() if k != MARK} for each in objects_in(raw)]
@@ -227,18 +212,15 @@ class MessagesCodec(Codec):
         return SystemField(written) if isinstance(raw, SystemField) else written
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
-        """A block of Weir's own, which goes to the user's turn that it stands in."""
         del role
         return _part(message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
 
     def extended(self, raw: Raw, text: str) -> Raw:
-        """The system prompt with more text behind its own."""
         value = first_object(raw)
         value["content"] = [*_blocks_of(value.get("content")), {"type": "text", "text": text}]
         return SystemField(write_value(value))
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
-        """The system prompt with a cache marker on its last text."""
         value = first_object(raw)
         blocks = _blocks_of(value.get("content"))
         if not isinstance(raw, SystemField) or not blocks or not blocks[-1].get("text"):
@@ -261,19 +243,15 @@ class MessagesCodec(Codec):
         return [raw for raw in written if raw]
 
     def stored(self, raw: Raw) -> bytes:
-        """A segment as JSON of its own, for the archive."""
         return run_as_json(raw)
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
-        """An answer cut in two at each hidden round, with its call behind the one half and its result between them."""
         return in_messages(raw, text, THINKING_TYPES)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
-        """The definition of a tool of Weir's own."""
         return {"name": name, "description": description, "input_schema": parameters}
 
     def question(self, effect: Summarize) -> dict[str, object]:
-        """The fields of a request of Weir's own, without the model."""
         asked: dict[str, object] = {
             "max_tokens": effect.max_tokens,
             "system": effect.system,
@@ -284,11 +262,9 @@ class MessagesCodec(Codec):
         return asked
 
     def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
-        """What is thought counts as part of the answer."""
         return {"max_tokens": most + self.least_output(request)}
 
     def completion(self, value: Any) -> Any:
-        """A whole answer as a chat completion."""
         if not isinstance(value, dict) or value.get("type") != "message":
             return value
         message = {k: v for k, v in _reply(_blocks_of(value.get("content"))).items() if k != SEALED}
@@ -298,11 +274,9 @@ class MessagesCodec(Codec):
         return {**named, "choices": [choice], "usage": _usage(value.get("usage"))}
 
     def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
-        """Whether an event has to be read once something was said."""
         return not said or event.name in (ERROR, b"message_delta", b"message_stop")
 
     def chunk(self, value: Any) -> Any:
-        """An event of a stream as a chunk of a chat completion."""
         kind = value.get("type") if isinstance(value, dict) else None
         if kind == "message_start":
             message = value.get("message")
@@ -330,7 +304,6 @@ class MessagesCodec(Codec):
         return write_value(_error(error, message))
 
     def error_event(self, error: ProxyError) -> bytes:
-        """The last event of a stream that broke off."""
         return b"\n\nevent: error\ndata: " + write_value(_error(error, error.message)) + b"\n\n"
 
 
@@ -350,7 +323,6 @@ def _shaped(raw: Raw) -> tuple[Raw, _Shape]:
 
 
 def _parts_of(raw: Raw, shape: _Shape) -> Iterator[Raw]:
-    """The segments of a message that is no assistant's."""
     content = bytes(shape.content)
     try:
         kinds = [each.type for each in _BLOCKS.decode(content)] if content[:1] == b"[" and shape.role == "user" else []
@@ -373,7 +345,6 @@ def _is_reply(raw: Raw) -> bool:
 
 
 def _role(raw: Raw) -> str:
-    """The role of a segment's first message."""
     try:
         return _SHAPES.decode(b"[" + raw + b"]")[0].role
     except (ValueError, RecursionError, IndexError):
@@ -381,7 +352,6 @@ def _role(raw: Raw) -> str:
 
 
 def _is_wall(raw: Raw) -> bool:
-    """Whether a message holds a compaction, whose text stands for all before it."""
     if _WALL.search(bytes(raw)) is None:
         return False
     return any(block.get("type") == "compaction" for block in _blocks_of(first_object(raw).get("content")))
@@ -394,7 +364,6 @@ def _blocks_of(content: object) -> list[dict[str, Any]]:
 
 
 def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What an assistant's blocks say, as a chat message."""
     texts, others, calls, thoughts, sealed = [], [], [], [], 0.0
     for block in blocks:
         kind = block.get("type")
@@ -430,7 +399,6 @@ def _result(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_result(block: Mapping[str, Any], kind: EditKind | None, text: str) -> dict[str, Any]:
-    """A tool result that says something else; which call it answers, and whether that failed, stays."""
     if kind is EditKind.MEDIA:
         return without_media(block, text.split("\n"))
     inner = _last_marker(_blocks_of(block.get("content")))
@@ -439,7 +407,6 @@ def _other_result(block: Mapping[str, Any], kind: EditKind | None, text: str) ->
 
 
 def _other_reply(blocks: Sequence[dict[str, Any]], kind: EditKind | None, text: str) -> list[dict[str, Any]]:
-    """An assistant's blocks without thinking, or with another text in place of the first."""
     if kind in (EditKind.REASONING, EditKind.UNBOUND):
         return [block for block in blocks if block.get("type") not in THINKING_TYPES]
     texts = [n for n, block in enumerate(blocks) if block.get("type") == "text"]
@@ -480,7 +447,6 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
 
 
 def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
-    """Whether these are the client's, unchanged, one after another, and every message with all its parts."""
     at = places.get(id(segments[0]))
     if at is None or any(places.get(id(raw)) != at + n for n, raw in enumerate(segments)):
         return False
@@ -543,7 +509,6 @@ DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"
 
 
 def with_unbound_dropped(body: bytes) -> bytes:
-    """The body asking that thinking be dropped that is bound to something else than what stands before it."""
     fields = split_object(body)
     thinking = read_value(fields["thinking"])
     asked = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}

@@ -33,12 +33,10 @@ HOUR, MINUTES = 3_600, 300
 
 
 def markers_of(block: Mapping[str, Any]) -> dict[str, Any]:
-    """The markers on one part, or on a message itself; empty for none."""
     return {name: block[name] for name in MARKERS if block.get(name) is not None}
 
 
 def marker_within(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The markers on the last marked part of a message's content; empty for none."""
     content = value.get("content")
     parts = reversed(content) if isinstance(content, list) else ()
     return next((found for part in parts if isinstance(part, dict) and (found := markers_of(part))), {})
@@ -77,7 +75,6 @@ def marker_for_summary(pieces: Sequence[PlannedMessage], messages: Sequence[Raw]
 
 
 def _all_markers(raw: Raw) -> list[dict[str, Any]]:
-    """The markers of each marked part of a message, in order, and those on the message itself."""
     if not _has_words(bytes(raw)):
         return []
     elements = read_value(b"[" + raw + b"]")
@@ -98,20 +95,17 @@ def _blocks(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _lifetime(markers: Mapping[str, Any]) -> int:
-    """Seconds that a provider keeps what ends at this marker; OpenAI's have one lifetime for the whole request."""
     control = markers.get("cache_control")
     return HOUR if isinstance(control, dict) and control.get("ttl") == "1h" else MINUTES
 
 
 def breakpoint_for(lifetime: str, body: bytes) -> dict[str, Any]:
-    """The marker that a policy's ``cache_breakpoint`` asks for; empty where the client has one of its own."""
     if lifetime == "off" or _has_words(body):
         return {}
     return {"cache_control": {"type": "ephemeral"} | ({"ttl": "1h"} if lifetime == "1h" else {})}
 
 
 def marked_message(raw: Raw, marker: Mapping[str, Any]) -> bytes | None:
-    """A message with a marker on the last text of its content; None where it has none."""
     value = read_value(raw)
     content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not content:
@@ -146,7 +140,6 @@ NOT_SEMANTIC = frozenset(
 
 
 def plain_text(message: object) -> str | None:
-    """The text of a message that has a role and a text and nothing else, as most have; None for any other."""
     if type(message) is not dict or len(message) != 2 or type(message.get("role")) is not str:
         return None
     text = message.get("content")
@@ -154,18 +147,15 @@ def plain_text(message: object) -> str | None:
 
 
 def read_message(raw: Raw) -> Mapping[str, Any]:
-    """One message as a dict; empty if it is no object."""
     value = read_value(raw)
     return value if isinstance(value, dict) else {}
 
 
 def unmarked(raw: Raw) -> bytes:
-    """A message without Weir's own mark."""
     return write_value({k: v for k, v in read_message(raw).items() if k != MARK})
 
 
 def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
-    """The planner's view of a message, and whether it carries Weir's own mark, which has to be stripped."""
     role = value.get("role")
     role = role if isinstance(role, str) else ""
     content = value.get("content")
@@ -186,7 +176,6 @@ def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
 
 
 def _thought(value: Mapping[str, Any], tokens: int) -> int:
-    """About how many of a message's tokens are thinking that its provider signed or sealed."""
     return max(1, min(tokens - 1, int(value[SEALED]) + len(str(value.get("reasoning_content") or "")) // 4))
 
 
@@ -222,7 +211,6 @@ def _text(content: object) -> str:
 
 
 def body_of(value: Mapping[str, Any]) -> Body:
-    """What a message says."""
     listed = value.get("tool_calls")
     calls = [_tool_call(c) for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
     legacy = value.get("function_call")
@@ -361,12 +349,10 @@ def without_media(value: Mapping[str, Any], lines: Sequence[str]) -> dict[str, A
 
 
 def attached(value: Mapping[str, Any]) -> tuple[str, ...]:
-    """What each image, audio, video or file of a message is: its kind, and its type, name or address where known."""
     return tuple(_named(part) for part in _parts(value) if _is_media(part))
 
 
 def named_files(value: Mapping[str, Any]) -> list[str]:
-    """The ids and addresses of a message's files whose content is elsewhere."""
     return [name for part in _parts(value) if (name := named_file(part))]
 
 
@@ -388,7 +374,6 @@ def _named(part: Mapping[str, Any]) -> str:
 
 
 def _detail(part: Mapping[str, Any]) -> str:
-    """A file's name, an address without its query, the type of a data URL, a format; empty where nothing says it."""
     inner = part.get(str(part.get("type")))
     for holder in (inner, part.get("source"), part):
         if isinstance(holder, str):

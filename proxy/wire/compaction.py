@@ -27,7 +27,6 @@ Unseal = Callable[[str], str]
 
 
 def seal(text: str, *, tenant: str, secret: bytes) -> str:
-    """The text as its client keeps it; not secret, but nobody else's."""
     data = text.encode("utf-8", "replace")
     return OWN.decode() + _mark(data, tenant, secret) + ":" + base64.urlsafe_b64encode(zlib.compress(data)).decode()
 
@@ -53,7 +52,6 @@ def _mark(data: bytes, tenant: str, secret: bytes) -> str:
 
 
 def opened(request: ClientRequest, unseal: Unseal) -> ClientRequest:
-    """The request with the text of its newest compaction of Weir's in its place, and nothing that it stands for."""
     codec = request.codec
     if codec not in (RESPONSES, MESSAGES):
         return request
@@ -66,7 +64,6 @@ def opened(request: ClientRequest, unseal: Unseal) -> ClientRequest:
 
 
 def _text_of(block: object, unseal: Unseal) -> str | None:
-    """The text of a compaction of Weir's, None for anything else."""
     sealed = block.get("encrypted_content") if isinstance(block, dict) and block.get("type") == COMPACTION else None
     return unseal(sealed) if isinstance(sealed, str) and sealed.startswith(OWN.decode()) else None
 
@@ -82,7 +79,6 @@ def _items(elements: Sequence[Raw], unseal: Unseal) -> Sequence[Raw] | None:
 
 
 def _stays(item: Mapping[str, Any]) -> bool:
-    """Whether an item is a message of anybody's but the model's, or declares tools or settings."""
     kind = item.get("type", "message")
     return kind in DECLARES or (kind == "message" and item.get("role") in SAID)
 
@@ -131,7 +127,6 @@ class Made(NamedTuple):
 
 
 def as_compacted(made: Made) -> bytes:
-    """The answer of ``/responses/compact``: what others than the model said, and the compaction."""
     elements = split_array(made.request.fields.get("input", b"[]"))
     if elements is None:
         elements = (message_of("user", bytes(made.request.fields["input"])),)
@@ -142,7 +137,6 @@ def as_compacted(made: Made) -> bytes:
 
 
 def _as_given(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item as OpenAI gives it back."""
     content = item.get("content")
     if item.get("type", "message") != "message":
         return dict(item)
@@ -171,7 +165,6 @@ def _usage(made: Made) -> dict[str, object]:
 
 
 def as_answer(made: Made) -> bytes:
-    """The answer to a request that has the history compacted: a body, or the events of a stream."""
     events = _response(made) if made.request.codec is RESPONSES else _message(made)
     if not made.request.stream:
         whole = events[-1]["response"] if made.request.codec is RESPONSES else events[0]["message"]

@@ -45,7 +45,6 @@ def split_object(body: bytes) -> Mapping[str, Raw]:
 
 
 def split_array(raw: Raw | memoryview) -> Sequence[Raw] | None:
-    """The elements of a JSON array as slices; None if it is no array."""
     try:
         return _ARRAY.decode(raw)
     except (ValueError, RecursionError):
@@ -161,12 +160,10 @@ def replace_fields(body: bytes, fields: Mapping[str, Raw], new: Mapping[str, byt
 
 
 def has_repeated_keys(body: bytes, fields: Mapping[str, Raw]) -> bool:
-    """Whether an object of which these are the fields has a key twice."""
     return bool(fields) and _locate(body, fields) is None
 
 
 def _locate(body: bytes, fields: Mapping[str, Raw]) -> dict[str, tuple[int, int]] | None:
-    """Begin and end of each field's value in ``body``; None if they do not follow one another as expected."""
     spans: dict[str, tuple[int, int]] = {}
     index = _skip_bytes(body, 0) + 1
     for key, value in fields.items():
@@ -222,7 +219,6 @@ def read_value(raw: Raw) -> object:
 
 
 def write_value(value: object) -> bytes:
-    """A value as compact JSON bytes in the order of its keys."""
     try:
         return msgspec.json.encode(value)
     except (msgspec.EncodeError, UnicodeEncodeError, RecursionError, TypeError, ValueError):
@@ -235,14 +231,11 @@ DONE = b"[DONE]"
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True):
-    """One event: ``data`` lines joined by LF, and the event's name ("" for the default)."""
-
     data: bytes
     name: bytes = b""
 
 
 _ONE_EVENT = re.compile(rb"data: ?([^\r\n]*)\n\n")
-"""What nearly every chunk of a stream is."""
 
 
 @dataclass(slots=True)
@@ -260,7 +253,6 @@ class Decoder:
     _after_cr: bool = False
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The events that ``chunk`` completes, in order."""
         is_idle = not (self._line or self._data or self._name or self._after_cr)
         if is_idle and (alone := _ONE_EVENT.fullmatch(chunk)) is not None:
             return [ServerSentEvent(alone.group(1))]
@@ -291,7 +283,6 @@ class Decoder:
 
     @property
     def in_event(self) -> bool:
-        """Whether an event has begun that is not all here."""
         return bool(self._line or self._data or self._name)
 
     def _take(self, line: bytes, events: list[ServerSentEvent]) -> None:
@@ -316,7 +307,6 @@ class Lines:
     rest: bytes = b""
 
     def whole(self, chunk: bytes) -> bytes:
-        """What may go on now."""
         if not self.rest and chunk.endswith(b"\n"):
             return chunk
         data = self.rest + chunk
@@ -329,8 +319,6 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class EventFrame:
-    """Some bytes of a stream that end with an event, and the events in them (none for a comment)."""
-
     raw: bytes
     events: tuple[ServerSentEvent, ...]
 
@@ -349,7 +337,6 @@ class Frames:
     _decoder: Decoder = field(default_factory=Decoder)
 
     def feed(self, chunk: bytes) -> list[EventFrame]:
-        """The frames that ``chunk`` completes, in order."""
         self._held += chunk
         frames: list[EventFrame] = []
         start = 0
@@ -362,7 +349,6 @@ class Frames:
         return frames
 
     def rest(self) -> EventFrame:
-        """What is left at the end of the stream."""
         raw = bytes(self._held)
         self._held.clear()
         return self._frame(raw)

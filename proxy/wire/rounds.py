@@ -34,7 +34,6 @@ def write_rounds(rounds: Sequence[HiddenRound], shown: int, skipped: int = 0) ->
 
 
 def in_messages(raw: Raw, text: str, thoughts: Collection[str]) -> Raw:
-    """An assistant's message of Anthropic's with its rounds in it."""
     messages = split_array(b"[" + raw + b"]") or ()
     fields = split_object(messages[0]) if len(messages) == 1 else {}
     content = fields.get("content", b"null")
@@ -55,7 +54,6 @@ def in_messages(raw: Raw, text: str, thoughts: Collection[str]) -> Raw:
 
 
 def in_items(raw: Raw, text: str, thoughts: Collection[str]) -> Raw:
-    """A run of items with its rounds in it."""
     items = list(split_array(b"[" + raw + b"]") or ())
     start, cuts = _cuts(items, text, thoughts)
     for place, each in reversed(cuts):

@@ -14,7 +14,6 @@ conversations it is 0.05 at most (``tests/functional/test_sampled_counts.py``)."
 
 
 async def sample_all(items: Sequence[Countable], counter: TextCounter) -> list[int]:
-    """About the tokens of each item, a long text's from some slices of it."""
     samples = [_slices(text) for item in items for text in item.texts]
     counts = await counter.count_many(["\n".join(slices) for slices in samples])
     whole = (text for item in items for text in item.texts)
@@ -28,7 +27,6 @@ async def sample_all(items: Sequence[Countable], counter: TextCounter) -> list[i
 
 
 def _slices(text: str) -> list[str]:
-    """A short text, else one eighth of a long one in slices from all over it."""
     if len(text) <= 4 * SLICE:
         return [text]
     number = max(2, round(len(text) / (8 * SLICE)))
@@ -37,6 +35,5 @@ def _slices(text: str) -> list[str]:
 
 
 def _scaled(count: int, slices: Sequence[str], size: int) -> int:
-    """Tokens of a text of ``size`` characters whose slices, a line each, have ``count``."""
     cut = min(CUT_TOKENS * (len(slices) - 1), CUT_SHARE * count)
     return max(1, round((count - cut) * size / sum(map(len, slices))))
