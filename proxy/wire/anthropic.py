@@ -21,15 +21,17 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, message_in
-from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, markers_of, without_media
+from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, markers_of, reply_of, without_media
 from proxy.wire.codec import (
     ERROR,
     ClientRequest,
     Codec,
     Compacted,
+    Segment,
     SystemField,
     array_of,
     first_object,
+    like,
     message_of,
     object_of,
     objects_in,
@@ -80,7 +82,7 @@ _WALL = re.compile(rb'"compaction"')
 _BLOCKS = msgspec.json.Decoder(list[_Block])
 
 
-class TurnPart(bytes):
+class TurnPart(Segment):
     """Some blocks of a user message, as a message of its own; ``whole`` is the message that they came in.
 
     It is part number ``place`` of ``parts``; ``whole`` is empty for what Weir adds.
@@ -89,9 +91,6 @@ class TurnPart(bytes):
     whole: bytes = b""
     place: int = 0
     parts: int = 0
-
-    def like(self, data: bytes) -> "TurnPart":
-        return _part(data, self.whole, self.place, self.parts)
 
 
 def _part(data: bytes, whole: bytes = b"", place: int = 0, parts: int = 0) -> TurnPart:
@@ -188,28 +187,19 @@ class MessagesCodec(Codec):
                 value = without_media(value, text.split("\n"))
             else:
                 value["content"] = [{"type": "text", "text": text or GONE, **_last_marker(_blocks_of(content))}]
-            written = write_value(value)
-            return raw.like(written) if isinstance(raw, TurnPart) else written
+            return like(raw, write_value(value))
         elements = objects_in(bare)
         for element in elements:
             element["content"] = _other_reply(_blocks_of(element.get("content")), kind, text)
             text = ""
         return b",".join(write_value(each) for each in elements if each["content"])
 
-    def unmarked(self, raw: Raw) -> Raw:
-        if f'"{MARK}"'.encode() not in bytes(raw):
-            return raw
-        elements = [{k: v for k, v in each.items() if k != MARK} for each in objects_in(raw)]
-        for each in elements:
-            if isinstance(each.get("content"), list):
-                blocks = each["content"]
-                each["content"] = [
-                    {k: v for k, v in b.items() if k != MARK} if isinstance(b, dict) else b for b in blocks
-                ]
-        written = b",".join(map(write_value, elements))
-        if isinstance(raw, TurnPart):
-            return raw.like(written)
-        return SystemField(written) if isinstance(raw, SystemField) else written
+    def bare(self, element: Mapping[str, Any]) -> Mapping[str, Any]:
+        bare = super().bare(element)
+        if isinstance(blocks := bare.get("content"), list):
+            blocks = [super(MessagesCodec, self).bare(each) if isinstance(each, dict) else each for each in blocks]
+            bare = {**bare, "content": blocks}
+        return bare
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
         del role
@@ -382,14 +372,7 @@ def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     content: object = [*texts, *others]
     if len(texts) == 1 and not others:
         content = texts[0].get("text")
-    message: dict[str, Any] = {"role": "assistant", "content": content or None}
-    if calls:
-        message["tool_calls"] = calls
-    if any(thoughts):
-        message["reasoning_content"] = "\n".join(filter(None, thoughts))
-    if sealed:
-        message[SEALED] = int(sealed)
-    return message
+    return reply_of(content or None, calls, thoughts, sealed)
 
 
 def _result(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -434,7 +417,7 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     said = [raw for raw in segments if isinstance(raw, TurnPart) or _role(raw) == "user"]
     if len(said) == 1 and not isinstance(said[0], TurnPart):
         return [said[0], *systems]
-    blocks = [block for raw in said for block in _raw_blocks(raw)]
+    blocks = [block for raw in said for block in raw_blocks(raw)]
     results, others = blocks, []
     if len(blocks) > 1:
         is_result = [_kind_of(block) == "tool_result" for block in blocks]
@@ -443,7 +426,7 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     content = array_of([*results, *others]) if blocks else write_value(GONE)
     client = [raw.whole if isinstance(raw, TurnPart) else bytes(raw) for raw in said]
     first = next(filter(None, client), message_of("user", b'""'))
-    return [object_of({**split_object(first), "content": content}), *systems]
+    return [with_content(first, content), *systems]
 
 
 def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
@@ -455,12 +438,16 @@ def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
     return begins and (not isinstance(last, TurnPart) or last.place == last.parts - 1)
 
 
-def _raw_blocks(raw: Raw) -> Sequence[Raw]:
+def raw_blocks(raw: Raw) -> Sequence[Raw]:
     content = split_object(bytes(raw)).get("content", b"null")
     if bytes(content)[:1] == b"[":
         return split_array(content) or ()
     said = read_value(content)
     return (write_value({"type": "text", "text": said}),) if isinstance(said, str) and said.strip() else ()
+
+
+def with_content(message: Raw, content: bytes) -> bytes:
+    return object_of({**split_object(bytes(message)), "content": content})
 
 
 def _kind_of(block: Raw) -> str:

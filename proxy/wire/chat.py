@@ -16,7 +16,7 @@ So a request never has more markers than its client sent, unless the policy asks
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -149,10 +149,6 @@ def plain_text(message: object) -> str | None:
 def read_message(raw: Raw) -> Mapping[str, Any]:
     value = read_value(raw)
     return value if isinstance(value, dict) else {}
-
-
-def unmarked(raw: Raw) -> bytes:
-    return write_value({k: v for k, v in read_message(raw).items() if k != MARK})
 
 
 def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
@@ -336,16 +332,34 @@ def without_media(value: Mapping[str, Any], lines: Sequence[str]) -> dict[str, A
 
     A cache marker on such a part stays on the text that takes its place.
     """
-    new, left = dict(value), list(lines) or [""]
-    content = new.get("content")
-    if isinstance(content, list):
-        new["content"] = [
-            {"type": "text", "text": left.pop(0) if len(left) > 1 else left[0], **markers_of(part)}
-            if _is_media(part)
-            else part
-            for part in content
-        ]
-    return new
+    return {**value, "content": with_lines(value["content"], lines, _is_media)} if "content" in value else dict(value)
+
+
+def with_lines(
+    content: object, lines: Sequence[str], is_media: Callable[[object], bool], text_type: str = "text"
+) -> object:
+    """Content with a line of text in place of each part that is media."""
+    left = list(lines) or [""]
+    if not isinstance(content, list):
+        return content
+    return [
+        {"type": text_type, "text": left.pop(0) if len(left) > 1 else left[0], **markers_of(part)}
+        if is_media(part)
+        else part
+        for part in content
+    ]
+
+
+def reply_of(content: object, calls: Sequence[Any], thoughts: Sequence[str], sealed: float) -> dict[str, Any]:
+    """An assistant's message; ``sealed`` tokens of it only the provider can read."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(filter(None, thoughts))
+    if sealed:
+        message[SEALED] = int(sealed)
+    return message
 
 
 def attached(value: Mapping[str, Any]) -> tuple[str, ...]:

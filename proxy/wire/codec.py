@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any, Self, overload
 
 from policies.effects import Summarize
 from policies.ledger import EditKind
@@ -23,29 +23,57 @@ from proxy.wire.chat import (
     marked_message,
     marker_within,
     read_message,
-    unmarked,
     without_media,
     without_reasoning,
 )
-from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.raw import (
+    Raw,
+    ServerSentEvent,
+    elements_of,
+    read_value,
+    replace_fields,
+    split_array,
+    split_object,
+    write_value,
+)
 
 ERROR = b"error"
+_MARKED = f'"{MARK}"'.encode()
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
 _MATTERS = re.compile(rb'"usage"|"error"|"finish_reason"\s*:\s*"[^"]|"index"\s*:\s*[1-9]')
 
 
-class Compacted(bytes):
+class Segment(bytes):
+    """Elements of a history, with what their codec has to know of them beside their bytes."""
+
+    def like(self, data: bytes) -> Self:
+        """The same with other elements."""
+        other = type(self)(data)
+        other.__dict__ |= self.__dict__
+        return other
+
+
+def like(raw: Raw, data: bytes) -> Raw:
+    return raw.like(data) if isinstance(raw, Segment) else data
+
+
+class Compacted(Segment):
     """An element up to a compaction of the provider's: the model does not see it."""
 
 
-class SystemField(bytes):
+class SystemField(Segment):
     """The field that holds the system prompt, as a message."""
 
 
-class NamingRun(bytes):
+class NamingRun(Segment):
     """A segment whose ``meant`` has also what stands in it only by its name, and is empty where nothing does."""
 
     meant: bytes = b""
+
+    def like(self, data: bytes) -> Self:
+        other = super().like(data)
+        other.meant = b""
+        return other
 
 
 class Codec:
@@ -199,7 +227,13 @@ class Codec:
         return write_value(value)
 
     def unmarked(self, raw: Raw) -> Raw:
-        return unmarked(raw)
+        if _MARKED not in bytes(raw):
+            return raw
+        return like(raw, b",".join(write_value(self.bare(each)) for each in objects_in(raw)))
+
+    def bare(self, element: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An element without Weir's own mark."""
+        return {name: value for name, value in element.items() if name != MARK}
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
         return write_value({"role": "system" if role == "system" else "user", "content": content_with(text, markers)})
@@ -211,8 +245,7 @@ class Codec:
             value["content"] = [*content, {"type": self.text_type, "text": text}]
         else:
             value["content"] = f"{content or ''}\n\n{text}"
-        written = write_value(value)
-        return SystemField(written) if isinstance(raw, SystemField) else written
+        return like(raw, write_value(value))
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
         return marked_message(raw, marker)
@@ -414,7 +447,7 @@ def first_object(raw: Raw) -> dict[str, Any]:
 
 
 def run_as_json(raw: Raw) -> bytes:
-    elements = split_array(b"[" + raw + b"]") or ()
+    elements = elements_of(raw)
     return bytes(raw) if len(elements) == 1 else array_of(elements)
 
 

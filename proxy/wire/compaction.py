@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from policies.summary import inside
 from proxy.errors import InvalidRequest
-from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codec import ClientRequest, array_of, first_object, message_of, object_of
-from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.anthropic import MESSAGES, raw_blocks, with_content
+from proxy.wire.codec import ClientRequest, array_of, first_object, message_of
+from proxy.wire.raw import Raw, read_value, replace_fields, split_array, write_value
 from proxy.wire.responses import RESPONSES
 
 OWN = b"weir:1:"
@@ -87,31 +87,20 @@ def _messages(elements: Sequence[Raw], unseal: Unseal) -> Sequence[Raw] | None:
     """Before a compaction nothing is read; its text begins a turn of the user's."""
     for at in range(len(elements) - 1, -1, -1):
         raw = elements[at]
-        blocks = _blocks(raw) if OWN in bytes(raw) else ()
+        blocks = raw_blocks(raw) if OWN in bytes(raw) else ()
         for place in range(len(blocks) - 1, -1, -1):
             text = _text_of(read_value(blocks[place]), unseal)
             if text is None:
                 continue
             own, rest, later = write_value({"type": "text", "text": text}), blocks[place + 1 :], elements[at + 1 :]
             if rest and first_object(raw).get("role") == "user":
-                return [_with_content(raw, [own, *rest]), *later]
+                return [with_content(raw, array_of([own, *rest])), *later]
             if rest:
-                return [message_of("user", array_of([own])), _with_content(raw, rest), *later]
+                return [message_of("user", array_of([own])), with_content(raw, array_of(rest)), *later]
             if later and first_object(later[0]).get("role") == "user":
-                return [_with_content(later[0], [own, *_blocks(later[0])]), *later[1:]]
+                return [with_content(later[0], array_of([own, *raw_blocks(later[0])])), *later[1:]]
             return [message_of("user", array_of([own])), *later]
     return None
-
-
-def _blocks(raw: Raw) -> Sequence[Raw]:
-    content = split_object(bytes(raw)).get("content", b"null")
-    if bytes(content)[:1] == b"[":
-        return split_array(content) or ()
-    return (write_value({"type": "text", "text": read_value(content)}),) if bytes(content)[:1] == b'"' else ()
-
-
-def _with_content(raw: Raw, blocks: Sequence[Raw]) -> bytes:
-    return object_of({**split_object(bytes(raw)), "content": array_of(blocks)})
 
 
 class Made(NamedTuple):

@@ -26,8 +26,9 @@ _SCANNER = json.JSONDecoder()
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_KEY = re.compile(rb'\s*[{,]\s*("(?:[^"\\]++|\\.)*+")\s*:\s*', re.DOTALL)
+_CLOSE = re.compile(rb"\s*\}")
 _BLANK = " \t\n\r"
-_BLANK_BYTES = b" \t\n\r"
 
 
 def split_object(body: bytes) -> Mapping[str, Raw]:
@@ -55,6 +56,11 @@ def split_array(raw: Raw | memoryview) -> Sequence[Raw] | None:
             return _scan_array(text)
         except (ValueError, RecursionError):
             return None
+
+
+def elements_of(run: Raw) -> Sequence[Raw]:
+    """The elements of some JSON with commas between."""
+    return split_array(b"[" + run + b"]") or ()
 
 
 def nests_beyond(raw: Raw, levels: int, *, read: object = None) -> bool:
@@ -164,47 +170,16 @@ def has_repeated_keys(body: bytes, fields: Mapping[str, Raw]) -> bool:
 
 
 def _locate(body: bytes, fields: Mapping[str, Raw]) -> dict[str, tuple[int, int]] | None:
+    """Begin and end of each field's value in ``body``; None if they do not follow one another as expected."""
     spans: dict[str, tuple[int, int]] = {}
-    index = _skip_bytes(body, 0) + 1
+    index = 0
     for key, value in fields.items():
-        index = _skip_bytes(body, index)
-        if spans:
-            if body[index : index + 1] != b",":
-                return None
-            index = _skip_bytes(body, index + 1)
-        end = _end_of_string(body, index)
-        if end is None or json.loads(body[index:end]) != key:
+        found, raw = _KEY.match(body, index), bytes(value)
+        if found is None or json.loads(found[1]) != key or not body.startswith(raw, found.end()):
             return None
-        index = _skip_bytes(body, end)
-        if body[index : index + 1] != b":":
-            return None
-        begin = _skip_bytes(body, index + 1)
-        raw = bytes(value)
-        if not body.startswith(raw, begin):
-            return None
-        index = begin + len(raw)
-        spans[key] = (begin, index)
-    return spans if body[_skip_bytes(body, index) :].startswith(b"}") else None
-
-
-def _skip_bytes(body: bytes, index: int) -> int:
-    while index < len(body) and body[index] in _BLANK_BYTES:
-        index += 1
-    return index
-
-
-def _end_of_string(body: bytes, index: int) -> int | None:
-    if body[index : index + 1] != b'"':
-        return None
-    index += 1
-    while index < len(body):
-        if body[index] == 0x5C:
-            index += 2
-        elif body[index] == 0x22:
-            return index + 1
-        else:
-            index += 1
-    return None
+        index = found.end() + len(raw)
+        spans[key] = (found.end(), index)
+    return spans if not spans or _CLOSE.match(body, index) else None
 
 
 def read_value(raw: Raw) -> object:

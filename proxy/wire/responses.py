@@ -18,20 +18,22 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, response_in
-from proxy.wire.chat import MARK, SEALED, marker_within, markers_of
+from proxy.wire.chat import MARK, SEALED, marker_within, reply_of, with_lines
 from proxy.wire.codec import (
     ERROR,
     ClientRequest,
     Codec,
     Compacted,
     NamingRun,
+    Segment,
     first_object,
+    like,
     message_of,
     object_of,
     objects_in,
     run_as_json,
 )
-from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
+from proxy.wire.raw import Raw, ServerSentEvent, elements_of, read_value, split_array, split_object, write_value
 from proxy.wire.rounds import in_items
 
 SEALED_CHARS = 5.0
@@ -80,9 +82,6 @@ class JoinedRun(NamingRun):
 
     reasoning: str = ""
 
-    def like(self, data: bytes) -> "JoinedRun":
-        return _joined(data, self.reasoning)
-
 
 def _joined(data: bytes, reasoning: str) -> JoinedRun:
     run = JoinedRun(data)
@@ -90,7 +89,7 @@ def _joined(data: bytes, reasoning: str) -> JoinedRun:
     return run
 
 
-class Fixed(bytes):
+class Fixed(Segment):
     """An item that declares tools or settings: it stays where it is."""
 
 
@@ -133,7 +132,7 @@ class ResponsesCodec(Codec):
         return response_in(body)
 
     def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
-        items = [(_read(raw), raw) for raw in split_array(b"[" + elements + b"]") or ()]
+        items = [(_read(raw), raw) for raw in elements_of(elements)]
         hidden = [raw for item, raw in items if item.type == "reasoning" and b'"encrypted_content":"' not in bytes(raw)]
         share = b',"%b":%d}' % (SEALED.encode(), reasoned // max(1, len(hidden)))
         return {item.id: bytes(raw)[:-1] + share if raw in hidden else raw for item, raw in items if item.id}
@@ -147,7 +146,7 @@ class ResponsesCodec(Codec):
 
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
         """A run whose references are read as the items that they name; it is written as it came."""
-        elements = split_array(b"[" + raw + b"]") or ()
+        elements = elements_of(raw)
         items = [(_read(each), each) for each in elements]
         if not any(item.id in known and _is_named_only(item, each) for item, each in items):
             return raw
@@ -223,22 +222,13 @@ class ResponsesCodec(Codec):
             items[0] = _other_output(first, kind, text)
         elif first.get("type", "message") == "message" and first.get("role") in _ROLES:
             if kind is EditKind.MEDIA:
-                items[0]["content"] = _without_media(first.get("content"), text.split("\n"))
+                items[0]["content"] = with_lines(first.get("content"), text.split("\n"), _is_media, "input_text")
             else:
                 marker = marker_within(first)
                 items[0]["content"] = [{"type": "input_text", "text": text, **marker}] if marker else text
         else:
             items = _other_run(items, text)
-        written = b",".join(map(write_value, items))
-        return raw.like(written) if isinstance(raw, JoinedRun) else written
-
-    def unmarked(self, raw: Raw) -> Raw:
-        if f'"{MARK}"'.encode() not in bytes(raw):
-            return raw
-        written = b",".join(write_value({k: v for k, v in item.items() if k != MARK}) for item in objects_in(raw))
-        if isinstance(raw, JoinedRun):
-            return raw.like(written)
-        return type(raw)(written) if isinstance(raw, bytes) else written
+        return like(raw, b",".join(map(write_value, items)))
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
         part = {"type": "input_text", "text": text, **markers}
@@ -353,12 +343,12 @@ def _reasoning_in(raw: Raw) -> list[str]:
     data = bytes(raw)
     if b'"reasoning"' not in data and b'"rs_' not in data:
         return []
-    return [item.id or NAMELESS for item in map(_read, split_array(b"[" + data + b"]") or ()) if _is_reasoning(item)]
+    return [item.id or NAMELESS for item in map(_read, elements_of(raw)) if _is_reasoning(item)]
 
 
 def _without_ids(raw: Raw) -> bytes:
     written: list[Raw] = []
-    for item in split_array(b"[" + raw + b"]") or ():
+    for item in elements_of(raw):
         fields = split_object(bytes(item))
         if _read(item).type in _NEEDS_NO_ID and "id" in fields:
             item = object_of({name: value for name, value in fields.items() if name != "id"})
@@ -367,7 +357,7 @@ def _without_ids(raw: Raw) -> bytes:
 
 
 def _without_reasoning(raw: Raw) -> bytes:
-    items = split_array(b"[" + raw + b"]") or ()
+    items = elements_of(raw)
     return _without_ids(b",".join(item for item in items if not _is_reasoning(_read(item))))
 
 
@@ -412,14 +402,7 @@ def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             others.append({k: v for k, v in item.items() if k != MARK and v is not None})
     content = [*({"type": "text", "text": text} for text in texts), *others] if others else "\n".join(texts) or None
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if calls:
-        message["tool_calls"] = calls
-    if any(thoughts):
-        message["reasoning_content"] = "\n".join(filter(None, thoughts))
-    if sealed:
-        message[SEALED] = int(sealed)
-    return message
+    return reply_of(content, calls, thoughts, sealed)
 
 
 def _texts_of(parts: object) -> list[str]:
@@ -457,7 +440,7 @@ def _output(item: Mapping[str, Any]) -> dict[str, Any]:
 def _other_output(item: dict[str, Any], kind: EditKind | None, text: str) -> dict[str, Any]:
     output = item.get("output")
     if kind is EditKind.MEDIA:
-        return {**item, "output": _without_media(output, text.split("\n"))}
+        return {**item, "output": with_lines(output, text.split("\n"), _is_media, "input_text")}
     if item.get("type") == "shell_call_output" and isinstance(output, list) and output:
         texts = [text or GONE, *([""] * (len(output) - 1))]
         return {
@@ -491,16 +474,8 @@ def _other_run(items: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _without_media(content: object, lines: Sequence[str]) -> object:
-    left = list(lines) or [""]
-    if not isinstance(content, list):
-        return content
-    return [
-        {"type": "input_text", "text": left.pop(0) if len(left) > 1 else left[0], **markers_of(part)}
-        if isinstance(part, dict) and part.get("type") not in ("input_text", "output_text")
-        else part
-        for part in content
-    ]
+def _is_media(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") not in _PART_TYPES
 
 
 def _finish(response: Mapping[str, Any], *, calls: bool) -> str | None:
