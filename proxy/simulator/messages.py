@@ -277,7 +277,6 @@ class SimulatedMessages(Surface):
         tenant.threads[outcome.id] = ServerThread(messages=(*admitted.history, said), fields=fields)
 
     def error_event(self, error: bytes, sequence: int) -> bytes:
-        del sequence
         return b"event: error\ndata: " + error + b"\n\n"
 
     def events(self, outcome: Completion) -> tuple[bytes, ...]:

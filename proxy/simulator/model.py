@@ -187,7 +187,6 @@ class Surface:
         raise NotImplementedError
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
-        del sender
         return {"input_tokens": self.counter.measure(self.pieces(request)).total}
 
     def view(self, request: Request) -> Request:
@@ -205,15 +204,12 @@ class Surface:
     def remember(self, outcome: Completion) -> None: ...
 
     def too_long(self, overflow: OversizedPrompt, dialect: Dialect, *, numbers: bool) -> Problem:
-        del numbers
         return overflow_problem(overflow, dialect)
 
     def error_event(self, error: bytes, sequence: int) -> bytes:
-        del sequence
         return b"data: " + error + b"\n\n"
 
     def told(self, error: bytes, how: str) -> tuple[bytes, ...]:
-        del how
         return (self.error_event(error, 0),)
 
 

@@ -79,28 +79,13 @@ class Verdict:
 NONE = Verdict(Kind.NONE)
 
 
-def classify(
-    status: int,
-    body: bytes,
-    *,
-    window: int | None = None,
-    estimate: int | None = None,
-    empty_body_means_overflow: bool = False,
-) -> Verdict:
-    """What a whole response says about size; never raises.
-
-    ``window`` and ``estimate`` are tokens as Weir believes them. An empty 400 or 413 is an overflow only where the
-    upstream is known to send such and the estimate is at least 0.9 of the window (Cerebras).
-    """
+def classify(status: int, body: bytes, *, window: int | None = None) -> Verdict:
+    """What a whole response says about size; never raises. ``window`` is what Weir believes, in tokens."""
     text = body[:BODY_HEAD].decode("utf-8", "replace").strip()
     if not text or rules.NO_BODY.match(plain(text[:64])):
-        near = window is not None and estimate is not None and estimate >= 0.9 * window
-        empty = status in (400, 413) and empty_body_means_overflow and near
-        return Verdict(Kind.CONTEXT, requested=estimate) if empty else _by_status(status)
+        return _by_status(status)
     value = decode(text)
-    if status < 400:
-        return _classify_success(value, window=window, estimate=estimate)
-    return _judge(status, take_apart(value))
+    return _classify_success(value, window=window) if status < 400 else _judge(status, take_apart(value))
 
 
 def classify_event(data: bytes) -> Verdict:
@@ -211,7 +196,7 @@ def _by_status(status: int) -> Verdict:
     return Verdict(Kind.PAYLOAD) if status == 413 else NONE
 
 
-def _classify_success(value: object, *, window: int | None, estimate: int | None) -> Verdict:
+def _classify_success(value: object, *, window: int | None) -> Verdict:
     failure = failure_in(value)
     if failure is not None:
         return _judge_inner(failure)
@@ -223,17 +208,13 @@ def _classify_success(value: object, *, window: int | None, estimate: int | None
     if prompt is not None and "prompt_tokens" not in usage:
         cached = (_first_int(usage, key) for key in ("cache_read_input_tokens", "cache_creation_input_tokens"))
         prompt += sum(n for n in cached if n is not None)
-    verdict = classify_answer(
+    return classify_answer(
         _finish_reason(value),
         prompt=prompt,
         completion=_first_int(usage, "completion_tokens", "output_tokens"),
         max_tokens=None,
         window=window,
     )
-    cut = estimate is not None and prompt is not None and 0 < prompt * 2 <= estimate
-    if cut and not verdict.is_overflow and estimate is not None and estimate >= 2048:  # Ollama cuts in silence
-        return Verdict(Kind.CONTEXT, requested=estimate, doubtful=True)
-    return verdict
 
 
 def _finish_reason(value: dict[str, object]) -> str | None:

@@ -202,7 +202,6 @@ class MessagesCodec(Codec):
         return bare
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
-        del role
         return _part(message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
 
     def extended(self, raw: Raw, text: str) -> Raw:

@@ -157,7 +157,8 @@ def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
     content = value.get("content")
     if (text := plain_text(value)) is not None:
         keep = True if KEEP_WORD in text and role in WORD_ROLES else None
-        return Message(role=role, digest=digest_of(value), tokens=tokens, keep=keep), False
+        digest = _hashed(value) if text and role else digest_of(value)
+        return Message(role=role, digest=digest, tokens=tokens, keep=keep), False
     message = Message(
         role=role,
         digest=digest_of(value),
@@ -243,7 +244,7 @@ def digest_of(value: Mapping[str, Any]) -> bytes:
     not count; arguments of tool calls are compared as JSON where they parse.
     """
     if plain_text(value) and value["role"]:
-        return blake2b(_sorted(value), digest_size=DIGEST_SIZE).digest()
+        return _hashed(value)
     canonical = {
         k: _canonical(v) for k, v in value.items() if k not in NOT_SEMANTIC and k not in ("content", "tool_calls")
     }
@@ -254,14 +255,15 @@ def digest_of(value: Mapping[str, Any]) -> bytes:
     if isinstance(calls, list) and calls:
         canonical["tool_calls"] = [_canonical_call(c) for c in calls]
     canonical = {k: v for k, v in canonical.items() if v not in (None, "", [], {})}
-    return blake2b(_sorted(canonical), digest_size=DIGEST_SIZE).digest()
+    return _hashed(canonical)
 
 
-def _sorted(value: object) -> bytes:
+def _hashed(value: object) -> bytes:
     try:
-        return _CANONICAL.encode(value)
+        data = _CANONICAL.encode(value)
     except (ValueError, TypeError, RecursionError):  # a lone surrogate, a number of many digits
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+        data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    return blake2b(data, digest_size=DIGEST_SIZE).digest()
 
 
 def _canonical(value: object) -> object:

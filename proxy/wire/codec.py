@@ -149,26 +149,21 @@ class Codec:
         return Segments(raw, self, () if said == b"null" else (SystemField(message_of("system", said)),))
 
     def least_output(self, request: "ClientRequest") -> int:
-        del request
         return 0
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        del fields
         return False
 
     def is_aside(self, fields: Mapping[str, Raw]) -> bool:
         """Whether the request is about the conversation and no part of it: a compaction by the provider."""
-        del fields
         return False
 
     # What the provider holds between two requests
 
     def parent(self, fields: Mapping[str, Raw]) -> str | None:
-        del fields
         return None
 
     def is_kept(self, fields: Mapping[str, Raw]) -> bool:
-        del fields
         return False
 
     def added(self, fields: Mapping[str, Raw]) -> bytes:
@@ -177,19 +172,15 @@ class Codec:
         return said[1:-1].strip() if said[:1] == b"[" else b""
 
     def answer(self, body: bytes) -> GivenAnswer | None:
-        del body
         return None
 
     def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
-        del elements, reasoned
         return {}
 
     def names(self, fields: Mapping[str, Raw]) -> Collection[str]:
-        del fields
         return ()
 
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
-        del known
         return raw
 
     def schema_of(self, request: "ClientRequest") -> Any:
@@ -205,12 +196,10 @@ class Codec:
 
     def goes_on(self, array: memoryview) -> bool:
         """Whether the segments of an array stay what they are, whatever follows them."""
-        del array
         return True
 
     def is_closed(self, role: str) -> bool:
         """Whether a segment at the array's end is whole, so that elements that follow make segments of their own."""
-        del role
         return True
 
     # From what was planned to the endpoint's JSON
@@ -259,14 +248,12 @@ class Codec:
         return new | {self.array: array_of(self.elements(request, segments))}
 
     def elements(self, request: "ClientRequest", segments: Sequence[Raw]) -> Sequence[Raw]:
-        del request
         return segments
 
     def stored(self, raw: Raw) -> bytes:
         return bytes(raw)
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
-        del text
         return raw
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
@@ -278,7 +265,6 @@ class Codec:
         raise NotImplementedError
 
     def limit_in_place(self, request: "ClientRequest", most: int) -> dict[str, object]:
-        del request
         return {self.limits[-1]: most}
 
     def completion(self, value: Any) -> Any:

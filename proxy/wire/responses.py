@@ -236,11 +236,9 @@ class ResponsesCodec(Codec):
         return write_value({"type": "message", "role": speaker, "content": [part]})
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
-        del raw, marker
         return None
 
     def elements(self, request: ClientRequest, segments: Sequence[Raw]) -> Sequence[Raw]:
-        del request
         if any(isinstance(raw, JoinedRun) for raw in segments):
             there = {name for raw in segments for name in _reasoning_in(raw)}
             segments = [
@@ -278,7 +276,6 @@ class ResponsesCodec(Codec):
 
     def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
         """Nothing of the question is to be stored beside the client's answers."""
-        del request
         return {"max_output_tokens": most, "store": False}
 
     def completion(self, value: Any) -> Any:

@@ -31,9 +31,8 @@ from proxy.wire.codec import (
     tool_definitions,
     tool_description,
 )
-from proxy.wire.counting import INLINE_CHARS, TextCounter, count_all, count_tools, message_texts, tool_texts
+from proxy.wire.counting import INLINE_CHARS, TextCounter, count_all, count_tools, message_texts, sample_all, tool_texts
 from proxy.wire.raw import Raw, nests_beyond, read_value
-from proxy.wire.sampling import sample_all
 
 K = TypeVar("K")
 V = TypeVar("V")
