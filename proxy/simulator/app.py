@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from proxy.simulator.delivery import FAULT_HEADER, deliver
 from proxy.simulator.dialects import SimulatedChat
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, SimulatorSettings, Surface, sender_of
+from proxy.simulator.model import Model, Noted, SimulatorSettings, Surface, sender_of
 from proxy.simulator.responses import SimulatedCompaction, SimulatedResponses
 from proxy.simulator.stored import stored_routes
 from proxy.simulator.window import Count, Dialect, Request, missing_problem, problem_body
@@ -43,7 +43,7 @@ VISIT = "simulator.visit"
 
 
 @dataclass(slots=True, kw_only=True)
-class RecordedRequest:
+class RecordedRequest(Noted):
     """One request as it arrived, and what became of it so far.
 
     Attributes:
@@ -62,11 +62,6 @@ class RecordedRequest:
     body: bytes
     at: float
     status: int = 0
-    model: str = ""
-    fault: str = ""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
     client_gone: bool = False
     gone_at: float | None = None
     sent: int = 0
@@ -83,7 +78,7 @@ class RecordedRequest:
             body = self.json()
         except ValueError:
             body = self.body.decode("utf-8", "replace")
-        values = {name: getattr(self, name) for name in self.__slots__ if name != "body"}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "body"}
         return {**values, "body": body, "body_bytes": len(self.body), "sha256": hashlib.sha256(self.body).hexdigest()}
 
 
@@ -232,14 +227,13 @@ class _Answering:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, visit = HTTPRequest(scope, receive, send), scope[VISIT]
-        delivery, noted = self._simulator.model.exchange(
+        delivery = self._simulator.model.exchange(
             self._surface,
             await request.body(),
             sender=sender_of(request.headers),
             header=request.headers.get(FAULT_HEADER),
+            noted=visit.seen,
         )
-        for name in noted.__slots__:
-            setattr(visit.seen, name, getattr(noted, name))
         await deliver(delivery, visit)
 
 
@@ -292,30 +286,21 @@ def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
 def _plain_routes(simulator: Simulator) -> list[BaseRoute]:
     settings, count = simulator.settings, simulator.counter.count
 
-    async def models(_: HTTPRequest) -> Response:
-        return JSONResponse(_list_models(settings))
+    def route(method: str, path: str, answer: Callable[[Request], Mapping[str, Any]]) -> Route:
+        async def endpoint(request: HTTPRequest) -> Response:
+            return JSONResponse(answer(request.path_params if method == "GET" else await request.json()))
 
-    async def model(request: HTTPRequest) -> Response:
-        return JSONResponse(_model_card(request.path_params["name"], settings))
-
-    async def props(_: HTTPRequest) -> Response:
-        return JSONResponse(_server_properties(settings))
-
-    async def tokens(request: HTTPRequest) -> Response:
-        return JSONResponse(_tokenize(await request.json(), settings, count))
-
-    async def embeddings(request: HTTPRequest) -> Response:
-        return JSONResponse(_embed(await request.json(), count))
+        return Route(path, endpoint, methods=[method])
 
     routes: list[BaseRoute] = [
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{name:path}", model, methods=["GET"]),
-        Route("/tokenize", tokens, methods=["POST"]),
+        route("GET", "/v1/models", lambda _: _list_models(settings)),
+        route("GET", "/v1/models/{name:path}", lambda named: _model_card(named["name"], settings)),
+        route("POST", "/tokenize", lambda asked: _tokenize(asked, settings, count)),
     ]
     if settings.dialect is not Dialect.ANTHROPIC:
-        routes.append(Route("/v1/embeddings", embeddings, methods=["POST"]))
+        routes.append(route("POST", "/v1/embeddings", lambda asked: _embed(asked, count)))
     if settings.dialect is Dialect.LLAMACPP:
-        routes.append(Route("/props", props, methods=["GET"]))
+        routes.append(route("GET", "/props", lambda _: _server_properties(settings)))
     return routes
 
 

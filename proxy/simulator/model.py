@@ -213,8 +213,10 @@ class Surface:
         return (self.error_event(error, 0),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Noted:
+    """What is found out about a request while it is answered."""
+
     model: str = ""
     fault: str = ""
     prompt_tokens: int = 0
@@ -232,19 +234,19 @@ class Model:
         self._serial = 0
 
     def exchange(
-        self, surface: Surface, body: bytes, *, sender: Sender, header: str | None
-    ) -> tuple[Transmission, Noted]:
-        settings, noted = self.settings, Noted()
+        self, surface: Surface, body: bytes, *, sender: Sender, header: str | None, noted: Noted
+    ) -> Transmission:
+        settings = self.settings
         try:
             request = self._parse(body, sender.credential)
             fault = self._meet(request, header)
-            noted = Noted(model=str(request.get("model") or ""), fault=fault.name)
+            noted.model, noted.fault = str(request.get("model") or ""), fault.name
             admitted = surface.admit(request, sender)
             if self._is_summary(surface.view(admitted.request)):
                 settings.summarizer.check(surface.view(admitted.request))
             return self._answer(surface, admitted, fault, noted)
         except Rejected as rejected:
-            return self.refusal(surface, rejected.problem), noted
+            return self.refusal(surface, rejected.problem)
 
     def refusal(self, surface: Surface, problem: Problem) -> Transmission:
         body = json.dumps(problem_body(problem, surface.shape)).encode()
@@ -286,27 +288,26 @@ class Model:
         self._met[spelling] += 1
         return fault if fault.times is None or self._met[spelling] <= fault.times else NO_FAULT
 
-    def _answer(
-        self, surface: Surface, admitted: AdmittedRequest, fault: InjectedFault, noted: Noted
-    ) -> tuple[Transmission, Noted]:
+    def _answer(self, surface: Surface, admitted: AdmittedRequest, fault: InjectedFault, noted: Noted) -> Transmission:
         settings, request = self.settings, admitted.request
         model, asked, credential = str(request["model"]), asked_tokens(request), admitted.sender.credential
         prompt = self.counter.measure(surface.pieces(request))
         window = int(fault.number(0)) if fault.name == "window" else settings.window_of(model)
-        noted = replace(noted, prompt_tokens=prompt.total)
+        noted.prompt_tokens = prompt.total
         status, error = self._error(surface, fault, prompt, window, asked)
         scene = Scene(dialect=surface.shape, model=model, overflow=error, event=surface.error_event)
         # llama.cpp reserves nothing for the answer, it stops where the window ends
         stops = settings.dialect is Dialect.LLAMACPP or settings.stops_at_window
         if overflows(prompt, window=window, asked=None if stops else asked):
             refused = as_json(error, status=status, headers=self._headers())
-            return self._refuse(surface, fault, refused, scene, streamed=bool(request.get("stream"))), noted
+            return self._refuse(surface, fault, refused, scene, streamed=bool(request.get("stream")))
         outcome = self._outcome(surface, admitted, prompt, window)
         delivery = self._apply(fault, self._render(surface, outcome), scene)
         if delivery.completes:
             self.cache.remember(prompt, credential=credential, model=model)
             surface.remember(outcome)
-        return delivery, replace(noted, cached_tokens=outcome.cached, completion_tokens=outcome.spoken.tokens)
+        noted.cached_tokens, noted.completion_tokens = outcome.cached, outcome.spoken.tokens
+        return delivery
 
     def _apply(self, fault: InjectedFault, delivery: Transmission, scene: Scene) -> Transmission:
         if fault.is_status:

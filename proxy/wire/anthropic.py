@@ -20,13 +20,13 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.answers import GivenAnswer, message_in
 from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, markers_of, reply_of, without_media
 from proxy.wire.codec import (
     ERROR,
     ClientRequest,
     Codec,
     Compacted,
+    GivenAnswer,
     Segment,
     SystemField,
     array_of,
@@ -39,8 +39,10 @@ from proxy.wire.codec import (
 )
 from proxy.wire.raw import (
     DONE,
+    Decoder,
     Raw,
     ServerSentEvent,
+    is_object,
     read_value,
     replace_fields,
     split_array,
@@ -132,8 +134,13 @@ class MessagesCodec(Codec):
         return bytes(fields.get("thread", b"null")) != b"null"
 
     def answer(self, body: bytes) -> GivenAnswer | None:
-        given = message_in(body)
-        return None if given is None else given._replace(usage=_usage(given.usage))
+        if not is_object(body):
+            return _streamed(body)
+        whole = split_object(body)
+        identity = read_value(whole.get("id", b"null"))
+        if not isinstance(identity, str) or bytes(whole.get("type", b"")) != b'"message"':
+            return None
+        return _given(identity, bytes(whole.get("content", b"[]")), read_value(whole.get("usage", b"null")))
 
     def schema_of(self, request: ClientRequest) -> Any:
         asked = request.value("output_config")
@@ -489,6 +496,42 @@ def _added(event: Mapping[str, Any]) -> dict[str, Any]:
     if delta.get("type") == "thinking_delta":
         return {"reasoning_content": delta.get("thinking")}
     return {"content": delta["text"]} if delta.get("type") == "text_delta" else {}
+
+
+def _given(identity: str, content: bytes, usage: object) -> GivenAnswer:
+    return GivenAnswer(id=identity, elements=b'{"role":"assistant","content":' + content + b"}", usage=_usage(usage))
+
+
+def _streamed(stream: bytes) -> GivenAnswer | None:
+    identity, usage, blocks, parts = None, dict[str, Any](), list[dict[str, Any]](), list[str]()
+    for event in Decoder().feed(stream + b"\n\n"):
+        value = read_value(event.data)
+        kind, value = (value.get("type"), value) if isinstance(value, dict) else (None, {})
+        if kind == "message_start":
+            identity, usage = value["message"].get("id"), dict(value["message"].get("usage") or {})
+        elif kind == "content_block_start":
+            blocks.append(dict(value["content_block"]))
+            parts.clear()
+        elif kind == "content_block_delta" and blocks:
+            _extend(blocks[-1], value["delta"], parts)
+        elif kind == "content_block_stop" and parts:
+            blocks[-1]["input"] = json.loads("".join(parts))
+            parts.clear()
+        elif kind == "message_delta":
+            usage |= {name: said for name, said in (value.get("usage") or {}).items() if said is not None}
+        elif kind == "message_stop" and isinstance(identity, str):
+            return _given(identity, write_value(blocks), usage)
+    return None
+
+
+def _extend(block: dict[str, Any], delta: Mapping[str, Any], parts: list[str]) -> None:
+    for name, more in delta.items():
+        if name == "partial_json":
+            parts.append(more)
+        elif name == "citation":
+            block["citations"] = [*(block.get("citations") or ()), more]
+        elif isinstance(more, str) and name != "type":
+            block[name] = (block.get(name) or "") + more
 
 
 DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"

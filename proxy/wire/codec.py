@@ -11,12 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from types import MappingProxyType
-from typing import Any, Self, overload
+from typing import Any, NamedTuple, Self, overload
 
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.wire.answers import GivenAnswer
 from proxy.wire.chat import (
     MARK,
     content_with,
@@ -41,6 +40,14 @@ ERROR = b"error"
 _MARKED = f'"{MARK}"'.encode()
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
 _MATTERS = re.compile(rb'"usage"|"error"|"finish_reason"\s*:\s*"[^"]|"index"\s*:\s*[1-9]')
+
+
+class GivenAnswer(NamedTuple):
+    """A whole answer: the ``elements`` that it adds to the array, with commas between, and its ``usage`` object."""
+
+    id: str
+    elements: bytes
+    usage: object = None
 
 
 class Segment(bytes):

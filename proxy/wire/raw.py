@@ -58,6 +58,10 @@ def split_array(raw: Raw | memoryview) -> Sequence[Raw] | None:
             return None
 
 
+def is_object(body: bytes) -> bool:
+    return body.lstrip()[:1] == b"{"
+
+
 def elements_of(run: Raw) -> Sequence[Raw]:
     """The elements of some JSON with commas between."""
     return split_array(b"[" + run + b"]") or ()

@@ -17,13 +17,13 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.answers import GivenAnswer, response_in
 from proxy.wire.chat import MARK, SEALED, marker_within, reply_of, with_lines
 from proxy.wire.codec import (
     ERROR,
     ClientRequest,
     Codec,
     Compacted,
+    GivenAnswer,
     NamingRun,
     Segment,
     first_object,
@@ -33,7 +33,17 @@ from proxy.wire.codec import (
     objects_in,
     run_as_json,
 )
-from proxy.wire.raw import Raw, ServerSentEvent, elements_of, read_value, split_array, split_object, write_value
+from proxy.wire.raw import (
+    Decoder,
+    Raw,
+    ServerSentEvent,
+    elements_of,
+    is_object,
+    read_value,
+    split_array,
+    split_object,
+    write_value,
+)
 from proxy.wire.rounds import in_items
 
 SEALED_CHARS = 5.0
@@ -64,6 +74,7 @@ NAMELESS = "reasoning"
 _PART_TYPES = {"input_text": "text", "output_text": "text"}
 _ENDS = {"max_output_tokens": "length"}
 _LAST = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
+_GIVEN = frozenset({"response.completed", "response.incomplete"})
 _LAST_TYPE = re.compile(rb'"type"\s*:\s*"(?:error|response\.(?:completed|incomplete|failed))"')
 _WALL = re.compile(rb'"compaction')
 
@@ -129,7 +140,12 @@ class ResponsesCodec(Codec):
         return message_of("user", said) if said[:1] == b'"' else super().added(fields)
 
     def answer(self, body: bytes) -> GivenAnswer | None:
-        return response_in(body)
+        whole: Mapping[str, Raw] = split_object(body) if is_object(body) else _whole_in(body)
+        identity = read_value(whole.get("id", b"null"))
+        if not isinstance(identity, str) or read_value(whole.get("status", b"null")) not in ("completed", "incomplete"):
+            return None
+        output = split_array(whole.get("output", b"[]")) or _items_done(body)
+        return GivenAnswer(id=identity, elements=b",".join(output), usage=read_value(whole.get("usage", b"null")))
 
     def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
         items = [(_read(raw), raw) for raw in elements_of(elements)]
@@ -503,6 +519,29 @@ def _added(kind: str, event: Mapping[str, Any]) -> dict[str, Any]:
     if kind in ("response.reasoning_summary_text.delta", "response.reasoning_text.delta"):
         return {"reasoning_content": delta}
     return {}
+
+
+def begun_as(body: bytes) -> str | None:
+    first = None if is_object(body) else next(iter(Decoder().feed(body[: body.find(b"\n\n") + 2])), None)
+    event = read_value(first.data) if first is not None else None
+    response = event.get("response") if isinstance(event, dict) else None
+    name = response.get("id") if isinstance(response, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _whole_in(stream: bytes) -> Mapping[str, Raw]:
+    start = stream.rfind(b"\ndata:", 0, stream.rfind(b'"response"') + 1)
+    events = Decoder().feed(stream[start + 1 :] + b"\n\n") if start >= 0 else []
+    last = split_object(events[0].data) if events and events[0].data[:1] == b"{" else {}
+    is_kept = read_value(last.get("type", b"null")) in _GIVEN
+    return split_object(bytes(last.get("response", b"{}"))) if is_kept else {}
+
+
+def _items_done(stream: bytes) -> list[Raw]:
+    if is_object(stream):
+        return []
+    events = (event for event in Decoder().feed(stream) if event.name == b"response.output_item.done")
+    return [item for event in events if (item := split_object(event.data).get("item")) is not None]
 
 
 RESPONSES = ResponsesCodec()

@@ -13,7 +13,7 @@ from proxy.simulator import Dialect, Rejected, SimulatorSettings, run_simulator
 from proxy.simulator.checks import check_chat
 from proxy.simulator.dialects import SimulatedChat
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, Sender
+from proxy.simulator.model import Model, Noted, Sender
 from proxy.simulator.responses import SimulatedResponses
 
 
@@ -286,7 +286,7 @@ MODELS = [
 def test_no_request_makes_the_simulator_fall_over(messages, more):
     body = json.dumps({"model": "sim", "messages": messages, "input": messages, "max_tokens": 9, **more}).encode()
     for model, surface in MODELS:
-        delivery, _ = model.exchange(surface, body, sender=Sender(), header=None)
+        delivery = model.exchange(surface, body, sender=Sender(), header=None, noted=Noted())
         assert delivery.status in {200, 400, 404}
 
 
