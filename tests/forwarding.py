@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from policies import Effect, Failed, Reply, Summary
@@ -25,7 +26,6 @@ from proxy.runtime import Runtime
 from proxy.simulator import SimulatorSettings, messages_rules, responses_rules
 from proxy.simulator.checks import check_chat
 from proxy.simulator.summaries import summarize
-from proxy.simulator.window import Rejected
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
@@ -125,11 +125,7 @@ def problems(body: Body, path: str, *, open_server: bool = False) -> list[str]:
     if path == RESPONSES:
         return [found.message for found in responses_rules.violations(body, open_server=open_server)]
     if path == CHAT:
-        try:
-            check_chat(body, STRICT)
-        except Rejected as refused:
-            return [refused.problem.message]
-        return []
+        return [found.message for found in islice(check_chat(body, STRICT), 1)]
     return [found.message for found in messages_rules.violations(body)]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.simulator.checks import check_chat
+from proxy.simulator.checks import check_chat, refuse_first
 from proxy.simulator.delivery import SimulatedCall, compact
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, Surface
 from proxy.simulator.window import Dialect, PromptPart, Request, tool_pieces
@@ -88,7 +88,7 @@ class SimulatedChat(Surface):
     prefix = "chatcmpl-"
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
-        check_chat(request, self.settings)
+        refuse_first(check_chat(request, self.settings))
         return AdmittedRequest(request=request, sender=sender)
 
     def pieces(self, request: Request) -> list[PromptPart]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.checks import check_shapes, reject
+from proxy.simulator.checks import misshapen, refuse_first, reject
 from proxy.simulator.delivery import compact
 from proxy.simulator.memory import Sealer, ServerMemory, ServerThread, TenantMemory, owner
 from proxy.simulator.messages_rules import REQUEST, THINKING, Block, blocks_of, coded, form, sequence, sides
@@ -59,10 +59,7 @@ class SimulatedMessages(Surface):
 
     def _judge(self, request: Request, *, counting: bool = False) -> None:
         settings = self.settings
-        if settings.strict:
-            for problem in form(request, counting=counting):
-                raise Rejected(problem)
-        check_shapes(request, REQUEST)
+        refuse_first(form(request, counting=counting) if settings.strict else misshapen(request, REQUEST))
         for name in ("model", "messages") if counting else ("model", "max_tokens", "messages"):
             if not request.get(name):
                 raise reject(f"{name}: Field required")
@@ -76,8 +73,7 @@ class SimulatedMessages(Surface):
         if not self.settings.strict:
             return AdmittedRequest(request=request, sender=sender, place={"n": self._serial})
         whole = self._continued(request, self.memory.of(sender.credential))
-        for problem in sequence(whole, whole["messages"]):
-            raise Rejected(problem)
+        refuse_first(sequence(whole, whole["messages"]))
         messages, dropped, place = self._verified(whole, sender)
         edited, notes = self._edited({**whole, "messages": messages})
         if BINDING in sender.beta:

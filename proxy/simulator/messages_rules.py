@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.simulator.checks import Keys, check_shapes, keys_of, reject
-from proxy.simulator.window import Problem, Rejected, Request
+from proxy.simulator.checks import Keys, keys_of, misshapen, refuse
+from proxy.simulator.window import Problem, Request
 
 Block = Mapping[str, Any]
 
@@ -106,15 +106,9 @@ def thinks(body: Request) -> str | None:
     return None if kind == "disabled" else kind
 
 
-def refuse(text: str) -> Problem:
-    return reject(text).problem
-
-
 def form(body: Request, *, counting: bool = False) -> Iterator[Problem]:
-    try:
-        check_shapes(body, REQUEST)
-    except Rejected as rejected:
-        yield rejected.problem
+    if wrong := next(misshapen(body, REQUEST), None):
+        yield wrong
         return
     yield from _keys(body, KEYS["count" if counting else "request"], "")
     if not body.get("messages"):

@@ -7,14 +7,12 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.checks import TABLES, check_shapes, missing, reject
+from proxy.simulator.checks import TABLES, missing, refuse_first, reject
 from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact
 from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory, owner
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
 from proxy.simulator.responses_rules import (
     CALLS,
-    ITEM,
-    REQUEST,
     Item,
     apart,
     form,
@@ -24,6 +22,7 @@ from proxy.simulator.responses_rules import (
     kind_of,
     not_found,
     sequence,
+    shapes,
     tool_names,
 )
 from proxy.simulator.summaries import summarize, text_of
@@ -100,8 +99,7 @@ class SimulatedResponses(Surface):
         given = [self._known(item, kept, sender) for item in items_of(request)]
         history = (*(before or ()), *given)
         if self.settings.strict:
-            for problem in (*sequence(history, known=before is not None), *apart(history, kept.reasons)):
-                raise Rejected(problem)
+            refuse_first((*sequence(history, known=before is not None), *apart(history, kept.reasons)))
         compacts = bool(history) and kind_of(history[-1]) == "compaction_trigger"
         shown, notes = self._bound(request, history[:-1] if compacts else history)
         model = request.get("model") or self.settings.models[0]
@@ -121,16 +119,12 @@ class SimulatedResponses(Surface):
 
     def _judge(self, request: Request) -> None:
         settings = self.settings
-        if settings.strict:
-            for problem in form(request, open_server=self.is_open):
-                raise Rejected(problem)
-        check_shapes(request, REQUEST)
+        refuse_first(form(request, open_server=self.is_open) if settings.strict else shapes(request))
         for at, item in enumerate(items_of(request)):
-            check_shapes(item, ITEM, f"input[{at}].")
             if kind_of(item) == "message" and not isinstance(item.get("role"), str):
-                raise missing(f"input[{at}].role")
+                raise Rejected(missing(f"input[{at}].role"))
         if not request.get("model") and not request.get("prompt"):
-            raise missing("model")
+            raise Rejected(missing("model"))
         asked = asked_tokens(request)
         if settings.max_output is not None and asked is not None and asked > settings.max_output:
             text = f"max_output_tokens is too large: {asked}. This model supports at most {settings.max_output} output"

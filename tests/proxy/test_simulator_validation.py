@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.simulator import Dialect, Rejected, SimulatorSettings, run_simulator
-from proxy.simulator.checks import check_chat
+from proxy.simulator.checks import check_chat, refuse_first
 from proxy.simulator.dialects import SimulatedChat
 from proxy.simulator.messages import SimulatedMessages
 from proxy.simulator.model import Model, Noted, Sender
@@ -171,7 +171,7 @@ ILLEGAL: dict[str, tuple[list[Any], str, str | None]] = {
 
 def refusal(messages: Any, options: SimulatorSettings | None = None, **more: Any) -> Rejected | None:
     try:
-        check_chat({"model": "sim", "messages": messages, **more}, options or SimulatorSettings())
+        refuse_first(check_chat({"model": "sim", "messages": messages, **more}, options or SimulatorSettings()))
     except Rejected as rejected:
         return rejected
     return None
