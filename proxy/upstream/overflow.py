@@ -349,7 +349,7 @@ def _overflow(report: ErrorReport, said: str | None) -> Verdict:
     return replace(verdict, kind=_kind(verdict, report.texts))
 
 
-def _kind(verdict: Verdict, texts: tuple[str, ...]) -> Kind:
+def _kind(verdict: Verdict, texts: Sequence[str]) -> Kind:
     if verdict.input_limit or verdict.limit is None:
         would = any("max_tokens would exceed" in text or "max_tokens exceeds the context" in text for text in texts)
         return Kind.COMPLETION if would else Kind.CONTEXT

@@ -8,7 +8,6 @@ seconds on 3,000 characters). They expect text from ``plain``.
 import html
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -395,25 +394,10 @@ _STATUS_KEYS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReport:
-    texts: tuple[str, ...] = ()
-    codes: frozenset[str] = frozenset()
-    numbers: Mapping[str, int] = field(default_factory=dict)
-    status: int | None = None
-
-
-def take_apart(value: object) -> ErrorReport:
-    found = _Gathered()
-    found.walk(value, depth=0, nested=0)
-    texts = tuple(dict.fromkeys(filter(None, (plain(text) for text in found.texts[:MAX_TEXTS]))))
-    codes = {code.strip().lower() for code in found.codes}
-    codes.update(match.group(1) for text in texts for match in CODE_IN_TEXT.finditer(text))
-    return ErrorReport(texts, frozenset(codes), found.numbers, found.status)
-
-
 @dataclass(slots=True)
-class _Gathered:
+class ErrorReport:
+    """An error body taken apart: normalised messages, lower-case codes, numbers by field, a status if one is in it."""
+
     texts: list[str] = field(default_factory=list)
     codes: set[str] = field(default_factory=set)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -449,6 +433,16 @@ class _Gathered:
             self.status = int(digits) if re.fullmatch(r"[45]\d\d", digits) else None
         if number is not None:
             self.numbers[key] = number
+
+
+def take_apart(value: object) -> ErrorReport:
+    """The messages, codes and numeric fields of an error body, whatever its envelope."""
+    found = ErrorReport()
+    found.walk(value, depth=0, nested=0)
+    found.texts = list(dict.fromkeys(filter(None, map(plain, found.texts[:MAX_TEXTS]))))
+    found.codes = {code.strip().lower() for code in found.codes}
+    found.codes.update(match.group(1) for text in found.texts for match in CODE_IN_TEXT.finditer(text))
+    return found
 
 
 _SUM = re.compile(rf"({N}) ?\+ ?({N}) ?>=? ?({N})")
