@@ -24,7 +24,7 @@ from proxy.exchange.run import ExchangeHandler
 from proxy.planning.values import Plan
 from proxy.runtime import Runtime
 from proxy.simulator import SimulatorSettings, messages_rules, responses_rules
-from proxy.simulator.checks import check_chat
+from proxy.simulator.chat import check_chat
 from proxy.simulator.summaries import summarize
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer

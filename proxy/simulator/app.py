@@ -30,12 +30,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from proxy.simulator.chat import SimulatedChat
 from proxy.simulator.delivery import FAULT_HEADER, deliver
-from proxy.simulator.dialects import SimulatedChat
+from proxy.simulator.memory import stored_routes
 from proxy.simulator.messages import SimulatedMessages
 from proxy.simulator.model import Model, Noted, SimulatorSettings, Surface, sender_of
 from proxy.simulator.responses import SimulatedCompaction, SimulatedResponses
-from proxy.simulator.stored import stored_routes
 from proxy.simulator.window import Count, Dialect, Request, missing_problem, problem_body
 
 OWN_ROUTES = "/sim/"
@@ -277,7 +277,7 @@ def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
         if settings.dialect is Dialect.OPENAI:
             compacting = _Answering(simulator, SimulatedCompaction(responses))
             routes.append(Route("/v1/responses/compact", compacting, methods=["POST"]))
-        routes += stored_routes(responses)
+        routes += stored_routes(responses.memory, settings.dialect)
     if settings.dialect is not Dialect.OPENAI:
         add("messages", SimulatedMessages(settings, counter), "count_tokens")
     return routes

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.checks import TABLES, missing, refuse_first, reject
+from proxy.simulator.checks import TABLES, above_cap, missing, refuse_first, reject
 from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact
 from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory, owner
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
@@ -127,8 +127,7 @@ class SimulatedResponses(Surface):
             raise Rejected(missing("model"))
         asked = asked_tokens(request)
         if settings.max_output is not None and asked is not None and asked > settings.max_output:
-            text = f"max_output_tokens is too large: {asked}. This model supports at most {settings.max_output} output"
-            raise reject(f"{text} tokens, whereas you provided {asked}.", "max_output_tokens", "invalid_value")
+            raise Rejected(above_cap("max_output_tokens", asked, settings.max_output, "output"))
 
     def _before(self, request: Request, kept: TenantMemory) -> Sequence[Item] | None:
         chain, conversation = request.get("previous_response_id"), request.get("conversation")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.simulator import Dialect, Rejected, SimulatorSettings, run_simulator
-from proxy.simulator.checks import check_chat, refuse_first
-from proxy.simulator.dialects import SimulatedChat
+from proxy.simulator.chat import SimulatedChat, check_chat
+from proxy.simulator.checks import refuse_first
 from proxy.simulator.messages import SimulatedMessages
 from proxy.simulator.model import Model, Noted, Sender
 from proxy.simulator.responses import SimulatedResponses
