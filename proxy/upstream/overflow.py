@@ -1,11 +1,10 @@
 """Tells from an upstream's error, or from its answer, whether the prompt did not fit the window.
 
-The order is: codes and statuses of rate limits, explicit wordings, output caps, sizes in bytes and the like, and
-only then sentences in which something is over what is called a context. The numbers are read by their role in
-the sentence. Wordings of the providers are in ``overflow_rules``.
+The order is: codes and statuses of rate limits, explicit wordings (``overflow_rules``), output caps, sizes in bytes,
+and only then sentences in which something is over what is called a context.
 
-OpenAI's finish reason ``length`` says two things: the model wrote as much as it was asked for, which is the client's
-own wish and only reported, or the window left it less; then the reserve was too small and the answer is not whole.
+The finish reason ``length`` says two things: the model wrote as much as it was asked for, the client's own wish, or the
+window left it less; then the reserve was too small and the answer is not whole.
 """
 
 import re

@@ -1,12 +1,9 @@
-"""Upstreams: a request is sent to where it was decided to go, with whose credential, by OpenAI's protocol or litellm.
+"""Sends a request to where it was decided to go, with whose credential, by OpenAI's protocol or litellm.
 
-litellm takes seconds and some 165 MB to import. It is imported only here, when a configuration names an upstream
-without OpenAI's protocol, at the start and not on the first request. It translates, and does nothing else that it
-could: it fetches no table from the network, reads no ``.env``, calls nobody back, logs nothing, repeats and redirects
-nothing, and takes no credential from the environment on a caller's behalf.
-
-A client's body never reaches litellm as its own arguments: ``api_base``, ``fallbacks``, ``mock_response`` and the
-like are refused, else a client could have the operator's key sent elsewhere (CVE-2024-6587).
+litellm takes seconds and 165 MB to import: that is done at the start, and only where an upstream needs it. It
+translates and does nothing else that it could: no network for a table, no ``.env``, no callbacks, no log, no
+repetition, no redirect, no credential from the environment on a caller's behalf. A client's body never becomes its
+arguments: by ``api_base`` or ``fallbacks`` a client could have the operator's key sent elsewhere (CVE-2024-6587).
 """
 
 import asyncio

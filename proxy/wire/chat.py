@@ -1,17 +1,12 @@
-"""A chat message as it is read: what planning has to know of it, what it says, its digest, its markers.
-
-A message is known by its digest, so that only messages never seen before are parsed, canonicalised and counted.
+"""A chat message as it is read: what planning has to know of it, its digest, its cache markers.
 
 Anthropic's ``cache_control`` and OpenAI's ``prompt_cache_breakpoint`` stand on parts of a message's content. Anthropic
-takes at most four in a request, and one that lives an hour never behind one that lives five minutes (its page on
-prompt caching). What Weir does with them:
+takes four in a request at most, and none that lives an hour behind one that lives five minutes (its page on prompt
+caching). So there are never more than the client sent, unless the policy asks for one:
 
-* a message that stays keeps its bytes, and one whose content is replaced keeps its last marker on the replacement;
-* a marker on a message that a summary stands for goes to the summary, if the order of lifetimes allows it there;
-* with a message that is dropped without a summary, or a tool definition that is left out, its marker goes too: the
-  block before it is the client's, and what the client sent is not changed for it.
-
-So a request never has more markers than its client sent, unless the policy asks for one behind tools and system prompt.
+* content that is replaced keeps its last marker;
+* the marker of a message that a summary stands for goes to the summary, if the order of lifetimes allows it there;
+* with what is dropped without a summary its marker goes too.
 """
 
 import contextlib

@@ -1,12 +1,9 @@
-"""Tokens: text by tiktoken's exact count, media by formula, framing by constants.
+"""Tokens: text by tiktoken's exact count, media by formula, framing by constants. Never raises, needs no network.
 
-Counting needs no network, runs off the event loop, and never raises. A vocabulary is looked for in the user's own cache
-directory, under the name that tiktoken gives it there (the SHA-1 of the file's address), and then among the compressed
-ones that ship with Weir. Without one, characters are counted. Long text is cut into pieces: tiktoken gives up on about
-a million blanks, and no other request should wait for somebody's megabyte.
-
-Framing is what OpenAI's cookbook measured for its models; other servers' templates differ by a token or two
-a message, and calibration learns that. Base64 is never counted as text.
+A vocabulary is looked for in the user's cache directory, under the name that tiktoken gives it there (the SHA-1 of the
+file's address), then among those that ship with Weir; without one characters are counted. Long text is counted in
+pieces off the event loop: tiktoken gives up on about a million blanks. Framing is what OpenAI's cookbook measured;
+calibration learns where a template differs. Base64 is never counted as text.
 """
 
 import asyncio
