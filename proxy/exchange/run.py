@@ -481,7 +481,7 @@ class ExchangeHandler:
         if usage is None or usage.prompt is None or progress.request is None or progress.request.asked is None:
             return
         accepted, asked = progress.status is not None and progress.status < 400, progress.request.asked
-        if progress.attempts is not None and was_truncated(progress.plan, asked, prompt=usage.prompt):
+        if progress.attempts is not None and was_truncated(self.runtime, progress.plan, asked, prompt=usage.prompt):
             progress.attempts.overflows += 1
         learn_from_answer(self.runtime, progress.plan, asked, prompt=usage.prompt, accepted=accepted)
 

@@ -152,5 +152,11 @@ async def test_a_provider_that_drops_the_beginning_without_a_word_teaches_its_wi
     before = [int(each.headers["x-weir-tokens"].partition("=")[2].partition(";")[0].lstrip("~")) for each in answers]
     assert before == sorted(before)
     assert before[-1] > 7 * before[1]
-    assert [n for n, each in enumerate(answers) if each.headers["x-weir-actions"] == "none"] == [0, 1, 2, 3]
+    assert [n for n, each in enumerate(answers) if each.headers["x-weir-actions"] == "none"] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # twice the same usage tells
     assert re.search(r"^weir_overflows_total\S* 1(\.0)?$", metrics, re.MULTILINE)
