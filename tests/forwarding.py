@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from policies import Effect, Failed, Reply, Summary
@@ -22,14 +23,16 @@ from proxy.errors import ContextLengthExceeded
 from proxy.exchange.run import ExchangeHandler
 from proxy.planning.values import Plan
 from proxy.runtime import Runtime
-from proxy.simulator import messages_rules, responses_rules
+from proxy.simulator import SimulatorSettings, messages_rules, responses_rules
+from proxy.simulator.chat import check_chat
 from proxy.simulator.summaries import summarize
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
 TOKENIZER = Tokenizer()
 Body = Mapping[str, Any]
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+STRICT = SimulatorSettings()
 
 
 @asynccontextmanager
@@ -121,6 +124,8 @@ def problems(body: Body, path: str, *, open_server: bool = False) -> list[str]:
     """What the simulator's rules find wrong with a request."""
     if path == RESPONSES:
         return [found.message for found in responses_rules.violations(body, open_server=open_server)]
+    if path == CHAT:
+        return [found.message for found in islice(check_chat(body, STRICT), 1)]
     return [found.message for found in messages_rules.violations(body)]
 
 

@@ -1,4 +1,4 @@
-"""Random conversations that a strict provider takes, as the arrays of both endpoints, request by request.
+"""Random conversations that a strict provider takes, as the arrays of each endpoint, request by request.
 
 An array grows by events; after each that ends on the client's side there is a request. What is random is seeded.
 """
@@ -18,7 +18,7 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAoAAAAHgCAYAAAA10dzk"
 
 @dataclass
 class Writer:
-    """What both endpoints' writers have: a seed, numbers for ids, texts."""
+    """What the writers of all endpoints have: a seed, numbers for ids, texts."""
 
     rng: random.Random
     number: int = 0
@@ -381,6 +381,72 @@ class MessagesWriter(Writer):
         self.array.append({"role": "assistant", "content": [self.block(), use]})
         back = {"type": "web_search_tool_result", "tool_use_id": name, "content": found}
         self.array.append({"role": "assistant", "content": [back, self.block()]})
+        self.user()
+
+
+def chat(seed: int, *, events: int = 14, fields: Item | None = None) -> Iterator[bytes]:
+    """The requests of one conversation on ``/v1/chat/completions``."""
+    writer = ChatWriter(random.Random(seed))
+    body = {"model": "gpt-4o", "tools": writer.tools(), "max_tokens": 256, **(fields or {})}
+    if writer.chance(0.7):
+        writer.array.append({"role": writer.rng.choice(("system", "developer")), "content": writer.text()})
+    writer.user()
+    yield encoded(body, "messages", writer.array)
+    for _ in range(events):
+        writer.rng.choice(writer.events)()
+        yield encoded(body, "messages", writer.array)
+
+
+@dataclass
+class ChatWriter(Writer):
+    """Writes messages of chat completions."""
+
+    def tools(self) -> list[Item]:
+        shape = {"type": "object", "properties": {"q": {"type": "string"}}}
+        plain = [{"type": "function", "function": {"name": n, "parameters": shape}} for n in ("read", "run")]
+        return [*plain, {"type": "custom", "custom": {"name": "patch"}}]
+
+    @property
+    def events(self) -> list[Callable[[], None]]:
+        return [*[self.step] * 9, *[self.talk] * 3, self.user, self.notice, self.pictured]
+
+    def content(self) -> Any:
+        return self.text() if self.chance(0.7) else [{"type": "text", "text": self.text()} for _ in range(2)]
+
+    def user(self) -> None:
+        self.array.append({"role": "user", "content": self.content()})
+
+    def notice(self) -> None:
+        self.array.append({"role": "system", "content": self.text()})
+        self.user()
+
+    def pictured(self) -> None:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+        self.array.append({"role": "user", "content": [{"type": "text", "text": self.text()}, image]})
+
+    def call(self) -> Item:
+        if self.chance(0.2):
+            return {"id": self.name("call"), "type": "custom", "custom": {"name": "patch", "input": self.text()}}
+        arguments = json.dumps({"q": self.text()})
+        return {"id": self.name("call"), "type": "function", "function": {"name": "read", "arguments": arguments}}
+
+    def step(self) -> None:
+        calls = [self.call() for _ in range(self.rng.choice((1, 1, 1, 2, 3)))]
+        said: Item = {"role": "assistant", "content": self.text() if self.chance(0.4) else None, "tool_calls": calls}
+        if self.chance(0.3):
+            said["reasoning_content"] = self.text()
+        results = [
+            {"role": "tool", "tool_call_id": each["id"], "content": "" if self.chance(0.1) else self.content()}
+            for each in calls
+        ]
+        self.rng.shuffle(results)
+        self.array += [said, *results]
+
+    def talk(self) -> None:
+        said: Item = {"role": "assistant", "content": self.content()}
+        if self.chance(0.2):
+            said = {"role": "assistant", "content": None, "refusal": self.text()}
+        self.array.append(said)
         self.user()
 
 

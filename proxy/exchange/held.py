@@ -19,10 +19,10 @@ from proxy.planning.values import Plan, PlanRequest
 from proxy.runtime import Runtime
 from proxy.store.answers import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
-from proxy.wire.answers import begun_as
 from proxy.wire.codec import NOTHING, ClientRequest, Segments, opening_of, with_history, without_marks
 from proxy.wire.compaction import OWN
 from proxy.wire.raw import Raw
+from proxy.wire.responses import begun_as
 
 log = logging.getLogger("weir.settlement")
 

@@ -39,7 +39,7 @@ from proxy.exchange.progress import ExchangeProgress, evicted_count
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import listened
 from proxy.exchange.request import COMPACT_PATH, Request, opened_for, request_for, settings_for
-from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
+from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error, was_truncated
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Rounds, follow_whole
@@ -480,8 +480,10 @@ class ExchangeHandler:
         usage = rounds[0] if rounds else progress.seen.usage
         if usage is None or usage.prompt is None or progress.request is None or progress.request.asked is None:
             return
-        accepted = progress.status is not None and progress.status < 400
-        learn_from_answer(self.runtime, progress.plan, progress.request.asked, prompt=usage.prompt, accepted=accepted)
+        accepted, asked = progress.status is not None and progress.status < 400, progress.request.asked
+        if progress.attempts is not None and was_truncated(self.runtime, progress.plan, asked, prompt=usage.prompt):
+            progress.attempts.overflows += 1
+        learn_from_answer(self.runtime, progress.plan, asked, prompt=usage.prompt, accepted=accepted)
 
     def _explain(self, error: Exception) -> ProxyError:
         """What a client is told whose stream broke off."""

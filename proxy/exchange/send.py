@@ -35,10 +35,13 @@ from proxy.upstream.overflow import (
     is_cut_short,
     plausible_limit,
 )
+from proxy.wire.client import may_be_truncated
 from proxy.wire.codec import ClientRequest, with_fields
 
 MIN_OUTPUT = 16
 CLAMP_MARGIN = 8
+TRUNCATED = 0.1
+"""Share of an estimate that no answered prompt has reached, for the usage to be that of a truncated one."""
 BETA = b"anthropic-beta"
 DROPPED = frozenset({b"accept-encoding"})
 DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
@@ -290,12 +293,26 @@ def learn_from_answer(runtime: Runtime, plan: Plan, asked: PlanRequest, *, promp
     """Learn from what the upstream says that the forwarded request took: ``prompt`` tokens."""
     if plan.limits is None:
         return
+    if accepted and was_truncated(runtime, plan, asked, prompt=prompt):
+        runtime.windows.refused(plan.limits.scope, plan.limits.budget.estimate(plan.sent))
+        return
     if accepted:
         runtime.windows.passed(plan.limits.scope, prompt)
     _calibrate(runtime, plan, prompt)
     if plan.has_media and plan.body is asked.request.body:
         beyond = prompt - plan.limits.budget.estimate(plan.sent)
         runtime.planner.transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
+
+
+def was_truncated(runtime: Runtime, plan: Plan, asked: PlanRequest, *, prompt: int) -> bool:
+    """Whether the provider has dropped the beginning of a request that lets it, and answered the rest: ``prompt``.
+
+    Such a request is longer than any that was answered, and its usage is not: a window ends there.
+    """
+    if plan.limits is None or plan.has_media or plan.sampled or not may_be_truncated(asked.request.fields):
+        return False
+    largest, budget = runtime.windows.largest(plan.limits.scope), plan.limits.budget
+    return budget.reported and prompt <= largest < (1.0 - TRUNCATED) * budget.estimate(plan.sent)
 
 
 def _calibrate(runtime: Runtime, plan: Plan, reported: int) -> None:

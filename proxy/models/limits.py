@@ -86,6 +86,9 @@ class LearnedLimits:
         self._put(row, now)
         return row
 
+    def largest(self, scope: str) -> int:
+        return self._passed.get(scope, 0)
+
     def passed(self, scope: str, tokens: int) -> None:
         if tokens <= self._passed.get(scope, 0):
             return
@@ -318,6 +321,10 @@ class ModelLimitsResolver:
 
     def passed(self, scope: str, tokens: int) -> None:
         self._limits.passed(scope, tokens)
+
+    def largest(self, scope: str) -> int:
+        """Tokens of the largest prompt that was answered, 0 for none."""
+        return self._limits.largest(scope)
 
     def _keep(self, row: LimitRow | None) -> None:
         if row is not None:

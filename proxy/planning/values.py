@@ -22,9 +22,8 @@ from proxy.models.limits import ModelLimits
 from proxy.store.records import Branch, EvictionRow
 from proxy.telemetry import NULL_SPAN, AnySpan, Trace
 from proxy.wire.codec import ClientRequest
-from proxy.wire.counting import TextCounter
+from proxy.wire.counting import MAX_ERROR, TextCounter
 from proxy.wire.raw import Raw
-from proxy.wire.sampling import MAX_ERROR
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 

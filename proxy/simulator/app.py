@@ -30,12 +30,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from proxy.simulator.chat import SimulatedChat
 from proxy.simulator.delivery import FAULT_HEADER, deliver
-from proxy.simulator.dialects import SimulatedChat
+from proxy.simulator.memory import stored_routes
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, SimulatorSettings, Surface, sender_of
+from proxy.simulator.model import Model, Noted, SimulatorSettings, Surface, sender_of
 from proxy.simulator.responses import SimulatedCompaction, SimulatedResponses
-from proxy.simulator.stored import stored_routes
 from proxy.simulator.window import Count, Dialect, Request, missing_problem, problem_body
 
 OWN_ROUTES = "/sim/"
@@ -43,7 +43,7 @@ VISIT = "simulator.visit"
 
 
 @dataclass(slots=True, kw_only=True)
-class RecordedRequest:
+class RecordedRequest(Noted):
     """One request as it arrived, and what became of it so far.
 
     Attributes:
@@ -62,37 +62,27 @@ class RecordedRequest:
     body: bytes
     at: float
     status: int = 0
-    model: str = ""
-    fault: str = ""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
     client_gone: bool = False
     gone_at: float | None = None
     sent: int = 0
     finished: bool = False
 
     def header(self, name: str) -> str | None:
-        """The first header of that name, or None."""
         return next((value for key, value in self.headers if key == name.lower()), None)
 
     def json(self) -> Any:
-        """The body as JSON; raises ValueError where it is none."""
         return json.loads(self.body)
 
     def report(self) -> dict[str, Any]:
-        """The entry for ``GET /sim/requests``: ``body`` as JSON where it is JSON, else as text."""
         try:
             body = self.json()
         except ValueError:
             body = self.body.decode("utf-8", "replace")
-        values = {name: getattr(self, name) for name in self.__slots__ if name != "body"}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "body"}
         return {**values, "body": body, "body_bytes": len(self.body), "sha256": hashlib.sha256(self.body).hexdigest()}
 
 
 class Ledger:
-    """The requests in order of arrival."""
-
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -104,11 +94,9 @@ class Ledger:
         return iter(tuple(self._entries))
 
     def now(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def arrive(self, scope: Scope, body: bytes, send: Send) -> "Visit":
-        """Record a request that has arrived in full."""
         headers = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"])
         seen = RecordedRequest(method=scope["method"], path=scope["path"], headers=headers, body=body, at=self.now())
         self._entries.append(seen)
@@ -120,24 +108,19 @@ class Ledger:
         return visit
 
     def depart(self, visit: "Visit") -> None:
-        """The request is over."""
         self._visits.discard(visit)
 
     def release(self) -> None:
-        """End everything that stalls, so that the server can stop."""
         for visit in tuple(self._visits):
             visit.done = True
             visit.over.set()
 
     def clear(self) -> None:
-        """Forget every entry."""
         self._entries.clear()
         self._bytes = 0
 
 
 class Visit:
-    """One request while it is being answered: its entry, and whether the client is still there."""
-
     def __init__(self, ledger: Ledger, seen: RecordedRequest, send: Send) -> None:
         self.seen = seen
         self.over = asyncio.Event()
@@ -146,7 +129,6 @@ class Visit:
         self._send = send
 
     async def wait(self, seconds: float | None) -> bool:
-        """Sleep (None: for ever); True as soon as the client left or the simulator stops."""
         if seconds == 0:
             await asyncio.sleep(0)
             return self.over.is_set()
@@ -157,7 +139,6 @@ class Visit:
         return True
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Hand an ASGI message to the server, noting status, size and end."""
         if message["type"] == "http.response.start":
             self.seen.status = message["status"]
         else:
@@ -167,21 +148,17 @@ class Visit:
         await self._send(message)
 
     def leave(self) -> None:
-        """The client is gone; an answer that was complete by then does not count as broken off."""
         if not self.done:
             self.seen.client_gone, self.seen.gone_at = True, self._ledger.now()
         self.over.set()
 
 
 class Recorder:
-    """ASGI middleware: reads the whole body, records it, and watches the client while the answer is made."""
-
     def __init__(self, app: ASGIApp, *, ledger: Ledger) -> None:
         self._app = app
         self._ledger = ledger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request under observation; the simulator's own routes pass unseen."""
         if scope["type"] != "http" or scope["path"].startswith(OWN_ROUTES):
             await self._app(scope, receive, send)
             return
@@ -230,16 +207,10 @@ _WORD = re.compile(r"\w+")
 
 
 class WordCounter(Protocol):
-    """Counts the tokens of a text."""
-
-    def count(self, text: str) -> int:
-        """Tokens of ``text``."""
-        ...
+    def count(self, text: str) -> int: ...
 
 
 class Simulator:
-    """A simulated model server: what it knows, what it received, and how to make it forget."""
-
     def __init__(self, settings: SimulatorSettings, *, counter: WordCounter) -> None:
         self.settings = settings
         self.counter = counter
@@ -256,20 +227,17 @@ class _Answering:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, visit = HTTPRequest(scope, receive, send), scope[VISIT]
-        delivery, noted = self._simulator.model.exchange(
+        delivery = self._simulator.model.exchange(
             self._surface,
             await request.body(),
             sender=sender_of(request.headers),
             header=request.headers.get(FAULT_HEADER),
+            noted=visit.seen,
         )
-        for name in noted.__slots__:
-            setattr(visit.seen, name, getattr(noted, name))
         await deliver(delivery, visit)
 
 
 class _Counting(_Answering):
-    """What a request would cost, without an answer."""
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HTTPRequest(scope, receive, send)
         counted = self._simulator.model.measure(self._surface, await request.body(), sender=sender_of(request.headers))
@@ -277,7 +245,6 @@ class _Counting(_Answering):
 
 
 def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
-    """The application; its :class:`Simulator` is ``app.state.simulator``."""
     simulator = Simulator(settings, counter=counter)
 
     async def missing(request: HTTPRequest, error: Exception) -> Response:
@@ -310,7 +277,7 @@ def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
         if settings.dialect is Dialect.OPENAI:
             compacting = _Answering(simulator, SimulatedCompaction(responses))
             routes.append(Route("/v1/responses/compact", compacting, methods=["POST"]))
-        routes += stored_routes(responses)
+        routes += stored_routes(responses.memory, settings.dialect)
     if settings.dialect is not Dialect.OPENAI:
         add("messages", SimulatedMessages(settings, counter), "count_tokens")
     return routes
@@ -319,30 +286,21 @@ def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
 def _plain_routes(simulator: Simulator) -> list[BaseRoute]:
     settings, count = simulator.settings, simulator.counter.count
 
-    async def models(_: HTTPRequest) -> Response:
-        return JSONResponse(_list_models(settings))
+    def route(method: str, path: str, answer: Callable[[Request], Mapping[str, Any]]) -> Route:
+        async def endpoint(request: HTTPRequest) -> Response:
+            return JSONResponse(answer(request.path_params if method == "GET" else await request.json()))
 
-    async def model(request: HTTPRequest) -> Response:
-        return JSONResponse(_model_card(request.path_params["name"], settings))
-
-    async def props(_: HTTPRequest) -> Response:
-        return JSONResponse(_server_properties(settings))
-
-    async def tokens(request: HTTPRequest) -> Response:
-        return JSONResponse(_tokenize(await request.json(), settings, count))
-
-    async def embeddings(request: HTTPRequest) -> Response:
-        return JSONResponse(_embed(await request.json(), count))
+        return Route(path, endpoint, methods=[method])
 
     routes: list[BaseRoute] = [
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{name:path}", model, methods=["GET"]),
-        Route("/tokenize", tokens, methods=["POST"]),
+        route("GET", "/v1/models", lambda _: _list_models(settings)),
+        route("GET", "/v1/models/{name:path}", lambda named: _model_card(named["name"], settings)),
+        route("POST", "/tokenize", lambda asked: _tokenize(asked, settings, count)),
     ]
     if settings.dialect is not Dialect.ANTHROPIC:
-        routes.append(Route("/v1/embeddings", embeddings, methods=["POST"]))
+        routes.append(route("POST", "/v1/embeddings", lambda asked: _embed(asked, count)))
     if settings.dialect is Dialect.LLAMACPP:
-        routes.append(Route("/props", props, methods=["GET"]))
+        routes.append(route("GET", "/props", lambda _: _server_properties(settings)))
     return routes
 
 
@@ -383,7 +341,6 @@ def _list_models(settings: SimulatorSettings) -> Mapping[str, Any]:
 
 
 def _server_properties(settings: SimulatorSettings) -> Mapping[str, Any]:
-    """The body of llama.cpp's ``GET /props``, as far as clients read it."""
     return {
         "default_generation_settings": {"n_ctx": settings.window, "id": 0, "is_processing": False},
         "total_slots": 1,
@@ -393,14 +350,12 @@ def _server_properties(settings: SimulatorSettings) -> Mapping[str, Any]:
 
 
 def _tokenize(request: Request, settings: SimulatorSettings, count: Count) -> Mapping[str, Any]:
-    """The body of ``POST /tokenize``: vLLM's fields and llama.cpp's; the ids are running numbers."""
     text = request.get("content") or request.get("prompt") or ""
     size = count(str(text)) if text else 0
     return {"count": size, "max_model_len": settings.window, "tokens": list(range(size))}
 
 
 def _embed(request: Request, count: Count) -> Mapping[str, Any]:
-    """The body of ``POST /v1/embeddings``: words hashed into unit vectors, so that texts sharing words are near."""
     given = request.get("input")
     texts = [str(item) for item in given] if isinstance(given, list) else [str(given or "")]
     size = request.get("dimensions")
@@ -416,7 +371,6 @@ def _embed(request: Request, count: Count) -> Mapping[str, Any]:
 
 
 def _vector(text: str, size: int) -> list[float]:
-    """A unit vector of ``size`` numbers that depends on the words of ``text`` alone."""
     vector = [0.0] * size
     for word in _WORD.findall(text.lower()) or [text]:
         digest = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -435,33 +389,26 @@ BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class RunningSimulator:
-    """A simulator that accepts requests at ``base_url`` (which ends in ``/v1``)."""
-
     simulator: Simulator
     host: str
     port: int
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port."""
         return f"http://{self.host}:{self.port}"
 
     @property
     def base_url(self) -> str:
-        """What an SDK takes as its base URL."""
         return f"{self.origin}/v1"
 
     @property
     def ledger(self) -> list[RecordedRequest]:
-        """What arrived so far, in order."""
         return list(self.simulator.ledger)
 
     def forget(self) -> None:
-        """Clear the ledger."""
         self.simulator.ledger.clear()
 
     def answered(self) -> list[RecordedRequest]:
-        """The entries of requests for an answer in words."""
         return [seen for seen in self.ledger if seen.path in {"/v1/chat/completions", "/v1/responses", "/v1/messages"}]
 
 
@@ -473,7 +420,6 @@ class _QuietServer(uvicorn.Server):
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Accept nothing more and end."""
         self.should_exit = True
         self._stop.set()
 
@@ -484,7 +430,6 @@ class _QuietServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals stay where they are."""
         yield
 
 
@@ -511,7 +456,6 @@ def serve_until_stopped(
     port: int,
     ready: Callable[[RunningSimulator], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; ``ready`` is called once the port is bound."""
     listener = _listen(host, port)
     config, simulator = _configure(settings, counter, "critical")
     ready(RunningSimulator(simulator, host, listener.getsockname()[1]))
@@ -545,7 +489,6 @@ async def serve_simulator(
 def run_simulator(
     settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[RunningSimulator]:
-    """The same in a thread of its own, for callers that block."""
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(serve_simulator(settings, counter=counter, host=host, port=port)) as running,

@@ -41,44 +41,34 @@ class Transmission:
 
     @property
     def streamed(self) -> bool:
-        """Whether the body is a stream of events."""
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     @property
     def completes(self) -> bool:
-        """Whether the client gets a whole 200."""
         return self.status == 200 and self.stall_at is None and self.cut_at is None
 
 
 def as_json(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Transmission:
-    """A JSON answer with its length."""
     named = {"content-type": "application/json", **(headers or {})}
     return Transmission(status=status, headers=named, chunks=(body,), length=len(body))
 
 
 def as_stream(events: tuple[bytes, ...], *, headers: Mapping[str, str] | None = None) -> Transmission:
-    """A stream of server-sent events."""
     named = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **(headers or {})}
     return Transmission(headers=named, chunks=events)
 
 
 def compact(value: Any) -> bytes:
-    """JSON without spaces, non-ASCII as it is."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 class Connection(Protocol):
-    """The way to one client."""
+    async def wait(self, seconds: float | None) -> bool: ...
 
-    async def wait(self, seconds: float | None) -> bool:
-        """Sleep (None: for ever); True as soon as the client left or the server stops."""
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Hand an ASGI message to the server."""
+    async def send(self, message: MutableMapping[str, Any]) -> None: ...
 
 
 async def deliver(delivery: Transmission, connection: Connection) -> None:
-    """Send it, as far as it goes and the client stays."""
     if delivery.stall_at == -1:
         await connection.wait(None)
         return
@@ -112,11 +102,9 @@ class InjectedFault:
 
     @property
     def is_status(self) -> bool:
-        """Whether the server answers with an HTTP status that has nothing to do with the request."""
         return self.name.isdigit() and len(self.name) == 3
 
     def number(self, default: float) -> float:
-        """The argument as a number, ``default`` where it is none."""
         try:
             return float(self.argument)
         except ValueError:
@@ -136,7 +124,6 @@ class Scene:
     event: Callable[[bytes, int], bytes]
 
     def error_after(self, events: int) -> bytes:
-        """The overflow as an event of a stream."""
         return self.event(self.overflow, events)
 
 
@@ -145,14 +132,11 @@ Change = Callable[[Transmission, InjectedFault, Scene], Transmission]
 
 @dataclass(frozen=True, slots=True)
 class FaultRule:
-    """How a fault changes the delivery; ``wins`` where it comes before the window is looked at."""
-
     change: Change = lambda delivery, _fault, _scene: delivery
     wins: bool = False
 
 
 def parse_fault(text: str, known: Mapping[str, FaultRule]) -> InjectedFault:
-    """The fault that is written as ``text``; raises ValueError for an unknown name."""
     rest, _, times = text.removeprefix(FAULT_PREFIX).partition("@")
     name, _, argument = rest.partition(":")
     fault = InjectedFault(name, argument, int(times) if times.isdigit() else None)
@@ -162,7 +146,6 @@ def parse_fault(text: str, known: Mapping[str, FaultRule]) -> InjectedFault:
 
 
 def answer_with_status(fault: InjectedFault, scene: Scene) -> Transmission:
-    """The error with the status that the fault names; its argument are the seconds to wait."""
     status, wait = int(fault.name), fault.argument or "1"
     if status in {204, 304}:
         return Transmission(status=status)
@@ -172,7 +155,6 @@ def answer_with_status(fault: InjectedFault, scene: Scene) -> Transmission:
 
 
 def halved(delivery: Transmission) -> Transmission:
-    """A JSON body in two chunks under its full length, so that it can end in the middle."""
     if delivery.streamed or not delivery.chunks:
         return delivery
     body = delivery.chunks[0]
@@ -180,7 +162,6 @@ def halved(delivery: Transmission) -> Transmission:
 
 
 def _error_in_stream(delivery: Transmission, fault: InjectedFault, scene: Scene) -> Transmission:
-    """An error in the place of the stream, or behind as many of its events as the argument says."""
     if not delivery.streamed:
         return as_json(scene.overflow)
     said = delivery.chunks[: int(fault.number(0))]
@@ -208,8 +189,6 @@ MAX_DEPTH = 6
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCall:
-    """One tool call of an answer; ``arguments`` is JSON text, ``id`` None stands for a generated one."""
-
     name: str
     arguments: str = "{}"
     id: str | None = None
@@ -231,8 +210,6 @@ Script = Callable[[Request], SimulatedAnswer | str]
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """An answer that fits its limit: the pieces of its text as they are streamed, its calls and its cost."""
-
     pieces: tuple[str, ...]
     calls: tuple[SimulatedCall, ...]
     reasoning: str
@@ -242,12 +219,10 @@ class Spoken:
 
     @property
     def text(self) -> str:
-        """The whole text."""
         return "".join(self.pieces)
 
 
 def default_answer(request: Request, seed: int) -> SimulatedAnswer:
-    """A call of the tool that the request demands, else a sentence or JSON in the form it asks for."""
     forced = _forced_tool(request)
     if forced is not None:
         name, schema = forced
@@ -275,13 +250,11 @@ def step_answer(request: Request) -> SimulatedAnswer | None:
 
 
 def next_step(request: Request) -> int:
-    """How many steps the history has, by the newest of them."""
     found = re.findall(r'"step_(\d+)_\d"', json.dumps(request["messages"]))
     return max(map(int, found)) + 1 if found else 0
 
 
 def asked_tokens(request: Request) -> int | None:
-    """What the request asks for at most, None where it does not say."""
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = request.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -290,7 +263,6 @@ def asked_tokens(request: Request) -> int | None:
 
 
 def speak(answer: SimulatedAnswer, *, limit: int | None, count: Count) -> Spoken:
-    """The answer cut to ``limit`` tokens; a call that does not fit is not made."""
     limit = None if answer.endless else limit
     calls, finish = answer.calls, answer.finish
     spent = sum(count(call.name) + count(call.arguments) + PER_CALL for call in calls)
@@ -340,7 +312,6 @@ def _schema_of(tool: Request) -> Any:
 
 
 def _sample(schema: Any, *, seed: int = 0, depth: int = 0) -> Any:
-    """A value that satisfies a plain JSON schema: required properties, first of an enum, shortest array."""
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return "value"
     if schema.get("enum"):

@@ -13,21 +13,25 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from proxy.simulator.delivery import compact
+from proxy.simulator.model import sender_of
+from proxy.simulator.window import Dialect, Problem, problem_body
 
 MAC = 16
 ANSWERS_KEPT = 5_000
 
 
 def owner(credential: str) -> str:
-    """Whose it is, as it is sealed."""
     return hashlib.sha256(credential.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 class Sealer:
-    """Writes and reads what only the server can have written."""
-
     def __init__(self, seed: int) -> None:
         self._key = hashlib.sha256(f"simulator {seed}".encode()).digest()
 
@@ -35,12 +39,10 @@ class Sealer:
         return hmac.new(self._key, data, hashlib.sha256).digest()[:MAC]
 
     def close(self, prefix: str, value: Mapping[str, Any]) -> str:
-        """``value`` as an opaque text."""
         data = compact(value)
         return prefix + base64.urlsafe_b64encode(self._mac(data) + data).decode()
 
     def read(self, prefix: str, text: str) -> Mapping[str, Any] | None:
-        """What was sealed as ``text``; None where this server did not seal it, or not so."""
         if not text.startswith(prefix):
             return None
         try:
@@ -64,8 +66,6 @@ class StoredAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class ServerThread:
-    """A conversation that the server holds behind the id of its last answer."""
-
     messages: tuple[Mapping[str, Any], ...]
     fields: Mapping[str, Any]
     at: float = field(default_factory=time.monotonic)
@@ -83,18 +83,63 @@ class TenantMemory:
     threads: dict[str, ServerThread] = field(default_factory=dict)
 
     def store(self, name: str, answer: StoredAnswer) -> None:
-        """Keep an answer; the oldest goes first."""
         self.answers[name] = answer
         while len(self.answers) > ANSWERS_KEPT:
             self.answers.popitem(last=False)
 
 
 class ServerMemory:
-    """What is kept, by credential: what is another's is unknown."""
-
     def __init__(self) -> None:
         self._kept: dict[str, TenantMemory] = {}
 
     def of(self, credential: str) -> TenantMemory:
-        """One credential's part."""
         return self._kept.setdefault(credential, TenantMemory())
+
+
+def stored_routes(memory: ServerMemory, dialect: Dialect) -> list[BaseRoute]:
+    """What may be fetched and deleted of ``/v1/responses`` and ``/v1/conversations``."""
+
+    def tenant_of(request: HTTPRequest) -> TenantMemory:
+        return memory.of(sender_of(request.headers).credential)
+
+    def missing(what: str, name: str) -> Response:
+        problem = Problem(message=f"{what} with id '{name}' not found.", status=404)
+        return JSONResponse(problem_body(problem, dialect), 404)
+
+    async def response(request: HTTPRequest) -> Response:
+        answers, name = tenant_of(request).answers, request.path_params["name"]
+        if name not in answers:
+            return missing("Response", name)
+        if request.method == "DELETE":
+            del answers[name]
+            return JSONResponse({"id": name, "object": "response", "deleted": True})
+        if not request.url.path.endswith("/input_items"):
+            return JSONResponse(answers[name].body)
+        data = [{"type": "message", "id": f"item_{at}", **item} for at, item in enumerate(answers[name].given)]
+        return JSONResponse({"object": "list", "data": data, "has_more": False})
+
+    async def create(request: HTTPRequest) -> Response:
+        conversations = tenant_of(request).conversations
+        name = f"conv_{uuid4().hex}"
+        conversations[name] = list((await request.json()).get("items") or ()) if await request.body() else []
+        return JSONResponse(_conversation(name))
+
+    async def conversation(request: HTTPRequest) -> Response:
+        conversations, name = tenant_of(request).conversations, request.path_params["name"]
+        if name not in conversations:
+            return missing("Conversation", name)
+        if request.method == "DELETE":
+            del conversations[name]
+            return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
+        return JSONResponse(_conversation(name))
+
+    return [
+        Route("/v1/responses/{name}", response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/input_items", response, methods=["GET"]),
+        Route("/v1/conversations", create, methods=["POST"]),
+        Route("/v1/conversations/{name}", conversation, methods=["GET", "DELETE"]),
+    ]
+
+
+def _conversation(name: str) -> Mapping[str, Any]:
+    return {"id": name, "object": "conversation", "created_at": 0, "metadata": {}}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.checks import check_shapes, reject
+from proxy.simulator.checks import misshapen, refuse_first, reject
 from proxy.simulator.delivery import compact
 from proxy.simulator.memory import Sealer, ServerMemory, ServerThread, TenantMemory, owner
 from proxy.simulator.messages_rules import REQUEST, THINKING, Block, blocks_of, coded, form, sequence, sides
@@ -29,8 +29,6 @@ TRIGGER, COMPACTION_TRIGGER, KEEP = 100_000, 150_000, 3
 
 
 class SimulatedMessages(Surface):
-    """The endpoint."""
-
     prefix = "msg_"
 
     def __init__(self, settings: SimulatorSettings, counter: PromptCounter) -> None:
@@ -42,16 +40,13 @@ class SimulatedMessages(Surface):
 
     @property
     def shape(self) -> Dialect:
-        """Anthropic's, even of other servers."""
         return Dialect.ANTHROPIC
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
-        """What the model reads of it: a thread's turns before it, what is bound elsewhere and what is cleared gone."""
         self._judge(request)
         return self._read(request, sender)
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
-        """The tokens behind its edits, and before them."""
         self._judge(request, counting=True)
         edited = self._read(request, sender).request
         counts: dict[str, Any] = {"input_tokens": self._tokens(edited)}
@@ -63,12 +58,8 @@ class SimulatedMessages(Surface):
         return self.counter.measure(self.pieces(request)).total
 
     def _judge(self, request: Request, *, counting: bool = False) -> None:
-        """Raise :class:`Rejected` for the first value that is wrong."""
         settings = self.settings
-        if settings.strict:
-            for problem in form(request, counting=counting):
-                raise Rejected(problem)
-        check_shapes(request, REQUEST)
+        refuse_first(form(request, counting=counting) if settings.strict else misshapen(request, REQUEST))
         for name in ("model", "messages") if counting else ("model", "max_tokens", "messages"):
             if not request.get(name):
                 raise reject(f"{name}: Field required")
@@ -82,8 +73,7 @@ class SimulatedMessages(Surface):
         if not self.settings.strict:
             return AdmittedRequest(request=request, sender=sender, place={"n": self._serial})
         whole = self._continued(request, self.memory.of(sender.credential))
-        for problem in sequence(whole, whole["messages"]):
-            raise Rejected(problem)
+        refuse_first(sequence(whole, whole["messages"]))
         messages, dropped, place = self._verified(whole, sender)
         edited, notes = self._edited({**whole, "messages": messages})
         if BINDING in sender.beta:
@@ -98,7 +88,6 @@ class SimulatedMessages(Surface):
         )
 
     def _continued(self, request: Request, tenant: TenantMemory) -> Request:
-        """The request with the turns that the server holds of its thread; raises :class:`Rejected` without them."""
         thread = request.get("thread")
         if not thread or (self.settings.dialect is not Dialect.ANTHROPIC and not self.settings.keeps):
             return request
@@ -170,7 +159,6 @@ class SimulatedMessages(Surface):
             )
 
     def _signed(self, block: Block, path: str, sender: Sender, at: int | None) -> Mapping[str, Any] | None:
-        """What a block of thinking was signed with; ``at`` is where it stands in the newest answer."""
         value = self.sealer.read(SIGNATURE, str(block.get("signature") or block.get("data")))
         if value is None or value.get("by") != owner(sender.credential) or "chain" not in value:
             if self._trusts:
@@ -186,7 +174,6 @@ class SimulatedMessages(Surface):
         return value
 
     def _summary(self, block: Block, since: int) -> int:
-        """When a summary of the server's was made; raises :class:`Rejected` for one that it did not make so."""
         sealed = block.get("signature") or block.get("encrypted_content")
         value = self.sealer.read(SIGNATURE, str(sealed))
         if value is None and self._trusts:
@@ -200,7 +187,6 @@ class SimulatedMessages(Surface):
         return int(value["n"])
 
     def _edited(self, request: Request) -> tuple[Request, dict[str, Any]]:
-        """The request behind its own ``context_management``, and what is told of that."""
         if not request.get("context_management"):
             return request, {}
         applied = []
@@ -220,7 +206,6 @@ class SimulatedMessages(Surface):
         return request, {"context_management": {"applied_edits": applied}}
 
     def pieces(self, request: Request) -> list[PromptPart]:
-        """Tools, system prompt, messages: the order in which Anthropic's cache reads them; a summary hides the rest."""
         pieces = tool_pieces(request)
         if request.get("system"):
             pieces.append(PromptPart("system", request["system"]))
@@ -237,7 +222,6 @@ class SimulatedMessages(Surface):
         return [*pieces, *(PromptPart("message", message) for message in said)]
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
-        """The message."""
         finish, edit = outcome.spoken.finish, outcome.request.get("compact") or {}
         paused = outcome.admitted.compacts or edit.get("pause_after_compaction")
         return {
@@ -253,7 +237,6 @@ class SimulatedMessages(Surface):
         }
 
     def blocks(self, outcome: Completion) -> list[dict[str, Any]]:
-        """What was said: a summary, thinking, text, calls."""
         spoken, admitted, mark = outcome.spoken, outcome.admitted, outcome.id.removeprefix(self.prefix)
         if admitted.compacts:
             sealed = self.sealer.close(SIGNATURE, {"n": admitted.place["n"], "text": _hash(spoken.text)})
@@ -279,7 +262,6 @@ class SimulatedMessages(Surface):
         return blocks
 
     def remember(self, outcome: Completion) -> None:
-        """Hold the turns of a thread behind the id of its last answer."""
         request, admitted = outcome.request, outcome.admitted
         thread, tenant = request.get("thread"), self.memory.of(admitted.sender.credential)
         if not thread or not self.settings.keeps:
@@ -291,12 +273,9 @@ class SimulatedMessages(Surface):
         tenant.threads[outcome.id] = ServerThread(messages=(*admitted.history, said), fields=fields)
 
     def error_event(self, error: bytes, sequence: int) -> bytes:
-        """A named event: clients do not see others."""
-        del sequence
         return b"event: error\ndata: " + error + b"\n\n"
 
     def events(self, outcome: Completion) -> tuple[bytes, ...]:
-        """The answer as named events."""
         whole = self.body(outcome)
         return tuple(
             b"event: %b\ndata: %b\n\n" % (event["type"].encode(), compact(event)) for event in _events(whole, outcome)
@@ -312,7 +291,6 @@ def _digest(before: str, value: Any) -> str:
 
 
 def _bare(block: Block) -> Block:
-    """A block in the one spelling of those that mean the same."""
     if block["type"] == "text":
         return {"type": "text", "text": block["text"]}
     if block["type"] != "tool_result":
@@ -349,7 +327,6 @@ def _without_results(messages: Sequence[Request], edit: Request, tokens: int) ->
 
 
 def _replaced(messages: Sequence[Request], change: Callable[[int, int, Block], Block | None]) -> list[Request]:
-    """The messages with every block changed, or gone; a message of which nothing is left goes too."""
     found: list[Request] = []
     for index, message in enumerate(messages):
         content = message.get("content")

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.simulator.checks import Keys, check_shapes, keys_of, reject
-from proxy.simulator.window import Problem, Rejected, Request
+from proxy.simulator.checks import Keys, keys_of, misshapen, refuse
+from proxy.simulator.window import Problem, Request
 
 Block = Mapping[str, Any]
 
@@ -54,38 +54,30 @@ REQUEST = {
 
 @dataclass(frozen=True, slots=True)
 class PlacedBlock:
-    """A block where it stands; ``path`` as errors spell it."""
-
     message: int
     index: int
     block: Block
 
     @property
     def path(self) -> str:
-        """``messages.N.content.M``."""
         return f"messages.{self.message}.content.{self.index}"
 
     @property
     def kind(self) -> str:
-        """Its type."""
         return str(self.block.get("type"))
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """Messages of one role that follow one another, as the model sees them."""
-
     role: str
     first: int
     blocks: tuple[PlacedBlock, ...]
 
     def of(self, *kinds: str) -> list[PlacedBlock]:
-        """Its blocks of these kinds."""
         return [placed for placed in self.blocks if placed.kind in kinds]
 
 
 def violations(body: Request, *, counting: bool = False) -> list[Problem]:
-    """All that Anthropic would refuse in a request, as far as the request itself shows it; empty for a legal one."""
     found = list(form(body, counting=counting))
     if found:
         return found
@@ -93,14 +85,12 @@ def violations(body: Request, *, counting: bool = False) -> list[Problem]:
 
 
 def blocks_of(content: Any) -> list[Block]:
-    """The blocks of a content value; a string is one text."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return list(content or ())
 
 
 def sides(messages: Sequence[Request]) -> list[Speech]:
-    """The turns of a conversation."""
     found: list[Speech] = []
     for index, message in enumerate(messages):
         blocks = tuple(PlacedBlock(index, at, block) for at, block in enumerate(blocks_of(message.get("content"))))
@@ -112,22 +102,13 @@ def sides(messages: Sequence[Request]) -> list[Speech]:
 
 
 def thinks(body: Request) -> str | None:
-    """The kind of thinking that is on, None where it is off."""
     kind = (body.get("thinking") or {}).get("type")
     return None if kind == "disabled" else kind
 
 
-def refuse(text: str) -> Problem:
-    """A 400 in these words."""
-    return reject(text).problem
-
-
 def form(body: Request, *, counting: bool = False) -> Iterator[Problem]:
-    """What is wrong with single values: types, names, roles, blocks, tools, settings."""
-    try:
-        check_shapes(body, REQUEST)
-    except Rejected as rejected:
-        yield rejected.problem
+    if wrong := next(misshapen(body, REQUEST), None):
+        yield wrong
         return
     yield from _keys(body, KEYS["count" if counting else "request"], "")
     if not body.get("messages"):
@@ -270,7 +251,6 @@ def _markers(body: Request) -> Iterator[Problem]:
 
 
 def sequence(body: Request, messages: Sequence[Request], *, goes_on: bool = False) -> Iterator[Problem]:
-    """What is wrong with the order of turns; ``goes_on`` where turns stand before them that nobody can see."""
     turns = sides(messages)
     first = turns[0]
     if first.role == "system":
@@ -407,5 +387,4 @@ def _compactions(turns: Sequence[Speech]) -> Iterator[Problem]:
 
 
 def coded(text: str, code: str, *, status: int = 400, **more: Any) -> Problem:
-    """A refusal whose details name it."""
     return Problem(message=text, status=status, extra={"details": {"error_code": code, **more}})

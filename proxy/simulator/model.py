@@ -119,12 +119,10 @@ class SimulatorSettings:
     ledger_bytes: int = 256 * 1024 * 1024
 
     def window_of(self, model: str) -> int:
-        """Tokens that ``model`` holds."""
         return self.windows.get(model, self.window)
 
     @property
     def keeps(self) -> bool:
-        """Whether anything is kept from one request to the next."""
         return self.dialect in {Dialect.OPENAI, Dialect.ANTHROPIC} if self.stateful is None else self.stateful
 
 
@@ -137,27 +135,17 @@ NO_FAULT = InjectedFault()
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who asks: a credential, and the beta features that are asked for."""
-
     credential: str = ""
     beta: str = ""
 
 
 def sender_of(headers: Mapping[str, str]) -> Sender:
-    """By the bearer token or API key: the owner of what is kept of a request."""
     bearer = headers.get("authorization", "").removeprefix("Bearer ")
     return Sender(bearer or headers.get("x-api-key") or headers.get("api-key") or "", headers.get("anthropic-beta", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmittedRequest:
-    """A request that was accepted, as the model gets to see it.
-
-    ``notes`` are the fields of the answer that say what was done to it; ``compacts`` where the answer is a summary of
-    it that only the server can read. ``given`` came with it, ``history`` is all that it is about, and ``place`` what
-    reasoning of the answer is bound to.
-    """
-
     request: Request
     sender: Sender = Sender()
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -169,11 +157,6 @@ class AdmittedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """An answer with all that its rendering needs; ``created`` in seconds since 1970.
-
-    ``cached`` of the ``prompt`` tokens were in the cache; ``written`` were put there by a cache marker.
-    """
-
     id: str
     created: int
     model: str
@@ -186,13 +169,10 @@ class Completion:
 
     @property
     def request(self) -> Request:
-        """What was answered."""
         return self.admitted.request
 
 
 class Surface:
-    """One endpoint: how it judges a request, counts it, and writes an answer."""
-
     prefix = ""
 
     def __init__(self, settings: "SimulatorSettings", counter: PromptCounter) -> None:
@@ -201,56 +181,41 @@ class Surface:
 
     @property
     def shape(self) -> Dialect:
-        """Whose shape its errors have."""
         return self.settings.dialect
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
-        """The request as the model sees it; raises :class:`Rejected` for the first thing that is wrong with it."""
         raise NotImplementedError
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
-        """What is told of a request that is to be counted only."""
-        del sender
         return {"input_tokens": self.counter.measure(self.pieces(request)).total}
 
     def view(self, request: Request) -> Request:
-        """The request with its history as chat messages, for scripts and summarisers."""
         return request
 
     def pieces(self, request: Request) -> list[PromptPart]:
-        """What is counted and cached, in the order in which it is read."""
         raise NotImplementedError
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
-        """The whole answer."""
         raise NotImplementedError
 
     def events(self, outcome: Completion) -> tuple[bytes, ...]:
-        """The answer as a stream."""
         raise NotImplementedError
 
-    def remember(self, outcome: Completion) -> None:
-        """Keep what a later request may name."""
+    def remember(self, outcome: Completion) -> None: ...
 
     def too_long(self, overflow: OversizedPrompt, dialect: Dialect, *, numbers: bool) -> Problem:
-        """The refusal of a request that does not fit, in the words of ``dialect``."""
-        del numbers
         return overflow_problem(overflow, dialect)
 
     def error_event(self, error: bytes, sequence: int) -> bytes:
-        """An error as an event of a stream, which ``sequence`` events came before."""
-        del sequence
         return b"data: " + error + b"\n\n"
 
     def told(self, error: bytes, how: str) -> tuple[bytes, ...]:
-        """A stream that says nothing but that the request is too long."""
-        del how
         return (self.error_event(error, 0),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Noted:
-    """What the ledger learns of a request while it is answered."""
+    """What is found out about a request while it is answered."""
 
     model: str = ""
     fault: str = ""
@@ -260,8 +225,6 @@ class Noted:
 
 
 class Model:
-    """The simulated model behind every endpoint: its counter, its cache, and which faults were met how often."""
-
     def __init__(self, settings: SimulatorSettings, *, count: Count) -> None:
         self.settings = settings
         factor = settings.token_factor
@@ -271,28 +234,25 @@ class Model:
         self._serial = 0
 
     def exchange(
-        self, surface: Surface, body: bytes, *, sender: Sender, header: str | None
-    ) -> tuple[Transmission, Noted]:
-        """The delivery for one request body, and what was found out about it; ``header`` names a fault."""
-        settings, noted = self.settings, Noted()
+        self, surface: Surface, body: bytes, *, sender: Sender, header: str | None, noted: Noted
+    ) -> Transmission:
+        settings = self.settings
         try:
             request = self._parse(body, sender.credential)
             fault = self._meet(request, header)
-            noted = Noted(model=str(request.get("model") or ""), fault=fault.name)
+            noted.model, noted.fault = str(request.get("model") or ""), fault.name
             admitted = surface.admit(request, sender)
             if self._is_summary(surface.view(admitted.request)):
                 settings.summarizer.check(surface.view(admitted.request))
             return self._answer(surface, admitted, fault, noted)
         except Rejected as rejected:
-            return self.refusal(surface, rejected.problem), noted
+            return self.refusal(surface, rejected.problem)
 
     def refusal(self, surface: Surface, problem: Problem) -> Transmission:
-        """The answer to a request that is not accepted."""
         body = json.dumps(problem_body(problem, surface.shape)).encode()
         return as_json(body, status=problem.status, headers=self._headers())
 
     def measure(self, surface: Surface, body: bytes, *, sender: Sender) -> Transmission:
-        """The answer to a request that is to be counted only."""
         try:
             return as_json(compact(surface.counted(self._parse(body, sender.credential), sender)))
         except Rejected as rejected:
@@ -328,27 +288,26 @@ class Model:
         self._met[spelling] += 1
         return fault if fault.times is None or self._met[spelling] <= fault.times else NO_FAULT
 
-    def _answer(
-        self, surface: Surface, admitted: AdmittedRequest, fault: InjectedFault, noted: Noted
-    ) -> tuple[Transmission, Noted]:
+    def _answer(self, surface: Surface, admitted: AdmittedRequest, fault: InjectedFault, noted: Noted) -> Transmission:
         settings, request = self.settings, admitted.request
         model, asked, credential = str(request["model"]), asked_tokens(request), admitted.sender.credential
         prompt = self.counter.measure(surface.pieces(request))
         window = int(fault.number(0)) if fault.name == "window" else settings.window_of(model)
-        noted = replace(noted, prompt_tokens=prompt.total)
+        noted.prompt_tokens = prompt.total
         status, error = self._error(surface, fault, prompt, window, asked)
         scene = Scene(dialect=surface.shape, model=model, overflow=error, event=surface.error_event)
         # llama.cpp reserves nothing for the answer, it stops where the window ends
         stops = settings.dialect is Dialect.LLAMACPP or settings.stops_at_window
         if overflows(prompt, window=window, asked=None if stops else asked):
             refused = as_json(error, status=status, headers=self._headers())
-            return self._refuse(surface, fault, refused, scene, streamed=bool(request.get("stream"))), noted
+            return self._refuse(surface, fault, refused, scene, streamed=bool(request.get("stream")))
         outcome = self._outcome(surface, admitted, prompt, window)
         delivery = self._apply(fault, self._render(surface, outcome), scene)
         if delivery.completes:
             self.cache.remember(prompt, credential=credential, model=model)
             surface.remember(outcome)
-        return delivery, replace(noted, cached_tokens=outcome.cached, completion_tokens=outcome.spoken.tokens)
+        noted.cached_tokens, noted.completion_tokens = outcome.cached, outcome.spoken.tokens
+        return delivery
 
     def _apply(self, fault: InjectedFault, delivery: Transmission, scene: Scene) -> Transmission:
         if fault.is_status:
@@ -358,7 +317,6 @@ class Model:
     def _refuse(
         self, surface: Surface, fault: InjectedFault, refused: Transmission, scene: Scene, *, streamed: bool
     ) -> Transmission:
-        """The refusal of a request that is too long, or what a fault that comes before or around it makes of it."""
         if fault.name in {"overflow_in_stream", "error_in_stream"} and not streamed:
             return as_json(scene.overflow)
         how = fault.argument if fault.name == "overflow_in_stream" else self.settings.overflow_in_stream
@@ -406,7 +364,6 @@ class Model:
         )
 
     def _choose(self, surface: Surface, admitted: AdmittedRequest) -> SimulatedAnswer:
-        """The answer that the settings have for this request, before any limit on its length."""
         settings, request = self.settings, surface.view(admitted.request)
         if admitted.compacts:
             said = "\n".join(text_of(message.get("content")) for message in request["messages"])

@@ -7,14 +7,12 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.checks import TABLES, check_shapes, missing, reject
+from proxy.simulator.checks import TABLES, above_cap, missing, refuse_first, reject
 from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact
 from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory, owner
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
 from proxy.simulator.responses_rules import (
     CALLS,
-    ITEM,
-    REQUEST,
     Item,
     apart,
     form,
@@ -24,6 +22,7 @@ from proxy.simulator.responses_rules import (
     kind_of,
     not_found,
     sequence,
+    shapes,
     tool_names,
 )
 from proxy.simulator.summaries import summarize, text_of
@@ -85,8 +84,6 @@ def _part(part: Any) -> Any:
 
 
 class SimulatedResponses(Surface):
-    """The endpoint."""
-
     prefix = "resp_"
 
     def __init__(self, settings: SimulatorSettings, counter: PromptCounter) -> None:
@@ -96,15 +93,13 @@ class SimulatedResponses(Surface):
         self.is_open = settings.dialect is not Dialect.OPENAI
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
-        """The whole context: what is stored before it, references as what they stand for."""
         self._judge(request)
         kept = self.memory.of(sender.credential)
         before = self._before(request, kept)
         given = [self._known(item, kept, sender) for item in items_of(request)]
         history = (*(before or ()), *given)
         if self.settings.strict:
-            for problem in (*sequence(history, known=before is not None), *apart(history, kept.reasons)):
-                raise Rejected(problem)
+            refuse_first((*sequence(history, known=before is not None), *apart(history, kept.reasons)))
         compacts = bool(history) and kind_of(history[-1]) == "compaction_trigger"
         shown, notes = self._bound(request, history[:-1] if compacts else history)
         model = request.get("model") or self.settings.models[0]
@@ -124,23 +119,17 @@ class SimulatedResponses(Surface):
 
     def _judge(self, request: Request) -> None:
         settings = self.settings
-        if settings.strict:
-            for problem in form(request, open_server=self.is_open):
-                raise Rejected(problem)
-        check_shapes(request, REQUEST)
+        refuse_first(form(request, open_server=self.is_open) if settings.strict else shapes(request))
         for at, item in enumerate(items_of(request)):
-            check_shapes(item, ITEM, f"input[{at}].")
             if kind_of(item) == "message" and not isinstance(item.get("role"), str):
-                raise missing(f"input[{at}].role")
+                raise Rejected(missing(f"input[{at}].role"))
         if not request.get("model") and not request.get("prompt"):
-            raise missing("model")
+            raise Rejected(missing("model"))
         asked = asked_tokens(request)
         if settings.max_output is not None and asked is not None and asked > settings.max_output:
-            text = f"max_output_tokens is too large: {asked}. This model supports at most {settings.max_output} output"
-            raise reject(f"{text} tokens, whereas you provided {asked}.", "max_output_tokens", "invalid_value")
+            raise Rejected(above_cap("max_output_tokens", asked, settings.max_output, "output"))
 
     def _before(self, request: Request, kept: TenantMemory) -> Sequence[Item] | None:
-        """What the server holds of the conversation; None where it held it and does not any more."""
         chain, conversation = request.get("previous_response_id"), request.get("conversation")
         if not self.settings.keeps:  # vLLM takes the field and reads nothing of it
             return None if chain else ()
@@ -158,7 +147,6 @@ class SimulatedResponses(Surface):
         return ()
 
     def _known(self, item: Item, kept: TenantMemory, sender: Sender) -> Item:
-        """The item that is meant; raises :class:`Rejected` where this server cannot know it, or did not write it so."""
         kind, name, sealed = kind_of(item), item.get("id"), item.get("encrypted_content")
         refuses = self.settings.strict and not self.settings.foreign and not self.is_open
         if kind not in {"item_reference", "reasoning", "compaction", "compaction_summary"}:
@@ -195,7 +183,6 @@ class SimulatedResponses(Surface):
         return [*places, digest.hex()]
 
     def _bound(self, request: Request, items: Sequence[Item]) -> tuple[list[Item], Mapping[str, Any]]:
-        """The items that are shown, and what is said of those that are not."""
         if not self.settings.bound:
             return list(items), {}
         stale = []
@@ -207,7 +194,6 @@ class SimulatedResponses(Surface):
         return [item for item in items if item.get("id") not in stale], {"input_transformations": told}
 
     def _shortened(self, request: Request) -> list[Item]:
-        """``truncation: auto``: the first items go until the rest fits, each call with its output."""
         items, window = list(request["input"]), self.settings.window_of(str(request["model"]))
         while len(items) > 1:
             measured = self.counter.measure(self.pieces({**request, "input": items}))
@@ -221,12 +207,10 @@ class SimulatedResponses(Surface):
         return items
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
-        """The whole context, stored items too."""
         tokens = self.counter.measure(self.pieces(self.admit(request, sender).request)).total
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def view(self, request: Request) -> Request:
-        """The same with ``messages``, in which what the model wrote in one go is one message."""
         messages: list[dict[str, Any]] = []
         if request.get("instructions"):
             messages.append({"role": "system", "content": request["instructions"]})
@@ -266,7 +250,6 @@ class SimulatedResponses(Surface):
         return Problem(message=text, param="input", code="context_length_exceeded")
 
     def output(self, outcome: Completion) -> list[dict[str, Any]]:
-        """What was said, item by item."""
         spoken, admitted, mark = outcome.spoken, outcome.admitted, outcome.id.removeprefix(self.prefix)
         if admitted.compacts:
             return [self._sealed("compaction", f"cmp_{mark}", spoken.text, admitted)]
@@ -301,7 +284,6 @@ class SimulatedResponses(Surface):
         return {"type": kind, "id": name, "summary": [part], "encrypted_content": sealed}
 
     def remember(self, outcome: Completion) -> None:
-        """Keep the answer, unless nothing is to be stored; which item belongs to which reasoning, always."""
         admitted, items = outcome.admitted, self.output(outcome)
         request, kept = admitted.request, self.memory.of(admitted.sender.credential)
         reason = next((at for at, item in enumerate(items) if is_reasoning(item)), len(items))
@@ -317,7 +299,6 @@ class SimulatedResponses(Surface):
             kept.conversations[name] = list(whole)
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
-        """The response."""
         request, finish = outcome.request, outcome.spoken.finish
         reason = {**dict.fromkeys(("length", "window"), "max_output_tokens"), "content_filter": finish}.get(finish)
         items = self.output(outcome)
@@ -336,15 +317,12 @@ class SimulatedResponses(Surface):
         }
 
     def events(self, outcome: Completion) -> tuple[bytes, ...]:
-        """The events, numbered from 0."""
         return tuple(_event(at, event) for at, event in enumerate(_events(self.body(outcome), outcome)))
 
     def error_event(self, error: bytes, sequence: int) -> bytes:
-        """``error``, which may come at any time."""
         return _event(sequence, {"type": "error", **_fields(error)})
 
     def told(self, error: bytes, how: str) -> tuple[bytes, ...]:
-        """Begun, and then an ``error``, or ``failed``."""
         begun = _shell("resp_refused", "", int(time.time()))
         opening = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
         fields = _fields(error)
@@ -354,25 +332,20 @@ class SimulatedResponses(Surface):
 
 
 class SimulatedCompaction(SimulatedResponses):
-    """``POST /v1/responses/compact``: what users said, and a compaction of all of it."""
-
     def __init__(self, responses: SimulatedResponses) -> None:
         super().__init__(responses.settings, responses.counter)
         self.memory = responses.memory
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
-        """The whole context, to be compacted."""
         return replace(super().admit(request, sender), compacts=True)
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
-        """The ``response.compaction``."""
         said = [item for item in outcome.admitted.history if item.get("role") == "user"]
         head = {"id": outcome.id, "object": "response.compaction", "created_at": outcome.created}
         return {**head, "output": [*map(_as_sent, said), *self.output(outcome)], "usage": _usage(outcome)}
 
 
 def _as_sent(item: Item) -> Item:
-    """A user's message as the API writes it."""
     content = item["content"]
     parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
     return {"status": "completed", **item, "type": "message", "content": parts}

@@ -9,16 +9,16 @@ from typing import Any
 
 from proxy.simulator.checks import (
     MAX_TOOLS,
-    check_shapes,
     keys_of,
+    misshapen,
     missing,
     not_one_of,
-    reject,
+    refuse,
     too_long,
     too_small,
     unknown,
 )
-from proxy.simulator.window import Problem, Rejected, Request
+from proxy.simulator.window import Problem, Request
 
 Item = Mapping[str, Any]
 
@@ -93,7 +93,6 @@ def violations(body: Request, *, open_server: bool = False, reasons: Mapping[str
 
 
 def reasons_of(items: Iterable[Item]) -> dict[str, str]:
-    """The reasoning that each item was made with, by ids, as the order of an untouched history shows it."""
     reasons: dict[str, str] = {}
     reason: str | None = None
     for item in items:
@@ -107,7 +106,6 @@ def reasons_of(items: Iterable[Item]) -> dict[str, str]:
 
 
 def items_of(body: Request) -> list[Item]:
-    """The items of ``input``; a string is one message of the user's."""
     given = body.get("input")
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
@@ -115,12 +113,10 @@ def items_of(body: Request) -> list[Item]:
 
 
 def kind_of(item: Item) -> str:
-    """The type of an item; messages and references may leave it out."""
     return str(item.get("type") or ("message" if "role" in item else "item_reference"))
 
 
 def is_model(item: Item) -> bool:
-    """Whether the model wrote it."""
     kind = kind_of(item)
     if kind == "message":
         return item.get("role") == "assistant"
@@ -128,45 +124,45 @@ def is_model(item: Item) -> bool:
 
 
 def is_reasoning(item: Item) -> bool:
-    """Whether it is reasoning, or a reference that is by its prefix."""
     return kind_of(item) == "reasoning" or (kind_of(item) == "item_reference" and str(item.get("id"))[:3] == "rs_")
 
 
 def form(body: Request, *, open_server: bool = False) -> Iterator[Problem]:
-    """What is wrong with single values: types, names, ids, parts, tools."""
-    try:
-        check_shapes(body, REQUEST)
-        for at, item in enumerate(items_of(body)):
-            check_shapes(item, {**ITEM, STRINGS.get(kind_of(item), "type"): str}, f"input[{at}].")
-    except Rejected as rejected:
-        yield rejected.problem
+    if wrong := next(shapes(body), None):
+        yield wrong
         return
     if not open_server:
-        yield from (unknown(name).problem for name in body if name not in FIELDS)
+        yield from (unknown(name) for name in body if name not in FIELDS)
     yield from _envelope(body)
     for at, item in enumerate(items_of(body)):
         yield from _item(item, f"input[{at}]", open_server=open_server)
     yield from _tools(body)
 
 
+def shapes(body: Request) -> Iterator[Problem]:
+    yield from misshapen(body, REQUEST)
+    for at, item in enumerate(items_of(body)):
+        yield from misshapen(item, {**ITEM, STRINGS.get(kind_of(item), "type"): str}, f"input[{at}].")
+
+
 def _envelope(body: Request) -> Iterator[Problem]:
     if not body.get("model") and not body.get("prompt"):
-        yield missing("model").problem
+        yield missing("model")
     named = [name for name in ("input", "previous_response_id", "prompt", "conversation") if body.get(name)]
     if not named:
         text = "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation_id' must be provided."
-        yield reject(text, "input", "missing_required_parameter").problem
+        yield refuse(text, "input", "missing_required_parameter")
     if body.get("previous_response_id") and body.get("conversation"):
         text = "Mutually exclusive parameters. Ensure you are only providing one of: 'previous_response_id' or"
-        yield reject(f"{text} 'conversation'.", "previous_response_id", "mutually_exclusive_parameters").problem
+        yield refuse(f"{text} 'conversation'.", "previous_response_id", "mutually_exclusive_parameters")
     if body.get("stream_options") is not None and not body.get("stream"):
         text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
-        yield reject(text, "stream_options").problem
+        yield refuse(text, "stream_options")
     asked = body.get("max_output_tokens")
     if asked is not None and asked < LEAST_OUTPUT:
-        yield too_small("max_output_tokens", LEAST_OUTPUT, asked).problem
+        yield too_small("max_output_tokens", LEAST_OUTPUT, asked)
     if body.get("truncation") not in (None, "auto", "disabled"):
-        yield not_one_of(("auto", "disabled"), body["truncation"], "truncation").problem
+        yield not_one_of(("auto", "disabled"), body["truncation"], "truncation")
 
 
 def _item(item: Item, path: str, *, open_server: bool) -> Iterator[Problem]:
@@ -174,17 +170,17 @@ def _item(item: Item, path: str, *, open_server: bool) -> Iterator[Problem]:
     keys = ITEMS.get(kind)
     if keys is None or (open_server and kind.startswith("compaction")):
         known = [name for name in sorted(ITEMS) if not (open_server and name.startswith("compaction"))]
-        yield not_one_of(known, kind, f"{path}.type").problem
+        yield not_one_of(known, kind, f"{path}.type")
         return
-    yield from (unknown(f"{path}.{name}").problem for name in item if name not in keys.known)
-    yield from (missing(f"{path}.{name}").problem for name in keys.needed if item.get(name) is None)
+    yield from (unknown(f"{path}.{name}") for name in item if name not in keys.known)
+    yield from (missing(f"{path}.{name}") for name in keys.needed if item.get(name) is None)
     yield from _ids(item, kind, path)
     if kind == "reasoning":
         yield from _parts(item.get("summary"), f"{path}.summary", ("summary_text",))
         if item.get("content") and not open_server:
-            yield too_long(f"{path}.content", "array", 0, len(item["content"])).problem
+            yield too_long(f"{path}.content", "array", 0, len(item["content"]))
     elif kind == "message" and item.get("role") not in ROLES:
-        yield not_one_of(ROLES, item.get("role"), f"{path}.role").problem
+        yield not_one_of(ROLES, item.get("role"), f"{path}.role")
     elif kind == "message":
         allowed = ("output_text", "refusal") if item["role"] == "assistant" else INPUT_PARTS
         yield from _parts(item.get("content"), f"{path}.content", allowed)
@@ -198,50 +194,50 @@ def _parts(content: Any, path: str, allowed: Sequence[str]) -> Iterator[Problem]
     for at, part in enumerate(content):
         kind, where = part.get("type"), f"{path}[{at}]"
         if kind not in allowed:
-            yield not_one_of(allowed, kind, f"{where}.type").problem
+            yield not_one_of(allowed, kind, f"{where}.type")
             continue
-        yield from (unknown(f"{where}.{name}").problem for name in part if name not in PARTS[kind].known)
-        yield from (missing(f"{where}.{name}").problem for name in PARTS[kind].needed if part.get(name) is None)
+        yield from (unknown(f"{where}.{name}") for name in part if name not in PARTS[kind].known)
+        yield from (missing(f"{where}.{name}") for name in PARTS[kind].needed if part.get(name) is None)
 
 
 def _ids(item: Item, kind: str, path: str) -> Iterator[Problem]:
     for name in ("id", "call_id"):
         value = item.get(name)
         if value is not None and len(value) > MAX_ID:
-            yield too_long(f"{path}.{name}", "string", MAX_ID, len(value)).problem
+            yield too_long(f"{path}.{name}", "string", MAX_ID, len(value))
     given, prefix = item.get("id"), PREFIXES.get(kind)
     if given is not None and prefix is not None and not given.startswith(prefix):
         text = f"Invalid '{path}.id': '{given}'. Expected an ID that begins with '{prefix}'."
-        yield reject(text, f"{path}.id", "invalid_value").problem
+        yield refuse(text, f"{path}.id", "invalid_value")
 
 
 def _tools(body: Request) -> Iterator[Problem]:
     tools = body.get("tools") or []
     if len(tools) > MAX_TOOLS:
-        yield too_long("tools", "array", MAX_TOOLS, len(tools)).problem
+        yield too_long("tools", "array", MAX_TOOLS, len(tools))
     for at, tool in enumerate(tools):
         yield from _tool(tool, f"tools[{at}]", TOOLS)
     choice = body.get("tool_choice")
     if isinstance(choice, str) and choice not in {"none", "auto", "required"}:
-        yield not_one_of(("none", "auto", "required"), choice, "tool_choice").problem
+        yield not_one_of(("none", "auto", "required"), choice, "tool_choice")
     elif choice == "required" and not tools:
         text = "Tool choice 'required' must be specified with 'tools' parameter."
-        yield reject(text, "tool_choice").problem
+        yield refuse(text, "tool_choice")
     elif isinstance(choice, dict):
         wanted = [choice] if choice.get("type") != "allowed_tools" else choice.get("tools") or []
         there = {name for tool in tools for name in tool_names(tool)} | {tool.get("type") for tool in tools}
         for name in (one.get("name") or one.get("type") for one in wanted):
             if name not in there:
-                yield reject(f"Tool choice '{name}' not found in 'tools' parameter.", "tool_choice").problem
+                yield refuse(f"Tool choice '{name}' not found in 'tools' parameter.", "tool_choice")
 
 
 def _tool(tool: Item, path: str, kinds: Mapping[str, Any]) -> Iterator[Problem]:
     kind = str(tool.get("type"))
     if kind not in kinds:
-        yield not_one_of(sorted(kinds), tool.get("type"), f"{path}.type").problem
+        yield not_one_of(sorted(kinds), tool.get("type"), f"{path}.type")
         return
-    yield from (missing(f"{path}.{name}").problem for name in kinds[kind].needed if not tool.get(name))
-    yield from (unknown(f"{path}.{name}").problem for name in tool if name not in kinds[kind].known)
+    yield from (missing(f"{path}.{name}") for name in kinds[kind].needed if not tool.get(name))
+    yield from (unknown(f"{path}.{name}") for name in tool if name not in kinds[kind].known)
     if kind == "namespace":
         inner = {name: TOOLS[name] for name in ("function", "custom")}
         for at, member in enumerate(tool.get("tools") or ()):
@@ -249,13 +245,11 @@ def _tool(tool: Item, path: str, kinds: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def tool_names(tool: Item) -> Iterator[str]:
-    """The names under which the model may call a tool."""
     members = tool.get("tools") or () if tool.get("type") == "namespace" else (tool,)
     return (str(member["name"]) for member in members if member.get("name"))
 
 
 def not_found(name: object) -> Problem:
-    """An item that is not stored."""
     text = (
         f"Item with id '{name}' not found. Items are not persisted when `store` is set to false. Try again with `store`"
         " set to true, or remove this item from your input."
@@ -264,7 +258,6 @@ def not_found(name: object) -> Problem:
 
 
 def _unstored(body: Request, items: Iterable[Item]) -> Iterator[Problem]:
-    """With ``store: false`` and no chain, what only a store could know."""
     if body.get("store") is not False:
         return
     for item in items:
@@ -288,7 +281,6 @@ def sequence(items: Sequence[Item], *, known: bool = True) -> Iterator[Problem]:
 
 
 def apart(items: Sequence[Item], reasons: Mapping[str, str]) -> Iterator[Problem]:
-    """Items without the reasoning that they were made with, and reasoning before what it was not made with."""
     seen: set[str] = set()
     for at, item in enumerate(items):
         name = str(item.get("id"))
@@ -303,7 +295,7 @@ def apart(items: Sequence[Item], reasons: Mapping[str, str]) -> Iterator[Problem
 
 
 def _for_input(text: str) -> Problem:
-    return reject(text, "input").problem
+    return refuse(text, "input")
 
 
 def _duplicates(items: Iterable[Item]) -> Iterator[Problem]:
@@ -320,7 +312,6 @@ def _duplicates(items: Iterable[Item]) -> Iterator[Problem]:
 
 
 def _pairs(items: Sequence[Item], *, known: bool) -> Iterator[Problem]:
-    """Every call with its output behind it, every output with its call before it, by id and type."""
     # a reference may stand for any call
     references = [str(item.get("id")) for item in items if kind_of(item) == "item_reference"]
     known = known and all(name.startswith(("rs_", "msg_")) for name in references)

@@ -28,7 +28,6 @@ NEXT = "next_step"
 
 
 def text_of(content: Any) -> str:
-    """The text of a content value, parts joined by newlines."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -62,11 +61,9 @@ def _is_in_place(request: Request) -> bool:
 class SummaryWriter:
     """A summariser that does its work; one that fails is made by overriding what it does."""
 
-    def check(self, request: Request) -> None:
-        """Raise :class:`Rejected` where it refuses whatever it is asked, or the form in which it is asked."""
+    def check(self, request: Request) -> None: ...
 
     def answer(self, request: Request, *, max_output: int | None, count: Count) -> SimulatedAnswer:
-        """The summary, in words or by the schema that was asked for."""
         material, instruction = read_material(request), instruction_of(request)
         limit = asked_tokens(request) or max_output or 400
         room = min([limit, *(int(int(words) / WORDS_PER_TOKEN) for words in _WORDS.findall(instruction))])
@@ -82,22 +79,18 @@ class SummaryWriter:
         return SimulatedAnswer(text=_notes(lines, data, limit=room, count=count))
 
     def lines(self, data: str) -> list[str]:
-        """The lines of the material, which the summary is made of."""
         return [line for raw in data.splitlines() if (line := _ORIGIN.sub("", _TAG.sub("", raw).strip(), count=1))]
 
     def deliver(self, delivery: Transmission) -> Transmission:
-        """The answer as it is sent."""
         return delivery
 
 
 def summarize(material: str, *, limit: int, count: Count) -> str:
-    """Notes on ``material`` in plain words."""
     data = _before_the_end(material) or material
     return _notes(SummaryWriter().lines(data), data, limit=limit, count=count)
 
 
 def schema_of(request: Request) -> Mapping[str, Any] | None:
-    """The JSON schema that the answer is to follow."""
     form = request.get("response_format")
     described = form.get("json_schema") if isinstance(form, dict) else None
     schema = described.get("schema") if isinstance(described, dict) else None
@@ -105,7 +98,6 @@ def schema_of(request: Request) -> Mapping[str, Any] | None:
 
 
 def read_material(request: Request) -> str:
-    """What is to be summarised: all that is not a system message; of a conversation each message under its role."""
     said = [message for message in request["messages"] if message.get("role") not in {"system", "developer"}]
     if not _is_in_place(request):
         return "\n".join(text_of(message.get("content")) for message in said)
@@ -113,13 +105,11 @@ def read_material(request: Request) -> str:
 
 
 def instruction_of(request: Request) -> str:
-    """What the last message says behind the material."""
     asked = text_of(request["messages"][-1].get("content")) if request["messages"] else ""
     return asked[len(_before_the_end(asked)) :]
 
 
 def _before_the_end(material: str) -> str:
-    """``material`` up to its last closing fence, so without the instruction behind it; all of it without a fence."""
     ends = [match.start() for match in _END_OF_DATA.finditer(material)]
     return material[: ends[-1]] if ends else ""
 
@@ -145,7 +135,6 @@ def _notes(lines: list[str], data: str, *, limit: int, count: Count) -> str:
 
 
 def _by_schema(schema: Mapping[str, Any], lines: list[str], *, limit: int, count: Count) -> str:
-    """JSON that follows a plain schema and says what the material says, in as many items as ``limit`` tokens hold."""
     for items in (3, 2, 1, 0):
         text = json.dumps(_fill(schema, _around(lines), items), ensure_ascii=False)
         if count(text) <= limit:

@@ -30,14 +30,11 @@ _dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=Fa
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A part of the request that is counted and cached as one: ``tools``, ``system`` or a message."""
-
     kind: str
     value: Any
 
 
 def tool_pieces(request: Request) -> list[PromptPart]:
-    """What is read before the messages: tool definitions and the schema of the answer."""
     pieces = [PromptPart("tools", request[name]) for name in ("tools", "functions") if request.get(name)]
     form = request.get("response_format")
     if isinstance(form, dict) and form.get("json_schema"):
@@ -47,8 +44,6 @@ def tool_pieces(request: Request) -> list[PromptPart]:
 
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
-    """The pieces of a request in the order in which a provider reads them, with digest and tokens each."""
-
     digests: tuple[bytes, ...]
     tokens: tuple[int, ...]
     tools: int
@@ -56,12 +51,10 @@ class CountedPrompt:
 
     @property
     def total(self) -> int:
-        """Tokens of the whole prompt, the priming of the answer included."""
         return sum(self.tokens) + PRIMING
 
 
 def canonical(value: Any) -> tuple[bytes, bool]:
-    """Compact JSON with sorted keys and without cache markers, equal for equal content; and if one was there."""
     text = _dumps(value)
     marked = '"cache_control"' in text or '"prompt_cache_breakpoint"' in text
     return (_dumps(_unmarked(value)) if marked else text).encode("utf-8", "surrogatepass"), marked
@@ -76,8 +69,6 @@ def _unmarked(value: Any) -> Any:
 
 
 class PromptCounter:
-    """Measures requests; a piece that was measured before costs one digest."""
-
     def __init__(self, count: Count) -> None:
         self.count = count
         self._known: dict[bytes, int] = {}
@@ -113,7 +104,6 @@ class PromptCounter:
 
 
 def _message_tokens(message: Request, count: Count) -> int:
-    """Tokens of one message: 3, its role, its content, its calls (8 each besides their text), 1 for a name."""
     total = PER_MESSAGE + _content_tokens(message.get("content"), count)
     calls = [
         *(message.get("tool_calls") or ()),
@@ -186,20 +176,16 @@ def _png_size(url: str) -> tuple[int, int] | None:
 
 
 def overflows(prompt: CountedPrompt, *, window: int, asked: int | None) -> bool:
-    """Whether it is too long for a server that reserves what was asked for (one token where nothing was)."""
     return prompt.total + max(asked or 1, 1) > window
 
 
 class PrefixCache:
-    """Remembers the piece prefixes of past requests by credential and model, least recently used out first."""
-
     def __init__(self, *, entries: int, minimum: int = 0) -> None:
         self._entries = entries
         self._minimum = minimum
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def cached_tokens(self, prompt: CountedPrompt, *, credential: str, model: str) -> int:
-        """Tokens of the longest leading run of pieces that an earlier request of the same owner began with."""
         tokens = 0
         for key, size in zip(_chain(prompt, credential, model), prompt.tokens, strict=True):
             if key not in self._seen:
@@ -208,7 +194,6 @@ class PrefixCache:
         return tokens if tokens >= self._minimum else 0
 
     def remember(self, prompt: CountedPrompt, *, credential: str, model: str) -> None:
-        """Make every prefix of ``prompt`` a hit for later requests."""
         for key in _chain(prompt, credential, model):
             self._seen[key] = None
             self._seen.move_to_end(key)
@@ -216,7 +201,6 @@ class PrefixCache:
             self._seen.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything, as a provider does after some idle minutes."""
         self._seen.clear()
 
 
@@ -231,8 +215,6 @@ Body = Mapping[str, Any]
 
 
 class Dialect(StrEnum):
-    """Whose errors, extras and endpoints are spoken."""
-
     OPENAI = "openai"
     VLLM = "vllm"
     LLAMACPP = "llamacpp"
@@ -241,8 +223,6 @@ class Dialect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Why a request is refused, in OpenAI's terms; ``extra`` are further fields of the error object."""
-
     message: str
     status: int = 400
     kind: str = "invalid_request_error"
@@ -252,8 +232,6 @@ class Problem:
 
 
 class Rejected(Exception):
-    """A request that the simulated server does not accept."""
-
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
         self.problem = problem
@@ -261,8 +239,6 @@ class Rejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OversizedPrompt:
-    """A request that does not fit ``window``: tokens of the prompt, of the tools in it, and asked for."""
-
     window: int
     prompt: int
     tools: int = 0
@@ -270,7 +246,6 @@ class OversizedPrompt:
 
     @property
     def total(self) -> int:
-        """Tokens of prompt and answer together."""
         return self.prompt + (self.completion or 0)
 
 
@@ -288,7 +263,6 @@ _VLLM_KINDS = {404: "NotFoundError", 401: "AuthenticationError", 429: "TooManyRe
 
 
 def problem_body(problem: Problem, dialect: Dialect) -> Body:
-    """The JSON body that a server of ``dialect`` sends for ``problem``."""
     server, status, message = problem.status >= 500, problem.status, problem.message
     shown: Body
     match dialect:
@@ -307,7 +281,6 @@ def problem_body(problem: Problem, dialect: Dialect) -> Body:
 
 
 def status_problem(status: int, *, model: str, dialect: Dialect, retry_after: str) -> Problem:
-    """The error that a provider of ``dialect`` sends with an HTTP status that is not about the request."""
     if status == 429 and dialect is Dialect.ANTHROPIC:
         text = (
             "This request would exceed your organization's rate limit of 30,000 input tokens per minute. Please "
@@ -333,7 +306,6 @@ def status_problem(status: int, *, model: str, dialect: Dialect, retry_after: st
 
 
 def missing_problem(method: str, path: str, *, status: int, dialect: Dialect) -> Problem:
-    """The 404 or 405 for a URL that the simulated server does not have."""
     if dialect is Dialect.LLAMACPP:
         return Problem(status=status, message="File Not Found", kind="not_found_error")
     if dialect is not Dialect.OPENAI:
@@ -388,7 +360,6 @@ def _llamacpp(o: OversizedPrompt) -> str:
 
 
 def overflow_problem(overflow: OversizedPrompt, dialect: Dialect) -> Problem:
-    """What a server of ``dialect`` says to a request that is too long."""
     match dialect:
         case Dialect.ANTHROPIC:
             return Problem(message=_anthropic(overflow))

@@ -72,12 +72,10 @@ class Target:
             raise ValueError(f"the api_key of upstream {self.name!r} holds a character that no header may hold")
 
 
-class StreamBroken(Exception):
-    """The upstream's answer ended before its end."""
+class StreamBroken(Exception): ...
 
 
-class _Idle(Exception):
-    """An answer fell silent."""
+class _Idle(Exception): ...
 
 
 class SecretMasker:
@@ -90,7 +88,6 @@ class SecretMasker:
         self._held = b""
 
     def over(self, chunk: bytes) -> bytes:
-        """The bytes that may go on."""
         data = self._held + chunk if self._held else chunk
         if self._secret in data:
             data = data.replace(self._secret, self._stars)
@@ -101,7 +98,6 @@ class SecretMasker:
         return data[: len(data) - kept]
 
     def end(self) -> bytes:
-        """What was held back."""
         held, self._held = self._held, b""
         return held
 
@@ -110,8 +106,6 @@ class SecretMasker:
 
 
 class Answer(ABC):
-    """An upstream's answer, whoever gives it: the head, and a body that is read once, undecoded."""
-
     __slots__ = ("_rest", "ended", "headers", "status")
 
     def __init__(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
@@ -128,8 +122,7 @@ class Answer(ABC):
         """
 
     @abstractmethod
-    def close(self) -> None:
-        """End the answer: at once, with its connection, unless it has come to its end."""
+    def close(self) -> None: ...
 
     async def read(self, limit: int | None = None) -> bytes:
         """The body, or its first ``limit`` bytes: then ``ended`` is false and ``chunks`` goes on after them.
@@ -179,7 +172,6 @@ class HTTPAnswer(Answer):
         self._watch = IdleWatch(target.idle, end=self._fell_silent)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives on the connection."""
         if self._rest:
             rest, self._rest = self._rest, b""
             yield rest
@@ -215,7 +207,6 @@ class HTTPAnswer(Answer):
         self._content.set_exception(_Idle())
 
     def close(self) -> None:
-        """Also the connection ends, unless the answer has come to its end."""
         self._watch.stop()
         connection = self._response.connection
         if connection is not None and connection.transport is not None:
@@ -224,8 +215,6 @@ class HTTPAnswer(Answer):
 
 
 class Client:
-    """Sends requests to upstreams; ``instance`` names this Weir in ``Via``."""
-
     def __init__(self, *, instance: str) -> None:
         self._via = f"1.1 weir-{instance}"
         self._pools: Pools[tuple[str, str | None, str], _Pool] = Pools(
@@ -279,16 +268,13 @@ class Client:
 
     @property
     def connections(self) -> tuple[int, int]:
-        """How many are busy, and how many wait, to all upstreams together."""
         busy, idle = zip((0, 0), *(pool.connector.connections for pool in self._pools), strict=True)
         return sum(busy), sum(idle)
 
     async def close(self) -> None:
-        """Closes every connection."""
         await self._pools.close()
 
     def _fields(self, target: Target, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> CIMultiDict[str]:
-        """The headers that go upstream; ``Host`` and framing are added from the target and the body."""
         skip = _skipped(drop, keyed=target.api_key is not None) | _named(headers)
         fields = [
             (copied, _text(value))
@@ -322,12 +308,10 @@ class _Pool:
 
 
 def credential_field(auth: str, key: str) -> tuple[str, str]:
-    """The header that carries a key to an upstream which wants it like that."""
     return ("authorization", f"Bearer {key}") if auth == "bearer" else (auth, key)
 
 
 def came_through(headers: Headers, instance: str) -> bool:
-    """Whether ``Via`` says that this Weir has already forwarded the request (RFC 9110 7.6.3)."""
     pseudonym = f"weir-{instance}".encode()
     return any(
         pseudonym in hop.split()[1:2] for name, value in headers if name.lower() == b"via" for hop in value.split(b",")
@@ -343,7 +327,6 @@ async def _send(
     body: bytes | AsyncIterator[bytes] | None,
     hidden: bytes,
 ) -> HTTPAnswer:
-    """One request on one connection; every error comes out as one of Weir's, with none of the library's text."""
     upload = None
     data: Payload | None = None
     if isinstance(body, bytes):
@@ -370,7 +353,6 @@ async def _send(
 
 
 def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> HTTPAnswer:
-    """The answer without hop-by-hop headers; UpstreamUnreachable for one that may not be relayed."""
     raw = response.raw_headers
     problem = None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
@@ -393,7 +375,6 @@ def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> 
 
 
 def _failure(error: Exception, target: Target) -> ProxyError:
-    """What the client is told; never the library's text, which may hold the URL."""
     name = f"Upstream {target.name!r}"
     match error:
         case aiohttp.ConnectionTimeoutError():
@@ -428,7 +409,6 @@ def _skipped(drop: frozenset[bytes], *, keyed: bool) -> frozenset[bytes]:
 
 @functools.lru_cache(maxsize=512)
 def _copied(name: bytes) -> str | None:
-    """A request header's name as aiohttp wants it; None for one that stays here."""
     lowered = name.lower()
     if lowered in _NOT_COPIED or lowered.startswith(_PRIVATE):
         return None
@@ -438,7 +418,6 @@ def _copied(name: bytes) -> str | None:
 
 @functools.lru_cache(maxsize=512)
 def _relayed(name: bytes) -> bytes | None:
-    """An answer's header name as ASGI wants it; None for one that stays here, empty for an illegal one."""
     if _NOT_IN_NAME.search(name):
         return b""
     lowered = name.lower()
@@ -447,7 +426,6 @@ def _relayed(name: bytes) -> bytes | None:
 
 @functools.lru_cache(maxsize=256)
 def _url(base: str, path: str, query: bytes) -> URL:
-    """The address, as the client spelled it; InvalidRequest if its path leaves ``base``."""
     if _DOT_SEGMENT.search(path) or not path.startswith("/"):
         raise InvalidRequest("The request's path may not hold dot segments.")
     address = base.rstrip("/") + path

@@ -44,7 +44,6 @@ class PooledConnection(ResponseHandler):
     heard = False
 
     def set_response_params(self, **params: Any) -> None:
-        """Called by aiohttp when a request takes the connection."""
         self.idle = False
         self.heard = False
         super().set_response_params(**params)
@@ -55,12 +54,10 @@ class PooledConnection(ResponseHandler):
         return transport is not None and not (self.used and self.idle and _has_come(transport))
 
     def rest(self) -> None:
-        """The answer is over and the connection back in its pool."""
         self.idle = True
         self.used = True
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of an answer (or, from aiohttp itself, none: go on with what is buffered)."""
         if data:
             if self.idle:
                 self.abort()
@@ -93,10 +90,7 @@ def _has_come(transport: asyncio.BaseTransport) -> bool:
 
 
 class PooledResponse(aiohttp.ClientResponse):
-    """An answer that says whether its connection was stale."""
-
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Waits for the headers; StaleConnection if a used connection was closed before any byte of them."""
         wire = connection.protocol
         try:
             await super().start(connection)
@@ -110,32 +104,24 @@ class PooledResponse(aiohttp.ClientResponse):
 
 
 class BareRequest(ClientRequest):
-    """A request with no header but the client's."""
-
     def update_auto_headers(self, skip_auto_headers: Any) -> None:  # noqa: ARG002 - aiohttp's signature
-        """Adds nothing: the upstream sees the client's headers."""
         self._skip_auto_headers = _NOTHING_ADDED
 
 
 class Connector(aiohttp.TCPConnector):
-    """The connections of one pool."""
-
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE, ttl_dns_cache=30)
         self._factory = functools.partial(PooledConnection, loop=self._loop)  # type: ignore[assignment]
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is under way."""
         return bool(self._acquired)
 
     @property
     def connections(self) -> tuple[int, int]:
-        """How many are busy, and how many wait."""
         return len(self._acquired), sum(map(len, self._conns.values()))
 
     def drop_idle(self) -> None:
-        """Closes the connections that wait: the next request opens one."""
         waiting = [wire for wires in self._conns.values() for wire, _ in wires]
         self._conns.clear()
         for wire in waiting:
@@ -143,8 +129,6 @@ class Connector(aiohttp.TCPConnector):
 
 
 class RawBody(Payload):
-    """Bytes as they are; aiohttp's own class warns about bodies above 1 MiB."""
-
     _autoclose = True
 
     def __init__(self, value: bytes) -> None:
@@ -152,17 +136,13 @@ class RawBody(Payload):
         self._size = len(value)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text."""
         return bytes(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Writes the body; the transport keeps what the socket does not take."""
         await writer.write(self._value)
 
 
 class Pools(Generic[K, V]):
-    """Pools by owner; above 256 those used longest ago are closed, unless an answer is under way in them."""
-
     def __init__(
         self, *, make: Callable[[], V], busy: Callable[[V], bool], close: Callable[[V], Coroutine[Any, Any, None]]
     ) -> None:
@@ -173,7 +153,6 @@ class Pools(Generic[K, V]):
         self._closing: set[asyncio.Task[None]] = set()
 
     def of(self, owner: K) -> V:
-        """The owner's pool, a new one if it has none."""
         pool = self._pools.get(owner)
         if pool is not None:
             self._pools.move_to_end(owner)
@@ -192,7 +171,6 @@ class Pools(Generic[K, V]):
         return iter(tuple(self._pools.values()))
 
     async def close(self) -> None:
-        """Close them all."""
         pools = tuple(self._pools.values())
         self._pools.clear()
         for pool in pools:
@@ -259,12 +237,10 @@ class IdleWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Watch from now on, if not already."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.seconds, self._look)
 
     def stop(self) -> None:
-        """Watch no longer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -32,8 +32,6 @@ def has_no_route(status: int, body: bytes, path: str) -> bool:
 
 
 class Lacking:
-    """What was found to be missing, by upstream, for ten minutes: somebody may install it."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.until: dict[tuple[str, str], float] = {}
@@ -42,11 +40,9 @@ class Lacking:
         return self.until.get(what, 0.0) > self._clock()
 
     def add(self, upstream: str, what: str) -> None:
-        """An upstream has said that it does not have this."""
         if len(self.until) >= MAX_LACKING:
             self.until.clear()
         self.until[upstream, what] = self._clock() + LACKING_FOR
 
     def discard(self, upstream: str, what: str) -> None:
-        """It has it after all."""
         self.until.pop((upstream, what), None)

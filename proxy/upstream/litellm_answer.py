@@ -48,8 +48,6 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The modules that are loaded together with litellm, and only then."""
-
     litellm: Any
     httpx: Any
     openai: Any
@@ -68,21 +66,17 @@ class ProviderRefusal:
     headers: Headers = ()
 
     def body(self) -> bytes:
-        """``{"error": {"message", "type", "param", "code"}}``."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads the exceptions of one upstream; ``secret`` is taken out of every text."""
-
     library: Library
     upstream: str
     connect: float
 
     def read(self, error: BaseException, *, secret: str) -> ProviderRefusal | ProxyError:
-        """What the client is told: the provider's refusal, or that it was not reached or kept silent."""
         causes = tuple(_causes(error))
         for cause in causes:
             if self._is_answered(cause):
@@ -108,7 +102,6 @@ class Reader:
         return UpstreamUnreachable(f"{name} could not be asked: the request could not be put into its form.")
 
     def _unreached(self, causes: tuple[BaseException, ...]) -> UpstreamUnreachable | UpstreamTimeout | None:
-        """For a connection that was not made, was lost or stayed silent; None where it is not its fault."""
         httpx, openai, name = self.library.httpx, self.library.openai, f"Upstream {self.upstream!r}"
         if any(isinstance(cause, httpx.ConnectTimeout) for cause in causes):
             return UpstreamUnreachable(f"{name} could not be connected to within {self.connect:g} seconds.")
@@ -154,7 +147,6 @@ class Reader:
 
 
 def relayed(headers: Iterable[tuple[object, object]]) -> Headers:
-    """The provider's headers that a client may see: limits, waiting times, the request's id."""
     kept: dict[str, str] = {}
     for name, value in headers:
         plain = str(name).lower().removeprefix("llm_provider-")
@@ -176,12 +168,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_own(cause: BaseException) -> bool:
-    """Whether litellm made the exception itself, by mapping another one or by refusing the request."""
     return any(base.__module__ == _OWN for base in type(cause).__mro__)
 
 
 def _states_status(cause: BaseException) -> bool:
-    """Whether the exception carries a provider's own words, found inside an answer that began well."""
     invented = getattr(cause, "status_code_is_synthesized", False)
     return not _is_own(cause) and isinstance(getattr(cause, "status_code", None), int) and not invented
 
@@ -192,7 +182,6 @@ def _number(cause: BaseException) -> int:
 
 
 def _status(stated: BaseException, causes: tuple[BaseException, ...]) -> int:
-    """litellm gives an error inside an answer the status 200 or 500; where it recognised the error it knows better."""
     mapped = next((_number(cause) for cause in causes if _is_own(cause)), 0)
     return mapped if 400 <= mapped < 500 else max(_number(stated), 500)
 
@@ -202,7 +191,6 @@ def _text(cause: BaseException) -> str:
 
 
 def _decoded(text: str) -> Mapping[str, Any]:
-    """The error object in a body; litellm prints some bodies as Python values. Empty where there is none."""
     value: Any = None
     for parse in (json.loads, ast.literal_eval):
         try:
@@ -223,7 +211,6 @@ def _decoded(text: str) -> Mapping[str, Any]:
 
 
 def _clean(text: str, secret: str) -> str:
-    """The text without the credential and without the queries of addresses, where some providers put it."""
     text = text.replace(secret, "***") if secret else text
     return _QUERY.sub(r"\1", text).strip()
 
@@ -236,21 +223,17 @@ Plain = dict[str, Any]
 
 
 class WholeAnswer(Answer):
-    """An answer whose body is here already."""
-
     def __init__(self, status: int, body: bytes, *, headers: Headers = ()) -> None:
         super().__init__(status, (JSON, *headers))
         self._rest = body
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body in one piece."""
         rest, self._rest = self._rest, b""
         if rest:
             yield rest
         self.ended = True
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
 
 class StreamedAnswer(Answer):
@@ -273,7 +256,6 @@ class StreamedAnswer(Answer):
         self._closing: asyncio.Task[None] | None = None
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The events as they arrive; an error that the provider states inside its stream is the last of them."""
         if self._rest:
             rest, self._rest = self._rest, b""
             yield rest
@@ -312,7 +294,6 @@ class StreamedAnswer(Answer):
         self.close()
 
     def _failed(self, error: Exception) -> bytes:
-        """The event that states the provider's error; raises StreamBroken or UpstreamTimeout for a broken stream."""
         self.close()
         if self._silent:
             raise UpstreamTimeout(f"{self._name} sent nothing for {self._watch.seconds:g} seconds.") from None
@@ -324,7 +305,6 @@ class StreamedAnswer(Answer):
         raise StreamBroken(f"{self._name} broke off its answer.") from None
 
     def close(self) -> None:
-        """Also the provider's stream ends, unless it is at its end."""
         self._watch.stop()
         if not self.ended and self._closing is None:
             self._closing = asyncio.ensure_future(self._abort())
@@ -336,7 +316,6 @@ class StreamedAnswer(Answer):
 
 
 async def first_of(stream: Any) -> Any:
-    """The first chunk of a stream; StopAsyncIteration if it ended before it began, and what litellm raises."""
     first = await anext(stream)
     if is_invented_end(stream, first):
         raise StopAsyncIteration
@@ -358,12 +337,10 @@ def provider_headers(reply: Any) -> Mapping[str, Any]:
 
 
 def event(data: bytes) -> bytes:
-    """One server-sent event."""
     return b"data: " + data + b"\n\n"
 
 
 def completion_body(reply: Any) -> bytes:
-    """A whole completion in OpenAI's form; litellm's empty fields are left out."""
     plain = _present(reply.model_dump())
     plain["choices"] = [_choice(choice, "message") for choice in plain.get("choices", ())]
     plain["usage"] = _usage(plain["usage"]) if "usage" in plain else None
@@ -371,7 +348,6 @@ def completion_body(reply: Any) -> bytes:
 
 
 def chunk_body(chunk: Any) -> bytes:
-    """One chunk of a streamed completion in OpenAI's form; the one that holds the usage has no choices."""
     plain = _present(chunk.model_dump())
     choices = [_choice(choice, "delta") for choice in plain.get("choices", ())]
     usage = plain.pop("usage", None)
@@ -383,7 +359,6 @@ def chunk_body(chunk: Any) -> bytes:
 
 
 def _choice(choice: Plain, said: str) -> Plain:
-    """A choice with the keys that OpenAI always sends, null or not."""
     plain = _present(choice)
     spoken = _present(plain.pop(said, None) or {})
     fields = _present(spoken.pop("provider_specific_fields", None) or {})

@@ -27,18 +27,15 @@ class LiteLLMLine:
 
     @property
     def busy(self) -> bool:
-        """Whether a response is awaited or under way."""
         return self._asking if self._response is None else not self._response.is_closed
 
     @property
     def empty(self) -> bool:
-        """Whether a response said 200 and came to its end without a byte of a body."""
         if self._response is None or self._body is None:
             return False
         return self._response.status_code == 200 and self._body.ended and not self._body.received
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The provider's response, its body unread."""
         request.extensions = {**request.extensions, "timeout": self._timeout}
         request.headers["accept-encoding"] = "identity"
         try:
@@ -54,15 +51,12 @@ class LiteLLMLine:
         self._response = response
         return response
 
-    async def aclose(self) -> None:
-        """Nothing: the connections outlive the call."""
+    async def aclose(self) -> None: ...
 
     def received(self) -> int:
-        """Bytes of the response's body that have come so far."""
         return self._body.received if self._body is not None else 0
 
     async def abort(self) -> None:
-        """End the response; at once, with its connection, unless it has come to its end."""
         self._asking = False
         if self._response is not None:
             with contextlib.suppress(Exception):  # it is given up; how it ends is nobody's business
@@ -97,12 +91,10 @@ class LineBody(httpx.AsyncByteStream):
         self.ended = True
 
     async def aclose(self) -> None:
-        """Closes the body."""
         await self._stream.aclose()
 
 
 def escaped(data: bytes) -> tuple[bytes, bytes]:
-    """The bytes with those characters escaped, and what may be the beginning of another one."""
     held = next((part for part in _BEGINNINGS if data.endswith(part)), b"")
     whole = data[: len(data) - len(held)]
     for character, escape in zip(_SPLIT_BY_HTTPX, _ESCAPED, strict=True):

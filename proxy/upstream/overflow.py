@@ -1,11 +1,10 @@
 """Tells from an upstream's error, or from its answer, whether the prompt did not fit the window.
 
-The order is: codes and statuses of rate limits, explicit wordings, output caps, sizes in bytes and the like, and
-only then sentences in which something is over what is called a context. The numbers are read by their role in
-the sentence. Wordings of the providers are in ``overflow_rules``.
+The order is: codes and statuses of rate limits, explicit wordings (``overflow_rules``), output caps, sizes in bytes,
+and only then sentences in which something is over what is called a context.
 
-OpenAI's finish reason ``length`` says two things: the model wrote as much as it was asked for, which is the client's
-own wish and only reported, or the window left it less; then the reserve was too small and the answer is not whole.
+The finish reason ``length`` says two things: the model wrote as much as it was asked for, the client's own wish, or the
+window left it less; then the reserve was too small and the answer is not whole.
 """
 
 import re
@@ -67,11 +66,9 @@ class Verdict:
 
     @property
     def is_overflow(self) -> bool:
-        """Whether the request did not fit the window."""
         return self.kind in (Kind.CONTEXT, Kind.COMPLETION)
 
     def clamp(self, margin: int) -> int | None:
-        """The ``max_tokens`` that would fit with ``margin`` tokens to spare; None if unknown or below 1."""
         if self.limit is None or self.prompt is None or self.input_limit or self.at_least:
             return None
         room = self.limit - self.prompt - margin
@@ -81,32 +78,16 @@ class Verdict:
 NONE = Verdict(Kind.NONE)
 
 
-def classify(
-    status: int,
-    body: bytes,
-    *,
-    window: int | None = None,
-    estimate: int | None = None,
-    empty_body_means_overflow: bool = False,
-) -> Verdict:
-    """What a whole response says about size; never raises.
-
-    ``window`` and ``estimate`` are tokens as Weir believes them. An empty 400 or 413 is an overflow only where the
-    upstream is known to send such and the estimate is at least 0.9 of the window (Cerebras).
-    """
+def classify(status: int, body: bytes, *, window: int | None = None) -> Verdict:
+    """What a whole response says about size; never raises. ``window`` is what Weir believes, in tokens."""
     text = body[:BODY_HEAD].decode("utf-8", "replace").strip()
     if not text or rules.NO_BODY.match(plain(text[:64])):
-        near = window is not None and estimate is not None and estimate >= 0.9 * window
-        empty = status in (400, 413) and empty_body_means_overflow and near
-        return Verdict(Kind.CONTEXT, requested=estimate) if empty else _by_status(status)
+        return _by_status(status)
     value = decode(text)
-    if status < 400:
-        return _classify_success(value, window=window, estimate=estimate)
-    return _judge(status, take_apart(value))
+    return _classify_success(value, window=window) if status < 400 else _judge(status, take_apart(value))
 
 
 def classify_event(data: bytes) -> Verdict:
-    """What the payload of one SSE data line inside a 200 stream says; NONE if it is no error; never raises."""
     if len(data) > BODY_HEAD:  # a large delta; no error is that long
         return NONE
     text = data.decode("utf-8", "replace").strip()
@@ -152,14 +133,11 @@ def classify_answer(
 
 
 class Ending(StrEnum):
-    """What stopped an answer before its own end."""
-
     OUTPUT_CAP = "output_cap"
     RESERVE_EXHAUSTED = "reserve_exhausted"
 
 
 def is_cut_short(reasons: Sequence[str]) -> bool:
-    """Whether any of the finish reasons is about a length."""
     return any(reason in LENGTHS for reason in reasons)
 
 
@@ -217,7 +195,7 @@ def _by_status(status: int) -> Verdict:
     return Verdict(Kind.PAYLOAD) if status == 413 else NONE
 
 
-def _classify_success(value: object, *, window: int | None, estimate: int | None) -> Verdict:
+def _classify_success(value: object, *, window: int | None) -> Verdict:
     failure = failure_in(value)
     if failure is not None:
         return _judge_inner(failure)
@@ -229,17 +207,13 @@ def _classify_success(value: object, *, window: int | None, estimate: int | None
     if prompt is not None and "prompt_tokens" not in usage:
         cached = (_first_int(usage, key) for key in ("cache_read_input_tokens", "cache_creation_input_tokens"))
         prompt += sum(n for n in cached if n is not None)
-    verdict = classify_answer(
+    return classify_answer(
         _finish_reason(value),
         prompt=prompt,
         completion=_first_int(usage, "completion_tokens", "output_tokens"),
         max_tokens=None,
         window=window,
     )
-    cut = estimate is not None and prompt is not None and 0 < prompt * 2 <= estimate
-    if cut and not verdict.is_overflow and estimate is not None and estimate >= 2048:  # Ollama cuts in silence
-        return Verdict(Kind.CONTEXT, requested=estimate, doubtful=True)
-    return verdict
 
 
 def _finish_reason(value: dict[str, object]) -> str | None:
@@ -292,7 +266,6 @@ def _judge(status: int, report: ErrorReport) -> Verdict:
 
 
 def _explicit(text: str) -> bool:
-    """Whether the text has a known wording that is about tokens and not under a condition in its own sentence."""
     if rules.CHARACTERS.search(text) and not rules.TOKENS.search(text):
         return False
     for found in filter(None, (phrase.search(text) for phrase in rules.PHRASES)):
@@ -303,7 +276,6 @@ def _explicit(text: str) -> bool:
 
 
 def _generic(text: str, status: int) -> bool:
-    """Whether a sentence says that something is over a context, or, for client errors, that tokens are too many."""
     for sentence in rules.SENTENCE.split(text, maxsplit=rules.MAX_SENTENCES):
         if len(sentence) < rules.MIN_SENTENCE_LEN or rules.GUARD.search(sentence):
             continue
@@ -318,7 +290,6 @@ def _generic(text: str, status: int) -> bool:
 
 
 def _outnumbered(text: str) -> bool:
-    """Whether the text is about tokens and puts a larger number of them beside a limit."""
     told = read_numbers(text) if rules.TOKENS.search(text) else Numbers()
     asked = told.prompt if told.requested is None else told.requested
     return told.limit is not None and asked is not None and asked > told.limit >= MIN_LIMIT
@@ -341,7 +312,6 @@ def _group(match: re.Match[str] | None) -> int | None:
 
 
 def _not_overflow(text: str) -> Verdict | None:
-    """The verdict on output caps, server settings and sizes that are not tokens; None if it is neither."""
     batch = rules.BATCH.search(text)
     if batch:
         tokens = int(batch.group(1))
@@ -378,7 +348,7 @@ def _overflow(report: ErrorReport, said: str | None) -> Verdict:
     return replace(verdict, kind=_kind(verdict, report.texts))
 
 
-def _kind(verdict: Verdict, texts: tuple[str, ...]) -> Kind:
+def _kind(verdict: Verdict, texts: Sequence[str]) -> Kind:
     if verdict.input_limit or verdict.limit is None:
         would = any("max_tokens would exceed" in text or "max_tokens exceeds the context" in text for text in texts)
         return Kind.COMPLETION if would else Kind.CONTEXT

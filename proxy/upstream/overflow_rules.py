@@ -8,12 +8,10 @@ seconds on 3,000 characters). They expect text from ``plain``.
 import html
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 HEAD = 1024
-"""Characters of a message in which a wording that is not in the tables is looked for."""
 
 BOUND = "bound to a different conversation"  # Anthropic, of thinking behind an array that was changed
 CHANGED = re.compile(
@@ -130,7 +128,6 @@ SUMMED = (
     ),
     40,
 )
-"""Prompt and answer together are too much."""
 GENERIC = (
     ((WINDOW, OVER), 80),
     ((OVER, WINDOW), 80),
@@ -289,7 +286,6 @@ NO_BODY = re.compile(r"^(?:4(?:00|13))? ?(?:status code)? ?\(no body\)$")
 
 
 def chained(text: str, patterns: tuple[re.Pattern[str], ...], gap: int) -> bool:
-    """Whether the patterns follow one another, each at most ``gap`` characters behind the last; linear in the text."""
     ends = [m.end() for m in patterns[0].finditer(text)]
     for pattern in patterns[1:]:
         if not ends:
@@ -306,7 +302,6 @@ def chained(text: str, patterns: tuple[re.Pattern[str], ...], gap: int) -> bool:
 
 
 MAX_TEXT_LEN = 4096
-"""Characters of one message that are looked at."""
 MAX_TEXTS = 6
 MAX_NODES = 64
 MAX_DEPTH = 12
@@ -327,7 +322,6 @@ _FULL_WIDTH = {0x3000: " "} | {0xFEE0 + code: chr(code) for code in range(0x21, 
 
 
 def plain(text: str) -> str:
-    """The first ``MAX_TEXT_LEN`` characters in lower case, without quotes, links and separators of thousands."""
     head = text[:MAX_TEXT_LEN]
     if "\\" in head:
         head = _ESCAPE.sub(" ", _UNICODE.sub(lambda match: chr(int(match.group(1), 16)), head))
@@ -364,7 +358,6 @@ def _decode_json(text: str) -> object:
 
 
 def failure_in(value: object) -> object | None:
-    """The error that a payload of a 200 response carries, None if it carries none."""
     if isinstance(value, list):
         inner = (failure_in(item) for item in value[:MAX_NODES])
         return next((item for item in inner if item is not None), None)
@@ -401,28 +394,10 @@ _STATUS_KEYS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ErrorReport:
     """An error body taken apart: normalised messages, lower-case codes, numbers by field, a status if one is in it."""
 
-    texts: tuple[str, ...] = ()
-    codes: frozenset[str] = frozenset()
-    numbers: Mapping[str, int] = field(default_factory=dict)
-    status: int | None = None
-
-
-def take_apart(value: object) -> ErrorReport:
-    """The messages, codes and numeric fields of an error body, whatever its envelope."""
-    found = _Gathered()
-    found.walk(value, depth=0, nested=0)
-    texts = tuple(dict.fromkeys(filter(None, (plain(text) for text in found.texts[:MAX_TEXTS]))))
-    codes = {code.strip().lower() for code in found.codes}
-    codes.update(match.group(1) for text in texts for match in CODE_IN_TEXT.finditer(text))
-    return ErrorReport(texts, frozenset(codes), found.numbers, found.status)
-
-
-@dataclass(slots=True)
-class _Gathered:
     texts: list[str] = field(default_factory=list)
     codes: set[str] = field(default_factory=set)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -458,6 +433,16 @@ class _Gathered:
             self.status = int(digits) if re.fullmatch(r"[45]\d\d", digits) else None
         if number is not None:
             self.numbers[key] = number
+
+
+def take_apart(value: object) -> ErrorReport:
+    """The messages, codes and numeric fields of an error body, whatever its envelope."""
+    found = ErrorReport()
+    found.walk(value, depth=0, nested=0)
+    found.texts = list(dict.fromkeys(filter(None, map(plain, found.texts[:MAX_TEXTS]))))
+    found.codes = {code.strip().lower() for code in found.codes}
+    found.codes.update(match.group(1) for text in found.texts for match in CODE_IN_TEXT.finditer(text))
+    return found
 
 
 _SUM = re.compile(rf"({N}) ?\+ ?({N}) ?>=? ?({N})")
@@ -514,12 +499,10 @@ class Numbers:
 
     @property
     def told(self) -> int:
-        """How many of them were given."""
         return sum(n is not None for n in (self.limit, self.prompt, self.completion, self.requested))
 
 
 def read_numbers(text: str) -> Numbers:
-    """The numbers of a normalised message that speaks of an overflow, by the role that the words beside them give."""
     if "got -" in text:  # old vLLM prints the window less the prompt
         return Numbers()
     added = _SUM.search(text)

@@ -1,12 +1,9 @@
-"""Upstreams: a request is sent to where it was decided to go, with whose credential, by OpenAI's protocol or litellm.
+"""Sends a request to where it was decided to go, with whose credential, by OpenAI's protocol or litellm.
 
-litellm takes seconds and some 165 MB to import. It is imported only here, when a configuration names an upstream
-without OpenAI's protocol, at the start and not on the first request. It translates, and does nothing else that it
-could: it fetches no table from the network, reads no ``.env``, calls nobody back, logs nothing, repeats and redirects
-nothing, and takes no credential from the environment on a caller's behalf.
-
-A client's body never reaches litellm as its own arguments: ``api_base``, ``fallbacks``, ``mock_response`` and the
-like are refused, else a client could have the operator's key sent elsewhere (CVE-2024-6587).
+litellm takes seconds and 165 MB to import: that is done at the start, and only where an upstream needs it. It
+translates and does nothing else that it could: no network for a table, no ``.env``, no callbacks, no log, no
+repetition, no redirect, no credential from the environment on a caller's behalf. A client's body never becomes its
+arguments: by ``api_base`` or ``fallbacks`` a client could have the operator's key sent elsewhere (CVE-2024-6587).
 """
 
 import asyncio
@@ -118,7 +115,6 @@ def _load() -> Library:
 
 
 def _rehearse(library: Library, provider: str) -> None:
-    """Has litellm load now what it would load on the first request; with its own mock, nothing is sent."""
     message = {"role": "user", "content": "-"}
     with contextlib.suppress(Exception):  # the first request will say what is wrong with the provider
         library.litellm.completion(
@@ -220,22 +216,18 @@ class LitellmProvider:
         )
 
     def _line(self, credential: bytes) -> Any:
-        """A line through the connections of one credential; two credentials share none."""
         pool = self._pools.of(credential)
         line = self._library.lines.LiteLLMLine(pool.transport, connect=self._timeout.connect)
         pool.lines.add(line)
         return line
 
     async def close(self) -> None:
-        """Closes every connection."""
         await self._pools.close()
         await self._library.litellm.close_litellm_async_clients()
 
 
 @dataclass(frozen=True, slots=True)
 class _ProviderPool:
-    """The connections of one credential, and the calls that use them."""
-
     transport: Any
     lines: WeakSet[Any] = field(default_factory=WeakSet)
 
@@ -292,8 +284,6 @@ _STEERING = re.compile(
 
 
 class Upstreams:
-    """Sends requests to the configured upstreams."""
-
     def __init__(self, client: Client, providers: Mapping[str, LitellmProvider]) -> None:
         self._client = client
         self._providers = dict(providers)
@@ -301,7 +291,6 @@ class Upstreams:
 
     @property
     def connections(self) -> tuple[int, int]:
-        """How many connections are busy, and how many wait."""
         return self._client.connections
 
     async def send(
@@ -316,10 +305,6 @@ class Upstreams:
         attempt: int = 0,
         length: int | None = None,
     ) -> Answer:
-        """The answer's head, its body unread.
-
-        Raises ProxyError for an upstream that cannot be reached or does not answer in time.
-        """
         upstream, caller = destination.upstream, destination.caller
         if upstream.kind == "litellm":
             provider = self._providers.get(upstream.name)
@@ -341,14 +326,12 @@ class Upstreams:
         )
 
     async def post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
-        """Status and body of a JSON request of Weir's own, sent with the caller's credential."""
         answer = await self.send(destination, method="POST", headers=own_headers(destination), body=body)
         return await _whole(answer)
 
     async def get(
         self, upstream: UpstreamSettings, *, caller: Caller, url: str, body: bytes | None
     ) -> tuple[int, bytes]:
-        """Status and body of a question to another address of the same upstream."""
         base, _, path = url.rpartition("/")
         target = dataclasses.replace(self._target(upstream), base_url=base)
         headers = _own_credential(upstream, caller)
@@ -358,7 +341,6 @@ class Upstreams:
         return await _whole(answer)
 
     async def close(self) -> None:
-        """Close every connection."""
         await self._client.close()
         for provider in self._providers.values():
             await provider.close()
@@ -398,7 +380,6 @@ def _judged(headers: Headers, caller: Caller) -> Headers:
 
 
 def _with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller) -> Headers:
-    """The headers with the credential that goes upstream: a key of Weir's own never does."""
     if caller.name is None or not upstream.passes_key:
         return headers
     kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIALS]
@@ -406,7 +387,6 @@ def _with_credential(headers: Headers, upstream: UpstreamSettings, caller: Calle
 
 
 def own_headers(destination: Destination) -> list[tuple[bytes, bytes]]:
-    """The headers of a JSON request of Weir's own."""
     return [(b"content-type", b"application/json"), *_own_credential(destination.upstream, destination.caller)]
 
 

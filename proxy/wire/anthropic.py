@@ -20,16 +20,18 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.answers import GivenAnswer, message_in
-from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, markers_of, without_media
+from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, markers_of, reply_of, without_media
 from proxy.wire.codec import (
     ERROR,
     ClientRequest,
     Codec,
     Compacted,
+    GivenAnswer,
+    Segment,
     SystemField,
     array_of,
     first_object,
+    like,
     message_of,
     object_of,
     objects_in,
@@ -37,8 +39,10 @@ from proxy.wire.codec import (
 )
 from proxy.wire.raw import (
     DONE,
+    Decoder,
     Raw,
     ServerSentEvent,
+    is_object,
     read_value,
     replace_fields,
     split_array,
@@ -66,8 +70,6 @@ _ERRORS = {
 
 
 class _Shape(msgspec.Struct):
-    """As much of a message as says which segments it makes."""
-
     role: str = ""
     content: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -82,7 +84,7 @@ _WALL = re.compile(rb'"compaction"')
 _BLOCKS = msgspec.json.Decoder(list[_Block])
 
 
-class TurnPart(bytes):
+class TurnPart(Segment):
     """Some blocks of a user message, as a message of its own; ``whole`` is the message that they came in.
 
     It is part number ``place`` of ``parts``; ``whole`` is empty for what Weir adds.
@@ -92,10 +94,6 @@ class TurnPart(bytes):
     place: int = 0
     parts: int = 0
 
-    def like(self, data: bytes) -> "TurnPart":
-        """The same part with other blocks."""
-        return _part(data, self.whole, self.place, self.parts)
-
 
 def _part(data: bytes, whole: bytes = b"", place: int = 0, parts: int = 0) -> TurnPart:
     part = TurnPart(data)
@@ -104,8 +102,6 @@ def _part(data: bytes, whole: bytes = b"", place: int = 0, parts: int = 0) -> Tu
 
 
 class MessagesCodec(Codec):
-    """The codec of Messages."""
-
     name = "messages"
     path = "/messages"
     array = "messages"
@@ -127,32 +123,31 @@ class MessagesCodec(Codec):
         return budget + 1 if isinstance(budget, int) and thinking.get("type") == "enabled" else 0
 
     def is_aside(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider is only to sum the history up."""
         return bytes(fields.get("compaction", b"null")) != b"null"
 
     def parent(self, fields: Mapping[str, Raw]) -> str | None:
-        """The message that a thread goes on from."""
         thread = read_value(fields.get("thread", b"null"))
         value = thread.get("previous_message_id") if isinstance(thread, dict) else None
         return value if isinstance(value, str) and value else None
 
     def is_kept(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the request is one of a thread."""
         return bytes(fields.get("thread", b"null")) != b"null"
 
     def answer(self, body: bytes) -> GivenAnswer | None:
-        """The message that a body holds, or the events of a stream make."""
-        given = message_in(body)
-        return None if given is None else given._replace(usage=_usage(given.usage))
+        if not is_object(body):
+            return _streamed(body)
+        whole = split_object(body)
+        identity = read_value(whole.get("id", b"null"))
+        if not isinstance(identity, str) or bytes(whole.get("type", b"")) != b'"message"':
+            return None
+        return _given(identity, bytes(whole.get("content", b"[]")), read_value(whole.get("usage", b"null")))
 
     def schema_of(self, request: ClientRequest) -> Any:
-        """The schema for the answer, as chat's ``response_format`` holds it."""
         asked = request.value("output_config")
         schema = asked.get("format") if isinstance(asked, dict) else None
         return {"json_schema": schema} if isinstance(schema, dict) else None
 
     def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
-        """The segments that these messages make."""
         wall = 1 + max((n for n, raw in enumerate(elements) if _is_wall(raw)), default=-1)
         found: list[Raw] = [Compacted(raw) for raw in elements[:wall]]
         for is_reply, group in groupby(map(_shaped, elements[wall:]), key=lambda each: each[1].role == "assistant"):
@@ -164,7 +159,6 @@ class MessagesCodec(Codec):
         return found
 
     def is_closed(self, role: str) -> bool:
-        """Assistant messages that follow one another are one segment."""
         return role != "assistant"
 
     def goes_on(self, array: memoryview) -> bool:
@@ -172,7 +166,6 @@ class MessagesCodec(Codec):
         return _WALL.search(array) is None
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
-        """A segment as a chat message."""
         if isinstance(raw, Compacted):
             return {"role": "system", "content": None}
         messages = objects_in(raw)
@@ -190,7 +183,6 @@ class MessagesCodec(Codec):
         return {"role": role, "content": content if isinstance(content, str) else blocks, **mark}
 
     def edited(self, raw: Raw, kind: EditKind | None, text: str) -> Raw:
-        """A segment as an edit leaves it; calls and thinking stay as they were given, whatever is said instead."""
         bare = self.unmarked(raw)
         if isinstance(raw, TurnPart | SystemField) or not _is_reply(raw):
             value = first_object(bare)
@@ -202,43 +194,29 @@ class MessagesCodec(Codec):
                 value = without_media(value, text.split("\n"))
             else:
                 value["content"] = [{"type": "text", "text": text or GONE, **_last_marker(_blocks_of(content))}]
-            written = write_value(value)
-            return raw.like(written) if isinstance(raw, TurnPart) else written
+            return like(raw, write_value(value))
         elements = objects_in(bare)
         for element in elements:
             element["content"] = _other_reply(_blocks_of(element.get("content")), kind, text)
             text = ""
         return b",".join(write_value(each) for each in elements if each["content"])
 
-    def unmarked(self, raw: Raw) -> Raw:
-        """A segment without Weir's own mark, on the message or on its blocks."""
-        if f'"{MARK}"'.encode() not in bytes(raw):
-            return raw
-        elements = [{k: v for k, v in each.items() if k != MARK} for each in objects_in(raw)]
-        for each in elements:
-            if isinstance(each.get("content"), list):
-                blocks = each["content"]
-                each["content"] = [
-                    {k: v for k, v in b.items() if k != MARK} if isinstance(b, dict) else b for b in blocks
-                ]
-        written = b",".join(map(write_value, elements))
-        if isinstance(raw, TurnPart):
-            return raw.like(written)
-        return SystemField(written) if isinstance(raw, SystemField) else written
+    def bare(self, element: Mapping[str, Any]) -> Mapping[str, Any]:
+        bare = super().bare(element)
+        if isinstance(blocks := bare.get("content"), list):
+            blocks = [super(MessagesCodec, self).bare(each) if isinstance(each, dict) else each for each in blocks]
+            bare = {**bare, "content": blocks}
+        return bare
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
-        """A block of Weir's own, which goes to the user's turn that it stands in."""
-        del role
         return _part(message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
 
     def extended(self, raw: Raw, text: str) -> Raw:
-        """The system prompt with more text behind its own."""
         value = first_object(raw)
         value["content"] = [*_blocks_of(value.get("content")), {"type": "text", "text": text}]
         return SystemField(write_value(value))
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
-        """The system prompt with a cache marker on its last text."""
         value = first_object(raw)
         blocks = _blocks_of(value.get("content"))
         if not isinstance(raw, SystemField) or not blocks or not blocks[-1].get("text"):
@@ -261,19 +239,15 @@ class MessagesCodec(Codec):
         return [raw for raw in written if raw]
 
     def stored(self, raw: Raw) -> bytes:
-        """A segment as JSON of its own, for the archive."""
         return run_as_json(raw)
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
-        """An answer cut in two at each hidden round, with its call behind the one half and its result between them."""
         return in_messages(raw, text, THINKING_TYPES)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
-        """The definition of a tool of Weir's own."""
         return {"name": name, "description": description, "input_schema": parameters}
 
     def question(self, effect: Summarize) -> dict[str, object]:
-        """The fields of a request of Weir's own, without the model."""
         asked: dict[str, object] = {
             "max_tokens": effect.max_tokens,
             "system": effect.system,
@@ -284,11 +258,9 @@ class MessagesCodec(Codec):
         return asked
 
     def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
-        """What is thought counts as part of the answer."""
         return {"max_tokens": most + self.least_output(request)}
 
     def completion(self, value: Any) -> Any:
-        """A whole answer as a chat completion."""
         if not isinstance(value, dict) or value.get("type") != "message":
             return value
         message = {k: v for k, v in _reply(_blocks_of(value.get("content"))).items() if k != SEALED}
@@ -298,11 +270,9 @@ class MessagesCodec(Codec):
         return {**named, "choices": [choice], "usage": _usage(value.get("usage"))}
 
     def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
-        """Whether an event has to be read once something was said."""
         return not said or event.name in (ERROR, b"message_delta", b"message_stop")
 
     def chunk(self, value: Any) -> Any:
-        """An event of a stream as a chunk of a chat completion."""
         kind = value.get("type") if isinstance(value, dict) else None
         if kind == "message_start":
             message = value.get("message")
@@ -330,7 +300,6 @@ class MessagesCodec(Codec):
         return write_value(_error(error, message))
 
     def error_event(self, error: ProxyError) -> bytes:
-        """The last event of a stream that broke off."""
         return b"\n\nevent: error\ndata: " + write_value(_error(error, error.message)) + b"\n\n"
 
 
@@ -350,7 +319,6 @@ def _shaped(raw: Raw) -> tuple[Raw, _Shape]:
 
 
 def _parts_of(raw: Raw, shape: _Shape) -> Iterator[Raw]:
-    """The segments of a message that is no assistant's."""
     content = bytes(shape.content)
     try:
         kinds = [each.type for each in _BLOCKS.decode(content)] if content[:1] == b"[" and shape.role == "user" else []
@@ -373,7 +341,6 @@ def _is_reply(raw: Raw) -> bool:
 
 
 def _role(raw: Raw) -> str:
-    """The role of a segment's first message."""
     try:
         return _SHAPES.decode(b"[" + raw + b"]")[0].role
     except (ValueError, RecursionError, IndexError):
@@ -381,7 +348,6 @@ def _role(raw: Raw) -> str:
 
 
 def _is_wall(raw: Raw) -> bool:
-    """Whether a message holds a compaction, whose text stands for all before it."""
     if _WALL.search(bytes(raw)) is None:
         return False
     return any(block.get("type") == "compaction" for block in _blocks_of(first_object(raw).get("content")))
@@ -394,7 +360,6 @@ def _blocks_of(content: object) -> list[dict[str, Any]]:
 
 
 def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What an assistant's blocks say, as a chat message."""
     texts, others, calls, thoughts, sealed = [], [], [], [], 0.0
     for block in blocks:
         kind = block.get("type")
@@ -413,14 +378,7 @@ def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     content: object = [*texts, *others]
     if len(texts) == 1 and not others:
         content = texts[0].get("text")
-    message: dict[str, Any] = {"role": "assistant", "content": content or None}
-    if calls:
-        message["tool_calls"] = calls
-    if any(thoughts):
-        message["reasoning_content"] = "\n".join(filter(None, thoughts))
-    if sealed:
-        message[SEALED] = int(sealed)
-    return message
+    return reply_of(content or None, calls, thoughts, sealed)
 
 
 def _result(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -430,7 +388,6 @@ def _result(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_result(block: Mapping[str, Any], kind: EditKind | None, text: str) -> dict[str, Any]:
-    """A tool result that says something else; which call it answers, and whether that failed, stays."""
     if kind is EditKind.MEDIA:
         return without_media(block, text.split("\n"))
     inner = _last_marker(_blocks_of(block.get("content")))
@@ -439,7 +396,6 @@ def _other_result(block: Mapping[str, Any], kind: EditKind | None, text: str) ->
 
 
 def _other_reply(blocks: Sequence[dict[str, Any]], kind: EditKind | None, text: str) -> list[dict[str, Any]]:
-    """An assistant's blocks without thinking, or with another text in place of the first."""
     if kind in (EditKind.REASONING, EditKind.UNBOUND):
         return [block for block in blocks if block.get("type") not in THINKING_TYPES]
     texts = [n for n, block in enumerate(blocks) if block.get("type") == "text"]
@@ -467,7 +423,7 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     said = [raw for raw in segments if isinstance(raw, TurnPart) or _role(raw) == "user"]
     if len(said) == 1 and not isinstance(said[0], TurnPart):
         return [said[0], *systems]
-    blocks = [block for raw in said for block in _raw_blocks(raw)]
+    blocks = [block for raw in said for block in raw_blocks(raw)]
     results, others = blocks, []
     if len(blocks) > 1:
         is_result = [_kind_of(block) == "tool_result" for block in blocks]
@@ -476,11 +432,10 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     content = array_of([*results, *others]) if blocks else write_value(GONE)
     client = [raw.whole if isinstance(raw, TurnPart) else bytes(raw) for raw in said]
     first = next(filter(None, client), message_of("user", b'""'))
-    return [object_of({**split_object(first), "content": content}), *systems]
+    return [with_content(first, content), *systems]
 
 
 def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
-    """Whether these are the client's, unchanged, one after another, and every message with all its parts."""
     at = places.get(id(segments[0]))
     if at is None or any(places.get(id(raw)) != at + n for n, raw in enumerate(segments)):
         return False
@@ -489,12 +444,16 @@ def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
     return begins and (not isinstance(last, TurnPart) or last.place == last.parts - 1)
 
 
-def _raw_blocks(raw: Raw) -> Sequence[Raw]:
+def raw_blocks(raw: Raw) -> Sequence[Raw]:
     content = split_object(bytes(raw)).get("content", b"null")
     if bytes(content)[:1] == b"[":
         return split_array(content) or ()
     said = read_value(content)
     return (write_value({"type": "text", "text": said}),) if isinstance(said, str) and said.strip() else ()
+
+
+def with_content(message: Raw, content: bytes) -> bytes:
+    return object_of({**split_object(bytes(message)), "content": content})
 
 
 def _kind_of(block: Raw) -> str:
@@ -539,11 +498,46 @@ def _added(event: Mapping[str, Any]) -> dict[str, Any]:
     return {"content": delta["text"]} if delta.get("type") == "text_delta" else {}
 
 
+def _given(identity: str, content: bytes, usage: object) -> GivenAnswer:
+    return GivenAnswer(id=identity, elements=b'{"role":"assistant","content":' + content + b"}", usage=_usage(usage))
+
+
+def _streamed(stream: bytes) -> GivenAnswer | None:
+    identity, usage, blocks, parts = None, dict[str, Any](), list[dict[str, Any]](), list[str]()
+    for event in Decoder().feed(stream + b"\n\n"):
+        value = read_value(event.data)
+        kind, value = (value.get("type"), value) if isinstance(value, dict) else (None, {})
+        if kind == "message_start":
+            identity, usage = value["message"].get("id"), dict(value["message"].get("usage") or {})
+        elif kind == "content_block_start":
+            blocks.append(dict(value["content_block"]))
+            parts.clear()
+        elif kind == "content_block_delta" and blocks:
+            _extend(blocks[-1], value["delta"], parts)
+        elif kind == "content_block_stop" and parts:
+            blocks[-1]["input"] = json.loads("".join(parts))
+            parts.clear()
+        elif kind == "message_delta":
+            usage |= {name: said for name, said in (value.get("usage") or {}).items() if said is not None}
+        elif kind == "message_stop" and isinstance(identity, str):
+            return _given(identity, write_value(blocks), usage)
+    return None
+
+
+def _extend(block: dict[str, Any], delta: Mapping[str, Any], parts: list[str]) -> None:
+    for name, more in delta.items():
+        if name == "partial_json":
+            parts.append(more)
+        elif name == "citation":
+            block["citations"] = [*(block.get("citations") or ()), more]
+        elif isinstance(more, str) and name != "type":
+            block[name] = (block.get(name) or "") + more
+
+
 DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"
 
 
 def with_unbound_dropped(body: bytes) -> bytes:
-    """The body asking that thinking be dropped that is bound to something else than what stands before it."""
     fields = split_object(body)
     thinking = read_value(fields["thinking"])
     asked = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}

@@ -1,22 +1,17 @@
-"""A chat message as it is read: what planning has to know of it, what it says, its digest, its markers.
-
-A message is known by its digest, so that only messages never seen before are parsed, canonicalised and counted.
+"""A chat message as it is read: what planning has to know of it, its digest, its cache markers.
 
 Anthropic's ``cache_control`` and OpenAI's ``prompt_cache_breakpoint`` stand on parts of a message's content. Anthropic
-takes at most four in a request, and one that lives an hour never behind one that lives five minutes (its page on
-prompt caching). What Weir does with them:
+takes four in a request at most, and none that lives an hour behind one that lives five minutes (its page on prompt
+caching). So there are never more than the client sent, unless the policy asks for one:
 
-* a message that stays keeps its bytes, and one whose content is replaced keeps its last marker on the replacement;
-* a marker on a message that a summary stands for goes to the summary, if the order of lifetimes allows it there;
-* with a message that is dropped without a summary, or a tool definition that is left out, its marker goes too: the
-  block before it is the client's, and what the client sent is not changed for it.
-
-So a request never has more markers than its client sent, unless the policy asks for one behind tools and system prompt.
+* content that is replaced keeps its last marker;
+* the marker of a message that a summary stands for goes to the summary, if the order of lifetimes allows it there;
+* with what is dropped without a summary its marker goes too.
 """
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -33,12 +28,10 @@ HOUR, MINUTES = 3_600, 300
 
 
 def markers_of(block: Mapping[str, Any]) -> dict[str, Any]:
-    """The markers on one part, or on a message itself; empty for none."""
     return {name: block[name] for name in MARKERS if block.get(name) is not None}
 
 
 def marker_within(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The markers on the last marked part of a message's content; empty for none."""
     content = value.get("content")
     parts = reversed(content) if isinstance(content, list) else ()
     return next((found for part in parts if isinstance(part, dict) and (found := markers_of(part))), {})
@@ -77,7 +70,6 @@ def marker_for_summary(pieces: Sequence[PlannedMessage], messages: Sequence[Raw]
 
 
 def _all_markers(raw: Raw) -> list[dict[str, Any]]:
-    """The markers of each marked part of a message, in order, and those on the message itself."""
     if not _has_words(bytes(raw)):
         return []
     elements = read_value(b"[" + raw + b"]")
@@ -98,20 +90,17 @@ def _blocks(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _lifetime(markers: Mapping[str, Any]) -> int:
-    """Seconds that a provider keeps what ends at this marker; OpenAI's have one lifetime for the whole request."""
     control = markers.get("cache_control")
     return HOUR if isinstance(control, dict) and control.get("ttl") == "1h" else MINUTES
 
 
 def breakpoint_for(lifetime: str, body: bytes) -> dict[str, Any]:
-    """The marker that a policy's ``cache_breakpoint`` asks for; empty where the client has one of its own."""
     if lifetime == "off" or _has_words(body):
         return {}
     return {"cache_control": {"type": "ephemeral"} | ({"ttl": "1h"} if lifetime == "1h" else {})}
 
 
 def marked_message(raw: Raw, marker: Mapping[str, Any]) -> bytes | None:
-    """A message with a marker on the last text of its content; None where it has none."""
     value = read_value(raw)
     content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not content:
@@ -146,7 +135,6 @@ NOT_SEMANTIC = frozenset(
 
 
 def plain_text(message: object) -> str | None:
-    """The text of a message that has a role and a text and nothing else, as most have; None for any other."""
     if type(message) is not dict or len(message) != 2 or type(message.get("role")) is not str:
         return None
     text = message.get("content")
@@ -154,24 +142,18 @@ def plain_text(message: object) -> str | None:
 
 
 def read_message(raw: Raw) -> Mapping[str, Any]:
-    """One message as a dict; empty if it is no object."""
     value = read_value(raw)
     return value if isinstance(value, dict) else {}
 
 
-def unmarked(raw: Raw) -> bytes:
-    """A message without Weir's own mark."""
-    return write_value({k: v for k, v in read_message(raw).items() if k != MARK})
-
-
 def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
-    """The planner's view of a message, and whether it carries Weir's own mark, which has to be stripped."""
     role = value.get("role")
     role = role if isinstance(role, str) else ""
     content = value.get("content")
     if (text := plain_text(value)) is not None:
         keep = True if KEEP_WORD in text and role in WORD_ROLES else None
-        return Message(role=role, digest=digest_of(value), tokens=tokens, keep=keep), False
+        digest = _hashed(value) if text and role else digest_of(value)
+        return Message(role=role, digest=digest, tokens=tokens, keep=keep), False
     message = Message(
         role=role,
         digest=digest_of(value),
@@ -186,7 +168,6 @@ def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
 
 
 def _thought(value: Mapping[str, Any], tokens: int) -> int:
-    """About how many of a message's tokens are thinking that its provider signed or sealed."""
     return max(1, min(tokens - 1, int(value[SEALED]) + len(str(value.get("reasoning_content") or "")) // 4))
 
 
@@ -222,7 +203,6 @@ def _text(content: object) -> str:
 
 
 def body_of(value: Mapping[str, Any]) -> Body:
-    """What a message says."""
     listed = value.get("tool_calls")
     calls = [_tool_call(c) for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
     legacy = value.get("function_call")
@@ -259,7 +239,7 @@ def digest_of(value: Mapping[str, Any]) -> bytes:
     not count; arguments of tool calls are compared as JSON where they parse.
     """
     if plain_text(value) and value["role"]:
-        return blake2b(_sorted(value), digest_size=DIGEST_SIZE).digest()
+        return _hashed(value)
     canonical = {
         k: _canonical(v) for k, v in value.items() if k not in NOT_SEMANTIC and k not in ("content", "tool_calls")
     }
@@ -270,14 +250,15 @@ def digest_of(value: Mapping[str, Any]) -> bytes:
     if isinstance(calls, list) and calls:
         canonical["tool_calls"] = [_canonical_call(c) for c in calls]
     canonical = {k: v for k, v in canonical.items() if v not in (None, "", [], {})}
-    return blake2b(_sorted(canonical), digest_size=DIGEST_SIZE).digest()
+    return _hashed(canonical)
 
 
-def _sorted(value: object) -> bytes:
+def _hashed(value: object) -> bytes:
     try:
-        return _CANONICAL.encode(value)
+        data = _CANONICAL.encode(value)
     except (ValueError, TypeError, RecursionError):  # a lone surrogate, a number of many digits
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+        data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    return blake2b(data, digest_size=DIGEST_SIZE).digest()
 
 
 def _canonical(value: object) -> object:
@@ -348,25 +329,41 @@ def without_media(value: Mapping[str, Any], lines: Sequence[str]) -> dict[str, A
 
     A cache marker on such a part stays on the text that takes its place.
     """
-    new, left = dict(value), list(lines) or [""]
-    content = new.get("content")
-    if isinstance(content, list):
-        new["content"] = [
-            {"type": "text", "text": left.pop(0) if len(left) > 1 else left[0], **markers_of(part)}
-            if _is_media(part)
-            else part
-            for part in content
-        ]
-    return new
+    return {**value, "content": with_lines(value["content"], lines, _is_media)} if "content" in value else dict(value)
+
+
+def with_lines(
+    content: object, lines: Sequence[str], is_media: Callable[[object], bool], text_type: str = "text"
+) -> object:
+    """Content with a line of text in place of each part that is media."""
+    left = list(lines) or [""]
+    if not isinstance(content, list):
+        return content
+    return [
+        {"type": text_type, "text": left.pop(0) if len(left) > 1 else left[0], **markers_of(part)}
+        if is_media(part)
+        else part
+        for part in content
+    ]
+
+
+def reply_of(content: object, calls: Sequence[Any], thoughts: Sequence[str], sealed: float) -> dict[str, Any]:
+    """An assistant's message; ``sealed`` tokens of it only the provider can read."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(filter(None, thoughts))
+    if sealed:
+        message[SEALED] = int(sealed)
+    return message
 
 
 def attached(value: Mapping[str, Any]) -> tuple[str, ...]:
-    """What each image, audio, video or file of a message is: its kind, and its type, name or address where known."""
     return tuple(_named(part) for part in _parts(value) if _is_media(part))
 
 
 def named_files(value: Mapping[str, Any]) -> list[str]:
-    """The ids and addresses of a message's files whose content is elsewhere."""
     return [name for part in _parts(value) if (name := named_file(part))]
 
 
@@ -388,7 +385,6 @@ def _named(part: Mapping[str, Any]) -> str:
 
 
 def _detail(part: Mapping[str, Any]) -> str:
-    """A file's name, an address without its query, the type of a data URL, a format; empty where nothing says it."""
     inner = part.get(str(part.get("type")))
     for holder in (inner, part.get("source"), part):
         if isinstance(holder, str):

@@ -54,7 +54,6 @@ def name_from(
 
 
 def conversation_in(headers: Sequence[tuple[bytes, bytes]], header: bytes) -> str | None:
-    """The conversation that one of Weir's own headers names, None if it is absent or no valid name."""
     return next((_valid(value) for name, value in headers if name == header), None)
 
 
@@ -80,7 +79,6 @@ def _from_body(fields: Mapping[str, Raw]) -> str | None:
 
 
 def _from_user_id(user_id: object) -> str | None:
-    """The session in Anthropic's ``metadata.user_id`` as Claude Code writes it: a suffix, or JSON."""
     if not isinstance(user_id, str):
         return None
     _, found, session = user_id.rpartition("_session_")
@@ -94,7 +92,6 @@ def _from_user_id(user_id: object) -> str | None:
 
 
 def _from_codex(sent: Mapping[bytes, bytes]) -> str | None:
-    """Codex sends unprefixed names; they count only with its user agent."""
     if _CODEX.match(sent.get(b"user-agent", b"").decode("latin-1")):
         for name in (b"session-id", b"thread-id", b"session_id", b"conversation_id"):
             if name in sent and (found := _valid(sent[name])):
@@ -129,6 +126,10 @@ def wants_no_editing(fields: Mapping[str, Raw]) -> bool:
     )
 
 
+def may_be_truncated(fields: Mapping[str, Raw]) -> bool:
+    return bytes(fields.get("truncation", b"")) == b'"auto"'
+
+
 def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
     """What the client asks to have taken out of its request by Anthropic's ``context_management``.
 
@@ -150,7 +151,6 @@ def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
 
 
 def _of_responses(asked: list[Any]) -> ClientEdits | None:
-    """The same of a request for Responses; None where it is left to the provider when it compacts."""
     sizes = [
         each.get("compact_threshold") for each in asked if isinstance(each, dict) and each.get("type") == COMPACTION
     ]
@@ -182,6 +182,5 @@ _EDITS = {RESULTS: _results, THINKING: _thinking, COMPACT: _compact}
 
 
 def _number(value: object, default: int) -> int:
-    """The ``value`` of an amount as Anthropic writes it."""
     number = value.get("value") if isinstance(value, dict) else None
     return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else default

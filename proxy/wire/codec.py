@@ -11,41 +11,76 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any, NamedTuple, Self, overload
 
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.wire.answers import GivenAnswer
 from proxy.wire.chat import (
     MARK,
     content_with,
     marked_message,
     marker_within,
     read_message,
-    unmarked,
     without_media,
     without_reasoning,
 )
-from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.raw import (
+    Raw,
+    ServerSentEvent,
+    elements_of,
+    read_value,
+    replace_fields,
+    split_array,
+    split_object,
+    write_value,
+)
 
 ERROR = b"error"
+_MARKED = f'"{MARK}"'.encode()
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
 _MATTERS = re.compile(rb'"usage"|"error"|"finish_reason"\s*:\s*"[^"]|"index"\s*:\s*[1-9]')
 
 
-class Compacted(bytes):
+class GivenAnswer(NamedTuple):
+    """A whole answer: the ``elements`` that it adds to the array, with commas between, and its ``usage`` object."""
+
+    id: str
+    elements: bytes
+    usage: object = None
+
+
+class Segment(bytes):
+    """Elements of a history, with what their codec has to know of them beside their bytes."""
+
+    def like(self, data: bytes) -> Self:
+        """The same with other elements."""
+        other = type(self)(data)
+        other.__dict__ |= self.__dict__
+        return other
+
+
+def like(raw: Raw, data: bytes) -> Raw:
+    return raw.like(data) if isinstance(raw, Segment) else data
+
+
+class Compacted(Segment):
     """An element up to a compaction of the provider's: the model does not see it."""
 
 
-class SystemField(bytes):
+class SystemField(Segment):
     """The field that holds the system prompt, as a message."""
 
 
-class NamingRun(bytes):
+class NamingRun(Segment):
     """A segment whose ``meant`` has also what stands in it only by its name, and is empty where nothing does."""
 
     meant: bytes = b""
+
+    def like(self, data: bytes) -> Self:
+        other = super().like(data)
+        other.meant = b""
+        return other
 
 
 class Codec:
@@ -88,7 +123,6 @@ class Codec:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Fields beside the history that the model reads."""
         return (*self.tool_fields, self.schema)
 
     def parse(self, body: bytes) -> "ClientRequest":
@@ -122,30 +156,21 @@ class Codec:
         return Segments(raw, self, () if said == b"null" else (SystemField(message_of("system", said)),))
 
     def least_output(self, request: "ClientRequest") -> int:
-        """The shortest answer that may be asked for, tokens."""
-        del request
         return 0
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether nobody but the provider knows what the model reads."""
-        del fields
         return False
 
     def is_aside(self, fields: Mapping[str, Raw]) -> bool:
         """Whether the request is about the conversation and no part of it: a compaction by the provider."""
-        del fields
         return False
 
     # What the provider holds between two requests
 
     def parent(self, fields: Mapping[str, Raw]) -> str | None:
-        """The answer that the request goes on from: all up to its end is at the provider's."""
-        del fields
         return None
 
     def is_kept(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether a later request may go on from the answer to this one."""
-        del fields
         return False
 
     def added(self, fields: Mapping[str, Raw]) -> bytes:
@@ -154,53 +179,39 @@ class Codec:
         return said[1:-1].strip() if said[:1] == b"[" else b""
 
     def answer(self, body: bytes) -> GivenAnswer | None:
-        """The answer that a body or a stream holds; None where it is not all there, or an error."""
-        del body
         return None
 
     def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
-        """Elements that may be named in place of having them, by their ids; reasoning took so many tokens."""
-        del elements, reasoned
         return {}
 
     def names(self, fields: Mapping[str, Raw]) -> Collection[str]:
-        """The ids of the elements that the request only names."""
-        del fields
         return ()
 
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
-        """A segment with what is known of the elements that it only names."""
-        del known
         return raw
 
     def schema_of(self, request: "ClientRequest") -> Any:
-        """The schema for the answer, as chat's ``response_format`` holds it."""
         return request.value(self.schema)
 
     # From the endpoint's JSON to messages
 
     def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
-        """The segments that the elements of the array make."""
         return elements
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
-        """A segment as a chat message; empty if it is none."""
         return read_message(raw)
 
     def goes_on(self, array: memoryview) -> bool:
         """Whether the segments of an array stay what they are, whatever follows them."""
-        del array
         return True
 
     def is_closed(self, role: str) -> bool:
         """Whether a segment at the array's end is whole, so that elements that follow make segments of their own."""
-        del role
         return True
 
     # From what was planned to the endpoint's JSON
 
     def edited(self, raw: Raw, kind: EditKind | None, text: str) -> Raw:
-        """A segment as an edit leaves it."""
         value = dict(read_message(raw))
         value.pop(MARK, None)
         if kind is EditKind.REASONING:
@@ -212,30 +223,30 @@ class Codec:
         return write_value(value)
 
     def unmarked(self, raw: Raw) -> Raw:
-        """A segment without Weir's own mark."""
-        return unmarked(raw)
+        if _MARKED not in bytes(raw):
+            return raw
+        return like(raw, b",".join(write_value(self.bare(each)) for each in objects_in(raw)))
+
+    def bare(self, element: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An element without Weir's own mark."""
+        return {name: value for name, value in element.items() if name != MARK}
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
-        """A segment of Weir's own."""
         return write_value({"role": "system" if role == "system" else "user", "content": content_with(text, markers)})
 
     def extended(self, raw: Raw, text: str) -> Raw:
-        """A segment of the system's with more text behind its own."""
         value = first_object(raw)
         content = value.get("content")
         if isinstance(content, list):
             value["content"] = [*content, {"type": self.text_type, "text": text}]
         else:
             value["content"] = f"{content or ''}\n\n{text}"
-        written = write_value(value)
-        return SystemField(written) if isinstance(raw, SystemField) else written
+        return like(raw, write_value(value))
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
-        """A segment with a cache marker on its last text; None where it has none."""
         return marked_message(raw, marker)
 
     def compose(self, request: "ClientRequest", segments: Sequence[Raw]) -> dict[str, bytes]:
-        """The fields that change where the request's segments are these: the array, and the system's if it changed."""
         new: dict[str, bytes] = {}
         if segments and isinstance(segments[0], SystemField) and self.system is not None:
             if request.messages is None or segments[0] is not request.messages.head[0]:
@@ -244,52 +255,38 @@ class Codec:
         return new | {self.array: array_of(self.elements(request, segments))}
 
     def elements(self, request: "ClientRequest", segments: Sequence[Raw]) -> Sequence[Raw]:
-        """What the array holds where its segments are these."""
-        del request
         return segments
 
     def stored(self, raw: Raw) -> bytes:
-        """A segment as JSON of its own, for the archive."""
         return bytes(raw)
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
-        """An answer with the rounds in it that its client has not seen, as :mod:`proxy.wire.rounds` writes them."""
-        del text
         return raw
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
-        """The definition of a tool of Weir's own."""
         return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
     # Questions to a model, and its answers
 
     def question(self, effect: Summarize) -> dict[str, object]:
-        """The fields of a request of Weir's own, without the model."""
         raise NotImplementedError
 
     def limit_in_place(self, request: "ClientRequest", most: int) -> dict[str, object]:
-        """The fields that say how long an answer to a question behind the client's own history may be."""
-        del request
         return {self.limits[-1]: most}
 
     def completion(self, value: Any) -> Any:
-        """A whole answer as a chat completion."""
         return value
 
     def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
-        """Whether an event of a stream has to be read once something was said."""
         return not said or event.name == ERROR or _MATTERS.search(event.data) is not None
 
     def chunk(self, value: Any) -> Any:
-        """An event of a stream as a chunk of a chat completion; DONE for the last one."""
         return value
 
     def error_body(self, error: ProxyError) -> bytes:
-        """What a client is told in place of an answer."""
         return error.body()
 
     def error_event(self, error: ProxyError) -> bytes:
-        """The last event of a stream that broke off."""
         return error.event()
 
 
@@ -314,12 +311,10 @@ class ClientRequest:
     codec: Codec = CHAT
 
     def value(self, name: str) -> Any:
-        """One field as Python values, None if it is absent."""
         raw = self.fields.get(name)
         return None if raw is None else read_value(raw)
 
     def view(self, index: int) -> Mapping[str, Any]:
-        """One segment as a chat message."""
         return self.codec.view((self.messages or ())[index])
 
 
@@ -401,7 +396,6 @@ def rewritten(
 
 
 def without_marks(request: ClientRequest) -> bytes:
-    """A request's body without Weir's own marks on its messages, whatever else stands in these; its own without any."""
     raws, codec = request.messages or (), request.codec
     marked = {i for i, raw in enumerate(raws) if MARK in codec.view(raw)}
     bare = [codec.unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)] if marked else None
@@ -409,12 +403,10 @@ def without_marks(request: ClientRequest) -> bytes:
 
 
 def without_field(request: ClientRequest, name: str) -> ClientRequest:
-    """The request without one of its fields; the values of the others keep their bytes."""
     return request.codec.parse(object_of({key: raw for key, raw in request.fields.items() if key != name}))
 
 
 def with_history(request: ClientRequest, history: bytes, opening: bytes) -> ClientRequest:
-    """The request with all that its provider holds behind it, as one that goes on from nothing."""
     codec, fields = request.codec, {**split_object(opening), **request.fields}
     fields[codec.array] = array_of([part for part in (history, codec.added(fields)) if part])
     if codec.link in fields:
@@ -423,39 +415,32 @@ def with_history(request: ClientRequest, history: bytes, opening: bytes) -> Clie
 
 
 def opening_of(request: ClientRequest) -> bytes:
-    """What the request has that those which go on from it leave out, as an object."""
     return object_of({name: request.fields[name] for name in request.codec.created_with if name in request.fields})
 
 
 def object_of(fields: Mapping[str, Raw]) -> bytes:
-    """A JSON object of raw values."""
     return b"{" + b",".join(write_value(key) + b":" + bytes(raw) for key, raw in fields.items()) + b"}"
 
 
 def array_of(items: Sequence[Raw]) -> bytes:
-    """A JSON array of raw elements."""
     return b"[" + b",".join(items) + b"]"
 
 
 def message_of(role: str, content: bytes) -> bytes:
-    """A message with this raw content."""
     return b'{"role":"' + role.encode() + b'","content":' + content + b"}"
 
 
 def objects_in(raw: Raw) -> list[dict[str, Any]]:
-    """The elements of a segment that are objects."""
     elements = read_value(b"[" + raw + b"]")
     return [each for each in elements if isinstance(each, dict)] if isinstance(elements, list) else []
 
 
 def first_object(raw: Raw) -> dict[str, Any]:
-    """The first element of a segment; empty where there is none."""
     return next(iter(objects_in(raw)), {})
 
 
 def run_as_json(raw: Raw) -> bytes:
-    """A segment that may have several elements as JSON of its own."""
-    elements = split_array(b"[" + raw + b"]") or ()
+    elements = elements_of(raw)
     return bytes(raw) if len(elements) == 1 else array_of(elements)
 
 
@@ -476,13 +461,11 @@ def _definitions(request: ClientRequest, field: str) -> Sequence[Raw]:
 
 
 def tool_name(definition: object) -> str:
-    """The name that calls of a tool use; empty for what is no definition of a function or custom tool."""
     name = _described(definition).get("name")
     return name if isinstance(name, str) else ""
 
 
 def tool_description(definition: object) -> str:
-    """What a definition says of its tool; empty where it says nothing."""
     text = _described(definition).get("description")
     return text if isinstance(text, str) else ""
 
@@ -491,7 +474,6 @@ _WRITTEN_BY_THE_CLIENT = frozenset({None, "function", "custom"})
 
 
 def _described(definition: object) -> Mapping[str, Any]:
-    """What a function or custom tool is; nothing of a provider's own, which has a type of its own."""
     if not isinstance(definition, dict):
         return {}
     inner = definition.get("function") or definition.get("custom")
@@ -501,7 +483,6 @@ def _described(definition: object) -> Mapping[str, Any]:
 
 
 def tool_definitions(request: ClientRequest) -> dict[str, list[Raw]]:
-    """The definitions of tools and legacy functions as the client sent them, by name."""
     found: dict[str, list[Raw]] = {}
     for field in request.codec.tool_fields:
         for raw in _definitions(request, field):
@@ -511,7 +492,6 @@ def tool_definitions(request: ClientRequest) -> dict[str, list[Raw]]:
 
 
 def chosen_tools(request: ClientRequest) -> frozenset[str]:
-    """Every name in ``tool_choice`` and ``function_call``: the one asked for, or those that are allowed."""
     waiting: list[Any] = [request.value(field) for field in ("tool_choice", "function_call") if field in request.fields]
     found = set[str]()
     while waiting:
@@ -526,5 +506,4 @@ def chosen_tools(request: ClientRequest) -> frozenset[str]:
 
 
 def with_fields(body: bytes, **values: object) -> bytes:
-    """``body`` with other values for some scalar fields, everything else byte for byte."""
     return replace_fields(body, split_object(body), {k: write_value(v) for k, v in values.items()})

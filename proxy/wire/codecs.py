@@ -16,12 +16,10 @@ _OF_MESSAGES = frozenset({"tool_use", "tool_result", "thinking", "redacted_think
 
 
 def codec_of(path: str) -> Codec:
-    """The codec of a managed or counted route, by what is put after an upstream's base URL."""
     return _BY_PATH.get(path) or _BY_PATH[f"/{path.split('/')[1]}"]
 
 
 def view_of_stored(raw: Raw) -> Mapping[str, Any]:
-    """A segment from the archive as a chat message, whichever endpoint it came from."""
     data = bytes(raw)
     if data[:1] == b"[":
         data = b",".join(split_array(data) or ())

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from policies.summary import inside
 from proxy.errors import InvalidRequest
-from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codec import ClientRequest, array_of, first_object, message_of, object_of
-from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.anthropic import MESSAGES, raw_blocks, with_content
+from proxy.wire.codec import ClientRequest, array_of, first_object, message_of
+from proxy.wire.raw import Raw, read_value, replace_fields, split_array, write_value
 from proxy.wire.responses import RESPONSES
 
 OWN = b"weir:1:"
@@ -27,7 +27,6 @@ Unseal = Callable[[str], str]
 
 
 def seal(text: str, *, tenant: str, secret: bytes) -> str:
-    """The text as its client keeps it; not secret, but nobody else's."""
     data = text.encode("utf-8", "replace")
     return OWN.decode() + _mark(data, tenant, secret) + ":" + base64.urlsafe_b64encode(zlib.compress(data)).decode()
 
@@ -53,7 +52,6 @@ def _mark(data: bytes, tenant: str, secret: bytes) -> str:
 
 
 def opened(request: ClientRequest, unseal: Unseal) -> ClientRequest:
-    """The request with the text of its newest compaction of Weir's in its place, and nothing that it stands for."""
     codec = request.codec
     if codec not in (RESPONSES, MESSAGES):
         return request
@@ -66,7 +64,6 @@ def opened(request: ClientRequest, unseal: Unseal) -> ClientRequest:
 
 
 def _text_of(block: object, unseal: Unseal) -> str | None:
-    """The text of a compaction of Weir's, None for anything else."""
     sealed = block.get("encrypted_content") if isinstance(block, dict) and block.get("type") == COMPACTION else None
     return unseal(sealed) if isinstance(sealed, str) and sealed.startswith(OWN.decode()) else None
 
@@ -82,7 +79,6 @@ def _items(elements: Sequence[Raw], unseal: Unseal) -> Sequence[Raw] | None:
 
 
 def _stays(item: Mapping[str, Any]) -> bool:
-    """Whether an item is a message of anybody's but the model's, or declares tools or settings."""
     kind = item.get("type", "message")
     return kind in DECLARES or (kind == "message" and item.get("role") in SAID)
 
@@ -91,31 +87,20 @@ def _messages(elements: Sequence[Raw], unseal: Unseal) -> Sequence[Raw] | None:
     """Before a compaction nothing is read; its text begins a turn of the user's."""
     for at in range(len(elements) - 1, -1, -1):
         raw = elements[at]
-        blocks = _blocks(raw) if OWN in bytes(raw) else ()
+        blocks = raw_blocks(raw) if OWN in bytes(raw) else ()
         for place in range(len(blocks) - 1, -1, -1):
             text = _text_of(read_value(blocks[place]), unseal)
             if text is None:
                 continue
             own, rest, later = write_value({"type": "text", "text": text}), blocks[place + 1 :], elements[at + 1 :]
             if rest and first_object(raw).get("role") == "user":
-                return [_with_content(raw, [own, *rest]), *later]
+                return [with_content(raw, array_of([own, *rest])), *later]
             if rest:
-                return [message_of("user", array_of([own])), _with_content(raw, rest), *later]
+                return [message_of("user", array_of([own])), with_content(raw, array_of(rest)), *later]
             if later and first_object(later[0]).get("role") == "user":
-                return [_with_content(later[0], [own, *_blocks(later[0])]), *later[1:]]
+                return [with_content(later[0], array_of([own, *raw_blocks(later[0])])), *later[1:]]
             return [message_of("user", array_of([own])), *later]
     return None
-
-
-def _blocks(raw: Raw) -> Sequence[Raw]:
-    content = split_object(bytes(raw)).get("content", b"null")
-    if bytes(content)[:1] == b"[":
-        return split_array(content) or ()
-    return (write_value({"type": "text", "text": read_value(content)}),) if bytes(content)[:1] == b'"' else ()
-
-
-def _with_content(raw: Raw, blocks: Sequence[Raw]) -> bytes:
-    return object_of({**split_object(bytes(raw)), "content": array_of(blocks)})
 
 
 class Made(NamedTuple):
@@ -131,7 +116,6 @@ class Made(NamedTuple):
 
 
 def as_compacted(made: Made) -> bytes:
-    """The answer of ``/responses/compact``: what others than the model said, and the compaction."""
     elements = split_array(made.request.fields.get("input", b"[]"))
     if elements is None:
         elements = (message_of("user", bytes(made.request.fields["input"])),)
@@ -142,7 +126,6 @@ def as_compacted(made: Made) -> bytes:
 
 
 def _as_given(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item as OpenAI gives it back."""
     content = item.get("content")
     if item.get("type", "message") != "message":
         return dict(item)
@@ -171,7 +154,6 @@ def _usage(made: Made) -> dict[str, object]:
 
 
 def as_answer(made: Made) -> bytes:
-    """The answer to a request that has the history compacted: a body, or the events of a stream."""
     events = _response(made) if made.request.codec is RESPONSES else _message(made)
     if not made.request.stream:
         whole = events[-1]["response"] if made.request.codec is RESPONSES else events[0]["message"]

@@ -1,12 +1,9 @@
-"""Tokens: text by tiktoken's exact count, media by formula, framing by constants.
+"""Tokens: text by tiktoken's exact count, media by formula, framing by constants. Never raises, needs no network.
 
-Counting needs no network, runs off the event loop, and never raises. A vocabulary is looked for in the user's own cache
-directory, under the name that tiktoken gives it there (the SHA-1 of the file's address), and then among the compressed
-ones that ship with Weir. Without one, characters are counted. Long text is cut into pieces: tiktoken gives up on about
-a million blanks, and no other request should wait for somebody's megabyte.
-
-Framing is what OpenAI's cookbook measured for its models; other servers' templates differ by a token or two
-a message, and calibration learns that. Base64 is never counted as text.
+A vocabulary is looked for in the user's cache directory, under the name that tiktoken gives it there (the SHA-1 of the
+file's address), then among those that ship with Weir; without one characters are counted. Long text is counted in
+pieces off the event loop: tiktoken gives up on about a million blanks. Framing is what OpenAI's cookbook measured;
+calibration learns where a template differs. Base64 is never counted as text.
 """
 
 import asyncio
@@ -46,27 +43,19 @@ _SEEK_CUT = 2_000
 
 
 def encoding_name(model: str) -> str:
-    """``cl100k_base`` for gpt-4, gpt-3.5 and the embeddings of their time, ``o200k_base`` for every other name."""
     return "cl100k_base" if _CL100K.match(bare_name(model)) else "o200k_base"
 
 
 def vocabulary_directories(cache_dir: Path | None = None) -> tuple[Path, ...]:
-    """Where vocabulary files may be, best first: ``cache_dir``, then Weir's own."""
     shipped = Path(str(files("proxy") / "vocabularies"))
     return (cache_dir, shipped) if cache_dir is not None else (shipped,)
 
 
 def installed_estimators() -> dict[str, TokenCounter]:
-    """Estimators that other packages offer as entry points of the group ``weir.estimators``, by name.
-
-    An entry point names a callable without arguments that returns a :class:`TokenCounter`; one that cannot be
-    loaded raises what its package raises.
-    """
     return {point.name: point.load()() for point in entry_points(group=ESTIMATORS_GROUP)}
 
 
 def check_estimator(name: str) -> str | None:
-    """What is wrong with a policy's ``estimator``; None for ``tokenizer`` and whatever counts under that name."""
     own = ("tokenizer", *HEURISTICS, *ENCODINGS)
     if name in own:
         return None  # entry points are read from every installed package, and every policy asks
@@ -74,8 +63,7 @@ def check_estimator(name: str) -> str | None:
     return None if name in known else f"no estimator {name}; there are: {', '.join(sorted(known))}"
 
 
-class VocabularyMissing(Exception):
-    """No directory has the file of an encoding with the right content."""
+class VocabularyMissing(Exception): ...
 
 
 class Vocabulary:
@@ -94,7 +82,6 @@ class Vocabulary:
         self._lock = Lock()
 
     def load(self) -> None:
-        """Read the file unless that was done; afterwards ``reason`` says why there is no vocabulary, or is None."""
         with self._lock:
             if self.is_loaded:
                 return
@@ -105,7 +92,6 @@ class Vocabulary:
             self.is_loaded = True
 
     def count(self, text: str) -> int:
-        """Tokens of ``text``; loads the vocabulary first where that was not done."""
         if not self.is_loaded:
             self.load()
         if self._encoding is None:
@@ -128,23 +114,19 @@ class TextCounter:
 
     @property
     def is_exact(self) -> bool:
-        """True if a vocabulary counts; what it is loaded from is known only after the first count."""
         return isinstance(self._source, Vocabulary) and self._source.reason is None
 
     @property
     def is_ready(self) -> bool:
-        """True if the next count loads nothing."""
         return not isinstance(self._source, Vocabulary) or self._source.is_loaded
 
     def count(self, text: str) -> int:
-        """Tokens of ``text``, counted here and now; never raises."""
         source = self._source
         if isinstance(source, CharCounter) or (isinstance(source, Vocabulary) and len(text) <= PIECE_CHARS):
             return source.count(text)
         return self._count_pieces(pieces(text))
 
     async def count_many(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text: at once up to 8 KB together, else by a worker thread, 50,000 characters at a time."""
         if isinstance(self._source, CharCounter) or (self.is_ready and _size(texts) <= INLINE_CHARS):
             return [self.count(text) for text in texts]
         loop = asyncio.get_running_loop()
@@ -161,7 +143,6 @@ class TextCounter:
         return TextCounter(self.name, source, self._executor)
 
     async def load(self) -> None:
-        """Load the vocabulary off the event loop, if there is one to load."""
         if isinstance(self._source, Vocabulary):
             await asyncio.get_running_loop().run_in_executor(self._executor, self._source.load)
 
@@ -198,17 +179,14 @@ class Tokenizer:
         self._counters = {name: TextCounter(name, source, self._executor) for name, source in sources.items()}
 
     def counter(self, model_or_encoding: str) -> TextCounter:
-        """The counter of that name, else that of the model's encoding; loads nothing yet."""
         known = self._counters.get(model_or_encoding)
         return known if known is not None else self._counters[encoding_name(model_or_encoding)]
 
     @property
     def waiting(self) -> int:
-        """Texts that wait for a worker thread."""
         return self._executor._work_queue.qsize()  # noqa: SLF001 - the executor says it nowhere else
 
     def close(self) -> None:
-        """Let the worker threads end; what is being counted is finished."""
         self._executor.shutdown(wait=False)
 
 
@@ -288,7 +266,6 @@ def _build(name: str, directories: Sequence[Path]) -> tiktoken.Encoding:
 
 
 def _read_ranks(address: str, expected_hash: str | None, directories: Sequence[Path]) -> dict[bytes, int]:
-    """Token bytes to rank from the first directory whose file has the expected SHA-256."""
     name = hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()
     packed = f"{address.rpartition('/')[2]}.zst"
     for directory in directories:
@@ -335,37 +312,59 @@ class Countable:
     texts: tuple[str, ...] = ()
 
     def count(self, counter: TokenCounter) -> int:
-        """All its tokens, counted here and now."""
         return max(0, self.fixed + sum(counter.count(text) for text in self.texts))
 
 
 def count_message(
     message: Mapping[str, Any], counter: TokenCounter, *, model: str, image_tokens: int | None = None
 ) -> int:
-    """Uncalibrated tokens of one chat message; never raises for anything that JSON can say."""
     return message_texts(message, model=model, image_tokens=image_tokens).count(counter)
 
 
-async def count_messages(
-    messages: Sequence[Mapping[str, Any]], counter: TextCounter, *, model: str, image_tokens: int | None = None
-) -> list[int]:
-    """Uncalibrated tokens of each message, with one trip off the event loop for all of them where it is long."""
-    return await count_all([message_texts(m, model=model, image_tokens=image_tokens) for m in messages], counter)
-
-
 def count_tools(tools: Any, functions: Any, response_format: Any, counter: TokenCounter, *, model: str) -> int:
-    """Uncalibrated tokens of tool definitions, legacy functions and a response schema; 0 for none."""
     return tool_texts(tools, functions, response_format, model=model).count(counter)
 
 
 async def count_all(items: Sequence[Countable], counter: TextCounter) -> list[int]:
-    """Tokens of each item, with one :meth:`TextCounter.count_many` for the texts of all."""
     counts = iter(await counter.count_many([text for item in items for text in item.texts]))
     return [max(0, item.fixed + sum(islice(counts, len(item.texts)))) for item in items]
 
 
+SLICE = 128
+CUT_TOKENS, CUT_SHARE = 1.8, 0.06
+"""What a slice has more than its share of the text: its line's end, and words that were cut in two."""
+MAX_ERROR = 0.10
+"""The share by which the tokens of at least 64 KB of text may be wrong that were counted by slices; in recorded
+conversations it is 0.05 at most (``tests/functional/test_sampled_counts.py``)."""
+
+
+async def sample_all(items: Sequence[Countable], counter: TextCounter) -> list[int]:
+    samples = [_slices(text) for item in items for text in item.texts]
+    counts = await counter.count_many(["\n".join(slices) for slices in samples])
+    whole = (text for item in items for text in item.texts)
+    sizes = iter(
+        [
+            count if len(slices) == 1 else _scaled(count, slices, len(text))
+            for text, slices, count in zip(whole, samples, counts, strict=True)
+        ]
+    )
+    return [max(0, item.fixed + sum(islice(sizes, len(item.texts)))) for item in items]
+
+
+def _slices(text: str) -> list[str]:
+    if len(text) <= 4 * SLICE:
+        return [text]
+    number = max(2, round(len(text) / (8 * SLICE)))
+    step = len(text) / number
+    return [text[(at := int((n + 0.5) * step - SLICE / 2)) : at + SLICE] for n in range(number)]
+
+
+def _scaled(count: int, slices: Sequence[str], size: int) -> int:
+    cut = min(CUT_TOKENS * (len(slices) - 1), CUT_SHARE * count)
+    return max(1, round((count - cut) * size / sum(map(len, slices))))
+
+
 def message_texts(message: Any, *, model: str, image_tokens: int | None = None) -> Countable:
-    """A message's framing, media and texts. Ids are not counted: no template shows them to the model."""
     if (text := plain_text(message)) is not None:
         return Countable(MESSAGE_OVERHEAD, (text,) if text else ())
     fixed, texts = MESSAGE_OVERHEAD, list[str]()
@@ -391,7 +390,6 @@ def message_texts(message: Any, *, model: str, image_tokens: int | None = None) 
 
 
 def tool_texts(tools: Any, functions: Any, response_format: Any, *, model: str) -> Countable:
-    """Definitions as OpenAI's models are shown them (the cookbook's constants), as JSON for every other model."""
     name = bare_name(model)
     definitions = [item for group in (tools, functions) if isinstance(group, list) for item in group]
     fixed, texts = 0, list[str]()
@@ -412,7 +410,6 @@ def tool_texts(tools: Any, functions: Any, response_format: Any, *, model: str) 
 
 
 def json_text(value: Any) -> str:
-    """``value`` as JSON text without marks that are not sent to a model and without base64; of any depth."""
     out: list[str] = []
     stack: list[Iterator[tuple[str, Any]]] = [iter((("", value),))]
     closing = [""]
@@ -448,7 +445,6 @@ def is_blob(text: str) -> bool:
 
 
 def _content_texts(content: Any, *, model: str, image_tokens: int | None) -> Countable:
-    """Text and media of a message's content; the content of an Anthropic ``tool_result`` part is content too."""
     if isinstance(content, str):
         return Countable(0, (content,) if content else ())
     fixed, texts = 0, list[str]()
@@ -478,7 +474,6 @@ def _part_texts(part: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _reasoning_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
-    """The reasoning that goes back with a message; servers that name it twice are counted once."""
     for key in ("reasoning_content", "reasoning"):
         if texts := _texts(message.get(key)):
             return texts
@@ -503,7 +498,6 @@ def _call_texts(call: Any) -> tuple[str, ...]:
 
 
 def _function_texts(definition: Any, init: int) -> Countable:
-    """One definition by the cookbook; what is not a function (a built-in or custom tool) by its JSON."""
     function = definition.get("function", definition) if isinstance(definition, Mapping) else definition
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or "format" in function:
         return Countable(init, (json_text(definition),))
@@ -529,7 +523,6 @@ def _function_texts(definition: Any, init: int) -> Countable:
 
 
 def _nested(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas inside ``schema`` other than its properties; the cookbook has none of them."""
     yield from (schema.get(key) for key in _NESTED_SCHEMAS)
     for key in _NESTED_LISTS:
         if isinstance(branches := schema.get(key), list):
@@ -540,13 +533,11 @@ def _nested(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _described(value: Any) -> str:
-    """The description without its final full stop, as the cookbook has it."""
     description = value.get("description") if isinstance(value, Mapping) else None
     return description.removesuffix(".") if isinstance(description, str) else ""
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """A string as it is, anything else as JSON, nothing for what is empty."""
     if value is None or value in ("", [], {}):
         return ()
     return (value,) if isinstance(value, str) else (json_text(value),)
@@ -569,7 +560,6 @@ def _elements(values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _scalar(value: Any) -> str:
-    """JSON of what is neither object nor array; nothing for base64."""
     if isinstance(value, str) and is_blob(value):
         return '""'
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 10_000:

@@ -26,8 +26,9 @@ _SCANNER = json.JSONDecoder()
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_KEY = re.compile(rb'\s*[{,]\s*("(?:[^"\\]++|\\.)*+")\s*:\s*', re.DOTALL)
+_CLOSE = re.compile(rb"\s*\}")
 _BLANK = " \t\n\r"
-_BLANK_BYTES = b" \t\n\r"
 
 
 def split_object(body: bytes) -> Mapping[str, Raw]:
@@ -45,7 +46,6 @@ def split_object(body: bytes) -> Mapping[str, Raw]:
 
 
 def split_array(raw: Raw | memoryview) -> Sequence[Raw] | None:
-    """The elements of a JSON array as slices; None if it is no array."""
     try:
         return _ARRAY.decode(raw)
     except (ValueError, RecursionError):
@@ -56,6 +56,15 @@ def split_array(raw: Raw | memoryview) -> Sequence[Raw] | None:
             return _scan_array(text)
         except (ValueError, RecursionError):
             return None
+
+
+def is_object(body: bytes) -> bool:
+    return body.lstrip()[:1] == b"{"
+
+
+def elements_of(run: Raw) -> Sequence[Raw]:
+    """The elements of some JSON with commas between."""
+    return split_array(b"[" + run + b"]") or ()
 
 
 def nests_beyond(raw: Raw, levels: int, *, read: object = None) -> bool:
@@ -161,53 +170,20 @@ def replace_fields(body: bytes, fields: Mapping[str, Raw], new: Mapping[str, byt
 
 
 def has_repeated_keys(body: bytes, fields: Mapping[str, Raw]) -> bool:
-    """Whether an object of which these are the fields has a key twice."""
     return bool(fields) and _locate(body, fields) is None
 
 
 def _locate(body: bytes, fields: Mapping[str, Raw]) -> dict[str, tuple[int, int]] | None:
     """Begin and end of each field's value in ``body``; None if they do not follow one another as expected."""
     spans: dict[str, tuple[int, int]] = {}
-    index = _skip_bytes(body, 0) + 1
+    index = 0
     for key, value in fields.items():
-        index = _skip_bytes(body, index)
-        if spans:
-            if body[index : index + 1] != b",":
-                return None
-            index = _skip_bytes(body, index + 1)
-        end = _end_of_string(body, index)
-        if end is None or json.loads(body[index:end]) != key:
+        found, raw = _KEY.match(body, index), bytes(value)
+        if found is None or json.loads(found[1]) != key or not body.startswith(raw, found.end()):
             return None
-        index = _skip_bytes(body, end)
-        if body[index : index + 1] != b":":
-            return None
-        begin = _skip_bytes(body, index + 1)
-        raw = bytes(value)
-        if not body.startswith(raw, begin):
-            return None
-        index = begin + len(raw)
-        spans[key] = (begin, index)
-    return spans if body[_skip_bytes(body, index) :].startswith(b"}") else None
-
-
-def _skip_bytes(body: bytes, index: int) -> int:
-    while index < len(body) and body[index] in _BLANK_BYTES:
-        index += 1
-    return index
-
-
-def _end_of_string(body: bytes, index: int) -> int | None:
-    if body[index : index + 1] != b'"':
-        return None
-    index += 1
-    while index < len(body):
-        if body[index] == 0x5C:
-            index += 2
-        elif body[index] == 0x22:
-            return index + 1
-        else:
-            index += 1
-    return None
+        index = found.end() + len(raw)
+        spans[key] = (found.end(), index)
+    return spans if not spans or _CLOSE.match(body, index) else None
 
 
 def read_value(raw: Raw) -> object:
@@ -222,7 +198,6 @@ def read_value(raw: Raw) -> object:
 
 
 def write_value(value: object) -> bytes:
-    """A value as compact JSON bytes in the order of its keys."""
     try:
         return msgspec.json.encode(value)
     except (msgspec.EncodeError, UnicodeEncodeError, RecursionError, TypeError, ValueError):
@@ -235,14 +210,11 @@ DONE = b"[DONE]"
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True):
-    """One event: ``data`` lines joined by LF, and the event's name ("" for the default)."""
-
     data: bytes
     name: bytes = b""
 
 
 _ONE_EVENT = re.compile(rb"data: ?([^\r\n]*)\n\n")
-"""What nearly every chunk of a stream is."""
 
 
 @dataclass(slots=True)
@@ -260,7 +232,6 @@ class Decoder:
     _after_cr: bool = False
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The events that ``chunk`` completes, in order."""
         is_idle = not (self._line or self._data or self._name or self._after_cr)
         if is_idle and (alone := _ONE_EVENT.fullmatch(chunk)) is not None:
             return [ServerSentEvent(alone.group(1))]
@@ -291,7 +262,6 @@ class Decoder:
 
     @property
     def in_event(self) -> bool:
-        """Whether an event has begun that is not all here."""
         return bool(self._line or self._data or self._name)
 
     def _take(self, line: bytes, events: list[ServerSentEvent]) -> None:
@@ -316,7 +286,6 @@ class Lines:
     rest: bytes = b""
 
     def whole(self, chunk: bytes) -> bytes:
-        """What may go on now."""
         if not self.rest and chunk.endswith(b"\n"):
             return chunk
         data = self.rest + chunk
@@ -329,8 +298,6 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class EventFrame:
-    """Some bytes of a stream that end with an event, and the events in them (none for a comment)."""
-
     raw: bytes
     events: tuple[ServerSentEvent, ...]
 
@@ -349,7 +316,6 @@ class Frames:
     _decoder: Decoder = field(default_factory=Decoder)
 
     def feed(self, chunk: bytes) -> list[EventFrame]:
-        """The frames that ``chunk`` completes, in order."""
         self._held += chunk
         frames: list[EventFrame] = []
         start = 0
@@ -362,7 +328,6 @@ class Frames:
         return frames
 
     def rest(self) -> EventFrame:
-        """What is left at the end of the stream."""
         raw = bytes(self._held)
         self._held.clear()
         return self._frame(raw)

@@ -45,7 +45,6 @@ def render(
 
 
 def _appended(pieces: Sequence[PlannedMessage], rendered: list[Raw], codec: Codec) -> list[Raw]:
-    """The array with its summary as the last part of the first system message; as it is where there is none."""
     place = next((n for n, piece in enumerate(pieces) if piece.is_summary), None)
     if codec.view(rendered[0]).get("role") not in HEAD_ROLES or place is None:
         return rendered
@@ -78,7 +77,6 @@ class Form:
     reasons: bool = False
 
     def limit(self, max_tokens: int) -> dict[str, object]:
-        """The field that says how long an answer may be."""
         if self.reasons:
             return {"max_completion_tokens": max_tokens + REASONING_ROOM}
         return {"max_tokens": max_tokens}
@@ -89,7 +87,6 @@ REASONING = Form(reasons=True)
 
 
 def own_body(effect: Summarize, *, model: str, form: Form = PLAIN, codec: Codec = CHAT) -> bytes:
-    """A request of its own that has nothing to do with the client's."""
     if codec is not CHAT:
         return write_value({"model": model, **codec.question(effect)})
     body: dict[str, object] = {
@@ -132,7 +129,6 @@ def standing_body(
 
 
 def forces_a_call(request: ClientRequest) -> bool:
-    """Whether the client has the model call a tool in any case, so that it would not write."""
     return any(_forced(request.value(name)) for name in ("tool_choice", "function_call"))
 
 

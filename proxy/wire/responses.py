@@ -17,21 +17,33 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.answers import GivenAnswer, response_in
-from proxy.wire.chat import MARK, SEALED, marker_within, markers_of
+from proxy.wire.chat import MARK, SEALED, marker_within, reply_of, with_lines
 from proxy.wire.codec import (
     ERROR,
     ClientRequest,
     Codec,
     Compacted,
+    GivenAnswer,
     NamingRun,
+    Segment,
     first_object,
+    like,
     message_of,
     object_of,
     objects_in,
     run_as_json,
 )
-from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
+from proxy.wire.raw import (
+    Decoder,
+    Raw,
+    ServerSentEvent,
+    elements_of,
+    is_object,
+    read_value,
+    split_array,
+    split_object,
+    write_value,
+)
 from proxy.wire.rounds import in_items
 
 SEALED_CHARS = 5.0
@@ -62,13 +74,12 @@ NAMELESS = "reasoning"
 _PART_TYPES = {"input_text": "text", "output_text": "text"}
 _ENDS = {"max_output_tokens": "length"}
 _LAST = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
+_GIVEN = frozenset({"response.completed", "response.incomplete"})
 _LAST_TYPE = re.compile(rb'"type"\s*:\s*"(?:error|response\.(?:completed|incomplete|failed))"')
 _WALL = re.compile(rb'"compaction')
 
 
 class _Item(msgspec.Struct):
-    """As much of an item as says which segment it belongs to."""
-
     type: str = "message"
     role: str = ""
     id: str = ""
@@ -82,10 +93,6 @@ class JoinedRun(NamingRun):
 
     reasoning: str = ""
 
-    def like(self, data: bytes) -> "JoinedRun":
-        """The same run with other items."""
-        return _joined(data, self.reasoning)
-
 
 def _joined(data: bytes, reasoning: str) -> JoinedRun:
     run = JoinedRun(data)
@@ -93,13 +100,11 @@ def _joined(data: bytes, reasoning: str) -> JoinedRun:
     return run
 
 
-class Fixed(bytes):
+class Fixed(Segment):
     """An item that declares tools or settings: it stays where it is."""
 
 
 class ResponsesCodec(Codec):
-    """The codec of Responses."""
-
     name = "responses"
     path = "/responses"
     array = "input"
@@ -113,7 +118,6 @@ class ResponsesCodec(Codec):
     own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider holds the history without a trace, answers later, or answers nothing."""
         if bytes(fields.get("conversation", b"null")) != b"null":
             return True
         cache = read_value(fields.get("prompt_cache_options", b"null"))
@@ -121,11 +125,9 @@ class ResponsesCodec(Codec):
         return warms or bytes(fields.get("background", b"")) == b"true"
 
     def is_aside(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider is only to compact the history."""
         return b'"compaction_trigger"' in bytes(memoryview(fields.get("input", b""))[-256:])
 
     def parent(self, fields: Mapping[str, Raw]) -> str | None:
-        """The answer that the request goes on from."""
         value = read_value(fields.get("previous_response_id", b"null"))
         return value if isinstance(value, str) and value else None
 
@@ -134,23 +136,24 @@ class ResponsesCodec(Codec):
         return bytes(fields.get("store", b"")) != b"false"
 
     def added(self, fields: Mapping[str, Raw]) -> bytes:
-        """The items of ``input``; a string is a message of the user's, anything else is none."""
         said = bytes(fields.get("input", b"[]")).strip()
         return message_of("user", said) if said[:1] == b'"' else super().added(fields)
 
     def answer(self, body: bytes) -> GivenAnswer | None:
-        """The response that a body holds, or the last event of a stream."""
-        return response_in(body)
+        whole: Mapping[str, Raw] = split_object(body) if is_object(body) else _whole_in(body)
+        identity = read_value(whole.get("id", b"null"))
+        if not isinstance(identity, str) or read_value(whole.get("status", b"null")) not in ("completed", "incomplete"):
+            return None
+        output = split_array(whole.get("output", b"[]")) or _items_done(body)
+        return GivenAnswer(id=identity, elements=b",".join(output), usage=read_value(whole.get("usage", b"null")))
 
     def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
-        """Items by their ids; reasoning that nobody sees has a share of the tokens that it took."""
-        items = [(_read(raw), raw) for raw in split_array(b"[" + elements + b"]") or ()]
+        items = [(_read(raw), raw) for raw in elements_of(elements)]
         hidden = [raw for item, raw in items if item.type == "reasoning" and b'"encrypted_content":"' not in bytes(raw)]
         share = b',"%b":%d}' % (SEALED.encode(), reasoned // max(1, len(hidden)))
         return {item.id: bytes(raw)[:-1] + share if raw in hidden else raw for item, raw in items if item.id}
 
     def names(self, fields: Mapping[str, Raw]) -> Collection[str]:
-        """References, and reasoning that is not all there."""
         said = bytes(fields.get("input", b""))
         if b'"item_reference"' not in said and b'"reasoning"' not in said:
             return ()
@@ -159,7 +162,7 @@ class ResponsesCodec(Codec):
 
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
         """A run whose references are read as the items that they name; it is written as it came."""
-        elements = split_array(b"[" + raw + b"]") or ()
+        elements = elements_of(raw)
         items = [(_read(each), each) for each in elements]
         if not any(item.id in known and _is_named_only(item, each) for item, each in items):
             return raw
@@ -169,13 +172,11 @@ class ResponsesCodec(Codec):
         return run
 
     def schema_of(self, request: ClientRequest) -> Any:
-        """The schema for the answer, as chat's ``response_format`` holds it."""
         asked = request.value("text")
         schema = asked.get("format") if isinstance(asked, dict) else None
         return {"json_schema": schema} if isinstance(schema, dict) and schema.get("type") == "json_schema" else None
 
     def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
-        """The segments that these items make."""
         items = [_read(raw) for raw in elements]
         wall = 1 + max((n for n, item in enumerate(items) if item.type in _WALLS), default=-1)
         found: list[Raw] = [Compacted(raw) for raw in elements[:wall]]
@@ -205,15 +206,12 @@ class ResponsesCodec(Codec):
         return found
 
     def is_closed(self, role: str) -> bool:
-        """What the model makes next belongs to the run that it goes on."""
         return role != "assistant"
 
     def goes_on(self, array: memoryview) -> bool:
-        """What stands before a compaction is read as nothing once that has come."""
         return _WALL.search(array) is None
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
-        """A segment as a chat message."""
         if isinstance(raw, Compacted | Fixed):
             return {"role": "system", "content": None if isinstance(raw, Compacted) else json.dumps(first_object(raw))}
         items = objects_in(_meant(raw))
@@ -230,7 +228,6 @@ class ResponsesCodec(Codec):
         return {**_run(items), **mark}
 
     def edited(self, raw: Raw, kind: EditKind | None, text: str) -> Raw:
-        """A segment as an edit leaves it; what is encrypted or has an id of its own stays as it came."""
         items = objects_in(self.unmarked(raw))
         first = items[0] if items else {}
         if kind is EditKind.UNBOUND:
@@ -241,38 +238,23 @@ class ResponsesCodec(Codec):
             items[0] = _other_output(first, kind, text)
         elif first.get("type", "message") == "message" and first.get("role") in _ROLES:
             if kind is EditKind.MEDIA:
-                items[0]["content"] = _without_media(first.get("content"), text.split("\n"))
+                items[0]["content"] = with_lines(first.get("content"), text.split("\n"), _is_media, "input_text")
             else:
                 marker = marker_within(first)
                 items[0]["content"] = [{"type": "input_text", "text": text, **marker}] if marker else text
         else:
             items = _other_run(items, text)
-        written = b",".join(map(write_value, items))
-        return raw.like(written) if isinstance(raw, JoinedRun) else written
-
-    def unmarked(self, raw: Raw) -> Raw:
-        """A segment without Weir's own mark."""
-        if f'"{MARK}"'.encode() not in bytes(raw):
-            return raw
-        written = b",".join(write_value({k: v for k, v in item.items() if k != MARK}) for item in objects_in(raw))
-        if isinstance(raw, JoinedRun):
-            return raw.like(written)
-        return type(raw)(written) if isinstance(raw, bytes) else written
+        return like(raw, b",".join(map(write_value, items)))
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
-        """A message of Weir's own."""
         part = {"type": "input_text", "text": text, **markers}
         speaker = "developer" if role == "system" else "user"
         return write_value({"type": "message", "role": speaker, "content": [part]})
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
-        """None: OpenAI's cache needs no markers."""
-        del raw, marker
         return None
 
     def elements(self, request: ClientRequest, segments: Sequence[Raw]) -> Sequence[Raw]:
-        """The items of these segments."""
-        del request
         if any(isinstance(raw, JoinedRun) for raw in segments):
             there = {name for raw in segments for name in _reasoning_in(raw)}
             segments = [
@@ -282,15 +264,12 @@ class ResponsesCodec(Codec):
         return [raw for raw in segments if raw]
 
     def stored(self, raw: Raw) -> bytes:
-        """A segment as JSON of its own, for the archive."""
         return run_as_json(_meant(raw))
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
-        """A run with the hidden calls of its rounds and their outputs where they were made."""
         return in_items(raw, text, THOUGHTS)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
-        """The definition of a tool of Weir's own."""
         return {
             "type": "function",
             "name": name,
@@ -300,7 +279,6 @@ class ResponsesCodec(Codec):
         }
 
     def question(self, effect: Summarize) -> dict[str, object]:
-        """The fields of a request of Weir's own, without the model."""
         asked: dict[str, object] = {
             "instructions": effect.system,
             "input": effect.prompt,
@@ -314,11 +292,9 @@ class ResponsesCodec(Codec):
 
     def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
         """Nothing of the question is to be stored beside the client's answers."""
-        del request
         return {"max_output_tokens": most, "store": False}
 
     def completion(self, value: Any) -> Any:
-        """A whole answer as a chat completion."""
         if not isinstance(value, dict) or value.get("object") != "response":
             return value
         output = value.get("output")
@@ -329,13 +305,11 @@ class ResponsesCodec(Codec):
         return {**named, "choices": [choice], "usage": value.get("usage"), "error": value.get("error")}
 
     def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
-        """Whether an event has to be read once something was said."""
         if said and not event.name:  # not every server names its events
             return _LAST_TYPE.search(event.data) is not None
         return not said or event.name == ERROR or event.name in _LAST
 
     def chunk(self, value: Any) -> Any:
-        """An event of a stream as a chunk of a chat completion."""
         kind = value.get("type") if isinstance(value, dict) else None
         if kind is None or kind == "error":
             return value
@@ -349,13 +323,11 @@ class ResponsesCodec(Codec):
         return {"choices": [{"index": 0, "delta": _added(kind, value)}]}
 
     def error_body(self, error: ProxyError) -> bytes:
-        """An error in OpenAI's shape; what is too long is ``input`` here."""
         if isinstance(error, ContextLengthExceeded) and error.param == "messages":
             error.param = "input"
         return error.body()
 
     def error_event(self, error: ProxyError) -> bytes:
-        """The last event of a stream that broke off."""
         told = {"code": "server_error", "message": f"Connection lost, premature close: {error.message}"}
         response = {"id": "", "object": "response", "status": "failed", "error": told, "output": []}
         event = {"type": "response.failed", "sequence_number": 0, "response": response}
@@ -377,22 +349,19 @@ def _read(raw: Raw) -> _Item:
 
 
 def _is_reasoning(item: _Item) -> bool:
-    """Whether it is reasoning, or a reference that its prefix says to be."""
     return item.type == "reasoning" or (not item.role and item.id.startswith("rs_"))
 
 
 def _reasoning_in(raw: Raw) -> list[str]:
-    """The ids of the reasoning in a run."""
     data = bytes(raw)
     if b'"reasoning"' not in data and b'"rs_' not in data:
         return []
-    return [item.id or NAMELESS for item in map(_read, split_array(b"[" + data + b"]") or ()) if _is_reasoning(item)]
+    return [item.id or NAMELESS for item in map(_read, elements_of(raw)) if _is_reasoning(item)]
 
 
 def _without_ids(raw: Raw) -> bytes:
-    """A run without the ids of its items, as far as these can do without."""
     written: list[Raw] = []
-    for item in split_array(b"[" + raw + b"]") or ():
+    for item in elements_of(raw):
         fields = split_object(bytes(item))
         if _read(item).type in _NEEDS_NO_ID and "id" in fields:
             item = object_of({name: value for name, value in fields.items() if name != "id"})
@@ -401,8 +370,7 @@ def _without_ids(raw: Raw) -> bytes:
 
 
 def _without_reasoning(raw: Raw) -> bytes:
-    """A run without its reasoning, and without the ids that ask for it."""
-    items = split_array(b"[" + raw + b"]") or ()
+    items = elements_of(raw)
     return _without_ids(b",".join(item for item in items if not _is_reasoning(_read(item))))
 
 
@@ -418,7 +386,6 @@ def _is_named_only(item: _Item, raw: Raw) -> bool:
 
 
 def _content(content: object) -> object:
-    """Content with the names that chat has for texts; media keep theirs."""
     if not isinstance(content, list):
         return content
     return [
@@ -430,7 +397,6 @@ def _content(content: object) -> object:
 
 
 def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a run of the model's items says, as a chat message."""
     texts, others, calls, thoughts, sealed = [], [], [], [], 0.0
     for item in items:
         kind = item.get("type", "message")
@@ -449,14 +415,7 @@ def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             others.append({k: v for k, v in item.items() if k != MARK and v is not None})
     content = [*({"type": "text", "text": text} for text in texts), *others] if others else "\n".join(texts) or None
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if calls:
-        message["tool_calls"] = calls
-    if any(thoughts):
-        message["reasoning_content"] = "\n".join(filter(None, thoughts))
-    if sealed:
-        message[SEALED] = int(sealed)
-    return message
+    return reply_of(content, calls, thoughts, sealed)
 
 
 def _texts_of(parts: object) -> list[str]:
@@ -478,7 +437,6 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_id(item: Mapping[str, Any]) -> str:
-    """What pairs a call with its output."""
     names = ("call_id", "id", "approval_request_id")
     return next((found for name in names if isinstance(found := item.get(name), str)), "")
 
@@ -493,10 +451,9 @@ def _output(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_output(item: dict[str, Any], kind: EditKind | None, text: str) -> dict[str, Any]:
-    """An output that says something else."""
     output = item.get("output")
     if kind is EditKind.MEDIA:
-        return {**item, "output": _without_media(output, text.split("\n"))}
+        return {**item, "output": with_lines(output, text.split("\n"), _is_media, "input_text")}
     if item.get("type") == "shell_call_output" and isinstance(output, list) and output:
         texts = [text or GONE, *([""] * (len(output) - 1))]
         return {
@@ -530,17 +487,8 @@ def _other_run(items: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _without_media(content: object, lines: Sequence[str]) -> object:
-    """Content with a text for each image or file."""
-    left = list(lines) or [""]
-    if not isinstance(content, list):
-        return content
-    return [
-        {"type": "input_text", "text": left.pop(0) if len(left) > 1 else left[0], **markers_of(part)}
-        if isinstance(part, dict) and part.get("type") not in ("input_text", "output_text")
-        else part
-        for part in content
-    ]
+def _is_media(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") not in _PART_TYPES
 
 
 def _finish(response: Mapping[str, Any], *, calls: bool) -> str | None:
@@ -556,7 +504,6 @@ def _finish(response: Mapping[str, Any], *, calls: bool) -> str | None:
 
 
 def _added(kind: str, event: Mapping[str, Any]) -> dict[str, Any]:
-    """What an event adds to the message."""
     place, delta = event.get("output_index"), event.get("delta")
     if kind == "response.output_item.added":
         item = event.get("item")
@@ -572,6 +519,29 @@ def _added(kind: str, event: Mapping[str, Any]) -> dict[str, Any]:
     if kind in ("response.reasoning_summary_text.delta", "response.reasoning_text.delta"):
         return {"reasoning_content": delta}
     return {}
+
+
+def begun_as(body: bytes) -> str | None:
+    first = None if is_object(body) else next(iter(Decoder().feed(body[: body.find(b"\n\n") + 2])), None)
+    event = read_value(first.data) if first is not None else None
+    response = event.get("response") if isinstance(event, dict) else None
+    name = response.get("id") if isinstance(response, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _whole_in(stream: bytes) -> Mapping[str, Raw]:
+    start = stream.rfind(b"\ndata:", 0, stream.rfind(b'"response"') + 1)
+    events = Decoder().feed(stream[start + 1 :] + b"\n\n") if start >= 0 else []
+    last = split_object(events[0].data) if events and events[0].data[:1] == b"{" else {}
+    is_kept = read_value(last.get("type", b"null")) in _GIVEN
+    return split_object(bytes(last.get("response", b"{}"))) if is_kept else {}
+
+
+def _items_done(stream: bytes) -> list[Raw]:
+    if is_object(stream):
+        return []
+    events = (event for event in Decoder().feed(stream) if event.name == b"response.output_item.done")
+    return [item for event in events if (item := split_object(event.data).get("item")) is not None]
 
 
 RESPONSES = ResponsesCodec()

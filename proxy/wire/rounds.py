@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.codec import array_of
+from proxy.wire.raw import Raw, elements_of, read_value, replace_fields, split_array, split_object, write_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +35,33 @@ def write_rounds(rounds: Sequence[HiddenRound], shown: int, skipped: int = 0) ->
 
 
 def in_messages(raw: Raw, text: str, thoughts: Collection[str]) -> Raw:
-    """An assistant's message of Anthropic's with its rounds in it."""
-    messages = split_array(b"[" + raw + b"]") or ()
+    messages = elements_of(raw)
     fields = split_object(messages[0]) if len(messages) == 1 else {}
     content = fields.get("content", b"null")
     said = read_value(content)
-    blocks = split_array(content) or () if isinstance(said, list) else [_text(said)] if said else ()
+    blocks = (
+        split_array(content) or ()
+        if isinstance(said, list)
+        else [write_value({"type": "text", "text": said})]
+        if said
+        else ()
+    )
     start, cuts = _cuts(blocks, text, thoughts) if fields else (0, [])
     if not cuts and not 0 < start < len(blocks):
         return raw
     found = list[bytes]()
     for place, each in cuts:
         asked = [*blocks[start:place], *map(write_value, each.calls)]
-        found.append(b'{"role":"assistant","content":' + _array(asked) + b"}")
+        found.append(b'{"role":"assistant","content":' + array_of(asked) + b"}")
         found.append(write_value({"role": "user", "content": each.outputs}))
         start = place
     if start < len(blocks):
-        found.append(replace_fields(bytes(messages[0]), fields, {"content": _array(blocks[start:])}))
+        found.append(replace_fields(bytes(messages[0]), fields, {"content": array_of(blocks[start:])}))
     return b",".join(found)
 
 
 def in_items(raw: Raw, text: str, thoughts: Collection[str]) -> Raw:
-    """A run of items with its rounds in it."""
-    items = list(split_array(b"[" + raw + b"]") or ())
+    items = list(elements_of(raw))
     start, cuts = _cuts(items, text, thoughts)
     for place, each in reversed(cuts):
         items[place:place] = map(write_value, (*each.calls, *each.outputs))
@@ -78,11 +83,3 @@ def _cuts(elements: Sequence[Raw], text: str, thoughts: Collection[str]) -> tupl
     if any(isinstance(value, dict) and value.get("type") in thoughts for value in values):
         return 0, []
     return 0, [(min(each.said, len(elements)), each) for each in rounds]
-
-
-def _text(said: object) -> bytes:
-    return write_value({"type": "text", "text": said})
-
-
-def _array(elements: Sequence[Raw]) -> bytes:
-    return b"[" + b",".join(elements) + b"]"

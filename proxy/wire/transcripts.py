@@ -31,9 +31,8 @@ from proxy.wire.codec import (
     tool_definitions,
     tool_description,
 )
-from proxy.wire.counting import INLINE_CHARS, TextCounter, count_all, count_tools, message_texts, tool_texts
+from proxy.wire.counting import INLINE_CHARS, TextCounter, count_all, count_tools, message_texts, sample_all, tool_texts
 from proxy.wire.raw import Raw, nests_beyond, read_value
-from proxy.wire.sampling import sample_all
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -89,8 +88,6 @@ class _Array(NamedTuple):
 
 
 class _Counting(msgspec.Struct, frozen=True):
-    """How the messages of a request are counted; ``kind`` names all that a count depends on."""
-
     codec: Codec
     seed: int
     kind: str
@@ -102,8 +99,6 @@ class _Counting(msgspec.Struct, frozen=True):
 
 
 class _Kept(OrderedDict[K, V]):
-    """At most ``most`` entries, the oldest leaving first."""
-
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
@@ -116,8 +111,6 @@ class _Kept(OrderedDict[K, V]):
 
 
 class Transcripts:
-    """Reads requests; what it has seen it keeps in memory, bounded, the oldest leaving first."""
-
     def __init__(self, *, most: int = 20_000, depth: int = 128) -> None:
         self._most = most
         self._depth = depth
@@ -203,7 +196,6 @@ class Transcripts:
     def _begins_with(
         self, whole: memoryview, places: Sequence["_Prefix"], kind: str
     ) -> tuple[_Array | None, "_Prefix | None"]:
-        """The longest array read before whose bytes ``whole`` begins with, and the longest prefix that is hashed."""
         for place in reversed(places):
             for array in self._arrays.get((place.digest, kind), ()):
                 if array.size < len(whole) and whole[array.size] in b",] \n\r\t":
@@ -217,7 +209,6 @@ class Transcripts:
         self._arrays.keep(key, (array, *others)[:ARRAYS_PER_PREFIX])
 
     async def _entries(self, raws: Sequence[Raw], counting: _Counting) -> list[tuple[Message, bool]]:
-        """What is known of each message, those never seen before being read and counted now."""
         seed, kind, seen, is_chat = counting.seed, counting.kind, self._seen, counting.codec is CHAT
         keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
         if not is_chat:  # what stands before a compaction is read as nothing, whatever it was before that came
@@ -249,7 +240,6 @@ class Transcripts:
             self._huge.release()
 
     async def _see(self, unseen: Sequence[tuple[tuple[bytes, str], Raw]], counting: _Counting) -> None:
-        """Read and count messages, a few at a time, and keep what is known of them."""
         files, codec, counter, characters, tokens = counting.files, counting.codec, counting.counter, 0, 0
         for part in _parts(unseen):
             values = [codec.view(raw) for _, raw in part]
@@ -277,7 +267,6 @@ class Transcripts:
             raise InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
 
     def _read_tools(self, request: ClientRequest, counting: _Counting) -> Tools:
-        """The definitions one by one, each with what leaving it out saves, and the names that the request asks for."""
         parts = [request.fields[name] for name in request.codec.tool_fields if name in request.fields]
         if not parts:
             return Tools()
@@ -325,7 +314,6 @@ def _key_of(parts: Iterable[Raw], counting: _Counting) -> tuple[bytes, str]:
 
 
 def _define(request: ClientRequest, *, model: str, counter: TextCounter) -> tuple[ToolDefinition, ...]:
-    """A definition for each name; what is defined twice under one name is one."""
     alone = tool_texts([{}], None, None, model=model)  # what a first definition costs beside itself
     found: list[ToolDefinition] = []
     for name, raws in tool_definitions(request).items():
@@ -349,11 +337,9 @@ class _Prefix(NamedTuple):
 
     @classmethod
     def none(cls, seed: int) -> Self:
-        """The first 0 bytes."""
         return cls(0, b"", xxhash.xxh3_128(seed=seed))
 
     def extended(self, whole: memoryview, end: int) -> "_Prefix":
-        """A longer prefix of ``whole``; only what it has more is hashed."""
         running = self.running.copy()
         running.update(whole[self.end : end])
         return _Prefix(end, running.digest(), running)
@@ -374,7 +360,6 @@ def _boundaries(whole: memoryview, size: int, seed: int) -> list[_Prefix]:
 def _joined(
     known: _Array | None, entries: Sequence[tuple[Message, bool]], *, size: int, digest: bytes, tenant: str
 ) -> _Array:
-    """The array of this size and hash that begins with a known one, if any, and goes on with these messages."""
     new = tuple([entry[0] for entry in entries])
     media = any(map(_MEDIA, new))
     if known is None:
@@ -404,15 +389,11 @@ def _marks(entries: Sequence[tuple[Message, bool]], start: int) -> frozenset[int
 
 
 def _unreadable(digest: bytes, tokens: int) -> Message:
-    """A message that is no JSON object to us: the upstream judges it, nothing is done to it."""
     return Message(role="", digest=digest, tokens=tokens)
 
 
 class _Bodies:
-    """Bodies of raw messages, parsed when they are asked for and kept for one request, if they are not too long."""
-
     def __init__(self, codec: Codec, raws: Sequence[Raw], new: Sequence[Raw], *, first: int) -> None:
-        """``new`` are the raw messages from ``first`` on: for them the array need not be split."""
         self._codec = codec
         self._raws = raws
         self._new = new
@@ -424,7 +405,6 @@ class _Bodies:
         return partial(_Bodies, first=sys.maxsize), (self._codec, self._raws, ())
 
     def read(self, index: int) -> Body:
-        """What message ``index`` says."""
         body = self._read.get(index)
         if body is None:
             if self._held > MAX_KEPT_CHARS:

@@ -330,3 +330,30 @@ async def test_a_policy_that_leaves_compaction_to_the_provider_has_it_compact(su
         assert [each["type"] for each in up[2]["context_management"]["edits"]] == [own[0]["type"], edit["type"]]
         betas = simulator.ledger[-1].header("anthropic-beta")
         assert betas == "context-management-2025-06-27,compact-2026-01-12"
+
+
+@pytest.mark.requirement("A0.59", "P4")
+@pytest.mark.parametrize("surface", ["responses", "messages"])
+async def test_an_edit_that_does_not_pause_is_carried_out_on_the_way_up_and_adds_nothing_to_the_answer(
+    surface: str, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"model": "m"}
+    if surface == "responses":
+        edits: Any = [{"type": "compaction", "compact_threshold": 2_000}]
+        asked |= {"input": items(16), "tools": [TOOL], "store": False, "max_output_tokens": 512}
+    else:
+        trigger = {"type": "input_tokens", "value": 2_000}
+        edits = {"edits": [{"type": "compact_20260112", "trigger": trigger}]}
+        asked |= {"messages": messages(16), "tools": [CLAUDE_TOOL], "max_tokens": 512}
+    async with (
+        before(Dialect.VLLM, tmp_path) as (simulator, proxy),
+        httpx.AsyncClient(headers={"authorization": "Bearer sk-test", **BETA}) as client,
+    ):
+        url = f"{proxy.base_url}/{surface}"
+        edited = await client.post(url, json={**asked, "context_management": edits})
+        up = json.loads(gone_up(simulator)[-1])
+    assert edited.headers["x-weir-actions"].startswith("compact=1")
+    assert "context_management" not in up
+    assert len(json.dumps(up)) < len(json.dumps(asked)) / 2
+    assert "compaction" not in edited.text
+    assert "Going on." in edited.text

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings
+from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.summaries import SummaryWriter
 from tests.functional.harness import COUNTER, EITHER, Deployment, RunningWeir, prose, weir
@@ -255,6 +255,31 @@ async def test_thinking_that_is_bound_to_what_stands_before_it_stays_valid(kind:
         assert refused(simulator) == [400] * (len(models) - 1)
 
 
+@pytest.mark.requirement("P3", "P4")
+@pytest.mark.parametrize("thinking", [{"type": "adaptive"}, {"type": "enabled", "budget_tokens": 1024}])
+async def test_thinking_that_is_bound_to_nothing_stays_as_the_model_gave_it(thinking: Mapping[str, Any]) -> None:
+    """What was thought since the last message of the user: nothing of it goes while its step stays."""
+    async with between(OnMessages) as (simulator, running):
+        options = {"thinking": thinking, "max_tokens": 2_048}
+        agent = OnMessages(running.root, model="claude-opus-4-1", options=options)
+        assert agent.said(await agent.run())
+        assert refused(simulator) == []
+        assert any(each != "none" for each in agent.actions)
+        given = {step_of(message): message["content"] for message in agent.history if message["role"] == "assistant"}
+        bodies = sent(simulator)
+        assert len(bodies) == STEPS + 1
+        for body in bodies:
+            for message in (each for each in body["messages"] if each["role"] == "assistant"):
+                kept = [block for block in message["content"] if block["type"] == "thinking"]
+                assert kept
+                assert kept == [block for block in given[step_of(message)] if block["type"] == "thinking"]
+
+
+def step_of(message: Mapping[str, Any]) -> str:
+    """The first call of an assistant's message."""
+    return next((str(block["id"]) for block in message["content"] if block["type"] == "tool_use"), "")
+
+
 def thoughts(body: Mapping[str, Any]) -> list[Any]:
     blocks = [block for m in body["messages"] if m["role"] == "assistant" for block in m["content"]]
     return [block for block in blocks if block["type"] == "thinking"]
@@ -334,21 +359,30 @@ async def test_a_result_that_is_larger_than_the_window_loses_its_middle(kind: ty
         assert given not in forwarded
 
 
+class Refusing(SummaryWriter):
+    """A model that summarises nothing."""
+
+    def answer(self, request: Any, **_: Any) -> SimulatedAnswer:
+        del request
+        return SimulatedAnswer(text="I'm sorry, but I can't help with that.")
+
+
 @BOTH
 @pytest.mark.requirement("P6", "P13")
-@pytest.mark.parametrize("trouble", ["down", "slow"])
+@pytest.mark.parametrize("trouble", ["down", "slow", "refuses"])
 async def test_a_summariser_that_does_not_answer_costs_nobody_an_answer(kind: type[Agent], trouble: str) -> None:
-    writer = SummaryWriter()
+    writer = Refusing() if trouble == "refuses" else SummaryWriter()
     simulated = {"steps": 14, "summarizer": writer, "summary_seconds": 60.0 if trouble == "slow" else None}
     named = "fault:503" if trouble == "down" else "same"
     async with between(kind, simulated=simulated, summarizer=named, balanced={"summaries": {"wait": 0.3}}) as (
-        _,
+        simulator,
         running,
     ):
         agent = kind(running.root, words=lambda _: 420)
         answer = await asyncio.wait_for(agent.run(), 60)
         assert kind.said(answer)
         assert agent.number == 15
+        assert "can't help" not in "".join(json.dumps(body) for body in sent(simulator))
 
 
 @BOTH

@@ -318,6 +318,44 @@ async def test_items_that_are_only_named_are_read_as_what_they_are() -> None:
         assert all(each.status == 200 for each in simulator.answered())
 
 
+async def test_an_item_that_nobody_knows_is_the_providers_to_find() -> None:
+    """What it stands for may be long: nothing is planned around it, and what the provider says goes to the client."""
+    async with upstream() as simulator, weir(simulator.base_url) as running:
+        client = Naming(running.client())
+        await client.step(1)
+        client.items.insert(1, {"type": "item_reference", "id": "rs_of_somebody_else"})
+        with pytest.raises(openai.NotFoundError, match="rs_of_somebody_else"):
+            await client.step(2)
+        assert json.loads(simulator.answered()[-1].body)["input"] == client.items
+        assert simulator.answered()[-1].status == 404
+
+
+@pytest.mark.requirement("S.1")
+async def test_another_tenants_items_and_threads_are_known_to_nobody_else() -> None:
+    async with upstream() as simulator, weir(simulator.base_url) as running:
+        theirs = Naming(running.client())
+        for step in range(1, 20):
+            await theirs.step(step)
+        assert any("compact" in each["x-weir-actions"] for each in theirs.headers)
+        mine = Naming(running.client("sk-other"))
+        mine.items = list(theirs.items)
+        with pytest.raises(openai.NotFoundError):
+            await mine.step(20)
+        tenants = {tenant for tenant, _ in running.runtime.answers._rows}
+        assert len(tenants) == 1  # an answer of theirs is on no record of mine
+        assert b"One more file." not in bodies(simulator)[-1]
+    async with upstream(18, **ANTHROPIC) as simulator, weir(simulator.base_url) as running:
+        await run_tools(running)
+        last = json.loads(simulator.answered()[-1].body)
+        assert last["thread"]["type"] == "continue"
+        headers = {"x-api-key": "sk-other", "anthropic-version": "2023-06-01", "anthropic-beta": "threads-2026-10-21"}
+        async with httpx.AsyncClient(headers=headers) as client:
+            answer = await client.post(f"{running.root}/v1/messages", json=last)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["details"]["error_code"] == "thread_not_found"
+        assert json.loads(simulator.answered()[-1].body) == last
+
+
 async def run_tools(running: RunningWeir | WeirProcess, *, key: str = "sk-test", stream: bool = False) -> Any:
     """The last message of the SDK's own agent, which keeps a thread by itself."""
     done = 0

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.wire.chat import unmarked
+from proxy.wire.codec import CHAT
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, answered, opening, prose
 
@@ -97,7 +97,7 @@ def check(array: list[bytes], client_side: list[bytes], kept: list[dict[str, Any
     assert late in array
     for message in kept:
         raw = next(r for r in client_side if json.loads(r) == message)
-        assert (unmarked(raw) if "weir" in message else raw) in array
+        assert (CHAT.unmarked(raw) if "weir" in message else raw) in array
     assert array[-4:] == client_side[-4:], "the newest question and the step that nobody has read"
     known = [client_side.index(raw) for raw in array if raw in client_side]
     assert known == sorted(known)

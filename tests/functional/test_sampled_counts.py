@@ -9,8 +9,7 @@ import pytest
 
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.wire.counting import count_messages, message_texts
-from proxy.wire.sampling import MAX_ERROR, sample_all
+from proxy.wire.counting import MAX_ERROR, count_all, message_texts, sample_all
 from tests.functional.harness import COUNTER, weir
 from tests.policies.sessions import shared_conversations
 
@@ -29,7 +28,7 @@ def history(chars: int) -> list[dict[str, Any]]:
 
 
 async def exactly(messages: list[dict[str, Any]]) -> int:
-    return sum(await count_messages(messages, COUNTER, model=MODEL))
+    return sum(await count_all([message_texts(m, model=MODEL) for m in messages], COUNTER))
 
 
 async def about_right(messages: list[dict[str, Any]]) -> int:

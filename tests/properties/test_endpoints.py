@@ -2,20 +2,26 @@
 the request before: for what real clients send, the same made long, and whatever else is legal."""
 
 import json
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import count, pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from policies import ContextSettings
 from policies.settings import Mode
 from proxy.config.presets import preset_policies
 from proxy.runtime import Runtime
 from tests import legal_histories
 from tests.captures import everything, sample
-from tests.forwarding import MESSAGES, RESPONSES, Forwarding, Sent, faults, history, problems, settled, started
+from tests.forwarding import CHAT, MESSAGES, RESPONSES, Forwarding, Sent, faults, history, problems, settled, started
 from tests.inflated import Steps, all_runs
 from tests.profile import SOAK, tried
+from tests.properties.test_planning import FEW, random_policies
 
+NO_RUNS = "the captured runs are not at hand"
 PRESETS = sorted(name for name, policy in preset_policies().items() if policy.mode is not Mode.OFF)
 WINDOWS = (3_000, 6_000)
 BOTH = pytest.mark.parametrize(
@@ -65,6 +71,8 @@ def chosen(run: Steps, number: int) -> list[str]:
 @pytest.mark.requirement("P3", "P2", "A0.96")
 async def test_what_real_clients_send_stays_legal_when_it_is_made_long() -> None:
     runs = all_runs()
+    if not runs:
+        pytest.skip(NO_RUNS)
     wrong: list[str] = []
     for window in (12_000, 32_000) if SOAK else (16_000,):
         async with started(window) as runtime:
@@ -95,7 +103,9 @@ async def test_every_legal_history_stays_legal(write: object, path: str) -> None
 @pytest.mark.requirement("P2", "A0.96")
 async def test_sixty_steps_have_at_least_four_fifths_of_their_prompts_in_the_cache(write: object, path: str) -> None:
     """As bytes of the array; all of it between two batches, which :func:`faults` looks at."""
-    run = next(each for each in all_runs() if each.path == path and len(each.added) > 3)
+    run = next((each for each in all_runs() if each.path == path and len(each.added) > 3), None)
+    if run is None:
+        pytest.skip(NO_RUNS)
     sent: list[Sent] = []
     async with started(24_000) as runtime:
         forwarding = Forwarding(runtime, path=path)
@@ -111,3 +121,48 @@ async def test_sixty_steps_have_at_least_four_fifths_of_their_prompts_in_the_cac
         same += sum(map(len, new[:shared]))
     assert sum(each.acted for each in sent) >= 2
     assert same >= 0.82 * sum(sum(map(len, each)) for each in arrays)
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[Runtime]:
+    async with started(None) as running:
+        yield running
+
+
+NAMES = count()
+
+
+@pytest.mark.parametrize(
+    ("write", "path"),
+    [(legal_histories.chat, CHAT), (legal_histories.responses, RESPONSES), (legal_histories.messages, MESSAGES)],
+    ids=["chat", "responses", "messages"],
+)
+@pytest.mark.timeout(tried(300, 3_600))
+@pytest.mark.requirement("P3", "P2", "P11")
+@settings(FEW, max_examples=tried(15, 1_500))
+@given(
+    seed=st.integers(0, 2**32),
+    policy=random_policies(),
+    window=st.sampled_from([2_000, 4_000, 8_000]),
+    events=st.integers(1, 16),
+    summaries=st.booleans(),
+)
+async def test_nothing_is_refused_whatever_the_policy_and_the_conversation(
+    runtime: Runtime,
+    write: Callable[..., Iterator[bytes]],
+    path: str,
+    seed: int,
+    policy: ContextSettings,
+    window: int,
+    events: int,
+    summaries: bool,
+) -> None:
+    """A policy need not be sensible: what it makes of a request may be poor, and goes up in a form that is legal."""
+    runtime.config = replace(runtime.config, policies={"any": replace(policy, window=window)}, default_policy="any")
+    forwarding = Forwarding(runtime, policy="any", key=f"sk-{next(NAMES)}", path=path, summaries=summaries)
+    for number, body in enumerate(write(seed, events=events)):
+        assert problems(json.loads(body), path) == []
+        sent = await forwarding.send(body)
+        if sent is not None:
+            assert problems(sent.value, path) == [], f"request {number}"
+            assert sent.edited or sent.body == body

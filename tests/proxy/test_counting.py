@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.tokens import CHARS2_5
-from proxy.wire.counting import TextCounter, Tokenizer, count_message, count_messages, count_tools, is_blob, json_text
+from proxy.wire.counting import (
+    TextCounter,
+    Tokenizer,
+    count_all,
+    count_message,
+    count_tools,
+    is_blob,
+    json_text,
+    message_texts,
+)
 
 MODEL = "gpt-4o"
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("QUJD" * 1_000)
@@ -233,9 +242,9 @@ async def test_many_messages_count_as_each_one_does(counter: TextCounter) -> Non
         for i in range(150)
     ]
     messages += [{"role": "assistant", "content": None}, {"role": "assistant", "audio": {"id": "a"}}]
-    counted = await count_messages(messages, counter, model=MODEL)
+    counted = await count_all([message_texts(m, model=MODEL) for m in messages], counter)
     assert counted == [count_message(m, counter, model=MODEL) for m in messages]
-    assert await count_messages([], counter, model=MODEL) == []
+    assert await count_all([], counter) == []
 
 
 def test_any_depth_is_counted(counter: TextCounter) -> None:

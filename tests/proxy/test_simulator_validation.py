@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.simulator import Dialect, Rejected, SimulatorSettings, run_simulator
-from proxy.simulator.checks import check_chat
-from proxy.simulator.dialects import SimulatedChat
+from proxy.simulator.chat import SimulatedChat, check_chat
+from proxy.simulator.checks import refuse_first
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, Sender
+from proxy.simulator.model import Model, Noted, Sender
 from proxy.simulator.responses import SimulatedResponses
 
 
@@ -171,7 +171,7 @@ ILLEGAL: dict[str, tuple[list[Any], str, str | None]] = {
 
 def refusal(messages: Any, options: SimulatorSettings | None = None, **more: Any) -> Rejected | None:
     try:
-        check_chat({"model": "sim", "messages": messages, **more}, options or SimulatorSettings())
+        refuse_first(check_chat({"model": "sim", "messages": messages, **more}, options or SimulatorSettings()))
     except Rejected as rejected:
         return rejected
     return None
@@ -286,7 +286,7 @@ MODELS = [
 def test_no_request_makes_the_simulator_fall_over(messages, more):
     body = json.dumps({"model": "sim", "messages": messages, "input": messages, "max_tokens": 9, **more}).encode()
     for model, surface in MODELS:
-        delivery, _ = model.exchange(surface, body, sender=Sender(), header=None)
+        delivery = model.exchange(surface, body, sender=Sender(), header=None, noted=Noted())
         assert delivery.status in {200, 400, 404}
 
 

@@ -140,6 +140,18 @@ async def test_a_client_works_on_past_its_window_and_over_a_restart(
     assert script.main[0].tokens + results > 1.1 * client.window
     assert script.overflowed == 0
     assert setting.restarts == 1
+    if client.name == "Codex":  # which compacts by the usage that it is told
+        assert len(compactions(script)) <= 1
+
+
+TRIGGER, CHECKPOINT = "compaction_trigger", "CONTEXT CHECKPOINT COMPACTION"
+"""How Codex asks for a compaction: its provider, if that is OpenAI, or else the model."""
+
+
+def compactions(script: Script, *words: str) -> list[int]:
+    """The requests by which Codex has its history compacted, in any of these ways."""
+    asked = [json.dumps(each.elements[-1]) for each in script.asked]
+    return [n for n, last in enumerate(asked) if any(each in last for each in words or (TRIGGER, CHECKPOINT))]
 
 
 @soak
@@ -236,9 +248,7 @@ async def test_codex_compacts_by_the_usage_it_is_told_and_goes_on(provider: str,
         *map(str, range(1, client.steps + 1)),
     }  # the newest one may run again
     assert script.refused == []
-    asked = [json.dumps(each.elements[-1]) for each in script.asked]
-    triggers = [n for n, last in enumerate(asked) if "compaction_trigger" in last]
-    summaries = [n for n, last in enumerate(asked) if "CONTEXT CHECKPOINT COMPACTION" in last]
+    triggers, summaries = compactions(script, TRIGGER), compactions(script, CHECKPOINT)
     own = [n for n, each in enumerate(script.asked) if b"Written by Weir" in each.raw]
     if provider == "OpenAI":
         assert len(triggers) == 1  # it is asked once whether it makes compactions

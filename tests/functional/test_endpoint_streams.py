@@ -1,0 +1,162 @@
+"""Streams of ``/v1/responses`` and ``/v1/messages``: what the upstream has said is with the client at once."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from tests.functional.harness import COUNTER, weir
+from tests.functional.test_compactions import CLAUDE_TOOL, TOOL, items, messages
+
+WINDOW = 8_192
+PATIENCE = 30.0
+HEADERS = {"authorization": "Bearer sk-test"}
+ANSWER = SimulatedAnswer(
+    text="I look at both files and say what stands in them.",
+    reasoning="Two files are named.",
+    calls=(SimulatedCall("read", '{"n": 1}'), SimulatedCall("read", '{"n": 2}')),
+)
+ENDPOINTS = {"responses": Dialect.OPENAI, "messages": Dialect.ANTHROPIC}
+
+
+def body(endpoint: str, steps: int) -> dict[str, Any]:
+    """A streamed request after so many steps of a loop."""
+    asked: dict[str, Any] = {"model": "sim", "stream": True}
+    if endpoint == "responses":
+        return {**asked, "input": items(steps), "tools": [TOOL], "max_output_tokens": 512, "store": False}
+    return {**asked, "messages": messages(steps), "tools": [CLAUDE_TOOL], "max_tokens": 512}
+
+
+async def events(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The events of a stream, each as soon as it is whole."""
+    held = b""
+    async for part in response.aiter_raw():
+        *whole, held = (held + part).split(b"\n\n")
+        for each in whole:
+            yield each + b"\n\n"
+
+
+async def written(endpoint: str) -> list[bytes]:
+    """The events with which a model answers."""
+    settings = SimulatorSettings(dialect=ENDPOINTS[endpoint], window=WINDOW, answer=lambda _: ANSWER)
+    async with serve_simulator(settings, counter=COUNTER) as simulator, httpx.AsyncClient(headers=HEADERS) as client:
+        url = f"{simulator.origin}/v1/{endpoint}"
+        async with client.stream("POST", url, json=body(endpoint, 2)) as response:
+            return [event async for event in events(response)]
+
+
+@asynccontextmanager
+async def one_by_one(given: Sequence[bytes], seen: asyncio.Semaphore) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that writes an event only once its client has seen the one before; and what it was asked."""
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
+        asked.append(await reader.readexactly(int(fields[b"content-length"])))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for event in given:
+            writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+            await writer.drain()
+            await seen.acquire()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", asked
+    finally:
+        server.close()
+
+
+@pytest.mark.requirement("P5")
+@pytest.mark.parametrize("steps", [2, 40], ids=["as it came", "edited"])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_every_event_is_with_the_client_before_the_next_is_made(endpoint: str, steps: int) -> None:
+    given = await written(endpoint)
+    assert len(given) > 15
+    seen, got = asyncio.Semaphore(0), list[bytes]()
+    async with (
+        asyncio.timeout(PATIENCE),
+        one_by_one(given, seen) as (url, asked),
+        weir(url, window=WINDOW) as target,
+        httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
+        client.stream("POST", f"{target.root}/v1/{endpoint}", json=body(endpoint, steps)) as response,
+    ):
+        assert (response.headers["x-weir-actions"] != "none") is (steps > 2)
+        async for event in events(response):
+            got.append(event)
+            seen.release()
+    assert got == given
+    assert len(asked) == 1
+
+
+@asynccontextmanager
+async def truncating(window: int, believed: int) -> AsyncIterator[tuple[RunningSimulator, str]]:
+    """Weir before a provider that drops the beginning of what is too long, where it is asked to."""
+    settings = SimulatorSettings(window=window, answer=lambda _: SimulatedAnswer(text="Going on."))
+    async with serve_simulator(settings, counter=COUNTER) as simulator, weir(simulator.base_url, window=believed) as w:
+        yield simulator, f"{w.base_url}/responses"
+
+
+async def ask(client: httpx.AsyncClient, url: str, steps: int, **more: object) -> httpx.Response:
+    asked = {**body("responses", steps), "stream": False, **more}
+    return await client.post(url, content=json.dumps(asked, indent=1).encode())
+
+
+@pytest.mark.requirement("P4")
+async def test_what_must_not_be_truncated_goes_up_as_it_came_and_is_the_providers_to_refuse() -> None:
+    async with truncating(WINDOW, WINDOW) as (simulator, url), httpx.AsyncClient(headers=HEADERS) as client:
+        small = await ask(client, url, 3, truncation="disabled")
+        large = await ask(client, url, 40, truncation="disabled")
+    assert [each.status_code for each in (small, large)] == [200, 400]
+    assert large.json()["error"]["code"] == "context_length_exceeded"
+    assert "weir" not in large.json()["error"]
+    assert len(json.loads(simulator.ledger[-1].body)["input"]) == 81
+    assert large.headers["x-weir-actions"] == "none"
+
+
+@pytest.mark.requirement("P4", "P1")
+async def test_what_may_be_truncated_is_managed_first_so_that_the_provider_drops_nothing() -> None:
+    async with truncating(WINDOW, WINDOW) as (simulator, url), httpx.AsyncClient(headers=HEADERS) as client:
+        answers = [await ask(client, url, steps, truncation="auto") for steps in (3, *range(8, 40, 4))]
+        seen = list(simulator.ledger)
+        for each in seen:
+            said = {name: value for name, value in each.json().items() if name != "truncation"}
+            assert (await client.post(f"{simulator.base_url}/responses", json=said)).status_code == 200
+    assert {each.status_code for each in answers} == {200}
+    assert answers[0].headers["x-weir-actions"] == "none"
+    assert "compact=" in answers[-1].headers["x-weir-actions"]
+    assert all(each.json()["truncation"] == "auto" for each in seen)
+    assert [each.prompt_tokens for each in seen] == [each.prompt_tokens for each in simulator.ledger[len(seen) :]]
+
+
+@pytest.mark.requirement("P4", "P16")
+async def test_a_provider_that_drops_the_beginning_without_a_word_teaches_its_window_and_no_other_count() -> None:
+    """Its usage is that of what it has read: taken for a count of what was sent, every later estimate would be short."""
+    async with truncating(WINDOW, 2 * WINDOW) as (simulator, url), httpx.AsyncClient(headers=HEADERS) as client:
+        answers = [await ask(client, url, steps, truncation="auto") for steps in range(4, 60, 4)]
+        metrics = (await client.get(f"{url.removesuffix('/v1/responses')}/metrics")).text
+        sent = json.loads(simulator.ledger[-1].body)
+        del sent["truncation"]
+        assert (await client.post(f"{simulator.base_url}/responses", json=sent)).status_code == 200
+    assert {each.status_code for each in answers} == {200}
+    before = [int(each.headers["x-weir-tokens"].partition("=")[2].partition(";")[0].lstrip("~")) for each in answers]
+    assert before == sorted(before)
+    assert before[-1] > 7 * before[1]
+    assert [n for n, each in enumerate(answers) if each.headers["x-weir-actions"] == "none"] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # twice the same usage tells
+    assert re.search(r"^weir_overflows_total\S* 1(\.0)?$", metrics, re.MULTILINE)
