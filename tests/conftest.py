@@ -58,6 +58,15 @@ def authorities_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def clients_are_patient() -> Iterator[None]:
+    """A client that names no time waits a minute for an answer, not five seconds: a busy machine is no fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        for what in ("connect", "read", "write", "pool"):
+            patch.setattr(f"httpx._config.DEFAULT_TIMEOUT_CONFIG.{what}", 60.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def models_read_once() -> Iterator[None]:
     """The table of models that litellm brings is read once in each of its states: every Weir that starts needs it."""
     load = facts.ModelRegistry.load

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -141,11 +142,13 @@ async def weir(
     telemetry: Telemetry | None = None,
     limits: ServerLimits = ServerLimits(),
     asking: Summarizer | None = None,
+    patience: float | None = None,
 ) -> AsyncIterator[RunningWeir]:
     """Weir in front of ``upstream``, with a database file, or in memory without one; a text is a database's URL.
 
     Its policy ``balanced`` has the keys of that name otherwise.
-    ``asking`` takes the place of its summarizer, for another patience or another clock.
+    ``asking`` takes the place of its summarizer, for another patience or another clock. The database may take
+    ``patience`` seconds for an answer where the configuration does not decide that.
     """
     file = f"sqlite+aiosqlite:///{store}" if store is not None else "sqlite+aiosqlite:///:memory:"
     url = store if isinstance(store, str) else file
@@ -164,6 +167,8 @@ async def weir(
     config = load_config(path, env=env, flags=flags)
     if balanced:
         config = with_policy(config, "balanced", balanced)
+    if patience is not None:
+        config = dataclasses.replace(config, store=dataclasses.replace(config.store, timeout=patience))
     app = create_app(config, telemetry=telemetry or Telemetry.create(OtelSettings()), tokenizer=TOKENIZER)
     async with serve(app, limits=limits) as server:
         runtime = app.runtime
@@ -186,6 +191,10 @@ def ruled(upstream: str, rules: Mapping[str, Any], *, window: int = 8192) -> str
     )
 
 
+PATIENCE = 30.0
+"""Seconds for a database that nothing is wrong with, however busy the machine is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A database, and how many Weirs share it."""
@@ -202,7 +211,8 @@ class Deployment:
     async def serving(self, upstream: str, **options: Any) -> AsyncIterator[InTurns]:
         """As many Weirs in front of ``upstream``, each with the options of :func:`weir`."""
         async with AsyncExitStack() as stack:
-            opened = [weir(upstream, self.store, **options) for _ in range(self.count)]
+            given = {"patience": PATIENCE, **options}
+            opened = [weir(upstream, self.store, **given) for _ in range(self.count)]
             yield InTurns([await stack.enter_async_context(each) for each in opened])
 
 
@@ -277,9 +287,18 @@ class WeirProcess:
                 return
         raise AssertionError("weir did not start")
 
+    def tell(self, what: signal.Signals) -> None:
+        """Send a signal, if it runs still.
+
+        ``Popen.send_signal`` looks first whether the process has ended, and takes its status from whoever waits for it.
+        """
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, what)
+
     async def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(how)
+            self.tell(how)
             await self.process.wait()
         if self.reader is not None:
             await self.reader
