@@ -21,6 +21,7 @@ import pytest
 
 from proxy.app import create_app
 from proxy.config import Flags, load_config, with_policy
+from proxy.custom.functions import Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
@@ -143,6 +144,7 @@ async def weir(
     limits: ServerLimits = ServerLimits(),
     asking: Summarizer | None = None,
     patience: float | None = None,
+    hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[RunningWeir]:
     """Weir in front of ``upstream``, with a database file, or in memory without one; a text is a database's URL.
 
@@ -169,7 +171,7 @@ async def weir(
         config = with_policy(config, "balanced", balanced)
     if patience is not None:
         config = dataclasses.replace(config, store=dataclasses.replace(config.store, timeout=patience))
-    app = create_app(config, telemetry=telemetry or Telemetry.create(OtelSettings()), tokenizer=TOKENIZER)
+    app = create_app(config, telemetry=telemetry or Telemetry.create(OtelSettings()), tokenizer=TOKENIZER, hooks=hooks)
     async with serve(app, limits=limits) as server:
         runtime = app.runtime
         assert runtime is not None
@@ -206,6 +208,13 @@ class Deployment:
     def url(self) -> str:
         """The database, as a command is given it."""
         return self.store if isinstance(self.store, str) else f"sqlite+aiosqlite:///{self.store}"
+
+    @asynccontextmanager
+    async def started(self, *arguments: str) -> AsyncIterator[InTurns]:
+        """As many in processes of their own."""
+        async with AsyncExitStack() as stack:
+            ones = [WeirProcess([*arguments, "--store", self.url], free_port()) for _ in range(self.count)]
+            yield InTurns([await stack.enter_async_context(each) for each in ones])
 
     @asynccontextmanager
     async def serving(self, upstream: str, **options: Any) -> AsyncIterator[InTurns]:
