@@ -102,6 +102,12 @@ class InTurns:
         self.asked += 1
         return self.targets[-self.asked % len(self.targets)].root
 
+    async def crash(self) -> None:
+        """Kill those in processes of their own, and start them again: ``kill -9``, or a node that fails."""
+        processes = [each for each in self.targets if isinstance(each, WeirProcess)]
+        await asyncio.gather(*(each.stop(signal.SIGKILL) for each in processes))
+        await asyncio.gather(*(each.start() for each in processes))
+
     async def settled(self) -> None:
         """Return once everything is written."""
         for each in self.weirs:
