@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import ssl
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,43 @@ def authorities_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", context)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clients_are_patient() -> Iterator[None]:
+    """A client that names no time waits a minute for an answer, not five seconds: a busy machine is no fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        for what in ("connect", "read", "write", "pool"):
+            patch.setattr(f"httpx._config.DEFAULT_TIMEOUT_CONFIG.{what}", 60.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def histories_go_up_as_they_are() -> Iterator[None]:
+    """What is JSON already an SDK does not compare with each type that it might be: nine tenths of a long test's time."""
+
+    def quick(transform: Any) -> Any:
+        @functools.wraps(transform)
+        async def transformed(data: Any, expected_type: object) -> Any:
+            kept = {name: data[name] for name in ("input", "messages") if name in data and _is_json(data[name])}
+            made = await transform({**data, **dict.fromkeys(kept, ())}, expected_type)
+            return {name: kept.get(name, value) for name, value in made.items()}
+
+        return transformed
+
+    with pytest.MonkeyPatch.context() as patch:
+        for sdk in ("openai", "anthropic"):
+            if (module := sys.modules.get(f"{sdk}._utils._transform")) is not None:
+                patch.setattr(module, "async_transform", quick(module.async_transform))
+        yield
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_json, value.values()))
+    return (
+        all(map(_is_json, value)) if isinstance(value, list) else value is None or isinstance(value, str | int | float)
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

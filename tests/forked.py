@@ -1,8 +1,8 @@
 """Processes of Weir's without the seconds of imports that each of them would begin with.
 
-One process imports the product and waits. Whoever starts ``python -m proxy …`` gets a process that is forked from it,
-with the arguments, the environment, the folder and the descriptors that it was to have; it is a child of whoever asked,
-as any other. What is started in another way, or with another environment as far as Python or an import reads it, is
+One process imports the product and waits. Whoever starts ``python -m proxy …``, or a process that plans, gets one that
+is forked from it, with the arguments, the environment, the folder and the descriptors that it was to have; it is a
+child of whoever asked, as any other. What is started in another way, or with another environment as far as Python or an import reads it, is
 started as it stands. All forks of one process have one seed of ``hash()``; what else an import draws or keeps of its
 process, a fork draws anew.
 """
@@ -29,11 +29,18 @@ from typing import Any, NoReturn
 
 import pytest
 
+from proxy.custom.process import python
+from proxy.planning import workers
+from proxy.wire import counting
+
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "proxy"]
+PLANS = [*python("from proxy.planning.worker import work; work()")[:3]]
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: orphans below get this process as their parent
 MAX_MESSAGE = 1 << 20
 EARLY = ("PYTHON", "LD_", "MALLOC_", "TZ", "LANG", "LC_")
+INHERITED = 160 * 2**20
+"""Bytes at most of a fork that are its parent's: imports, and a vocabulary."""
 LATE = frozenset({"PYTHONPATH", "HOME"})
 """The search path can be set later, and of the home an import learns only where it would be searched."""
 STREAMS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -56,7 +63,7 @@ def early(environment: Mapping[str, str], read: Collection[str] = ()) -> dict[st
 
 @contextmanager
 def forked_processes() -> Iterator[None]:
-    """While this is open every ``python -m proxy …`` that can be is forked."""
+    """While this is open every such process that can be is forked."""
     execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
     signature = inspect.signature(execute)
     ready: list[_Ready] = []
@@ -67,7 +74,7 @@ def forked_processes() -> Iterator[None]:
         args, pipes = told["args"], [told[name] for name in STREAMS]
         environment = dict(os.environ if told["env"] is None else told["env"])
         plain = not any(told[name] for name in OTHERWISE) and all(told[name] < 0 for name in IDS)
-        if not plain or list(args[:3]) != COMMAND:
+        if not plain or list(args[:3]) not in (COMMAND, PLANS):
             execute(popen, *given)
             return
         if not ready:
@@ -76,7 +83,8 @@ def forked_processes() -> Iterator[None]:
             execute(popen, *given)
             return
         session = bool(told["start_new_session"])
-        asked = {"words": [str(word) for word in args[3:]], "env": environment, "session": session}
+        words = [str(word) for word in args[2:]]
+        asked = {"words": words, "env": environment, "session": session}
         folder = str(Path(told["cwd"] or ".").absolute())
         standard = [own if own != -1 else number for number, own in enumerate((pipes[0], pipes[3], pipes[5]))]
         popen.pid = ready[0].fork({**asked, "cwd": folder}, standard)
@@ -86,6 +94,7 @@ def forked_processes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux" and set(signature.parameters) == KNOWN:
             patch.setattr(subprocess.Popen, "_execute_child", fork_or_execute)
+            patch.setattr(workers, "LARGE", workers.LARGE + INHERITED)
         yield
     for each in ready:
         each.end()
@@ -129,6 +138,8 @@ def wait() -> NoReturn:
     with _names_read() as read:
         for command in pkgutil.iter_modules(importlib.import_module("proxy.cli").__path__):
             importlib.import_module(f"proxy.cli.{command.name}")
+    counting._build = functools.cache(counting._build)  # for the same places the same, and there it is already
+    counting._build("o200k_base", counting.vocabulary_directories(None))
     line.send(json.dumps([*read]).encode())
     gc.collect()
     gc.freeze()
@@ -166,7 +177,7 @@ def _names_read() -> Iterator[set[str]]:
 
 
 def _become(asked: Mapping[str, Any], standard: list[int]) -> NoReturn:
-    """Run the command as ``python -m`` does."""
+    """Run the command as Python does with ``-m``, or ``-c``."""
     if asked["session"]:
         os.setsid()
     os.chdir(asked["cwd"])
@@ -183,7 +194,12 @@ def _become(asked: Mapping[str, Any], standard: list[int]) -> NoReturn:
         setattr(sys, f"__{name}__", stream)
     path = asked["env"].get("PYTHONPATH", "")
     sys.path[:1] = [asked["cwd"], *(str(Path(each).absolute()) for each in path.split(os.pathsep) if each)]
-    sys.argv[:] = ["proxy", *asked["words"]]
+    code, *words = asked["words"]
+    if code == PLANS[2]:
+        sys.argv[:] = ["-c", *words]
+        exec(code, {"__name__": "__main__"})
+        sys.exit()
+    sys.argv[:] = ["proxy", *words]
     runpy.run_module("proxy", run_name="__main__", alter_sys=True)
     sys.exit()
 

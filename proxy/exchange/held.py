@@ -138,9 +138,11 @@ async def record_answer(
             items=tuple(codec.named(given.elements, 0)),
         )
         repeats = any(m.role == "assistant" for m in messages)  # a client that does will hardly go on from an answer
-        lasting = held.parent is not None or bool(held.known) or not repeats
+        begun = begun_as(body)
+        is_joined = begun not in (None, given.id)  # of several rounds: what begins it, its provider cannot go on from
+        lasting = held.parent is not None or bool(held.known) or not repeats or is_joined
         await runtime.answers.keep(row, lasting=lasting)
-        if (begun := begun_as(body)) not in (None, given.id):
+        if is_joined:
             other = replace(row, id=str(begun), parent=given.id, given=b"", output=b"", items=())
             await runtime.answers.keep(other, lasting=lasting)
     except Exception:

@@ -86,15 +86,22 @@ class Walk:
     jumps: int = 0
 
 
+NOW_AND_THEN = {"weir-tend", "weir-loop"}
+"""The tasks of a process that no request has to do with: whether one of them runs meanwhile is chance."""
+
+
 @contextmanager
 def walked() -> Iterator[Walk]:
-    """What runs in this thread meanwhile."""
+    """What runs in this thread meanwhile, but for what a process does now and then."""
     walk = Walk(set())
     product = tuple(f"{ROOT / room}/" for room in ROOMS)
 
     def called(frame: FrameType, event: str, _: Any) -> None:
         here = frame.f_code.co_filename
         if event != "call" or not here.startswith(product):
+            return
+        task = asyncio.current_task()
+        if task is not None and task.get_name() in NOW_AND_THEN:
             return
         walk.files.add(here)
         before = frame.f_back
@@ -110,23 +117,25 @@ def walked() -> Iterator[Walk]:
 
 
 async def request_path() -> dict[str, int]:
-    """A request of a known conversation that nothing is done to, and one with its first batch, until both are recorded."""
+    """A request of a known conversation that nothing is done to, and one with its first batch, until all is recorded."""
     async with (
         scripted(lambda asked: whole(completion("Go on.", prompt=len(asked.body) // 5))) as upstream,
         weir(upstream.base_url) as running,
     ):
         talk = Talk(running.client())
-        await talk.agent(3)
-        await running.runtime.settler.flush()
-        with walked() as warm:
+
+        async def step() -> None:
             await talk.agent(1)
+            await running.runtime.preparation.settled()
             await running.runtime.settler.flush()
-        while True:
+
+        for _ in range(3):
+            await step()
+        with walked() as warm:
+            await step()
+        while "compact" not in talk.actions()[-1]:
             with walked() as batch:
-                await talk.agent(1)
-                await running.runtime.settler.flush()
-            if "compact" in talk.actions()[-1]:
-                break
+                await step()
     return {
         "files of a warm request": len(warm.files),
         "jumps of a warm request": warm.jumps,

@@ -24,8 +24,7 @@ minutes were built the house had 53,540 lines in 180 files, and a warm request w
 key and shows how the store grows is 290 lines and a migration. Plans in
 processes of their own took 700 lines in three files, one of them on the way of a batch. Compactions that
 clients ask for, and what upstreams do not have, took 600 more in 3 files.
-A first batch comes with a request that is close to its trigger, which is stored before it goes up: one file more, and another where
-the figures of the process happen to be read meanwhile.
+A first batch comes with a request that is close to its trigger, which is stored before it goes up: one file more.
 """
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import pytest
 
 from proxy.app import create_app
 from proxy.config import Flags, load_config, with_policy
+from proxy.custom.functions import Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
@@ -100,6 +102,12 @@ class InTurns:
         self.asked += 1
         return self.targets[-self.asked % len(self.targets)].root
 
+    async def crash(self) -> None:
+        """Kill those in processes of their own, and start them again: ``kill -9``, or a node that fails."""
+        processes = [each for each in self.targets if isinstance(each, WeirProcess)]
+        await asyncio.gather(*(each.stop(signal.SIGKILL) for each in processes))
+        await asyncio.gather(*(each.start() for each in processes))
+
     async def settled(self) -> None:
         """Return once everything is written."""
         for each in self.weirs:
@@ -141,11 +149,14 @@ async def weir(
     telemetry: Telemetry | None = None,
     limits: ServerLimits = ServerLimits(),
     asking: Summarizer | None = None,
+    patience: float | None = None,
+    hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[RunningWeir]:
     """Weir in front of ``upstream``, with a database file, or in memory without one; a text is a database's URL.
 
     Its policy ``balanced`` has the keys of that name otherwise.
-    ``asking`` takes the place of its summarizer, for another patience or another clock.
+    ``asking`` takes the place of its summarizer, for another patience or another clock. The database may take
+    ``patience`` seconds for an answer where the configuration does not decide that.
     """
     file = f"sqlite+aiosqlite:///{store}" if store is not None else "sqlite+aiosqlite:///:memory:"
     url = store if isinstance(store, str) else file
@@ -164,7 +175,9 @@ async def weir(
     config = load_config(path, env=env, flags=flags)
     if balanced:
         config = with_policy(config, "balanced", balanced)
-    app = create_app(config, telemetry=telemetry or Telemetry.create(OtelSettings()), tokenizer=TOKENIZER)
+    if patience is not None:
+        config = dataclasses.replace(config, store=dataclasses.replace(config.store, timeout=patience))
+    app = create_app(config, telemetry=telemetry or Telemetry.create(OtelSettings()), tokenizer=TOKENIZER, hooks=hooks)
     async with serve(app, limits=limits) as server:
         runtime = app.runtime
         assert runtime is not None
@@ -186,6 +199,10 @@ def ruled(upstream: str, rules: Mapping[str, Any], *, window: int = 8192) -> str
     )
 
 
+PATIENCE = 30.0
+"""Seconds for a database that nothing is wrong with, however busy the machine is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A database, and how many Weirs share it."""
@@ -199,10 +216,18 @@ class Deployment:
         return self.store if isinstance(self.store, str) else f"sqlite+aiosqlite:///{self.store}"
 
     @asynccontextmanager
+    async def started(self, *arguments: str) -> AsyncIterator[InTurns]:
+        """As many in processes of their own."""
+        async with AsyncExitStack() as stack:
+            ones = [WeirProcess([*arguments, "--store", self.url], free_port()) for _ in range(self.count)]
+            yield InTurns([await stack.enter_async_context(each) for each in ones])
+
+    @asynccontextmanager
     async def serving(self, upstream: str, **options: Any) -> AsyncIterator[InTurns]:
         """As many Weirs in front of ``upstream``, each with the options of :func:`weir`."""
         async with AsyncExitStack() as stack:
-            opened = [weir(upstream, self.store, **options) for _ in range(self.count)]
+            given = {"patience": PATIENCE, **options}
+            opened = [weir(upstream, self.store, **given) for _ in range(self.count)]
             yield InTurns([await stack.enter_async_context(each) for each in opened])
 
 
@@ -277,9 +302,18 @@ class WeirProcess:
                 return
         raise AssertionError("weir did not start")
 
+    def tell(self, what: signal.Signals) -> None:
+        """Send a signal, if it runs still.
+
+        ``Popen.send_signal`` looks first whether the process has ended, and takes its status from whoever waits for it.
+        """
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, what)
+
     async def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(how)
+            self.tell(how)
             await self.process.wait()
         if self.reader is not None:
             await self.reader

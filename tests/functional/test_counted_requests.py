@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from proxy.simulator import Dialect, SimulatorSettings, run_simulator
-from tests.functional.harness import COUNTER, RunningWeir, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, weir
 
 HEADERS = {"authorization": "Bearer k", "anthropic-version": "2023-06-01"}
 STEPS = 24
@@ -20,13 +20,14 @@ def said(number: int) -> str:
     return " ".join(f"line {n}: value {number * 1000 + n}," for n in range(60))
 
 
-async def long_messages(proxy: RunningWeir) -> dict[str, Any]:
+async def long_messages(proxy: InTurns) -> dict[str, Any]:
     """A conversation of Messages that has been through its window, and the request that would come next."""
     tools = [{"name": "read", "description": "Read", "input_schema": {"type": "object", "properties": {}}}]
     body: dict[str, Any] = {"model": "claude", "system": "Be brief.", "tools": tools}
     body["messages"] = [{"role": "user", "content": "Audit the files."}]
-    async with anthropic.AsyncAnthropic(base_url=proxy.root, api_key="k", max_retries=0) as client:
+    async with anthropic.AsyncAnthropic(base_url=proxy.root(), api_key="k", max_retries=0) as client:
         for step in range(STEPS):
+            client.base_url = proxy.root()
             await client.messages.create(**body, max_tokens=300)
             call = {"type": "tool_use", "id": f"toolu_{step}", "name": "read", "input": {"path": f"{step}.txt"}}
             result = {"type": "tool_result", "tool_use_id": f"toolu_{step}", "content": said(step)}
@@ -34,13 +35,14 @@ async def long_messages(proxy: RunningWeir) -> dict[str, Any]:
     return body
 
 
-async def long_responses(proxy: RunningWeir) -> dict[str, Any]:
+async def long_responses(proxy: InTurns) -> dict[str, Any]:
     """The same of Responses."""
     tools = [{"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}, "strict": False}]
     body: dict[str, Any] = {"model": "gpt", "instructions": "Be brief.", "tools": tools, "store": False}
     body["input"] = [{"role": "user", "content": "Audit the files."}]
-    async with openai.AsyncOpenAI(base_url=proxy.base_url, api_key="k", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{proxy.root()}/v1", api_key="k", max_retries=0) as client:
         for step in range(STEPS):
+            client.base_url = f"{proxy.root()}/v1"
             await client.responses.create(**body, max_output_tokens=300)
             call = {"type": "function_call", "call_id": f"call_{step}", "name": "read", "arguments": f'{{"n": {step}}}'}
             result = {"type": "function_call_output", "call_id": f"call_{step}", "output": said(step)}
@@ -48,6 +50,7 @@ async def long_responses(proxy: RunningWeir) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name != "store"}
 
 
+@EITHER
 @pytest.mark.parametrize(
     ("dialect", "path", "talk"),
     [
@@ -55,27 +58,34 @@ async def long_responses(proxy: RunningWeir) -> dict[str, Any]:
         (Dialect.OPENAI, "/responses/input_tokens", long_responses),
     ],
 )
-async def test_a_request_is_counted_as_it_would_be_sent(dialect: Dialect, path: str, talk: Any, tmp_path: Path) -> None:
+async def test_a_request_is_counted_as_it_would_be_sent(
+    dialect: Dialect, path: str, talk: Any, deployment: Deployment
+) -> None:
     with run_simulator(SimulatorSettings(dialect=dialect, window=8192), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as proxy, httpx.AsyncClient(headers=HEADERS) as client:
+        async with deployment.serving(simulator.base_url) as proxy, httpx.AsyncClient(headers=HEADERS) as client:
             body = await talk(proxy)
-            stored = (await client.get(f"{proxy.root}/weir/conversations")).json()
-            answer = await client.post(f"{proxy.base_url}{path}", json=body)
+            await proxy.settled()
+            stored = (await client.get(f"{proxy.root()}/weir/conversations")).json()
+            answer = await client.post(f"{proxy.root()}/v1{path}", json=body)
             assert answer.status_code == 200, answer.text
             counted = answer.json()["input_tokens"]
-            assert (await client.get(f"{proxy.root}/weir/conversations")).json() == stored
+            await proxy.settled()
+            assert (await client.get(f"{proxy.root()}/weir/conversations")).json() == stored
             whole = await client.post(f"{simulator.base_url}{path}", json=body)
             asked = {"max_tokens": 300} if dialect is Dialect.ANTHROPIC else {"max_output_tokens": 300, "store": False}
-            sent = await client.post(f"{proxy.base_url}{path.rsplit('/', 1)[0]}", json=body | asked)
+            sent = await client.post(f"{proxy.root()}/v1{path.rsplit('/', 1)[0]}", json=body | asked)
         assert sent.status_code == 200, sent.text
         assert simulator.ledger[-1].prompt_tokens == pytest.approx(counted, rel=0.03)
     assert whole.json()["input_tokens"] > 8192 > counted
 
 
+@EITHER
 @pytest.mark.parametrize("way", ["trigger", "codex"])
-async def test_a_compaction_that_is_none_of_weirs_has_the_known_edits_and_no_others(way: str, tmp_path: Path) -> None:
+async def test_a_compaction_that_is_none_of_weirs_has_the_known_edits_and_no_others(
+    way: str, deployment: Deployment
+) -> None:
     with run_simulator(SimulatorSettings(dialect=Dialect.OPENAI, window=8192), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as proxy, httpx.AsyncClient(headers=HEADERS) as client:
+        async with deployment.serving(simulator.base_url) as proxy, httpx.AsyncClient(headers=HEADERS) as client:
             body = await long_responses(proxy) | {"store": False, "max_output_tokens": 300}
             asked: dict[str, Any] = {"type": "compaction_trigger"}
             headers = {}
@@ -83,10 +93,10 @@ async def test_a_compaction_that_is_none_of_weirs_has_the_known_edits_and_no_oth
                 asked = {"role": "user", "content": "CONTEXT CHECKPOINT COMPACTION: write a handoff summary."}
                 headers = {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}
             aside = body | {"input": [*body["input"], asked]}
-            answer = await client.post(f"{proxy.base_url}/responses", json=aside, headers=headers)
+            answer = await client.post(f"{proxy.root()}/v1/responses", json=aside, headers=headers)
             assert answer.status_code == 200, answer.text
             forwarded = json.loads(simulator.ledger[-1].body)["input"]
-            later = await client.post(f"{proxy.base_url}/responses", json=body)
+            later = await client.post(f"{proxy.root()}/v1/responses", json=body)
         assert later.status_code == 200
     assert forwarded[-1] == asked
     assert len(forwarded) < len(aside["input"])

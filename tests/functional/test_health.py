@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry import OtelSettings, Telemetry
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, tool_step, weir
+from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, InTurns, Talk, tool_step
 from tests.proxy.test_alerts import webhook
 
 ADMIN = "admin-0123456789"
@@ -40,24 +40,32 @@ async def watched(
     simulator: RunningSimulator,
     policy: str = "mode: observe",
     *,
+    deployment: Deployment,
     window: int = WINDOW,
     hook: str = "http://127.0.0.1:9/",
     telemetry: Telemetry | None = None,
-) -> AsyncIterator[RunningWeir]:
+) -> AsyncIterator[InTurns]:
     yaml = YAML.format(upstream=simulator.base_url, admin=ADMIN, window=window, policy=policy, hook=hook)
-    async with weir("", folder / "w.db", yaml=yaml, folder=folder, window=None, telemetry=telemetry) as target:
+    async with deployment.serving("", yaml=yaml, folder=folder, window=None, telemetry=telemetry) as target:
         yield target
 
 
-def talk(target: RunningWeir, *, key: str = "sk-test", name: str = NAME, seed: int = 0) -> Talk:
+def talk(target: InTurns, *, key: str = "sk-test", name: str = NAME, seed: int = 0) -> Talk:
     return Talk(target.client(key, default_headers={"x-weir-conversation": name}), seed=seed)
 
 
-async def ask(target: RunningWeir, path: str, *, key: str = "sk-test", status: int = 200) -> Any:
+async def ask(target: InTurns, path: str, *, key: str = "sk-test", status: int = 200) -> Any:
+    await target.settled()
     async with httpx.AsyncClient() as http:
-        found = await http.get(f"{target.root}/weir/{path}", headers={"authorization": f"Bearer {key}"})
+        found = await http.get(f"{target.root()}/weir/{path}", headers={"authorization": f"Bearer {key}"})
     assert found.status_code == status, found.text
     return found.json()
+
+
+async def told(target: InTurns) -> None:
+    """Have every alert told."""
+    for each in target.weirs:
+        await each.runtime.alerts.close()
 
 
 def due(found: Any) -> list[tuple[str, bool]]:
@@ -68,16 +76,17 @@ def due(found: Any) -> list[tuple[str, bool]]:
 FULL = "mode: observe, health: {utilization: 0.20, overflow_requests: 0, tool_bloat: 1, spike_share: 1}"
 
 
+@EITHER
 @pytest.mark.requirement("A0.118", "A0.124", "A0.127", "A0.128")
 async def test_a_conversation_alerts_on_its_third_request_above_the_mark_once_and_over_a_restart(
-    tmp_path: Path,
+    tmp_path: Path, deployment: Deployment
 ) -> None:
     async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator, webhook() as hook:
         chat = Talk(None)
         counts: list[int] = []
         levels: list[float] = []
         for _ in range(7):
-            async with watched(tmp_path, simulator, FULL, hook=hook.url) as target:
+            async with watched(tmp_path, simulator, FULL, deployment=deployment, hook=hook.url) as target:
                 chat.client = target.client(default_headers={"x-weir-conversation": NAME})
                 await chat.chat(1)
                 found = await ask(target, f"conversations/{NAME}/health")
@@ -98,27 +107,19 @@ async def test_a_conversation_alerts_on_its_third_request_above_the_mark_once_an
 @pytest.mark.requirement("A0.124", "A0.127")
 async def test_two_workers_that_share_a_database_tell_an_episode_once(tmp_path: Path) -> None:
     """Each goes on from what the other has stored; within the moment before it is stored either may tell it."""
+    shared = Deployment(tmp_path / "w.db", 2)
     async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator, webhook() as hook:
         yaml = YAML.format(upstream=simulator.base_url, admin=ADMIN, window=WINDOW, policy=FULL, hook=hook.url)
-        folders = [tmp_path / name for name in ("one", "two")]
-        async with AsyncExitStack() as stack:
-            workers = []
-            for folder in folders:
-                folder.mkdir()
-                text = f"{yaml}listen: {{workers: 2}}\n"
-                one = weir("", tmp_path / "w.db", yaml=text, folder=folder, window=None)
-                workers.append(await stack.enter_async_context(one))
-            chat = talk(workers[0])
-            clients = [worker.client(default_headers={"x-weir-conversation": NAME}) for worker in workers]
-            for number in range(8):
-                chat.client = clients[number % 2]
+        yaml += "listen: {workers: 2}\n"
+        async with shared.serving("", yaml=yaml, folder=tmp_path, window=None) as workers:
+            chat = talk(workers)
+            for _ in range(8):
                 await chat.chat(1)
-                await workers[number % 2].runtime.settler.flush()
-            found = await ask(workers[0], f"conversations/{NAME}/health")
+                await workers.settled()
+            found = await ask(workers, f"conversations/{NAME}/health")
             assert due(found) == [("utilization", True)]
             assert len(found["history"]) == 8
-            for worker in workers:
-                await worker.runtime.alerts.close()
+            await told(workers)
     assert len(hook.got) == 1
 
 
@@ -127,38 +128,35 @@ async def test_replicas_in_turns_open_an_episode_once_tell_it_once_and_close_it(
     postgres_url: str, tmp_path: Path
 ) -> None:
     """Nothing is waited for within an episode: what the one has seen is not stored when the other one answers."""
-    async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator, webhook() as hook:
-        yaml = YAML.format(upstream=simulator.base_url, admin=ADMIN, window=WINDOW, policy=FULL, hook=hook.url)
-        async with AsyncExitStack() as stack:
-            replicas = []
-            for name in ("one", "two"):
-                (tmp_path / name).mkdir()
-                one = weir("", postgres_url, yaml=yaml, folder=tmp_path / name, window=None)
-                replicas.append(await stack.enter_async_context(one))
-            clients = [each.client(default_headers={"x-weir-conversation": NAME}) for each in replicas]
-            for episode in range(2):
-                long, short = Talk(None, seed=10 * episode), Talk(None, seed=10 * episode + 1)
-                long.grow(6)
-                for numbers, chat in ((range(6), long), (range(4), short)):
-                    for number in numbers:
-                        chat.client = clients[number % 2]
-                        await chat.chat(1)
-                    for each in replicas:
-                        await each.runtime.settler.flush()
-            found = await ask(replicas[0], f"conversations/{NAME}/health")
-            for each in replicas:
-                await each.runtime.alerts.close()
+    shared = Deployment(postgres_url, 2)
+    async with (
+        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
+        webhook() as hook,
+        watched(tmp_path, simulator, FULL, deployment=shared, hook=hook.url) as replicas,
+    ):
+        for episode in range(2):
+            long, short = talk(replicas, seed=10 * episode), talk(replicas, seed=10 * episode + 1)
+            long.grow(6)
+            await long.chat(6)
+            await replicas.settled()
+            await short.chat(4)
+            await replicas.settled()
+        found = await ask(replicas, f"conversations/{NAME}/health")
+        await told(replicas)
     assert due(found) == [("utilization", False), ("utilization", False)]
     assert len(found["history"]) == 20
     assert len(hook.got) == 2
 
 
+@EITHER
 @pytest.mark.requirement("A0.124")
-async def test_an_episode_that_is_over_is_closed_and_the_next_one_is_another(tmp_path: Path) -> None:
+async def test_an_episode_that_is_over_is_closed_and_the_next_one_is_another(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
         webhook() as hook,
-        watched(tmp_path, simulator, FULL, hook=hook.url) as target,
+        watched(tmp_path, simulator, FULL, deployment=deployment, hook=hook.url) as target,
     ):
         chat = talk(target)
         await chat.chat(8)
@@ -170,15 +168,18 @@ async def test_an_episode_that_is_over_is_closed_and_the_next_one_is_another(tmp
         assert (await ask(target, "health"))["status"] == "ok"
         await chat.chat(8)
         assert due(await ask(target, f"conversations/{NAME}/health")) == [("utilization", False), ("utilization", True)]
-        await target.runtime.alerts.close()
+        await told(target)
     assert len(hook.got) == 2
 
 
+@EITHER
 @pytest.mark.requirement("A0.121", "A3.17")
-async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third_call(tmp_path: Path) -> None:
+async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third_call(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        watched(tmp_path, simulator, "mode: enforce", window=100_000) as target,
+        watched(tmp_path, simulator, "mode: enforce", deployment=deployment, window=100_000) as target,
     ):
         chat = talk(target)
         seen = []
@@ -203,52 +204,57 @@ async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third
         assert len(history) == len(timeline["data"]) - 1
 
 
+@EITHER
 @pytest.mark.requirement("A0.118", "A0.124")
-async def test_a_critical_alert_has_the_state_saved(tmp_path: Path) -> None:
+async def test_a_critical_alert_has_the_state_saved(tmp_path: Path, deployment: Deployment) -> None:
     policy = "health: {utilization: 0.12}, checkpoints: {save_at: null, milestones: false}"
     async with (
         serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        watched(tmp_path, simulator, policy, window=32_768) as target,
+        watched(tmp_path, simulator, policy, deployment=deployment, window=32_768) as target,
     ):
         chat = talk(target)
         while not any(alert["kind"] == "utilization" for alert in (await ask(target, "health"))["data"]):
             await chat.agent(1)
             assert chat.turns < 60
-        await target.runtime.preparation.settled()
         versions = (await ask(target, f"conversations/{NAME}/checkpoints"))["data"]
         assert [each["reason"] for each in versions] == ["critical"]
         await chat.agent(3)
-        await target.runtime.preparation.settled()
         assert len((await ask(target, f"conversations/{NAME}/checkpoints"))["data"]) == 1
 
 
+@EITHER
 @pytest.mark.requirement("A0.124")
-async def test_an_overflow_is_foreseen_where_nothing_will_be_removed_and_only_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "expected"), [("mode: observe", True), ("mode: enforce", False)])
+async def test_an_overflow_is_foreseen_where_nothing_will_be_removed_and_only_there(
+    policy: str, expected: bool, tmp_path: Path, deployment: Deployment
+) -> None:
     small = 4_096
-    async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator:
-        for policy, expected in (("mode: observe", True), ("mode: enforce", False)):
-            folder = tmp_path / policy[-7:]
-            folder.mkdir()
-            async with watched(folder, simulator, f"{policy}, health: {{utilization: 1}}", window=small) as target:
-                chat = talk(target)
-                await chat.agent(9)
-                found = await ask(target, f"conversations/{NAME}/health")
-                assert ("overflow" in {alert["kind"] for alert in found["alerts"]}) is expected
-                if expected:
-                    # W - R is 4,096 - 512; a step adds some 480 tokens
-                    alert = next(alert for alert in found["alerts"] if alert["kind"] == "overflow")
-                    assert alert["value"] <= 2
-                    rows = (await ask(target, f"conversations/{NAME}/timeline"))["data"]
-                    at = next(row for row in rows if row["at"] == alert["at"])
-                    room = small - 512 - at["tokens_before"]
-                    assert 0.8 * at["velocity"] < room <= 2.01 * at["velocity"]
-
-
-@pytest.mark.requirement("A0.124")
-async def test_a_caller_sees_its_own_alerts_and_the_operator_all(tmp_path: Path) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        watched(tmp_path, simulator, FULL) as target,
+        watched(
+            tmp_path, simulator, f"{policy}, health: {{utilization: 1}}", deployment=deployment, window=small
+        ) as target,
+    ):
+        chat = talk(target)
+        await chat.agent(9)
+        found = await ask(target, f"conversations/{NAME}/health")
+        assert ("overflow" in {alert["kind"] for alert in found["alerts"]}) is expected
+        if expected:
+            # W - R is 4,096 - 512; a step adds some 480 tokens
+            alert = next(alert for alert in found["alerts"] if alert["kind"] == "overflow")
+            assert alert["value"] <= 2
+            rows = (await ask(target, f"conversations/{NAME}/timeline"))["data"]
+            at = next(row for row in rows if row["at"] == alert["at"])
+            room = small - 512 - at["tokens_before"]
+            assert 0.8 * at["velocity"] < room <= 2.01 * at["velocity"]
+
+
+@EITHER
+@pytest.mark.requirement("A0.124")
+async def test_a_caller_sees_its_own_alerts_and_the_operator_all(tmp_path: Path, deployment: Deployment) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
+        watched(tmp_path, simulator, FULL, deployment=deployment) as target,
     ):
         for key, name in (("sk-one-12345", "one"), ("sk-two-12345", "two")):
             await talk(target, key=key, name=name).chat(8)
@@ -261,19 +267,24 @@ async def test_a_caller_sees_its_own_alerts_and_the_operator_all(tmp_path: Path)
         assert len((await ask(target, "conversations/one/health?limit=2", key=ADMIN))["history"]) == 2
 
 
+@EITHER
 @pytest.mark.requirement("P15", "A0.124", "A0.126")
-async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_costs_nothing(tmp_path: Path) -> None:
+async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_costs_nothing(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     exporter = InMemorySpanExporter()
     telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
     async with (
         serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        watched(tmp_path, simulator, FULL, telemetry=telemetry) as target,
+        watched(tmp_path, simulator, FULL, deployment=deployment, telemetry=telemetry) as target,
     ):
         chat = talk(target)
-        await chat.chat(8)
+        for _ in range(8):
+            await chat.chat(1)
+            await target.settled()  # an alert is on the trace of each that does not know of another's yet
         async with asyncio.timeout(10):
             while 'weir_alerts_undelivered_total{weir_reason="failed"} 1' not in (
-                metrics := target.runtime.telemetry.metrics.render().decode()
+                metrics := telemetry.metrics.render().decode()
             ):
                 await asyncio.sleep(0.05)
         assert all(headers["x-weir-actions"] == "observe=1" for headers in chat.headers)
@@ -298,12 +309,15 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
     ]
 
 
+@EITHER
 @pytest.mark.requirement("A0.119", "A0.120", "A0.126")
-async def test_weirs_own_way_of_working_raises_no_alert(tmp_path: Path) -> None:
+async def test_weirs_own_way_of_working_raises_no_alert(tmp_path: Path, deployment: Deployment) -> None:
     """Batches in a small window: large evictions and summaries, far apart."""
     async with (
         serve_simulator(SimulatorSettings(window=16_384), counter=COUNTER) as simulator,
-        watched(tmp_path, simulator, "mode: enforce, health: {tool_bloat: 1}", window=16_384) as target,
+        watched(
+            tmp_path, simulator, "mode: enforce, health: {tool_bloat: 1}", deployment=deployment, window=16_384
+        ) as target,
     ):
         chat = talk(target)
         await chat.agent(45)
@@ -319,17 +333,20 @@ def run(folder: Path, *words: str) -> str:
     return ran.stdout
 
 
+@EITHER
 @pytest.mark.requirement("A0.88", "A0.94", "A3.17", "A0.128")
-async def test_the_commands_tell_the_same_and_advise_after_ten_conversations(tmp_path: Path) -> None:
+async def test_the_commands_tell_the_same_and_advise_after_ten_conversations(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     policy = "mode: enforce, buckets: {tool_outputs: {cap: 0.10}, history: {cap: 0.60}}"
     async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator:
         for first, last in ((0, 9), (9, 10)):
-            async with watched(tmp_path, simulator, policy, window=16_384) as target:
+            async with watched(tmp_path, simulator, policy, deployment=deployment, window=16_384) as target:
                 for number in range(first, last):
                     await talk(target, name=f"task-{number}", seed=number + 1).agent(7)
                 listed = await ask(target, "conversations", key=ADMIN)
             (tmp_path / "weir.yaml").write_text(
-                (tmp_path / "weir.yaml").read_text() + f'store: {{url: "sqlite+aiosqlite:///{tmp_path}/w.db"}}\n'
+                (tmp_path / "weir.yaml").read_text() + f'store: {{url: "{deployment.url}"}}\n'
             )
             advised = await asyncio.to_thread(run, tmp_path, "budget", "advise", "--json")
             advice = json.loads(advised)

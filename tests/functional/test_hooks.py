@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,25 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.app import create_app, running
+from proxy.app import running
 from proxy.cli import Failure
 from proxy.cli.serve import installed_plugins
 from proxy.config import Flags, load_config
 from proxy.custom.functions import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
-from proxy.server import ServerLimits, serve
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry import OtelSettings, Telemetry
-from tests.functional.harness import COUNTER, TOKENIZER, TOOLS, WeirProcess, free_port, opening, tool_step
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    TOKENIZER,
+    TOOLS,
+    Deployment,
+    WeirProcess,
+    free_port,
+    opening,
+    tool_step,
+)
 
 
 class Noting(Plugin):
@@ -46,29 +54,16 @@ class Noting(Plugin):
         self.seen.append(("turn_end", turn, end))
 
 
-@asynccontextmanager
-async def hooked(upstream: str, *plugins: Plugin, window: int = 8192) -> Any:
-    """A client of a Weir that has these plugins; they have been told everything when it is left."""
-    config = load_config(
-        None, env={}, flags=Flags(upstream=upstream, window=window, store="sqlite+aiosqlite:///:memory:")
-    )
-    app = create_app(config, telemetry=Telemetry.create(OtelSettings()), tokenizer=TOKENIZER, hooks=plugins)
-    async with serve(app, limits=ServerLimits()) as server:
-        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sk-x", max_retries=0)
-        try:
-            yield client
-        finally:
-            await client.close()
-
-
+@EITHER
 @pytest.mark.requirement("A0.132")
-async def test_a_plugin_sees_the_four_hooks_in_their_order() -> None:
+async def test_a_plugin_sees_the_four_hooks_in_their_order(deployment: Deployment) -> None:
     plugin = Noting()
     messages = [*opening(), *tool_step(0), *tool_step(1)]
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        hooked(simulator.base_url, plugin) as client,
+        deployment.serving(simulator.base_url, hooks=[plugin]) as target,
     ):
+        client = target.client()
         await client.chat.completions.create(model="sim", messages=messages, tools=TOOLS, max_tokens=64)
         messages += tool_step(2)
         await client.chat.completions.create(
@@ -103,18 +98,19 @@ def turns(plugin: Noting) -> list[list[str]]:
     return list(by_request.values())
 
 
+@EITHER
 @pytest.mark.requirement("A0.132")
-async def test_an_overflow_stands_between_start_and_end_whoever_says_so() -> None:
+async def test_an_overflow_stands_between_start_and_end_whoever_says_so(deployment: Deployment) -> None:
     plugin = Noting()
     async with serve_simulator(SimulatorSettings(window=2048), counter=COUNTER) as simulator:
         messages = opening()
         for number in range(6):
             messages += tool_step(number)
-        async with hooked(simulator.base_url, plugin, window=8192) as client:
-            await client.chat.completions.create(model="sim", messages=messages, tools=TOOLS, max_tokens=64)
-        async with hooked(simulator.base_url, plugin, window=2048) as client:
+        async with deployment.serving(simulator.base_url, hooks=[plugin], window=8192) as target:
+            await target.client().chat.completions.create(model="sim", messages=messages, tools=TOOLS, max_tokens=64)
+        async with deployment.serving(simulator.base_url, hooks=[plugin], window=2048) as target:
             with pytest.raises(openai.BadRequestError):
-                await client.chat.completions.create(
+                await target.client().chat.completions.create(
                     model="sim", messages=[{"role": "system", "content": "rule " * 9000}, *opening()[1:]], max_tokens=64
                 )
     by_upstream, by_weir = turns(plugin)
@@ -145,16 +141,18 @@ class Failing(Noting):
             self.ended += 1
 
 
+@EITHER
 @pytest.mark.requirement("A0.132", "P6")
 async def test_a_plugin_that_fails_or_sleeps_costs_neither_the_request_nor_another_plugin(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, deployment: Deployment
 ) -> None:
     noting, failing = Noting(), Failing()
     async with (
         asyncio.timeout(30),
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        hooked(simulator.base_url, failing, noting) as client,
+        deployment.serving(simulator.base_url, hooks=[failing, noting]) as target,
     ):
+        client = target.client()
         for _ in range(3):
             await client.chat.completions.create(
                 model="sim", messages=[*opening(), *tool_step(0)], tools=TOOLS, max_tokens=64

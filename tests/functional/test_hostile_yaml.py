@@ -78,7 +78,7 @@ async def test_a_reloaded_file_of_that_kind_leaves_the_old_one_in_force(tmp_path
             for name in ("brackets", "a list of lists", "aliases"):
                 said = len(refusals(weir))
                 write(4096, HOSTILE[name][0])
-                weir.process.send_signal(signal.SIGHUP)
+                weir.tell(signal.SIGHUP)
                 for _ in range(400):
                     if len(refusals(weir)) > said:
                         break

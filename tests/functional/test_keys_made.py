@@ -117,13 +117,13 @@ async def test_taking_the_last_key_out_of_the_file_opens_nothing_while_weir_runs
         assert weir.process is not None
 
         path.write_text(json.dumps(base))
-        weir.process.send_signal(signal.SIGHUP)
+        weir.tell(signal.SIGHUP)
         await until(lambda: refused(weir, "sk-of-the-file"))
         assert await refused(weir, STRANGER)
         await until(lambda: asyncio.to_thread(says, weir, "no key is left"))
 
         path.write_text(json.dumps({**base, "auth": {"mode": "open"}}))
-        weir.process.send_signal(signal.SIGHUP)
+        weir.tell(signal.SIGHUP)
         await until(lambda: accepted(weir, STRANGER))
         await until(lambda: asyncio.to_thread(says, weir, "anybody who can connect may call"))
 

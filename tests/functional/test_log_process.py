@@ -100,7 +100,7 @@ async def test_a_process_never_logs_a_secret_and_its_commands_never_print_one(tm
             ):
                 path.write_text(bad)
                 assert weir.process is not None
-                weir.process.send_signal(signal.SIGHUP)
+                weir.tell(signal.SIGHUP)
                 if form == "line":
                     assert not hidden(await command(path, "config", "check"))
                 await asyncio.sleep(0.3)
@@ -236,7 +236,7 @@ async def test_a_log_that_takes_nothing_holds_up_no_request_and_not_the_end(tmp_
             if kind == "blocked":
                 assert not select.select([], [stream], [], 0)[1], "the pipe is full"
             assert weir.process is not None
-            weir.process.send_signal(signal.SIGTERM)
+            weir.tell(signal.SIGTERM)
             assert await asyncio.wait_for(weir.process.wait(), 60) == 0
     finally:
         os.close(stream)

@@ -1,37 +1,44 @@
 """A fault inside planning costs a client nothing: rows that something else has spoilt, read by a Weir that starts."""
 
 import sqlite3
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
+import asyncpg
 import pytest
 
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from tests.functional.harness import COUNTER, Talk, answered, arrays_of, opening, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, Talk, answered, arrays_of, opening
 
 WINDOW = 8192
 
 
-def spoil(database: Path, statement: str) -> None:
-    """Change rows behind Weir's back."""
-    with sqlite3.connect(database) as connection:
-        changed = connection.execute(statement).rowcount
-    connection.close()
+async def spoil(deployment: Deployment, table: str, column: str) -> None:
+    """Have words where Weir has put numbers, behind its back."""
+    if isinstance(deployment.store, str):
+        connection = await asyncpg.connect(deployment.store)
+        await connection.execute(f"ALTER TABLE {table} ALTER {column} DROP DEFAULT, ALTER {column} TYPE text USING 'x'")
+        changed = await connection.fetchval(f"SELECT count(*) FROM {table}")
+        await connection.close()
+    else:
+        with closing(sqlite3.connect(deployment.store, isolation_level=None)) as database:
+            changed = database.execute(f"UPDATE {table} SET {column} = 'x'").rowcount
     assert changed, "there was nothing to spoil"
 
 
+@EITHER
 @pytest.mark.requirement("P6", "S.29")
-async def test_a_request_whose_plan_fails_is_trimmed_until_it_fits(tmp_path: Path) -> None:
+async def test_a_request_whose_plan_fails_is_trimmed_until_it_fits(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        async with deployment.serving(simulator.base_url) as target:
             talk = Talk(target.client(), opening())
             talk.grow(14)
             await talk.chat(6)
-            await target.runtime.preparation.settled()
+            await target.settled()
         assert talk.actions()[-1] != "none"
-        spoil(tmp_path / "w.db", "UPDATE checkpoints SET length = 'x'")
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        await spoil(deployment, "checkpoints", "length")
+        async with deployment.serving(simulator.base_url) as target:
             talk.client = target.client()
             await talk.chat(1)
         sent, seen = arrays_of(answered(simulator))[-1], simulator.answered()
@@ -42,14 +49,15 @@ async def test_a_request_whose_plan_fails_is_trimmed_until_it_fits(tmp_path: Pat
     assert sent[0] == talk.messages[0]
 
 
+@EITHER
 @pytest.mark.requirement("P6", "S.29")
-async def test_a_request_that_cannot_be_recognised_goes_up_as_it_came(tmp_path: Path) -> None:
+async def test_a_request_that_cannot_be_recognised_goes_up_as_it_came(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        async with deployment.serving(simulator.base_url) as target:
             talk: Any = Talk(target.client(), opening())
             await talk.chat(2)
-        spoil(tmp_path / "w.db", "UPDATE branches SET longest = 'x'")
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        await spoil(deployment, "branches", "longest")
+        async with deployment.serving(simulator.base_url) as target:
             talk.client = target.client()
             await talk.chat(1)
         sent = arrays_of(answered(simulator))[-1]
@@ -57,15 +65,16 @@ async def test_a_request_that_cannot_be_recognised_goes_up_as_it_came(tmp_path: 
     assert sent == talk.messages[:-1]
 
 
+@EITHER
 @pytest.mark.requirement("P6", "S.29")
-async def test_a_request_that_cannot_be_recognised_goes_up_without_weirs_own_marks(tmp_path: Path) -> None:
+async def test_a_request_that_cannot_be_recognised_goes_up_without_weirs_own_marks(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        async with deployment.serving(simulator.base_url) as target:
             talk: Any = Talk(target.client(), opening())
             await talk.chat(2)
-        spoil(tmp_path / "w.db", "UPDATE branches SET longest = 'x'")
+        await spoil(deployment, "branches", "longest")
         talk.messages[1]["weir"] = {"keep": True}
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        async with deployment.serving(simulator.base_url) as target:
             talk.client = target.client()
             await talk.chat(1)
         sent = arrays_of(answered(simulator))[-1]

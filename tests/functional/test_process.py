@@ -1,7 +1,6 @@
 """The process as an operator sees it: reload, stop, keys made while it runs."""
 
 import asyncio
-import contextlib
 import json
 import signal
 import sys
@@ -44,12 +43,12 @@ async def test_a_reload_takes_effect_and_a_bad_file_leaves_the_old_one_in_force(
             assert await policy_in_force(weir)
             assert weir.process is not None
             path.write_text(path.read_text().replace("default_policy: balanced", "default_polizy: balanced"))
-            weir.process.send_signal(signal.SIGHUP)
+            weir.tell(signal.SIGHUP)
             await asyncio.sleep(0.5)
             assert await policy_in_force(weir)
             assert any("default_policy" in line for line in weir.log)
             configured(tmp_path, simulator.base_url, policy='"off"')
-            weir.process.send_signal(signal.SIGHUP)
+            weir.tell(signal.SIGHUP)
             await asyncio.sleep(0.5)
             assert not await policy_in_force(weir)
 
@@ -65,7 +64,7 @@ async def test_a_stream_that_outlives_the_grace_ends_with_an_error_event(tmp_pat
                 try:
                     async for chunk in answer.content.iter_any():
                         if not received and weir.process is not None:
-                            weir.process.send_signal(signal.SIGTERM)
+                            weir.tell(signal.SIGTERM)
                         received += chunk
                 except aiohttp.ClientPayloadError:
                     pass
@@ -119,10 +118,10 @@ async def test_what_came_while_the_process_stood_still_is_read_before_it_is_too_
         assert weir.process is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", weir.port)
         await asyncio.sleep(0.3)  # accepted
-        weir.process.send_signal(signal.SIGSTOP)
+        weir.tell(signal.SIGSTOP)
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: weir\r\n\r\n")
         await asyncio.sleep(1.5)
-        weir.process.send_signal(signal.SIGCONT)
+        weir.tell(signal.SIGCONT)
         assert await asyncio.wait_for(reader.readline(), 20) == b"HTTP/1.1 200 OK\r\n"
         writer.close()
         late, slow = await asyncio.open_connection("127.0.0.1", weir.port)
@@ -146,15 +145,14 @@ async def test_a_reload_asked_for_while_it_starts_or_stops_does_not_end_it(
     assert weir.process is not None
     async with aiohttp.ClientSession() as session:
         for _ in range(20):
-            weir.process.send_signal(signal.SIGHUP)
+            weir.tell(signal.SIGHUP)
             async with session.get(f"{weir.root}/healthz") as answer:
                 assert answer.status == 200
     process = weir.process
-    process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(ProcessLookupError):
-        while process.returncode is None:
-            process.send_signal(signal.SIGHUP)
-            await asyncio.sleep(0.02)
+    weir.tell(signal.SIGTERM)
+    while process.returncode is None:
+        weir.tell(signal.SIGHUP)
+        await asyncio.sleep(0.02)
     await weir.stop()
     assert process.returncode == 0
     assert not [line for line in weir.log if "died" in line]

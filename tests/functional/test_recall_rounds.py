@@ -17,7 +17,8 @@ from proxy.recall.tool import definition_of
 from proxy.simulator import Dialect, Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.codecs import codec_of
-from tests.functional.harness import COUNTER, EVICTING, Deployment, RunningWeir, answered, prose, weir
+from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, answered, prose
+from tests.profile import soak
 
 WINDOW = 8192
 SECRET = "the deployment token is zx-4471-quebec"
@@ -55,7 +56,7 @@ class Client:
     """A conversation as the client of an endpoint has it: what it was given it sends back."""
 
     endpoint: str
-    at: RunningWeir
+    at: InTurns
     history: list[Any] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -110,7 +111,7 @@ class Client:
             "include": ["reasoning.encrypted_content"],
             **given,
         }
-        async with openai.AsyncOpenAI(base_url=self.at.base_url, api_key="sk-test", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{self.at.root()}/v1", api_key="sk-test", max_retries=0) as client:
             if not stream:
                 return await client.responses.create(input=self.history, **given)
             async with client.responses.stream(input=self.history, **given) as events:
@@ -121,7 +122,7 @@ class Client:
     async def _message(self, stream: bool, given: dict[str, Any]) -> Any:
         tool = {"name": "read_file", "input_schema": SCHEMA}
         given = {"tools": [tool], "max_tokens": 512, **given}
-        async with anthropic.AsyncAnthropic(base_url=self.at.root, api_key="sk-test", max_retries=0) as client:
+        async with anthropic.AsyncAnthropic(base_url=self.at.root(), api_key="sk-test", max_retries=0) as client:
             if not stream:
                 return await client.messages.create(messages=self.history, **given)
             async with client.messages.stream(messages=self.history, **given) as events:
@@ -130,7 +131,7 @@ class Client:
 
 @dataclass(slots=True)
 class Scene:
-    """A Weir with the tool that may start again, its upstream, and the model that plays there."""
+    """A Weir with the tool that may start again, or several in turns, the upstream, and the model that plays there."""
 
     endpoint: str
     upstream: RunningSimulator
@@ -138,14 +139,14 @@ class Scene:
     folder: Path
     yaml: str
     stack: AsyncExitStack
-    database: Path | str
-    weir: RunningWeir | None = None
+    deployment: Deployment
+    weir: InTurns | None = None
 
-    async def start(self) -> RunningWeir:
-        """A Weir on the same database."""
+    async def start(self) -> InTurns:
+        """Those on the same database."""
         await self.stack.aclose()
         options = {"yaml": self.yaml, "folder": self.folder, "window": None}
-        self.weir = await self.stack.enter_async_context(weir(self.upstream.base_url, self.database, **options))
+        self.weir = await self.stack.enter_async_context(self.deployment.serving(self.upstream.base_url, **options))
         return self.weir
 
     async def client(self, steps: int = 22, *, secret: str = SECRET, **options: Any) -> Client:
@@ -166,11 +167,11 @@ class Scene:
 @asynccontextmanager
 async def scene(
     folder: Path,
+    deployment: Deployment,
     endpoint: str,
     *answers: Said,
     recall: str = "tool: true",
     store: str = "{}",
-    database: Path | str = "",
     **settings: Any,
 ) -> AsyncIterator[Scene]:
     model = InOrder([*answers])
@@ -185,7 +186,7 @@ store: {store}
 policies: {{p: {{{json.dumps(EVICTING)[1:-1]}, placeholder: marker, recall: {{auto: false, {recall}}}}}}}
 default_policy: p
 """
-        yield Scene(endpoint, upstream, model, folder, yaml, stack, database or folder / "w.db")
+        yield Scene(endpoint, upstream, model, folder, yaml, stack, deployment)
 
 
 def elements(answer: Any) -> list[Any]:
@@ -223,16 +224,25 @@ def begins_alike(array: Sequence[Any], before: Sequence[Any]) -> bool:
 
 
 both = pytest.mark.parametrize("endpoint", ENDPOINTS)
-either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+either_way = pytest.mark.parametrize(
+    ("stream", "deployment"),
+    [
+        pytest.param(False, 1, id="whole from one on SQLite"),
+        pytest.param(True, 2, id="streamed by two in turns on PostgreSQL"),
+        pytest.param(True, 1, id="streamed from one on SQLite", marks=soak),
+        pytest.param(False, 2, id="whole from two in turns on PostgreSQL", marks=soak),
+    ],
+    indirect=["deployment"],
+)
 
 
 @both
 @either_way
-@pytest.mark.requirement("A4.25", "P5")
+@pytest.mark.requirement("A4.25", "P5", "P7")
 async def test_a_call_is_answered_unseen_and_goes_up_again_with_every_later_request(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
-    async with scene(tmp_path, endpoint, looks(), ENDS, bound=True) as on:
+    async with scene(tmp_path, deployment, endpoint, looks(), ENDS, bound=True) as on:
         client = await on.client()
         answer = await client.ask("Which token was it?", stream=stream)
         assert kinds(answer) == ["thought", "text", "thought", "text"]
@@ -253,31 +263,13 @@ async def test_a_call_is_answered_unseen_and_goes_up_again_with_every_later_requ
 
 
 @both
-@pytest.mark.parametrize("deployment", [pytest.param(2, id="two in turns on PostgreSQL")], indirect=True)
-@pytest.mark.requirement("A4.25", "P7")
-async def test_another_process_sends_the_hidden_round_again(
-    tmp_path: Path, endpoint: str, deployment: Deployment
-) -> None:
-    async with scene(tmp_path, endpoint, looks(), ENDS, database=deployment.store, bound=True) as on:
-        client = await on.client()
-        await client.ask("Which token was it?")
-        options = {"yaml": on.yaml, "folder": tmp_path, "window": None}
-        async with weir(on.upstream.base_url, deployment.store, **options) as other:
-            for at in (other, client.at, other):
-                client.at = at
-                later = await client.ask("And what is next?")
-                assert texts(later) == ["Understood."]
-                assert begins_alike(on.arrays[-1], on.arrays[-2])
-
-
-@both
 @either_way
 @pytest.mark.requirement("A4.25", "P5")
 async def test_calls_of_the_clients_own_behind_one_of_the_tool_are_asked_for_again(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
     again = SimulatedAnswer(reasoning="Now the file.", calls=(OWN,))
-    async with scene(tmp_path, endpoint, looks("", CALL, OWN), again) as on:
+    async with scene(tmp_path, deployment, endpoint, looks("", CALL, OWN), again) as on:
         client = await on.client()
         answer = await client.ask(stream=stream)
         assert kinds(answer) == ["thought", "thought", "tool_use"]
@@ -291,10 +283,13 @@ async def test_calls_of_the_clients_own_behind_one_of_the_tool_are_asked_for_aga
         assert begins_alike(on.arrays[-1], on.arrays[-2])
 
 
+@EITHER
 @both
 @pytest.mark.requirement("P5")
-async def test_a_call_of_the_tool_behind_one_that_the_client_has_got_is_dropped(tmp_path: Path, endpoint: str) -> None:
-    async with scene(tmp_path, endpoint, looks("", OWN, CALL)) as on:
+async def test_a_call_of_the_tool_behind_one_that_the_client_has_got_is_dropped(
+    tmp_path: Path, endpoint: str, deployment: Deployment
+) -> None:
+    async with scene(tmp_path, deployment, endpoint, looks("", OWN, CALL)) as on:
         client = await on.client()
         answer = await client.ask(stream=True)
         assert (kinds(answer), calls(answer)) == (["thought", "tool_use"], ["read_file"])
@@ -305,10 +300,12 @@ async def test_a_call_of_the_tool_behind_one_that_the_client_has_got_is_dropped(
 @either_way
 @pytest.mark.requirement("A4.25")
 async def test_several_rounds_end_with_the_last_one_that_the_policy_allows(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
     rounds = [looks(f"Round {n}.", SimulatedCall("recall", json.dumps({"query": f"module {n}"}))) for n in range(5)]
-    async with scene(tmp_path, endpoint, *rounds[:4], recall="tool: true, rounds: 2, max_tokens: 300") as on:
+    async with scene(
+        tmp_path, deployment, endpoint, *rounds[:4], recall="tool: true, rounds: 2, max_tokens: 300"
+    ) as on:
         client = await on.client()
         answer = await client.ask(stream=stream)
         assert len(on.bodies) == 4
@@ -325,10 +322,10 @@ async def test_several_rounds_end_with_the_last_one_that_the_policy_allows(
 @either_way
 @pytest.mark.requirement("A4.25", "P5")
 async def test_reasoning_that_led_to_a_call_that_is_not_answered_any_more_is_not_left_without_it(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
     silent = [looks("", CALL) for _ in range(3)]
-    async with scene(tmp_path, endpoint, *silent, recall="tool: true, rounds: 1, max_tokens: 300") as on:
+    async with scene(tmp_path, deployment, endpoint, *silent, recall="tool: true, rounds: 1, max_tokens: 300") as on:
         client = await on.client()
         answer = await client.ask(stream=stream)
         assert kinds(answer) == ["thought"] * 3
@@ -340,8 +337,10 @@ async def test_reasoning_that_led_to_a_call_that_is_not_answered_any_more_is_not
 
 @either_way
 @pytest.mark.requirement("A4.25", "P5")
-async def test_a_stored_answer_is_gone_on_from_with_all_of_its_rounds(tmp_path: Path, stream: bool) -> None:
-    async with scene(tmp_path, "responses", looks(), ENDS) as on:
+async def test_a_stored_answer_is_gone_on_from_with_all_of_its_rounds(
+    tmp_path: Path, stream: bool, deployment: Deployment
+) -> None:
+    async with scene(tmp_path, deployment, "responses", looks(), ENDS) as on:
         client = await on.client()
         answer = await client.ask(stream=stream, store=True)
         client.history = []
@@ -350,19 +349,22 @@ async def test_a_stored_answer_is_gone_on_from_with_all_of_its_rounds(tmp_path: 
         assert "recall" not in json.dumps(on.bodies[-1]["tools"])
 
 
+@EITHER
 @pytest.mark.requirement("A4.25", "P5")
-async def test_the_id_that_a_stream_begins_with_is_gone_on_from_like_the_one_it_ends_with(tmp_path: Path) -> None:
-    async with scene(tmp_path, "responses", looks(), ENDS, "Of no other.", "Of none.") as on:
+async def test_the_id_that_a_stream_begins_with_is_gone_on_from_like_the_one_it_ends_with(
+    tmp_path: Path, deployment: Deployment
+) -> None:
+    async with scene(tmp_path, deployment, "responses", looks(), ENDS, "Of no other.", "Of none.") as on:
         client = await on.client()
         body = {"model": "sim", "stream": True, "store": True, "max_output_tokens": 512, "input": client.history}
         async with httpx.AsyncClient(timeout=30, headers=HEADERS) as http:
-            told = (await http.post(f"{client.at.base_url}/responses", json=body)).text
+            told = (await http.post(f"{client.at.root()}/v1/responses", json=body)).text
             events = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
             ids = [event["response"]["id"] for event in events if "response" in event]
             assert ids[0] != ids[-1]  # the first is given before anybody knows that a round will follow
             for name in (ids[0], ids[-1]):
                 asked = {"model": "sim", "input": "Of which gateway?", "previous_response_id": name}
-                later = await http.post(f"{client.at.base_url}/responses", json=asked)
+                later = await http.post(f"{client.at.root()}/v1/responses", json=asked)
                 assert later.status_code == 200, later.text
                 assert ("restart=1" in later.headers["x-weir-actions"]) is (name == ids[0])
         whole = json.dumps(on.bodies[-2]["input"])
@@ -370,12 +372,13 @@ async def test_the_id_that_a_stream_begins_with_is_gone_on_from_like_the_one_it_
         assert "Of which gateway?" in whole
 
 
+@EITHER
 @both
 @pytest.mark.requirement("A4.25")
 async def test_the_tool_is_not_offered_where_its_rounds_would_not_outlive_a_restart(
-    tmp_path: Path, endpoint: str
+    tmp_path: Path, endpoint: str, deployment: Deployment
 ) -> None:
-    async with scene(tmp_path, endpoint, store="{content: digest}") as on:
+    async with scene(tmp_path, deployment, endpoint, store="{content: digest}") as on:
         await (await on.client()).ask()
         assert "recall" not in json.dumps(on.bodies[-1]["tools"])
 
@@ -384,9 +387,9 @@ async def test_the_tool_is_not_offered_where_its_rounds_would_not_outlive_a_rest
 @either_way
 @pytest.mark.requirement("P5")
 async def test_usage_has_the_prompt_of_the_last_round_and_the_words_of_all(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
-    async with scene(tmp_path, endpoint, looks(), ENDS) as on:
+    async with scene(tmp_path, deployment, endpoint, looks(), ENDS) as on:
         client = await on.client()
         usage = (await client.ask(stream=stream)).usage
         seen = answered(on.upstream)
@@ -397,10 +400,13 @@ async def test_usage_has_the_prompt_of_the_last_round_and_the_words_of_all(
         assert usage.output_tokens == sum(each.completion_tokens for each in seen)
 
 
+@EITHER
 @both
 @pytest.mark.requirement("P5")
-async def test_a_stream_is_one_answer_with_the_numbers_of_one(tmp_path: Path, endpoint: str) -> None:
-    async with scene(tmp_path, endpoint, looks(), ENDS) as on:
+async def test_a_stream_is_one_answer_with_the_numbers_of_one(
+    tmp_path: Path, endpoint: str, deployment: Deployment
+) -> None:
+    async with scene(tmp_path, deployment, endpoint, looks(), ENDS) as on:
         client = await on.client()
         events = await raw_events(client)
         assert [event for event, value in events if event != value["type"]] == []
@@ -427,7 +433,7 @@ async def raw_events(client: Client, **more: Any) -> list[tuple[str, Any]]:
         body |= {"input": client.history, "max_output_tokens": 512, "store": False}
     else:
         body |= {"messages": client.history, "max_tokens": 512}
-    found, text, url = [], "", f"{client.at.base_url}/{client.endpoint}"
+    found, text, url = [], "", f"{client.at.root()}/v1/{client.endpoint}"
     async with httpx.AsyncClient(timeout=30) as http, http.stream("POST", url, json=body, headers=HEADERS) as answer:
         with suppress(httpx.RemoteProtocolError):
             async for piece in answer.aiter_text():
@@ -447,10 +453,10 @@ FELL = Rejected(Problem(status=500, message="the model fell over"))
 @either_way
 @pytest.mark.requirement("P4", "P5")
 async def test_an_upstream_that_fails_in_a_later_round_says_so_itself_and_nothing_of_it_stays(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
     quietly = SimulatedAnswer(calls=(CALL,))
-    async with scene(tmp_path, endpoint, quietly, FELL, quietly, ENDS) as on:
+    async with scene(tmp_path, deployment, endpoint, quietly, FELL, quietly, ENDS) as on:
         client = await on.client()
         with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as failed:
             await client.ask(stream=stream)
@@ -465,10 +471,10 @@ async def test_an_upstream_that_fails_in_a_later_round_says_so_itself_and_nothin
 @either_way
 @pytest.mark.requirement("P4", "A4.25")
 async def test_an_upstream_that_refuses_the_round_itself_is_asked_as_if_there_were_no_tool(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
     refuses = Rejected(Problem(status=422, message="this is not taken here"))
-    async with scene(tmp_path, endpoint, looks(), refuses, ENDS) as on:
+    async with scene(tmp_path, deployment, endpoint, looks(), refuses, ENDS) as on:
         client = await on.client()
         answer = await client.ask(stream=stream)
         assert texts(answer) == ["Let me look.", TOLD]
@@ -483,9 +489,9 @@ async def test_an_upstream_that_refuses_the_round_itself_is_asked_as_if_there_we
 @either_way
 @pytest.mark.requirement("P4", "A4.25")
 async def test_a_round_that_is_too_long_is_asked_with_less_and_kept_as_it_was_answered(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
-    async with scene(tmp_path, endpoint) as on:
+    async with scene(tmp_path, deployment, endpoint) as on:
         client = await on.client(secret="\n".join(f"{SECRET} number {n} and more words" for n in range(220)))
         await client.ask()
         taken = answered(on.upstream)[-1].prompt_tokens
@@ -501,12 +507,13 @@ async def test_a_round_that_is_too_long_is_asked_with_less_and_kept_as_it_was_an
         assert begins_alike(on.arrays[-1], on.arrays[-2])
 
 
+@EITHER
 @both
 @pytest.mark.requirement("P5", "R.35")
 async def test_an_upstream_that_fails_once_something_was_shown_ends_the_stream_in_its_own_grammar(
-    tmp_path: Path, endpoint: str
+    tmp_path: Path, endpoint: str, deployment: Deployment
 ) -> None:
-    async with scene(tmp_path, endpoint, looks(), FELL) as on:
+    async with scene(tmp_path, deployment, endpoint, looks(), FELL) as on:
         events = await raw_events(await on.client())
         last, value = events[-1]
         if endpoint == "responses":
@@ -520,18 +527,19 @@ async def test_an_upstream_that_fails_once_something_was_shown_ends_the_stream_i
             assert "fell over" in value["error"]["message"]
 
 
+@EITHER
 @both
 @pytest.mark.requirement("P5", "P8")
 async def test_a_client_that_leaves_in_a_later_round_ends_it_and_nothing_of_it_stays(
-    tmp_path: Path, endpoint: str
+    tmp_path: Path, endpoint: str, deployment: Deployment
 ) -> None:
     slowly = SimulatedAnswer(text=" ".join(["word"] * 200))
-    async with scene(tmp_path, endpoint, looks("Wait."), slowly, chunk_delay=0.02) as on:
+    async with scene(tmp_path, deployment, endpoint, looks("Wait."), slowly, chunk_delay=0.02) as on:
         client = await on.client()
         body = {"model": "sim", "stream": True, "max_tokens": 512, "messages": client.history}
         if endpoint == "responses":
             body = {"model": "sim", "stream": True, "max_output_tokens": 512, "input": client.history}
-        url = f"{client.at.base_url}/{endpoint}"
+        url = f"{client.at.root()}/v1/{endpoint}"
         async with httpx.AsyncClient(timeout=30) as http, http.stream("POST", url, json=body, headers=HEADERS) as got:
             text = ""
             async for part in got.aiter_text():
@@ -552,17 +560,17 @@ async def test_a_client_that_leaves_in_a_later_round_ends_it_and_nothing_of_it_s
 @either_way
 @pytest.mark.requirement("A4.25", "P9")
 async def test_a_conversation_goes_on_whose_hidden_rounds_were_lost_with_the_store(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
     again = SimulatedAnswer(reasoning="On to the next file.", text="Reading.", calls=(OWN,))
     script = [looks(""), looks(""), SimulatedAnswer(reasoning="There it is.", text=TOLD, calls=(OWN,)), again, again]
-    async with scene(tmp_path, endpoint, *script) as on:
+    async with scene(tmp_path, deployment, endpoint, *script) as on:
         client = await on.client()
         answer = await client.ask("Which token?", stream=stream)
         assert kinds(answer).count("thought") == 3
         [own] = [each for each in elements(answer) if each.type in ("function_call", "tool_use")]
         client.answer(getattr(own, "call_id", own.id), "It is empty.")
-        on.database = tmp_path / "another.db"
+        on.deployment = Deployment(tmp_path / "another.db")
         client.at = await on.start()
         for _ in range(2):
             answer = await client.ask(stream=stream)
@@ -576,7 +584,7 @@ async def test_a_conversation_goes_on_whose_hidden_rounds_were_lost_with_the_sto
 @either_way
 @pytest.mark.requirement("A4.25", "P5")
 async def test_a_long_run_on_bound_reasoning_is_never_refused_for_what_weir_has_recalled_in_it(
-    tmp_path: Path, endpoint: str, stream: bool
+    tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
     def step(n: int) -> SimulatedAnswer:
         call = SimulatedCall("read_file", json.dumps({"path": f"src/{n}.py"}))
@@ -585,7 +593,7 @@ async def test_a_long_run_on_bound_reasoning_is_never_refused_for_what_weir_has_
     script: list[Said] = [step(n) for n in range(STEPS)]
     for place in (13, 11, 10):
         script.insert(place, looks("", SimulatedCall("recall", json.dumps({"query": f"module {place % 3}"}))))
-    async with scene(tmp_path, endpoint, *script, recall="tool: true, max_tokens: 400", bound=True) as on:
+    async with scene(tmp_path, deployment, endpoint, *script, recall="tool: true, max_tokens: 400", bound=True) as on:
         client = Client(endpoint, await on.start(), options={"model": BINDING})
         client.history.append({"role": "user", "content": f"Migrate the project. {prose(60, seed=2)}"})
         made: list[tuple[int, list[str], list[Any]]] = []

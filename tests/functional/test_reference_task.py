@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +17,7 @@ import pytest
 from proxy.simulator import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.chat import digest_of
-from tests.functional.harness import COUNTER, RunningWeir, answered, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, answered
 
 WINDOW = 8_192
 MAX_TOKENS = 512
@@ -318,19 +317,19 @@ async def upstream() -> AsyncIterator[RunningSimulator]:
         yield simulator
 
 
-async def blob(target: RunningWeir, ref: str) -> bytes:
+async def blob(target: InTurns, ref: str) -> bytes:
     """An original by its ref, page by page."""
     body, cursor = b"", "0"
     async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
         while cursor:
-            page = await http.get(f"{target.root}/weir/blobs/{ref}", params={"cursor": cursor})
+            page = await http.get(f"{target.root()}/weir/blobs/{ref}", params={"cursor": cursor})
             assert page.status_code == 200, f"{ref}: {page.text}"
             body += page.content
             cursor = page.headers.get("x-weir-cursor", "")
     return body
 
 
-async def restored(target: RunningWeir, forwarded: list[dict[str, Any]]) -> set[bytes]:
+async def restored(target: InTurns, forwarded: list[dict[str, Any]]) -> set[bytes]:
     """Digests of all originals that a reader of the forwarded messages can get at by the refs in them."""
     found = set[bytes]()
     for ref in set(re.findall(r"[Aa]rchived as ([0-9a-f]{12})", json.dumps(forwarded))):
@@ -369,12 +368,13 @@ async def test_without_weir_the_task_ends_around_step_fifteen(upstream: RunningS
     assert 13 <= agent.steps <= 17
 
 
+@EITHER
 @pytest.mark.requirement("A0.8", "A0.3", "A0.26")
 @pytest.mark.parametrize("summarizer", [None, "notes"])
 async def test_the_task_is_finished_with_its_goal_and_decisions_in_sight_and_nothing_lost(
-    summarizer: str | None, upstream: RunningSimulator, tmp_path: Path
+    summarizer: str | None, upstream: RunningSimulator, deployment: Deployment
 ) -> None:
-    async with weir(upstream.base_url, tmp_path / "weir.db", window=WINDOW, summarizer=summarizer) as target:
+    async with deployment.serving(upstream.base_url, window=WINDOW, summarizer=summarizer) as target:
         agent = Agent(target.client())
         await agent.run()
         forwarded = [seen for seen in answered(upstream) if seen.model == "sim"]

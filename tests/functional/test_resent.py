@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from tests.functional.harness import COUNTER, EVICTING, Talk, WeirProcess, answered, free_port, opening, ruled
+from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, Talk, answered, opening, ruled
 
 STALLED = {"x-sim-fault": "stall"}
 
@@ -36,37 +35,38 @@ def newest(simulator: RunningSimulator) -> object:
     return json.loads(answered(simulator)[-1].body)
 
 
+@EITHER
 @pytest.mark.requirement("R.60", "P9", "A0.16")
 @pytest.mark.timeout(180)
-async def test_a_request_that_is_sent_again_after_a_kill_goes_up_as_before(tmp_path: Path) -> None:
+async def test_a_request_that_is_sent_again_after_a_kill_goes_up_as_before(deployment: Deployment) -> None:
     """The upstream counts less: without what it taught a minute ago the same request would be cut."""
     settings = SimulatorSettings(window=8192)
-    async with serve_simulator(settings, counter=Scaled(0.7)) as simulator:
-        arguments = ["--upstream", simulator.base_url, "--window", "8192"]
-        arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"]
-        async with WeirProcess(arguments, free_port()) as process:
-            talk = Talk(process.client())
-            talk.grow(6, kind="agent")
-            await talk.agent(3)
-            for _ in range(2):
-                talk.grow(2, kind="agent")
-                await talk.ask()
-                before, actions = newest(simulator), talk.actions()[-1]
-                await process.stop(signal.SIGKILL)
-                await process.start()
-                await talk.ask()
-                assert newest(simulator) == before
-                assert talk.actions()[-1] == actions
-                talk.add_step()
+    async with (
+        serve_simulator(settings, counter=Scaled(0.7)) as simulator,
+        deployment.started("--upstream", simulator.base_url, "--window", "8192") as target,
+    ):
+        talk = Talk(target.client())
+        talk.grow(6, kind="agent")
+        await talk.agent(3)
+        for _ in range(2):
+            talk.grow(2, kind="agent")
+            await talk.ask()
+            before, actions = newest(simulator), talk.actions()[-1]
+            await target.crash()
+            await talk.ask()
+            assert newest(simulator) == before
+            assert talk.actions()[-1] == actions
+            talk.add_step()
 
 
 @asynccontextmanager
-async def running(tmp_path: Path, upstream: str, rules: Mapping[str, Any]) -> AsyncIterator[WeirProcess]:
-    config = tmp_path / "weir.yaml"
+async def running(
+    deployment: Deployment, folder: Path, upstream: str, rules: Mapping[str, Any]
+) -> AsyncIterator[InTurns]:
+    config = folder / "weir.yaml"
     config.write_text(ruled(upstream, rules))
-    arguments = ["--config", str(config), "--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"]
-    async with WeirProcess(arguments, free_port()) as process:
-        yield process
+    async with deployment.started("--config", str(config)) as target:
+        yield target
 
 
 async def in_flight(talk: Talk, simulator: RunningSimulator) -> "asyncio.Task[Any]":
@@ -78,11 +78,10 @@ async def in_flight(talk: Talk, simulator: RunningSimulator) -> "asyncio.Task[An
     return task
 
 
-async def killed(process: WeirProcess, waiting: "asyncio.Task[Any]") -> None:
-    await process.stop(signal.SIGKILL)
+async def killed(target: InTurns, waiting: "asyncio.Task[Any]") -> None:
+    await target.crash()
     with contextlib.suppress(openai.APIError):
         await waiting
-    await process.start()
 
 
 def last(simulator: RunningSimulator) -> list[dict[str, Any]]:
@@ -91,24 +90,27 @@ def last(simulator: RunningSimulator) -> list[dict[str, Any]]:
     return next(array for array in arrays if array[0] == opening()[0])
 
 
+@EITHER
 @pytest.mark.requirement("R.60", "P9", "A0.16")
 @pytest.mark.timeout(180)
-async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_about_it(tmp_path: Path) -> None:
+async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_about_it(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     counter = Scaled(1.0)
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=counter) as simulator,
-        running(tmp_path, simulator.base_url, {"preset": "balanced"}) as process,
+        running(deployment, tmp_path, simulator.base_url, {"preset": "balanced"}) as target,
     ):
-        talk = Talk(process.client())
+        talk = Talk(target.client())
         talk.grow(9, kind="agent")
         await talk.agent(3)
         waiting = await in_flight(talk, simulator)
         assert last(simulator) == talk.messages, "nothing was done with it"
         counter.share = 1.25
-        other = Talk(process.client(), messages=opening(seed=7))
+        other = Talk(target.client(), messages=opening(seed=7))
         await other.chat(8)
         before = last(simulator)
-        await killed(process, waiting)
+        await killed(target, waiting)
         await talk.ask()
         assert last(simulator) == before
         talk.add_step()
@@ -116,15 +118,20 @@ async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_ab
         assert last(simulator) != talk.messages, "what was learned counts from the next request on"
 
 
+@EITHER
 @pytest.mark.requirement("R.60", "P9", "A0.16")
 @pytest.mark.timeout(180)
-async def test_a_kill_right_after_the_answer_before_changes_nothing_about_a_request(tmp_path: Path) -> None:
+async def test_a_kill_right_after_the_answer_before_changes_nothing_about_a_request(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     """Two requests grow by more than any before them, neither by so much that room would be made in advance."""
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        running(tmp_path, simulator.base_url, {"preset": "balanced", **EVICTING, "preempt": True}) as process,
+        running(
+            deployment, tmp_path, simulator.base_url, {"preset": "balanced", **EVICTING, "preempt": True}
+        ) as target,
     ):
-        talk = Talk(process.client())
+        talk = Talk(target.client())
         talk.grow(6, kind="agent")
         for _ in range(4):
             talk.add_step(words=120)
@@ -138,6 +145,6 @@ async def test_a_kill_right_after_the_answer_before_changes_nothing_about_a_requ
         waiting = await in_flight(talk, simulator)
         before = last(simulator)
         assert before == talk.messages, "nothing was done with it"
-        await killed(process, waiting)
+        await killed(target, waiting)
         await talk.ask()
         assert last(simulator) == before

@@ -87,6 +87,9 @@ def test_each_policy_has_its_own_denominator() -> None:
     assert budget.base(replace(BALANCED, base="usable")) == 168_000
     assert budget.base(replace(BALANCED, base="window")) == 200_000
     assert budget.base(replace(BALANCED, base="max_input")) == 200_000
+    budget = replace(budget, max_input=190_000)
+    assert budget.base(replace(BALANCED, base="max_input")) == 190_000
+    assert budget.base(replace(BALANCED, base="window")) == 200_000
 
 
 def test_an_estimate_is_rounded_up_and_not_past_a_whole_number() -> None:
