@@ -110,9 +110,10 @@ class Weights:
     def over(cls, readings: Sequence[TextReading], *, asked: Iterable[str] = ()) -> "Weights":
         """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
         empty = frozenset[str]()
-        names, words = empty.union(*(r.names for r in readings)), empty.union(*(r.words for r in readings))
+        inner, words = empty.union(*(r.inner for r in readings)), empty.union(*(r.words for r in readings))
+        names = frozenset(low for word in inner if (low := word.lower()) not in words)
         used = empty.union(*(r.asked for r in readings))
-        return cls([r.terms for r in readings], used=used, names=names - words, asked=asked)
+        return cls([r.terms for r in readings], used=used, names=names, asked=asked)
 
     def of(self, term: str) -> float:
         """The weight of a term."""

@@ -174,45 +174,47 @@ class TextReading:
         identifiers: literals of results and answers, lower case to as it stands there.
         terms: every term of the message.
         asked: terms that its calls ask for.
-        names: words that begin with a capital within a sentence, in lower case.
-        words: every word of what was said, as it stands there.
+        inner: words of what was said, as they stand there, that do not begin a sentence.
+        words: those and the ones that do.
     """
 
-    __slots__ = ("asked", "identifiers", "names", "segments", "terms", "words")
+    __slots__ = ("asked", "identifiers", "inner", "segments", "terms", "words")
 
     def __init__(self, source: Source) -> None:
-        self.names: set[str] = set()
-        self.words = frozenset[str]()
+        self.inner = self.words = frozenset[str]()
         self.identifiers: dict[str, str] = {}
-        arguments = [c.arguments for c in source.calls] or [source.arguments]
-        self.asked = frozenset(t for each in arguments for t in terms_of(each))
         text = clipped(source.text)
         if source.is_result:
             document = parse(text)
             self.segments = list(structured(document) if document is not None else self._lines(text))
         else:
-            self.segments = self._said(pieces(sentences(text)))
+            self.segments = self._said(text)
+        arguments = [c.arguments for c in source.calls] or ([source.arguments] if source.arguments else [])
+        self.asked = frozenset(t for each in arguments for t in terms_of(each))
         for call in source.calls:
             document = parse(call.arguments)
             asked = list(structured(document, record=-1)) if document is not None else []
             self.segments.extend(asked)
             for segment in asked:
                 self._identify(segment.key)
-        self.terms = frozenset().union(*(s.terms for s in self.segments), {s.key.lower() for s in self.segments})
+        keys = {s.key.lower() for s in self.segments}
+        self.terms = frozenset(chain(keys, chain.from_iterable([s.terms for s in self.segments])))
 
-    def _said(self, said: Iterable[str]) -> list[Segment]:
-        found, spoken = list[Segment](), list[list[str]]()
-        for sentence in said:
-            is_ascii = sentence.isascii()
-            words = (_ASCII_WORD if is_ascii else WORD).findall(sentence)
-            spoken.append(words)
-            self._identify(sentence, words)
-            low = [word.lower() for word in words]
-            if low[1:] != words[1:]:
-                self.names.update({*low[1:]}.difference(words))
-            has_pairs = not is_ascii and _IS_SOLID.search(sentence)
-            found.append(Segment(sentence, _terms(words) if has_pairs else tuple(dict.fromkeys(low))))
-        self.words = frozenset(chain.from_iterable(spoken))
+    def _said(self, text: str) -> list[Segment]:
+        found = list[Segment]()
+        first, inner = set[str](), set[str]()
+        finds, solid = (_ASCII_WORD.findall, False) if text.isascii() else (WORD.findall, _IS_SOLID.search(text))
+        marked = _MARKED.search(text) is not None
+        for sentence in pieces(sentences(text)):
+            words = finds(sentence)
+            first.update(words[:1])
+            inner.update(words[1:])
+            if marked:
+                self._identify(sentence, words)
+            terms = _terms(words) if solid else tuple(dict.fromkeys(map(str.lower, words)))
+            found.append(Segment(sentence, terms))
+        self.inner = frozenset(inner)
+        self.words = self.inner.union(first)
         return found
 
     def _lines(self, text: str) -> Iterator[Segment]:
