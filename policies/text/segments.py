@@ -287,11 +287,11 @@ def structured(document: object, record: int = 0) -> Iterator[Segment]:
         elif isinstance(value, list):
             stack.extend((key, v, record) for v in reversed(value))
         elif value is not None and value != "":
-            text = value if isinstance(value, str) else json.dumps(value)
             pairs += 1
-            lines = [text] if len(text) <= LONG and text.splitlines() == [text] else sentences(text)
             named = (key if key.isprintable() else " ".join(key.split())) or " "  # in one line: each is somebody's
-            for line in pieces(lines):
+            text = value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value)
+            is_line = len(text) <= LONG and (text.isprintable() or text.splitlines() == [text])
+            for line in (text,) if is_line else pieces(sentences(text)):
                 yield Segment(line, terms_of(line), named, record)
 
 
