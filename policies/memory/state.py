@@ -71,14 +71,15 @@ def read_state(
     task = base.goal or goal or next((s.text for s in sources if s.is_users), "")
     before = [] if base.goal or any(s.text == task for s in new) else [Source(-1, "user", task)]
     notes, readings = notes_in(new, tools), Readings() if readings is None else readings
+    errors = _errors(new)
     others = [f"{n.category}: {n.text}" for n in notes if n.category not in {"task_progress", "decisions", "learnings"}]
     return base.advance(
         goal=task,
         constraints=_statements([*before, *new], goal=task, known=base.constraints, readings=readings),
         subtasks=subtasks_of(new, tools, known=base.subtasks),
         decisions=_with_decisions(base.decisions, [TaskDecision(_line(text)) for text in _texts(notes, "decisions")]),
-        open_issues=_open_issues(new, known=base.open_issues),
-        environment=_environment(new, known=base.environment),
+        open_issues=_open_issues(new, errors, known=base.open_issues),
+        environment=_environment(new, errors, known=base.environment),
         learnings=_newest(base.learnings, _texts(notes, "learnings"), most=MAX_LEARNINGS),
         notes=_newest(base.notes, others, most=MAX_NOTES),
         marks=_marks(sources, base.marks, until=until),
@@ -125,7 +126,8 @@ def milestone(new: Sequence[Source], *, state: Checkpoint | None, tools: NoteTak
     decided = _texts(notes_in(new, tools), "decisions")
     if any(not any(_alike(text, d.text) for d in known.decisions) for text in decided):
         return "decision"
-    return "blocker" if set(_open_issues(new, known=known.open_issues)) - set(known.open_issues) else None
+    issues = _open_issues(new, _errors(new), known=known.open_issues)
+    return "blocker" if set(issues) - set(known.open_issues) else None
 
 
 def _texts(notes: Sequence[Note], category: str) -> list[str]:
@@ -317,7 +319,12 @@ _REPORTED = re.compile(
 )
 
 
-def _open_issues(sources: Sequence[Source], *, known: Sequence[str] = ()) -> tuple[str, ...]:
+def _errors(sources: Sequence[Source]) -> dict[int, str]:
+    """By a result's position the error that it shows, empty for none."""
+    return {source.position: _error_in(source.text) for source in sources if source.is_result}
+
+
+def _open_issues(sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]) -> tuple[str, ...]:
     """The issues that these messages leave open, oldest first, where ``known`` were open before; the newest few."""
     board: dict[str, tuple[str, str] | None] = dict.fromkeys(known)
     for source in sources:
@@ -328,7 +335,7 @@ def _open_issues(sources: Sequence[Source], *, known: Sequence[str] = ()) -> tup
         named = f"{source.tool}({argument}): " if argument else f"{source.tool}: "
         for text in [t for t, made in board.items() if made == call or (made is None and t.startswith(named))]:
             del board[text]
-        if error := _error_in(source.text):
+        if error := errors[source.position]:
             board[f"{named}{error}"] = call
     return tuple(board)[-MAX_ISSUES:]
 
@@ -394,6 +401,9 @@ _DIRECTORY = re.compile(
     r"((?:/|~|[A-Z]:\\)[^\s'\"(),;]{1,200})",
     re.IGNORECASE,
 )
+_PLACES = ("directory", "cwd", "pwd")
+_BRANCHES = ("on branch ", "switched to ", "## ", "already on ")
+"""What a text in lower case has to have before it is searched for the above."""
 _CHANGED = re.compile(r"(?:\A|[;&|\n]\s*|&& )cd ((?:/|~)[^\s;&|'\"]{1,160})")
 _BRANCH = re.compile(
     r"^(?:On branch|Switched to (?:a new )?branch|##|Already on) ['\"]?([\w./-]{1,80}?)(?:['\"]|\.\.\.\S*|\s|$)",
@@ -404,11 +414,11 @@ _PATHS = frozenset({"path", "file_path", "filename", "file", "target_file", "fil
 _POSITION = re.compile(r" \(message \d+\)\Z")
 
 
-def _environment(sources: Sequence[Source], *, known: Sequence[str] = ()) -> tuple[str, ...]:
+def _environment(sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]) -> tuple[str, ...]:
     """Facts as ``name: value (message n)``, oldest first, the newest few; ``known`` are those of before."""
     board = {_key_of(line): line for line in known}
     for source in sources:
-        for name, value in _facts(source) if source.is_result else ():
+        for name, value in _facts(source, has_failed=bool(errors[source.position])) if source.is_result else ():
             line = f"{name}: {value.rstrip('.,;:)')[:MAX_VALUE_LEN]} (message {source.position})"
             old = board.pop(_key_of(line), "")
             board[_key_of(line)] = old if _bare(old) == _bare(line) else line
@@ -426,12 +436,13 @@ def _key_of(line: str) -> str:
     return f"{name}: {value.lower()}" if name == "file" else name
 
 
-def _facts(source: Source) -> Iterator[tuple[str, str]]:
-    if not _error_in(source.text):
+def _facts(source: Source, *, has_failed: bool) -> Iterator[tuple[str, str]]:
+    if not has_failed:
         yield from _facts_of_call(source)
     text = source.text[:MAX_READ]
-    for name, pattern in (("cwd", _DIRECTORY), ("git branch", _BRANCH)):
-        for match in pattern.finditer(text):
+    low = text.lower()
+    for name, pattern, signs in (("cwd", _DIRECTORY, _PLACES), ("git branch", _BRANCH, _BRANCHES)):
+        for match in pattern.finditer(text) if any(sign in low for sign in signs) else ():
             yield name, match.group(1)
 
 

@@ -146,12 +146,16 @@ def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
             work.take(layer, draft, kept=False, reason="unavailable")
             continue
         strategy = kind.of(layer.params)
+        prunable = strategy.scan(draft, at_work)
+        if prunable and not _pays(layer, draft.tokens, draft.tokens - prunable, at_work):
+            work.take(layer, draft, kept=False, prunable=prunable)  # not even if nothing were left of what it may take
+            continue
         done = yield from strategy.run(draft, at_work)
         done, reason = (replace(done, reason="") if done.reason else done), done.reason
         if done is draft and layer.at == 0 and not reason:
             continue  # it looks at every request, and had nothing to do
-        kept = _pays(layer, draft, done, at_work)
-        work.take(layer, done, kept=kept, reason=reason, prunable=strategy.scan(draft, at_work))
+        kept = _pays(layer, draft.tokens, done.tokens, at_work)
+        work.take(layer, done, kept=kept, reason=reason, prunable=prunable)
         if kept and layer.must_reach is not None and bounds.soft_fits(done.tokens):
             break
 
@@ -236,16 +240,15 @@ def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
             work.take(name, done, kept=done.tokens < work.draft.tokens, rung=True)
 
 
-def _pays(layer: Layer, before: Draft, after: Draft, bounds: Bounds) -> bool:
-    saved = before.tokens - after.tokens
-    reached = after.tokens <= bounds.target
-    if saved <= 0 or saved < _least_savings(layer, bounds, fits=bounds.soft_fits(before.tokens), reached=reached):
+def _pays(layer: Layer, before: int, after: int, bounds: Bounds) -> bool:
+    saved, reached = before - after, after <= bounds.target
+    if saved <= 0 or saved < _least_savings(layer, bounds, fits=bounds.soft_fits(before), reached=reached):
         return False
     if layer.must_reach is None:
         return True
     holds = bounds.shape.evict if layer.strategy == "evict" and layer.at is None else 1.0
     reach = bounds.low_water + holds * layer.must_reach * (bounds.trigger - bounds.low_water)
-    return holds > 0 and after.tokens <= reach
+    return holds > 0 and after <= reach
 
 
 def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool, reached: bool) -> float:

@@ -11,10 +11,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import chain, groupby
+from functools import partial
+from itertools import groupby
+from sys import intern
 from typing import NamedTuple
-from zlib import crc32
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
 from policies.ledger import EditKind
@@ -60,10 +60,8 @@ BRIEF = 16
 """Tokens of what a user says right afterwards that is taken as about the same, whatever its words are."""
 LABEL = 8
 MAX_HELD = 64 << 20
-MAX_WORDS = 20_000
-"""Words whose places in a filter are remembered."""
 SIZE = 8
-"""Bytes that a character takes, passages included, which only some messages have."""
+"""Bytes that a character takes, words included, and passages, which only some messages have."""
 
 
 class Elsewhere(NamedTuple):
@@ -89,11 +87,10 @@ class Passage(NamedTuple):
 
 @dataclass(slots=True)
 class MessagePage:
-    """A message as it is searched: its text, a filter that says which marks it has (and of one in 500 others that it
-    has it), its passages once they were asked for."""
+    """A message as it is searched: its text, each of its words once, its passages once they were asked for."""
 
     text: str
-    filter: bytes
+    words: tuple[str, ...]
     _passages: tuple[Passage, ...] | None = None
 
     @property
@@ -127,23 +124,7 @@ class Pages:
 def page(text: str) -> MessagePage:
     """A text as it is searched."""
     text = clipped(text)
-    places = [_places_of(word) for word in set(words_of(text))]
-    table = bytearray(1 << max(6, sum(map(len, places)).bit_length()))
-    mask = 8 * len(table) - 1
-    for place in chain.from_iterable(places):
-        table[(place & mask) >> 3] |= 1 << (place & 7)
-    return MessagePage(text, bytes(table))
-
-
-@lru_cache(MAX_WORDS)
-def _places_of(word: str) -> tuple[int, ...]:
-    return tuple(chain.from_iterable(map(_bits, _marks((word,)))))
-
-
-def _bits(mark: str) -> tuple[int, int]:
-    """Two places of a filter, which holds 8 bits and more for each (a Bloom filter)."""
-    first = crc32(mark.encode(errors="replace"))
-    return first, (first >> 13 | first << 19) & 0xFFFFFFFF
+    return MessagePage(text, tuple(map(intern, set(words_of(text)))))
 
 
 def _marks(words: Iterable[str]) -> frozenset[str]:
@@ -234,16 +215,15 @@ def _forms(term: str) -> Iterator[_Form]:
 
 def _weighed(words: Sequence[str], read: Sequence["_ReadMessage"]) -> tuple[list[_Term], list[float]]:
     """The words as terms, and of each message the sum of the squared worths of those that stand in it."""
-    filters = [(r.page.filter, 8 * len(r.page.filter) - 1) for r in read]
+    forms_of = {word: list(_forms(word)) for word in words}
+    holding = _holding({form.mark for forms in forms_of.values() for form in forms}, read)
     most, strengths = math.log(len(read) + 1), [0.0] * len(read)
     terms = list[_Term]()
     for word in words:
         forms, best = list[_Form](), dict[int, float]()
         exact = 0.0
-        for mark, factor in _forms(word):
-            first, second = _bits(mark)
-            one, two = 1 << (first & 7), 1 << (second & 7)
-            found = [n for n, (t, m) in enumerate(filters) if t[(first & m) >> 3] & one and t[(second & m) >> 3] & two]
+        for mark, factor in forms_of[word]:
+            found = holding.get(mark)
             if not found:
                 continue
             rarity = math.log((len(read) + 1) / len(found)) / most
@@ -259,6 +239,20 @@ def _weighed(words: Sequence[str], read: Sequence["_ReadMessage"]) -> tuple[list
         weight = exact or max((f.worth / BEGINNING for f in forms), default=1.0)
         terms.append(_Term(tuple(sorted(forms, key=lambda f: -f.worth)), weight))
     return terms, strengths
+
+
+def _holding(marks: set[str], read: Sequence["_ReadMessage"]) -> dict[str, list[int]]:
+    """By each of the marks that stands anywhere the messages that it stands in."""
+    begin = {mark[:4] for mark in marks if mark[0] == "^"}
+    words = set[str]().union(*(r.page.words for r in read))
+    like = {w for w in words if w in marks or f"^{w[:3]}" in begin or f"~{w[2:6]}" in marks}
+    marks_of = {word: found for word in like if (found := marks & _marks((word,)))}
+    wanted = frozenset(marks_of)
+    holding: dict[str, list[int]] = {}
+    for n, each in enumerate(read):
+        for mark in {mark for word in wanted.intersection(each.page.words) for mark in marks_of[word]}:
+            holding.setdefault(mark, []).append(n)
+    return holding
 
 
 def _shared(terms: Sequence[_Term], marks: Collection[str]) -> tuple[frozenset[int], float, float]:

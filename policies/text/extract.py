@@ -11,7 +11,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count, groupby, pairwise
 
@@ -110,9 +110,10 @@ class Weights:
     def over(cls, readings: Sequence[TextReading], *, asked: Iterable[str] = ()) -> "Weights":
         """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
         empty = frozenset[str]()
-        names, words = empty.union(*(r.names for r in readings)), empty.union(*(r.words for r in readings))
+        inner, words = empty.union(*(r.inner for r in readings)), empty.union(*(r.words for r in readings))
+        names = frozenset(low for word in inner if (low := word.lower()) not in words)
         used = empty.union(*(r.asked for r in readings))
-        return cls([r.terms for r in readings], used=used, names=names - words, asked=asked)
+        return cls([r.terms for r in readings], used=used, names=names, asked=asked)
 
     def of(self, term: str) -> float:
         """The weight of a term."""
@@ -282,28 +283,33 @@ class Links:
 
     def __init__(self, items: Sequence[Item], sources: Sequence[Source]) -> None:
         self._items = items
-        spoken = [n for n, item in enumerate(items) if not item.segment.key and not sources[item.source].is_result]
-        stems = {term: term[:STEM] for term in set(chain.from_iterable([items[n].segment.terms for n in spoken]))}
-        self._stems = {n: tuple(dict.fromkeys(map(stems.__getitem__, items[n].segment.terms))) for n in spoken}
-        times = Counter(chain.from_iterable(self._stems.values()))
-        self._weights = {stem: math.log((len(spoken) + 1) / often) for stem, often in times.items()}
         self._known: dict[int, tuple[int, ...]] = {}
-        self._corrections = _corrections(items, sources, spoken)
         self._said: dict[str, list[int]] = defaultdict(list)
         self._of_source: dict[int, list[int]] = defaultdict(list)
+        spoken = [n for n, item in enumerate(items) if not item.segment.key and not sources[item.source].is_result]
+        times: dict[str, int] = defaultdict(int)
+        for term, often in Counter(chain.from_iterable([items[n].segment.terms for n in spoken])).items():
+            times[term[:STEM]] += often
+        self._weights = {stem: max(0.0, math.log((len(spoken) + 1) / often)) for stem, often in times.items()}
         rare = max(2, int(COMMON * len(spoken)))
-        common = {stem for stem, often in times.items() if often > rare}
         for n in spoken:
-            self._of_source[items[n].source].append(n)
-            if sources[items[n].source].role == "user" and not is_question(items[n].segment.text):
-                for stem in self._stems[n]:
-                    if stem not in common:
+            source = items[n].source
+            self._of_source[source].append(n)
+            if sources[source].role == "user" and not is_question(items[n].segment.text):
+                for stem in self._stems(n):
+                    if times[stem] <= rare:
                         self._said[stem].append(n)
+        self._corrections = _corrections(items, sources, self._of_source)
+
+    def _stems(self, number: int) -> dict[str, None]:
+        return dict.fromkeys([term[:STEM] for term in self._items[number].segment.terms])
 
     def of(self, number: int) -> tuple[int, ...]:
         """The items that have to be shown with this one."""
         if number not in self._known:
-            self._known[number] = self._later(number) if number in self._stems else self._of_alone(number)
+            item = self._items[number]
+            spoken = number in self._of_source.get(item.source, ())
+            self._known[number] = self._later(number) if spoken else self._of_alone(number)
         return self._known[number]
 
     def _of_alone(self, number: int) -> tuple[int, ...]:
@@ -314,7 +320,7 @@ class Links:
         return ()
 
     def _later(self, number: int) -> tuple[int, ...]:
-        stems, weights, source = self._stems[number], self._weights, self._items[number].source
+        stems, weights, source = self._stems(number), self._weights, self._items[number].source
         last = self._of_source[source][-1]
         taken_up: dict[int, float] = {}
         for stem in stems:
@@ -329,13 +335,15 @@ class Links:
         return (*([max(about)] if about else ()), *self._corrections.get(source, ()))
 
 
-def _corrections(items: Sequence[Item], sources: Sequence[Source], spoken: Sequence[int]) -> dict[int, tuple[int, ...]]:
+def _corrections(
+    items: Sequence[Item], sources: Sequence[Source], of_source: Mapping[int, Sequence[int]]
+) -> dict[int, tuple[int, ...]]:
     """By a user's message the item of the next one, where that is a mere correction."""
     users = [i for i, source in enumerate(sources) if source.is_users]
     if not users:
         return {}
     usual = sorted(sources[i].tokens for i in users)[len(users) // 2]
-    first = {items[n].source: n for n in spoken if items[n].place == 0}
+    first = {source: spoken[0] for source, spoken in of_source.items() if items[spoken[0]].place == 0}
     brief = min(CORRECTION, usual // 2)
     return {one: (first[other],) for one, other in pairwise(users) if other in first and sources[other].tokens <= brief}
 

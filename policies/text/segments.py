@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, pairwise
 from operator import add
+from sys import intern
 from typing import NamedTuple
 
 from unicode_segmentation_rs import unicode_sentences
@@ -29,10 +30,10 @@ _SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u340
 """Thai, Lao, Burmese, Khmer, Kana and Han: written without blanks."""
 _GROUPED = r"\+?\d{1,4}(?:[ \u00a0]\d{2,5}){2,5}(?!\w)"
 """A number written in groups, as of a telephone or an account, is one word."""
-WORD = re.compile(rf"{_GROUPED}|[^\W_{_SOLID}]+(?:[-./:@'\u2019_]+[^\W_{_SOLID}]+)*|[{_SOLID}]+")
+WORD = re.compile(rf"{_GROUPED}|[^\W_{_SOLID}]++(?:[-./:@'\u2019_]++[^\W_{_SOLID}]++)*+|[{_SOLID}]++")
 _ASCII_GROUPS = r"(?: \d{2,5}){2,5}(?!\w)"
 _ASCII_WORD = re.compile(
-    rf"\d\d{{0,3}}{_ASCII_GROUPS}|\+\d{{1,4}}{_ASCII_GROUPS}|[A-Za-z0-9]+(?:[-./:@'_]+[A-Za-z0-9]+)*", re.ASCII
+    rf"\d\d{{0,3}}{_ASCII_GROUPS}|\+\d{{1,4}}{_ASCII_GROUPS}|[A-Za-z0-9]++(?:[-./:@'_]++[A-Za-z0-9]++)*+", re.ASCII
 )
 """The same of ASCII, in a third less time."""
 _IS_SOLID = re.compile(rf"[{_SOLID}]")
@@ -94,8 +95,13 @@ class Source:
 def terms_of(text: str) -> tuple[str, ...]:
     """The terms of a text in order, each once."""
     if text.isascii():
-        return tuple(dict.fromkeys(_ASCII_WORD.findall(text.lower())))
+        return _shared(_ASCII_WORD.findall(text.lower()))
     return _terms(WORD.findall(text))
+
+
+def _shared(terms: Iterable[str]) -> tuple[str, ...]:
+    """Each once, and the same term of every text one object: it is looked up often, and kept long."""
+    return tuple(dict.fromkeys(map(intern, terms)))
 
 
 def _terms(words: Iterable[str]) -> tuple[str, ...]:
@@ -105,7 +111,7 @@ def _terms(words: Iterable[str]) -> tuple[str, ...]:
             found.update(dict.fromkeys(_pairs(word)))
         else:
             found[word.lower()] = None
-    return tuple(found)
+    return _shared(found)
 
 
 _ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
@@ -174,45 +180,46 @@ class TextReading:
         identifiers: literals of results and answers, lower case to as it stands there.
         terms: every term of the message.
         asked: terms that its calls ask for.
-        names: words that begin with a capital within a sentence, in lower case.
-        words: every word of what was said, as it stands there.
+        inner: words of what was said, as they stand there, that do not begin a sentence.
+        words: those and the ones that do.
     """
 
-    __slots__ = ("asked", "identifiers", "names", "segments", "terms", "words")
+    __slots__ = ("asked", "identifiers", "inner", "segments", "terms", "words")
 
     def __init__(self, source: Source) -> None:
-        self.names: set[str] = set()
-        self.words = frozenset[str]()
+        self.inner = self.words = frozenset[str]()
         self.identifiers: dict[str, str] = {}
-        arguments = [c.arguments for c in source.calls] or [source.arguments]
-        self.asked = frozenset(t for each in arguments for t in terms_of(each))
         text = clipped(source.text)
         if source.is_result:
             document = parse(text)
             self.segments = list(structured(document) if document is not None else self._lines(text))
         else:
-            self.segments = self._said(pieces(sentences(text)))
+            self.segments = self._said(text)
+        arguments = [c.arguments for c in source.calls] or ([source.arguments] if source.arguments else [])
+        self.asked = frozenset(t for each in arguments for t in terms_of(each))
         for call in source.calls:
             document = parse(call.arguments)
             asked = list(structured(document, record=-1)) if document is not None else []
             self.segments.extend(asked)
             for segment in asked:
                 self._identify(segment.key)
-        self.terms = frozenset().union(*(s.terms for s in self.segments), {s.key.lower() for s in self.segments})
+        self.terms = frozenset(chain.from_iterable([(s.key.lower(), *s.terms) if s.key else s.terms for s in self.segments]))
 
-    def _said(self, said: Iterable[str]) -> list[Segment]:
-        found, spoken = list[Segment](), list[list[str]]()
-        for sentence in said:
-            is_ascii = sentence.isascii()
-            words = (_ASCII_WORD if is_ascii else WORD).findall(sentence)
-            spoken.append(words)
-            self._identify(sentence, words)
-            low = [word.lower() for word in words]
-            if low[1:] != words[1:]:
-                self.names.update({*low[1:]}.difference(words))
-            has_pairs = not is_ascii and _IS_SOLID.search(sentence)
-            found.append(Segment(sentence, _terms(words) if has_pairs else tuple(dict.fromkeys(low))))
-        self.words = frozenset(chain.from_iterable(spoken))
+    def _said(self, text: str) -> list[Segment]:
+        found = list[Segment]()
+        first, inner = set[str](), set[str]()
+        finds, solid = (_ASCII_WORD.findall, False) if text.isascii() else (WORD.findall, _IS_SOLID.search(text))
+        marked = _MARKED.search(text) is not None
+        for sentence in pieces(sentences(text)):
+            words = list(map(intern, finds(sentence)))
+            first.update(words[:1])
+            inner.update(words[1:])
+            if marked:
+                self._identify(sentence, words)
+            terms = _terms(words) if solid else _shared(map(str.lower, words))
+            found.append(Segment(sentence, terms))
+        self.inner = frozenset(inner)
+        self.words = self.inner.union(first)
         return found
 
     def _lines(self, text: str) -> Iterator[Segment]:
@@ -280,11 +287,11 @@ def structured(document: object, record: int = 0) -> Iterator[Segment]:
         elif isinstance(value, list):
             stack.extend((key, v, record) for v in reversed(value))
         elif value is not None and value != "":
-            text = value if isinstance(value, str) else json.dumps(value)
             pairs += 1
-            lines = [text] if len(text) <= LONG and text.splitlines() == [text] else sentences(text)
             named = (key if key.isprintable() else " ".join(key.split())) or " "  # in one line: each is somebody's
-            for line in pieces(lines):
+            text = value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value)
+            is_line = len(text) <= LONG and (text.isprintable() or text.splitlines() == [text])
+            for line in (text,) if is_line else pieces(sentences(text)):
                 yield Segment(line, terms_of(line), named, record)
 
 

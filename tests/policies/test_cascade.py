@@ -78,9 +78,11 @@ def test_eviction_is_the_batch_only_if_it_lands_below_the_middle_of_low_water_an
     middle = (limits.low_water + limits.trigger) / 2
     _, reports = ran(transcript)
     evicted = next(r for r in reports if r.layer == "evict")
-    assert evicted.before - evicted.after >= 800
-    assert evicted.after > middle
+    assert evicted.prunable is not None
+    assert evicted.prunable >= 800
+    assert evicted.before - evicted.prunable > middle
     assert not evicted.kept
+    assert (evicted.after, evicted.units) == (evicted.before, 0), "no placeholder was made in vain"
     assert reports[-1].layer == "compact"
     assert reports[-1].kept
 
