@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 import sqlalchemy as sa
