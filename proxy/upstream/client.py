@@ -1,4 +1,4 @@
-"""The upstream's edge: aiohttp, in pools that no two credentials share, with deadlines and nothing of its own added.
+"""The upstream's edge: HTTP/1.1 in pools that no two credentials share, with deadlines and nothing of its own added.
 
 A pool belongs to one origin and one tenant's credential, so that bytes which an upstream writes after the end of an
 answer can never open another tenant's. Within a pool such bytes close the connection.
@@ -8,35 +8,32 @@ import asyncio
 import contextlib
 import functools
 import re
+import socket
+import ssl
 import time
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-import aiohttp
-from aiohttp.payload import AsyncIterablePayload, Payload
-from multidict import CIMultiDict
-from yarl import URL
-
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connection import (
-    MAX_LINE,
-    READ_BUFFER,
-    BareRequest,
-    Connector,
-    Deadline,
+    Closed,
+    ConnectTimeout,
     IdleWatch,
-    PooledResponse,
+    NotHTTP,
+    Origin,
+    Pool,
     Pools,
-    RawBody,
+    Response,
     StaleConnection,
-    Upload,
 )
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 STALE_WITHIN = 1.0
+BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+UNSENDABLE = "The request's target or headers hold what cannot be sent."
 MIN_SECRET_LEN = 6
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"trailers", b"transfer-encoding", b"upgrade"},
@@ -158,14 +155,10 @@ class HTTPAnswer(Answer):
     show it to the client.
     """
 
-    __slots__ = ("_content", "_masker", "_response", "_target", "_watch")
+    __slots__ = ("_masker", "_response", "_target", "_watch")
 
     def __init__(
-        self,
-        response: aiohttp.ClientResponse,
-        headers: tuple[tuple[bytes, bytes], ...],
-        target: Target,
-        hidden: bytes = b"",
+        self, response: Response, headers: tuple[tuple[bytes, bytes], ...], target: Target, hidden: bytes = b""
     ) -> None:
         self._masker = None
         if len(hidden) >= MIN_SECRET_LEN:
@@ -174,17 +167,29 @@ class HTTPAnswer(Answer):
                 headers = tuple((n, v.replace(hidden, b"*" * len(hidden))) for n, v in headers)
         super().__init__(response.status, headers)
         self._response = response
-        self._content = response.content
         self._target = target
-        self._watch = IdleWatch(target.idle, end=self._fell_silent)
+        self._watch: IdleWatch | None = None
+
+    async def read(self, limit: int | None = None) -> bytes:
+        """The body, or its first ``limit`` bytes; one that is all here already is simply taken."""
+        response = self._response
+        if not response.ended or self._rest or self._masker is not None:
+            return await super().read(limit)
+        if limit is not None and response.size > limit:
+            return await super().read(limit)
+        self.ended = True
+        return response.take()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it arrives on the connection."""
         if self._rest:
             rest, self._rest = self._rest, b""
             yield rest
-        read, watch, clock = self._content.readany, self._watch, self._watch.clock
-        if not self._content.is_eof():
+        response = self._response
+        if self._watch is None:
+            self._watch = IdleWatch(self._target.idle, end=self._fell_silent)
+        read, watch, clock = response.read, self._watch, self._watch.clock
+        if not response.ended:
             watch.start()
         try:
             while True:
@@ -202,34 +207,31 @@ class HTTPAnswer(Answer):
             raise UpstreamTimeout(
                 f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds."
             ) from None
-        except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            # RuntimeError: aiohttp's word for reading from a connection that was closed here.
+        except Closed as error:
             self.close()
             raise StreamBroken(f"Upstream {self._target.name!r} broke off its answer.") from error
         if self._masker is not None and (held := self._masker.end()):
             yield held
         self.ended = True
-        self._watch.stop()
+        watch.stop()
 
     def _fell_silent(self) -> None:
-        self._content.set_exception(_Idle())
+        self._response.fail(_Idle())
 
     def close(self) -> None:
         """Also the connection ends, unless the answer has come to its end."""
-        self._watch.stop()
-        connection = self._response.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.abort()
-        self._response.close()
+        if self._watch is not None:
+            self._watch.stop()
+        self._response.fail(Closed())
 
 
 class Client:
     """Sends requests to upstreams; ``instance`` names this Weir in ``Via``."""
 
     def __init__(self, *, instance: str) -> None:
-        self._via = f"1.1 weir-{instance}"
-        self._pools: Pools[tuple[str, str | None, str], _Pool] = Pools(
-            make=_Pool, busy=lambda pool: pool.connector.busy, close=lambda pool: pool.session.close()
+        self._via = f"1.1 weir-{instance}".encode()
+        self._pools: Pools[tuple[str, str | None, str], Pool] = Pools(
+            make=Pool, busy=lambda pool: pool.busy, close=Pool.close
         )
 
     async def send(
@@ -260,65 +262,57 @@ class Client:
         upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
         ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
         """
+        origin, line = _origin(target.base_url), _line(method, target.base_url, path, query)
         fields = self._fields(target, headers, drop=drop, attempt=attempt)
-        if length is not None and not isinstance(body, bytes):
-            fields["Content-Length"] = str(length)
-        url = _url(target.base_url, path, query)
+        is_streamed = not (body is None or isinstance(body, bytes))
+        if is_streamed and length is None:
+            fields += (b"Transfer-Encoding", b": ", b"chunked", b"\r\n")
+        elif is_streamed or body or method not in BODILESS:
+            size = length if is_streamed else len(body or b"")  # type: ignore[arg-type]  # bytes, if not streamed
+            fields += (b"Content-Length", b": ", b"%d" % (size or 0), b"\r\n")
+        head = b"".join((line, b"Host: ", origin.named, b"\r\n", *fields, b"\r\n"))
         pool = self._pools.of((target.base_url, target.api_key, tenant))
+        sent = _Sent(method, head, body or b"", is_chunked=is_streamed and length is None)
         started = time.monotonic()
         hidden = hidden if target.api_key is None else target.api_key.encode()
         try:
-            return await _send(pool.session, target, method, url, fields, body, hidden)
+            return _answer(await _send(pool, origin, target, sent), target, hidden)
         except StaleConnection:
-            if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
-                raise UpstreamUnreachable(
-                    f"Upstream {target.name!r} closed the connection without an answer."
-                ) from None
-        pool.connector.drop_idle()
-        return await _send(pool.session, target, method, url, fields, body, hidden)
+            if is_streamed or time.monotonic() - started > STALE_WITHIN:
+                raise _failure(Closed(), target) from None
+        pool.drop_idle()
+        try:
+            return _answer(await _send(pool, origin, target, sent), target, hidden)
+        except StaleConnection as error:
+            raise _failure(error, target) from None
 
     @property
     def connections(self) -> tuple[int, int]:
         """How many are busy, and how many wait, to all upstreams together."""
-        busy, idle = zip((0, 0), *(pool.connector.connections for pool in self._pools), strict=True)
+        busy, idle = zip((0, 0), *(pool.connections for pool in self._pools), strict=True)
         return sum(busy), sum(idle)
 
     async def close(self) -> None:
         """Closes every connection."""
         await self._pools.close()
 
-    def _fields(self, target: Target, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> CIMultiDict[str]:
-        """The headers that go upstream; ``Host`` and framing are added from the target and the body."""
+    def _fields(self, target: Target, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> list[bytes]:
+        """The header lines that go upstream; ``Host`` and framing are added from the target and the body."""
         skip = _skipped(drop, keyed=target.api_key is not None) | _named(headers)
-        fields = [
-            (copied, _text(value))
-            for name, value in headers
-            if (copied := _copied(name)) is not None and name not in skip
-        ]
+        fields: list[bytes] = []
+        for name, value in headers:
+            if name in skip or (copied := _copied(name)) is None:
+                continue
+            if attempt and copied == b"idempotency-key":
+                value += b"-%d" % attempt
+            fields += (copied, b": ", value, b"\r\n")
         if target.api_key is not None:
-            fields.append(credential_field(target.auth, target.api_key))
-        fields.append(("via", self._via))
-        result = CIMultiDict(fields)
-        if attempt and (key := result.get("idempotency-key")) is not None:
-            result["idempotency-key"] = f"{key}-{attempt}"
-        return result
-
-
-class _Pool:
-    def __init__(self) -> None:
-        self.connector = Connector()
-        self.session = aiohttp.ClientSession(
-            connector=self.connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            request_class=BareRequest,
-            response_class=PooledResponse,
-            trust_env=False,
-            auto_decompress=False,
-            read_bufsize=READ_BUFFER,
-            max_line_size=MAX_LINE,
-            max_field_size=MAX_LINE,
-            timeout=aiohttp.ClientTimeout(total=None),
-        )
+            keyed, key = credential_field(target.auth, target.api_key)
+            fields += (keyed.encode(), b": ", key.encode(), b"\r\n")
+        fields += (b"via: ", self._via, b"\r\n")
+        if _NOT_IN_VALUE.search(b"".join([each for each in fields if each != b"\r\n"])):
+            raise InvalidRequest(UNSENDABLE)
+        return fields
 
 
 def credential_field(auth: str, key: str) -> tuple[str, str]:
@@ -334,44 +328,37 @@ def came_through(headers: Headers, instance: str) -> bool:
     )
 
 
-async def _send(
-    session: aiohttp.ClientSession,
-    target: Target,
-    method: str,
-    url: URL,
-    fields: CIMultiDict[str],
-    body: bytes | AsyncIterator[bytes] | None,
-    hidden: bytes,
-) -> HTTPAnswer:
-    """One request on one connection; every error comes out as one of Weir's, with none of the library's text."""
-    upload = None
-    data: Payload | None = None
-    if isinstance(body, bytes):
-        data = RawBody(body) if body else None
-    elif body is not None:
-        upload = Upload(body)
-        data = AsyncIterablePayload(upload)
-    deadline = Deadline(target.first_byte)
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    method: str
+    head: bytes
+    body: bytes | AsyncIterator[bytes]
+    is_chunked: bool
+
+
+async def _send(pool: Pool, origin: Origin, target: Target, sent: _Sent) -> Response:
+    """One request on one connection; what a streamed body raises comes out as it is, other errors as Weir's."""
     try:
-        response = await session.request(
-            method, url, headers=fields, data=data, allow_redirects=False, timeout=_timeout(target.connect)
-        )
-    except asyncio.CancelledError:
-        if deadline.passed():
-            raise _failure(TimeoutError(), target) from None
+        connection = await pool.take(origin, min(target.connect, target.first_byte))
+        response = connection.ask(sent.head, sent.body, has_body=sent.method != "HEAD", is_chunked=sent.is_chunked)
+        timer = pool.loop.call_later(target.first_byte, response.fail, TimeoutError())
+        try:
+            await response.begun
+        except asyncio.CancelledError:
+            response.fail(Closed())
+            raise
+        finally:
+            timer.cancel()
+    except StaleConnection:
         raise
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        if upload is not None and upload.failure is not None:
-            raise upload.failure from None
+    except (ConnectTimeout, Closed, NotHTTP, OSError, ValueError) as error:
         raise _failure(error, target) from None
-    finally:
-        deadline.timer.cancel()
-    return _answer(response, target, hidden)
+    return response
 
 
-def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> HTTPAnswer:
+def _answer(response: Response, target: Target, hidden: bytes) -> HTTPAnswer:
     """The answer without hop-by-hop headers; UpstreamUnreachable for one that may not be relayed."""
-    raw = response.raw_headers
+    raw = response.headers
     problem = None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
     if response.status < 200 or (300 <= response.status < 400 and response.status != 304):
@@ -396,29 +383,22 @@ def _failure(error: Exception, target: Target) -> ProxyError:
     """What the client is told; never the library's text, which may hold the URL."""
     name = f"Upstream {target.name!r}"
     match error:
-        case aiohttp.ConnectionTimeoutError():
+        case ConnectTimeout():
             return UpstreamUnreachable(f"{name} could not be connected to within {target.connect:g} seconds.")
         case TimeoutError():
             return UpstreamTimeout(f"{name} did not begin to answer within {target.first_byte:g} seconds.")
-        case aiohttp.ClientConnectorDNSError():
-            return UpstreamUnreachable(f"The host name of {name.lower()} could not be resolved.")
-        case aiohttp.ClientSSLError():
-            return UpstreamUnreachable(f"{name} could not be connected to: TLS failed.")
-        case aiohttp.ClientConnectorError():
-            return UpstreamUnreachable(f"{name} could not be connected to.")
-        case aiohttp.ClientResponseError():
+        case NotHTTP():
             return UpstreamUnreachable(f"{name} answered with something that is not HTTP/1.1.")
-        case aiohttp.ClientConnectionError() | OSError():
+        case Closed():
             return UpstreamUnreachable(f"{name} closed the connection without an answer.")
-        case ValueError():
-            return InvalidRequest("The request's target or headers hold what cannot be sent.")
+        case socket.gaierror():
+            return UpstreamUnreachable(f"The host name of {name.lower()} could not be resolved.")
+        case ssl.SSLError():
+            return UpstreamUnreachable(f"{name} could not be connected to: TLS failed.")
+        case OSError():
+            return UpstreamUnreachable(f"{name} could not be connected to.")
         case _:
-            return UpstreamUnreachable(f"{name} could not be reached.")
-
-
-@functools.lru_cache(maxsize=64)
-def _timeout(connect: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=None, connect=connect)
+            return InvalidRequest(UNSENDABLE)
 
 
 @functools.lru_cache(maxsize=64)
@@ -427,13 +407,14 @@ def _skipped(drop: frozenset[bytes], *, keyed: bool) -> frozenset[bytes]:
 
 
 @functools.lru_cache(maxsize=512)
-def _copied(name: bytes) -> str | None:
-    """A request header's name as aiohttp wants it; None for one that stays here."""
+def _copied(name: bytes) -> bytes | None:
+    """A request header's name as it goes up; None for one that stays here."""
     lowered = name.lower()
     if lowered in _NOT_COPIED or lowered.startswith(_PRIVATE):
         return None
-    # aiohttp keeps fields of one name apart only if all of them are spelled alike.
-    return lowered.decode("latin-1")
+    if not name or _NOT_IN_NAME.search(name):
+        raise InvalidRequest(UNSENDABLE)
+    return lowered
 
 
 @functools.lru_cache(maxsize=512)
@@ -445,15 +426,31 @@ def _relayed(name: bytes) -> bytes | None:
     return None if lowered in _HOP_BY_HOP or lowered.startswith(b"proxy-") else lowered
 
 
+@functools.lru_cache(maxsize=64)
+def _origin(base: str) -> Origin:
+    parts = urllib.parse.urlsplit(base)
+    host, is_tls = parts.hostname or "", parts.scheme == "https"
+    host = host if host.isascii() else host.encode("idna").decode()
+    usual = 443 if is_tls else 80
+    port = parts.port or usual
+    named = f"[{host}]" if ":" in host else host
+    return Origin(host, port, is_tls, (named if port == usual else f"{named}:{port}").encode())
+
+
 @functools.lru_cache(maxsize=256)
-def _url(base: str, path: str, query: bytes) -> URL:
-    """The address, as the client spelled it; InvalidRequest if its path leaves ``base``."""
+def _line(method: str, base: str, path: str, query: bytes) -> bytes:
+    """The request line, as the client spelled its target; InvalidRequest if the path leaves ``base``."""
     if _DOT_SEGMENT.search(path) or not path.startswith("/"):
         raise InvalidRequest("The request's path may not hold dot segments.")
-    address = base.rstrip("/") + path
+    target = urllib.parse.urlsplit(base).path.rstrip("/").encode() + path.encode(_encoding(path))
     if query:
-        address = f"{address}?{query.decode() if query.isascii() else urllib.parse.quote_from_bytes(query, _ASCII)}"
-    return URL(address, encoded=True)
+        target += b"?" + query
+    quoted = urllib.parse.quote_from_bytes(target, _ASCII)
+    return f"{method} {quoted} HTTP/1.1\r\n".encode()
+
+
+def _encoding(path: str) -> str:
+    return "latin-1" if max(path) < "\u0100" else "utf-8"  # bytes of a client's path are characters, as ASGI has them
 
 
 _ASCII = bytes(range(0x21, 0x7F)).decode()
@@ -468,11 +465,3 @@ def _named(headers: Headers) -> frozenset[bytes]:
 @functools.lru_cache(maxsize=64)
 def _tokens(value: bytes) -> frozenset[bytes]:
     return frozenset(token.strip().lower() for token in value.split(b","))
-
-
-def _text(value: bytes) -> str:
-    """The value as the text that aiohttp encodes back (as UTF-8) to the same bytes, where there is one."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")

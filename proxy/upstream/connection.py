@@ -1,163 +1,393 @@
-"""Connections to upstreams as aiohttp has them, changed where its own behaviour is not Weir's.
+"""HTTP/1.1 connections to upstreams, in pools.
 
-Nothing is added to a request, bytes that nobody asked for close a connection, an answer that was broken off never
-looks complete, and a pooled connection that the upstream had closed already is told from one that failed.
+Nothing is added to a request but its framing, bytes that nobody asked for close a connection, an answer that was broken
+off never looks complete, and a pooled connection that the upstream had closed already is told from one that failed.
 """
 
 import asyncio
+import contextlib
 import functools
 import select
-from collections import OrderedDict
+import socket
+import ssl
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ClientRequest
-from aiohttp.connector import Connection
-from aiohttp.payload import Payload
-from multidict import CIMultiDict
+import httptools
+from aiohappyeyeballs import start_connection
 
 K = TypeVar("K")
 V = TypeVar("V")
 KEEP_ALIVE = 15.0
-MAX_LINE = 1 << 17
-READ_BUFFER = 1 << 17
+MAX_HEAD = 1 << 18
+MAX_FIELDS = 128
+READ_AHEAD = 1 << 18
 MAX_POOLS = 256
-_NOTHING_ADDED: CIMultiDict[None] = CIMultiDict([("Content-Type", None)])
+SECOND_ADDRESS_AFTER = 0.25  # RFC 8305 section 8
 
 
-class StaleConnection(Exception):
+class ConnectTimeout(Exception):
+    """No connection was there in time."""
+
+
+class NotHTTP(Exception):
+    """What came is not HTTP/1.1."""
+
+
+class Closed(Exception):
+    """The connection ended before the answer did."""
+
+
+class StaleConnection(Closed):
     """A pooled connection was closed by the upstream before a byte of the answer."""
 
 
-class PooledConnection(ResponseHandler):
-    """A connection that knows whether it has been used before and whether an answer has begun.
+class Origin(NamedTuple):
+    """Where connections go; ``named`` is the Host header."""
 
-    Bytes that come while no request is out belong to no one: they close it.
-    """
+    host: str
+    port: int
+    is_tls: bool
+    named: bytes
 
-    idle = True
-    used = False
-    heard = False
 
-    def set_response_params(self, **params: Any) -> None:
-        """Called by aiohttp when a request takes the connection."""
-        self.idle = False
+class Response:
+    """One answer as it arrives: ``begun`` is done with its head, ``ended`` true once all of its body is here."""
+
+    __slots__ = ("_error", "_parts", "_waiter", "begun", "connection", "ended", "has_body", "headers", "size", "status")
+
+    def __init__(self, connection: "Connection", *, has_body: bool) -> None:
+        self.connection: Connection | None = connection
+        self.begun: asyncio.Future[None] = connection.loop.create_future()
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.has_body = has_body
+        self.ended = False
+        self.size = 0
+        self._parts: list[bytes] = []
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def take(self) -> bytes:
+        """What has come of the body and was not taken yet."""
+        parts, self._parts, self.size = self._parts, [], 0
+        if self.connection is not None:
+            self.connection.go_on()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def read(self) -> bytes:
+        """What has come, or comes next; empty at the end. Raises what broke the answer off."""
+        while not self._parts:
+            if self._error is not None:
+                raise self._error
+            if self.ended or self.connection is None:
+                return b""
+            self._waiter = self.connection.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self.take()
+
+    def feed(self, data: bytes) -> None:
+        self._parts.append(data)
+        self.size += len(data)
+        self._wake()
+
+    def end(self) -> None:
+        self.ended = True
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Break the answer off; its connection is of no more use."""
+        connection, self.connection = self.connection, None
+        if self.ended or self._error is not None:
+            return
+        self._error = error
+        if not self.begun.done():
+            self.begun.set_exception(error)
+        self._wake()
+        if connection is not None:
+            connection.abort()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def is_delimited(self) -> bool:
+        """Whether its head says where it ends: else the end of the connection does (RFC 9112 6.3)."""
+        named = {name.lower(): value.lower() for name, value in self.headers}
+        return named.get(b"transfer-encoding", b"").endswith(b"chunked") or b"content-length" in named
+
+
+class Connection(asyncio.Protocol):
+    """A connection, with the answer that it is busy with."""
+
+    def __init__(self, pool: "Pool") -> None:
+        self.loop = pool.loop
+        self.response: Response | None = None
+        self.used = self.heard = False
+        self.free_since = 0.0
+        self._pool = pool
+        self._parser = self._new_parser()
+        self._is_interim = self._has_surplus = self._is_paused = False
+        self._head_bytes = 0
+        self._upload: asyncio.Task[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._waiting = select.poll()
+
+    def _new_parser(self) -> httptools.HttpResponseParser:
+        parser = httptools.HttpResponseParser(self)
+        parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
+        return parser
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        wire: socket.socket = transport.get_extra_info("socket")
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._waiting.register(wire.fileno(), select.POLLIN)
+        self._pool.open.add(self)
+
+    # Sending
+
+    def ask(self, head: bytes, body: bytes | AsyncIterator[bytes], *, has_body: bool, is_chunked: bool) -> Response:
+        """Send a request, a streamed body in the background; ``has_body`` is false where an answer cannot have one."""
+        response = self.response = Response(self, has_body=has_body)
         self.heard = False
-        super().set_response_params(**params)
+        self._head_bytes = 0
+        if isinstance(body, bytes):
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head)
+            self._upload = self.loop.create_task(self._send(response, body, is_chunked=is_chunked))
+        return response
 
-    def is_connected(self) -> bool:
-        """Whether a request can take it: not while bytes that nobody asked for wait to be read."""
-        transport = self.transport if super().is_connected() else None
-        return transport is not None and not (self.used and self.idle and _has_come(transport))
+    async def _send(self, response: Response, parts: AsyncIterator[bytes], *, is_chunked: bool) -> None:
+        try:
+            async for part in parts:
+                if self._writable is not None:
+                    await self._writable
+                if part:
+                    self._transport.write(b"%x\r\n%b\r\n" % (len(part), part) if is_chunked else part)
+            if is_chunked:
+                self._transport.write(b"0\r\n\r\n")
+        except Exception as error:  # noqa: BLE001 - whatever ends the client's body ends the request, as what it is
+            response.fail(error)
+        finally:
+            self._upload = None
 
-    def rest(self) -> None:
-        """The answer is over and the connection back in its pool."""
-        self.idle = True
-        self.used = True
+    def pause_writing(self) -> None:
+        self._writable = self.loop.create_future()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    # Receiving
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of an answer (or, from aiohttp itself, none: go on with what is buffered)."""
-        if data:
-            if self.idle:
-                self.abort()
-                return
-            self.heard = True
-        super().data_received(data)
-
-    def set_exception(self, exc: BaseException, *cause: Any) -> None:
-        """An error ends also the body under way, which aiohttp leaves waiting after an illegal chunk."""
-        super().set_exception(exc, *cause)
-        self._break()
-
-    def _break(self) -> None:
-        payload = self._payload
-        if payload is not None and not payload.is_eof() and payload.exception() is None:
-            payload.set_exception(aiohttp.ClientPayloadError("broken off"))
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """A reset breaks also an answer that only the end of the connection delimits; aiohttp takes it for the end."""
-        if exc is not None:
-            self._break()
-        super().connection_lost(exc)
-
-
-def _has_come(transport: asyncio.BaseTransport) -> bool:
-    """Whether bytes, or the end, are in a transport's socket and wait to be read."""
-    waiting = select.poll()
-    waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-    return bool(waiting.poll(0))
-
-
-class PooledResponse(aiohttp.ClientResponse):
-    """An answer that says whether its connection was stale."""
-
-    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Waits for the headers; StaleConnection if a used connection was closed before any byte of them."""
-        wire = connection.protocol
+        response = self.response
+        if response is None:  # bytes that nobody asked for would open the next answer
+            self.abort()
+            return
+        self.heard = True
+        if not response.status:
+            self._head_bytes += len(data)
         try:
-            await super().start(connection)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if isinstance(wire, PooledConnection) and wire.used and not wire.heard:
-                raise StaleConnection from error
-            raise
-        if isinstance(wire, PooledConnection):
-            self.content.on_eof(wire.rest)
-        return self
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._has_surplus = True
+        except httptools.HttpParserError:
+            self._has_surplus = True
+            if not response.ended:
+                response.fail(NotHTTP() if not response.status else Closed())
+                return
+        if not response.status and self._head_bytes > MAX_HEAD:
+            response.fail(NotHTTP())
+        elif response.ended:
+            self._rest(response)
+        elif response.size > READ_AHEAD and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_message_begin(self) -> None:
+        self._has_surplus = self.response is None or self.response.ended
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_surplus and self.response is not None and not self.response.status:  # else a trailer
+            self.response.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        response, status = self.response, self._parser.get_status_code()
+        if self._has_surplus or response is None:
+            return
+        self._is_interim = 100 <= status < 200 and status != 101
+        if self._is_interim:
+            response.headers.clear()
+            return
+        if len(response.headers) > MAX_FIELDS:
+            response.fail(NotHTTP())
+            return
+        response.status = status
+        if not response.has_body:  # the parser does not know, and would wait for the length that is stated
+            self._complete(response)
+        if not response.begun.done():
+            response.begun.set_result(None)
+
+    def on_body(self, body: bytes) -> None:
+        if self.response is not None and not self.response.ended:
+            self.response.feed(body)
+        else:
+            self._has_surplus = True
+
+    def on_message_complete(self) -> None:
+        response, was_interim, self._is_interim = self.response, self._is_interim, False
+        if response is not None and not (was_interim or response.ended):
+            self._complete(response)
+
+    def _complete(self, response: Response) -> None:
+        response.end()
+        self._has_surplus = not self._parser.should_keep_alive()
+
+    def go_on(self) -> None:
+        """Read on, if reading was held back."""
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _rest(self, response: Response) -> None:
+        """The answer is over: wait for the next request, if nothing is left of this one."""
+        self.response = response.connection = None
+        if self._has_surplus or self._upload is not None or self._transport.get_write_buffer_size():
+            self.abort()
+            return
+        if not response.has_body:
+            self._parser = self._new_parser()
+        self.go_on()
+        self.used = True
+        self._pool.put(self)
+
+    # Ending
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it can take a request: not once bytes that nobody asked for, or its end, wait to be read."""
+        return not self._transport.is_closing() and not self._waiting.poll(0)
+
+    def abort(self) -> None:
+        """End it at once."""
+        self.response = None
+        if self._upload is not None:
+            self._upload.cancel()
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        self.resume_writing()
+        if self._upload is not None:
+            self._upload.cancel()
+        response, self.response = self.response, None
+        if response is None:
+            return
+        if response.status and exc is None and not response.is_delimited:
+            response.end()  # a reset breaks also an answer that only the end of the connection delimits
+        else:
+            response.fail(StaleConnection() if self.used and not self.heard else Closed())
 
 
-class BareRequest(ClientRequest):
-    """A request with no header but the client's."""
-
-    def update_auto_headers(self, skip_auto_headers: Any) -> None:  # noqa: ARG002 - aiohttp's signature
-        """Adds nothing: the upstream sees the client's headers."""
-        self._skip_auto_headers = _NOTHING_ADDED
-
-
-class Connector(aiohttp.TCPConnector):
-    """The connections of one pool."""
+class Pool:
+    """The connections to one origin that may serve one owner's requests."""
 
     def __init__(self) -> None:
-        super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE, ttl_dns_cache=30)
-        self._factory = functools.partial(PooledConnection, loop=self._loop)  # type: ignore[assignment]
+        self.loop = asyncio.get_running_loop()
+        self.open: set[Connection] = set()
+        self._idle: deque[Connection] = deque()
+        self._sweep: asyncio.TimerHandle | None = None
 
     @property
     def busy(self) -> bool:
         """Whether an answer is under way."""
-        return bool(self._acquired)
+        return len(self.open) > len(self._idle)
 
     @property
     def connections(self) -> tuple[int, int]:
         """How many are busy, and how many wait."""
-        return len(self._acquired), sum(map(len, self._conns.values()))
+        return len(self.open) - len(self._idle), len(self._idle)
+
+    async def take(self, origin: Origin, seconds: float) -> Connection:
+        """The connection used last that is still good, or a new one.
+
+        Raises ConnectTimeout after so many seconds, ``socket.gaierror``, ``ssl.SSLError``, OSError.
+        """
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_fresh:
+                return connection
+            connection.abort()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._connect(origin)
+        except TimeoutError:
+            raise ConnectTimeout from None
+
+    async def _connect(self, origin: Origin) -> Connection:
+        found = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        wire = await start_connection(found, happy_eyeballs_delay=SECOND_ADDRESS_AFTER, interleave=1, loop=self.loop)
+        secured: dict[str, Any] = {"ssl": _tls(), "server_hostname": origin.host} if origin.is_tls else {}
+        try:
+            _, connection = await self.loop.create_connection(lambda: Connection(self), sock=wire, **secured)
+        except BaseException:
+            wire.close()
+            raise
+        return connection
+
+    def put(self, connection: Connection) -> None:
+        """Keep a connection for the next request, for some seconds."""
+        connection.free_since = self.loop.time()
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = self.loop.call_later(KEEP_ALIVE, self._drop_old)
+
+    def _drop_old(self) -> None:
+        self._sweep, now = None, self.loop.time()
+        while self._idle and (left := self._idle[0].free_since + KEEP_ALIVE - now) <= 0:
+            self._idle.popleft().abort()
+        if self._idle:
+            self._sweep = self.loop.call_later(left, self._drop_old)
+
+    def forget(self, connection: Connection) -> None:
+        self.open.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
 
     def drop_idle(self) -> None:
-        """Closes the connections that wait: the next request opens one."""
-        waiting = [wire for wires in self._conns.values() for wire, _ in wires]
-        self._conns.clear()
-        for wire in waiting:
-            wire.close()
+        """Close the connections that wait: the next request opens one."""
+        while self._idle:
+            self._idle.pop().abort()
+
+    async def close(self) -> None:
+        """Close them all."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._idle.clear()
+        for connection in tuple(self.open):
+            if connection.response is not None:
+                connection.response.fail(Closed())
+            connection.abort()
+        await asyncio.sleep(0)
 
 
-class RawBody(Payload):
-    """Bytes as they are; aiohttp's own class warns about bodies above 1 MiB."""
-
-    _autoclose = True
-
-    def __init__(self, value: bytes) -> None:
-        super().__init__(value, content_type="application/octet-stream")
-        self._size = len(value)
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text."""
-        return bytes(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        """Writes the body; the transport keeps what the socket does not take."""
-        await writer.write(self._value)
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 class Pools(Generic[K, V]):
@@ -199,45 +429,6 @@ class Pools(Generic[K, V]):
             await self._close(pool)
         if self._closing:
             await asyncio.wait(self._closing)
-
-
-class Upload:
-    """A body that streams in; keeps the error that ended it, which aiohttp would turn into one of its own."""
-
-    def __init__(self, parts: AsyncIterator[bytes]) -> None:
-        self._parts = parts
-        self.failure: Exception | None = None
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for part in self._parts:
-                if part:
-                    yield part
-        except Exception as error:
-            self.failure = error
-            raise
-
-
-class Deadline:
-    """Cancels the running task when the time is up; what ``asyncio.timeout`` does, at a third of its cost."""
-
-    __slots__ = ("_before", "_fired", "_task", "timer")
-
-    def __init__(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(loop)
-        self._before = self._task.cancelling() if self._task is not None else 0
-        self._fired = False
-        self.timer = loop.call_later(seconds, self._fire)
-
-    def _fire(self) -> None:
-        if self._task is not None:
-            self._fired = True
-            self._task.cancel()
-
-    def passed(self) -> bool:
-        """Whether a cancellation was this one; someone else's, even at the same moment, goes first."""
-        return self._fired and self._task is not None and self._task.uncancel() <= self._before
 
 
 class IdleWatch:

@@ -15,8 +15,6 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.connection import IdleWatch
@@ -51,6 +49,7 @@ class Library:
     """The modules that are loaded together with litellm, and only then."""
 
     litellm: Any
+    aiohttp: Any
     httpx: Any
     openai: Any
     lines: Any
@@ -112,7 +111,9 @@ class Reader:
         httpx, openai, name = self.library.httpx, self.library.openai, f"Upstream {self.upstream!r}"
         if any(isinstance(cause, httpx.ConnectTimeout) for cause in causes):
             return UpstreamUnreachable(f"{name} could not be connected to within {self.connect:g} seconds.")
-        if any(isinstance(cause, aiohttp.ClientConnectorError | ConnectionRefusedError) for cause in causes):
+        if any(
+            isinstance(cause, self.library.aiohttp.ClientConnectorError | ConnectionRefusedError) for cause in causes
+        ):
             return UpstreamUnreachable(f"{name} could not be connected to.")
         if any(isinstance(cause, httpx.TimeoutException) or type(cause) is openai.APITimeoutError for cause in causes):
             return UpstreamTimeout(f"{name} did not answer in time.")

@@ -113,7 +113,7 @@ def _load() -> Library:
         setattr(litellm, name, [])
     for name in _LOGGERS:
         logging.getLogger(name).disabled = True
-    others = (importlib.import_module(name) for name in ("httpx", "openai", "proxy.upstream.litellm_line"))
+    others = (importlib.import_module(name) for name in ("aiohttp", "httpx", "openai", "proxy.upstream.litellm_line"))
     return Library(litellm, *others)
 
 
