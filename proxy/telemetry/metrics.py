@@ -18,7 +18,7 @@ characters and nothing in it that looks like a credential, a label 200 values, a
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -273,6 +273,9 @@ MAX_DISTRIBUTIONS = 500
 MAX_VALUES = 200
 MAX_LABEL_LEN = 128
 OTHER = "other"
+TRACED = frozenset({SERVER_DURATION, OVERHEAD})
+Count = tuple[Instrument, float, Labels]
+"""What is counted, how much of it, and the values of its labels."""
 SCHEME = "http"  # Weir itself serves no other; TLS ends in front of it
 
 
@@ -314,39 +317,36 @@ class Metrics:
         self.watch(ACTIVE_REQUESTS, lambda: {(): self.active})
         self.watch(ACTIVE_STREAMS, lambda: {(): self.streams})
 
-    def add(self, counter: Instrument, *labels: str, value: float = 1) -> None:
-        """Count; negative values, NaN and infinity are ignored."""
-        if not 0 <= value < inf:
-            return
-        of = self._series[counter]
+    def tell(self, counts: Iterable[Count], *, trace: str | None = None) -> None:
+        """Add each value to its sum, or count it in its bucket (upper bounds are inclusive).
+
+        ``trace`` is the one that they are from, kept as an example of a request's times. Negative values, NaN and
+        infinity are ignored.
+        """
         with self._lock:
-            series = of.get(labels)
-            if series is None:
-                series = of.setdefault(self._admitted(counter, labels, MAX_SUMS), Series())
-            series.total += value
+            for instrument, value, labels in counts:
+                if not 0 <= value < inf:
+                    continue
+                series = self._series[instrument].get(labels) or self._begun(instrument, labels, value)
+                series.total += value
+                if not instrument.bounds:
+                    continue
+                bucket = bisect_left(instrument.bounds, value)
+                series.counts[bucket] += 1
+                if trace is not None and instrument in TRACED:
+                    series.exemplars[bucket] = (trace, value, time.time())
+                if value < series.low:
+                    series.low = value
+                if value > series.high:
+                    series.high = value
+
+    def add(self, counter: Instrument, *labels: str, value: float = 1) -> None:
+        """Count one thing."""
+        self.tell(((counter, value, labels),))
 
     def record(self, histogram: Instrument, value: float, *labels: str, trace: str | None = None) -> None:
-        """Count ``value`` in its bucket (upper bounds are inclusive), with the ``trace`` that it is from as an example.
-
-        Negative values, NaN and infinity are ignored.
-        """
-        if not 0 <= value < inf:
-            return
-        of = self._series[histogram]
-        with self._lock:
-            series = of.get(labels)
-            if series is None:
-                empty = Series(0.0, [0] * (len(histogram.bounds) + 1), value, value)
-                series = of.setdefault(self._admitted(histogram, labels, MAX_DISTRIBUTIONS), empty)
-            bucket = bisect_left(histogram.bounds, value)
-            series.counts[bucket] += 1
-            series.total += value
-            if trace is not None:
-                series.exemplars[bucket] = (trace, value, time.time())
-            if value < series.low:
-                series.low = value
-            if value > series.high:
-                series.high = value
+        """Count one value in its bucket."""
+        self.tell(((histogram, value, labels),), trace=trace)
 
     def served(
         self, *, method: str, route: str, status: int | None, error: str, seconds: float, trace: str | None = None
@@ -356,38 +356,33 @@ class Metrics:
         self.record(SERVER_DURATION, seconds, method, route, shown, error, SCHEME, trace=trace)
 
     def called(self, call: ModelCall) -> None:
-        """Count a call to a model under the names that the operator chose."""
-        port = "" if call.port is None else str(call.port)
+        """Count a call to a model."""
+        self.tell(self.counts_of(call))
+
+    def counts_of(self, call: ModelCall) -> list[Count]:
+        """What a call to a model counts, under the names that the operator chose."""
+        port, usage = "" if call.port is None else str(call.port), call.usage
         labels = (call.operation, call.provider, call.model, call.response_model, call.address, port)
-        duration, first_chunk = OPERATION_DURATION, TIME_TO_FIRST_CHUNK
+        duration, first_chunk, used = (
+            OPERATION_DURATION,
+            TIME_TO_FIRST_CHUNK,
+            list[tuple[Instrument, int | None, Labels]](),
+        )
         if self._newest:
             duration, first_chunk = INFERENCE_DURATION, INFERENCE_FIRST_CHUNK
-        self.record(duration, call.seconds, *labels, call.error)
+            used += ((INPUT_TOKENS, usage.prompt, labels), (OUTPUT_TOKENS, usage.completion, labels))
+            used += ((INPUT_USAGE, usage.prompt, labels), (OUTPUT_USAGE, usage.completion, labels))
+            used += ((CACHE_READ_USAGE, usage.cached, labels), (CACHE_WRITE_USAGE, usage.written, labels))
+            used.append((REASONING_USAGE, usage.reasoning, labels))
+        else:
+            used += (
+                (TOKEN_USAGE, usage.prompt, (*labels, "input")),
+                (TOKEN_USAGE, usage.completion, (*labels, "output")),
+            )
+        counts: list[Count] = [(duration, call.seconds, (*labels, call.error))]
         if call.first_chunk is not None:
-            self.record(first_chunk, call.first_chunk, *labels)
-        self._used(call.usage, labels)
-
-    def _used(self, usage: ReportedUsage, labels: Labels) -> None:
-        if not self._newest:
-            for kind, tokens in (("input", usage.prompt), ("output", usage.completion)):
-                if tokens is not None:
-                    self.record(TOKEN_USAGE, tokens, *labels, kind)
-            return
-        for histogram, tokens in (
-            (INPUT_TOKENS, usage.prompt),
-            (OUTPUT_TOKENS, usage.completion),
-        ):
-            if tokens is not None:
-                self.record(histogram, tokens, *labels)
-        for counter, tokens in (
-            (INPUT_USAGE, usage.prompt),
-            (OUTPUT_USAGE, usage.completion),
-            (CACHE_READ_USAGE, usage.cached),
-            (CACHE_WRITE_USAGE, usage.written),
-            (REASONING_USAGE, usage.reasoning),
-        ):
-            if tokens is not None:
-                self.add(counter, *labels, value=tokens)
+            counts.append((first_chunk, call.first_chunk, labels))
+        return counts + [(each, tokens, of) for each, tokens, of in used if tokens is not None]
 
     def watch(self, instrument: Instrument, read: Callable[[], Mapping[Labels, float]]) -> None:
         """Read a counter or gauge that someone else keeps, whenever the metrics are read."""
@@ -426,6 +421,13 @@ class Metrics:
         """The same as cumulative OTLP data points from ``since`` to ``now``, ns since the epoch."""
         found = [as_otlp(instrument, series, since, now) for instrument, series in self.read() if series]
         return otlp.MetricsData([otlp.ResourceMetrics(resource, [otlp.ScopeMetrics(scope, found, "")], "")])
+
+    def _begun(self, instrument: Instrument, labels: Labels, value: float) -> Series:
+        """The series of labels that are new, or of those that stand for them where there are too many."""
+        bounds = instrument.bounds
+        key = self._admitted(instrument, labels, MAX_DISTRIBUTIONS if bounds else MAX_SUMS)
+        empty = Series(0.0, [0] * (len(bounds) + 1), value, value) if bounds else Series()
+        return self._series[instrument].setdefault(key, empty)
 
     def _admitted(self, instrument: Instrument, labels: Labels, most: int) -> Labels:
         """The labels to count under; values that are too many, or all of them, are ``other``."""
