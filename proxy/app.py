@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
@@ -106,14 +106,17 @@ class App:
         self._served: dict[str, Any] = {}
         self._router = Router(routes=self._routes(), default=_Nothing(), lifespan=self._lifespan)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Answer one request, or go through the lifespan. The managed routes do not have to be looked for."""
         managed = self._served.get("managed")
         if managed is not None and scope["type"] == "http" and scope["method"] == "POST":
             route = MANAGED.get(scope["path"])
             if route is not None:
-                await managed(scope, receive, send, route)
-                return
+                answered: Coroutine[Any, Any, None] = managed(scope, receive, send, route)
+                return answered
+        return self._answer(scope, receive, send)
+
+    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             LOG_CONTEXT.set(RequestContext(f"req_{secrets.token_hex(12)}"))
             if _asks_for_websocket(scope["headers"]):

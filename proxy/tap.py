@@ -56,36 +56,33 @@ def usage_from(value: object) -> ReportedUsage | None:
 
 def _usage_in(said: Mapping[str, Any]) -> ReportedUsage:
     """What a usage object says in OpenAI's spelling of chats or of Responses, or in Anthropic's of Messages."""
-    asked = _details(said, "prompt_tokens_details", "input_tokens_details")
-    answered = _details(said, "completion_tokens_details", "output_tokens_details")
-    prompt, completion = _count(said, "prompt_tokens"), _count(said, "completion_tokens")
+    counts, asked, answered = _counts(said), dict[str, int](), dict[str, int]()
+    for name, found in said.items():
+        if isinstance(found, dict) and name in _DETAILS:
+            (asked if name in _OF_PROMPT else answered).update(_counts(found))
+    prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
     # OpenAI, OpenRouter and vLLM put them into the details, DeepSeek and litellm beside them
-    read, taken = _count(said, "cache_read_input_tokens"), _count(said, "cache_creation_input_tokens")
-    cached, written = _count(asked, "cached_tokens"), _count(asked, "cache_write_tokens")
-    if prompt is None and (uncached := _count(said, "input_tokens")) is not None:
+    read, taken = counts.get("cache_read_input_tokens"), counts.get("cache_creation_input_tokens")
+    cached, written = asked.get("cached_tokens"), asked.get("cache_write_tokens")
+    if prompt is None and (uncached := counts.get("input_tokens")) is not None:
         prompt = uncached + (read or 0) + (taken or 0)  # Anthropic leaves out what the cache gave and took
     if read is None and cached is None:
-        cached = _count(said, "prompt_cache_hit_tokens")
-    reasoning = _count(answered, "reasoning_tokens")
+        cached = counts.get("prompt_cache_hit_tokens")
     return ReportedUsage(
         prompt=prompt,
-        completion=_count(said, "output_tokens") if completion is None else completion,
+        completion=counts.get("output_tokens") if completion is None else completion,
         cached=cached if read is None else read,
-        reasoning=_count(answered, "thinking_tokens") if reasoning is None else reasoning,
+        reasoning=answered.get("reasoning_tokens", answered.get("thinking_tokens")),
         written=taken if written is None else written,
     )
 
 
-def _details(said: Mapping[str, Any], name: str, other: str) -> Mapping[str, Any]:
-    found = said.get(name)
-    if not isinstance(found, dict):
-        found = said.get(other)
-    return found if isinstance(found, dict) else {}
+_OF_PROMPT = frozenset({"prompt_tokens_details", "input_tokens_details"})
+_DETAILS = _OF_PROMPT | {"completion_tokens_details", "output_tokens_details"}
 
 
-def _count(said: Mapping[str, Any], name: str) -> int | None:
-    found = said.get(name)
-    return found if type(found) is int and 0 <= found < 2**53 else None
+def _counts(said: Mapping[str, Any]) -> dict[str, int]:
+    return {name: found for name, found in said.items() if type(found) is int and 0 <= found < 2**53}
 
 
 @dataclass(slots=True)
@@ -144,10 +141,11 @@ class Tap:
         self.ends[number] = self.ends.get(number, False) or ended
         if ended:
             self.finish_reasons.append(choice["finish_reason"])
-        self.usage = self.usage or usage_from(choice.get("usage"))
+        if self.usage is None and "usage" in choice:
+            self.usage = usage_from(choice["usage"])
         said = choice.get("delta") or choice.get("message") or choice.get("text")
-        if isinstance(said, dict):
-            said = any(v for k, v in said.items() if k != "role")
+        if isinstance(said, dict) and not self.said:
+            said = [v for k, v in said.items() if v and k != "role"]
         self.said = self.said or bool(said)
 
 
@@ -190,20 +188,20 @@ class StreamTap:
     def feed(self, chunk: bytes) -> None:
         """Take note of bytes that are on their way to the client."""
         self.seen.bytes_seen += len(chunk)
-        self._take(self._decoder.feed(chunk))
+        for event in self._decoder.feed(chunk):
+            self._take(event)
 
     def end(self) -> None:
         """Take note of the stream's end."""
-        self._take(self._decoder.end())
+        for event in self._decoder.end():
+            self._take(event)
 
-    def _take(self, events: list[ServerSentEvent]) -> None:
-        self.events += len(events)
-        for event in events:
-            data = event.data
-            if data == DONE:
-                self.seen.done = True
-            elif self.codec.matters(event, said=self.seen.said):
-                self._read(data, event.name)
+    def _take(self, event: ServerSentEvent) -> None:
+        self.events += 1
+        if event.data == DONE:
+            self.seen.done = True
+        elif self.codec.matters(event, said=self.seen.said):
+            self._read(event.data, event.name)
 
     def _read(self, data: bytes, name: bytes) -> None:
         try:

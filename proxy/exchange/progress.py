@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from policies import ContextSettings, Mode, WindowPressure
+from policies import ContextSettings, WindowPressure
 from policies.ledger import DROPPING
 from policies.limits import lift, zones_for
 from policies.pressure import read_pressure
@@ -45,7 +45,7 @@ class ExchangeProgress:
 
     ``chat`` is the body, once it was read; ``recalls`` are the calls of the recall tool that were answered in it;
     ``seen`` is what the client was told, all rounds together. ``degraded`` is what went wrong behind the plan;
-    ``compacted`` says that the answer is a compaction of Weir's.
+    ``compacted`` says that the answer is a compaction of Weir's, ``observed`` that the policy only plans.
     """
 
     id: str
@@ -56,6 +56,7 @@ class ExchangeProgress:
     route: Route = CHAT
     caller: Caller | None = None
     settings: ContextSettings | None = None
+    observed: bool = False
     chat: ClientRequest | None = None
     request: Request | None = None
     plan: Plan = NO_PLAN
@@ -80,11 +81,6 @@ class ExchangeProgress:
     def policy(self) -> ContextSettings:
         """The policy's settings, the default ones before a policy was found."""
         return self.settings or ContextSettings()
-
-    @property
-    def observed(self) -> bool:
-        """Whether the policy only plans."""
-        return self.settings is not None and self.settings.observes and self.settings.mode is not Mode.OFF
 
     @property
     def label(self) -> str:
@@ -174,7 +170,7 @@ class ExchangeProgress:
         decision, parts = self.plan.decision, []
         if self.observed:
             parts.append("observe=1")
-        if decision is not None and (planned or not self.observed):
+        if decision is not None and decision.applied and (planned or not self.observed):
             parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
         if self.attempts is not None and self.attempts.room is not None:
             parts.append("clamp=1")
@@ -192,22 +188,26 @@ class ExchangeProgress:
             parts.append(f"recall={len(self.recalls)}")
         if planned and self.plan.refused is not None:
             parts.append(f"refused={self.plan.refused}")
-        parts += [f"degraded={reason}" for reason in dict.fromkeys(self.all_degraded())]
+        if degraded := self.all_degraded():
+            parts += [f"degraded={reason}" for reason in dict.fromkeys(degraded)]
         return ",".join(parts) or "none"
 
     def own_headers(self) -> list[tuple[bytes, bytes]]:
         """Weir's response headers, as far as the exchange has come."""
         sent, branch = self.tokens(), self.plan.branch
-        pairs = [(b"x-request-id", self.id), (b"x-weir-actions", self.actions())]
+        headers = [
+            (b"x-request-id", self.id.encode()),
+            (b"x-weir-actions", self.actions().encode("latin-1", "replace")),
+        ]
         if branch is not None:
-            pairs.append((b"x-weir-conversation", branch.name))
+            headers.append((b"x-weir-conversation", branch.name.encode("latin-1", "replace")))
         if sent is not None:
-            about = "~" if self.plan.sampled else ""
-            told = f"before={about}{sent.before};after={about}{sent.after};limit={sent.limit}"
-            pairs.append((b"x-weir-tokens", told))
-            pairs.append((b"x-weir-pressure", str(sent.pressure)))
-        pairs.append((b"x-weir-overhead-ms", f"{self.overhead_ms:.2f}"))
-        return [(name, value.encode("latin-1", "replace")) for name, value in pairs]
+            about = b"~" if self.plan.sampled else b""
+            told = (about, sent.before, about, sent.after, sent.limit)
+            headers.append((b"x-weir-tokens", b"before=%b%d;after=%b%d;limit=%d" % told))
+            headers.append((b"x-weir-pressure", str(sent.pressure).encode()))
+        headers.append((b"x-weir-overhead-ms", b"%.2f" % self.overhead_ms))
+        return headers
 
 
 def evicted_count(plan: Plan) -> int:

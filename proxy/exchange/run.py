@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from policies import Mode
 from proxy.access.admission import without_grants
 from proxy.access.destination import CHAT, Caller, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
@@ -129,18 +130,6 @@ class ExchangeHandler:
         query = self.scope.get("query_string", b"")
         self.progress = ExchangeProgress(self.id, self.started, trace, query, headers, self.route)
 
-    async def run(self) -> None:
-        """Answer the client, whatever happens."""
-        shutdown = self.scope.get("state", {}).get("shutdown")
-        if shutdown is None:
-            await self._run()
-            return
-        shutdown.callbacks.add(self._stop)
-        try:
-            await self._run()
-        finally:
-            shutdown.callbacks.discard(self._stop)
-
     def _stop(self) -> None:
         """The process ends: cut the answer, or the wait for it."""
         self.stopping = True
@@ -151,10 +140,13 @@ class ExchangeHandler:
         elif self.task is not None:
             self.task.cancel()
 
-    async def _run(self) -> None:
-        runtime, progress = self.runtime, self.progress
+    async def run(self) -> None:
+        """Answer the client, whatever happens."""
+        runtime, progress, shutdown = self.runtime, self.progress, self.scope.get("state", {}).get("shutdown")
         LOG_CONTEXT.set(RequestContext(self.id, progress.trace.trace_id))
         runtime.telemetry.metrics.active += 1
+        if shutdown is not None:
+            shutdown.callbacks.add(self._stop)
         try:
             progress.caller = caller = self._admit(progress.headers)
             with runtime.admission.enter(caller) as stay:
@@ -175,6 +167,8 @@ class ExchangeHandler:
         except ProxyError as error:
             await self._refuse(error)
         finally:
+            if shutdown is not None:
+                shutdown.callbacks.discard(self._stop)
             runtime.telemetry.metrics.active -= 1
             record_exchange(runtime, progress)
 
@@ -182,8 +176,9 @@ class ExchangeHandler:
         """Whose request it is, by its headers alone."""
         if came_through(headers, self.runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
-        if [v for n, v in headers if n == b"content-encoding" and v.strip().lower() != b"identity"]:
-            raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
+        for name, value in headers:
+            if name == b"content-encoding" and value.strip().lower() != b"identity":
+                raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
         return self.runtime.admit(self.scope)
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
@@ -220,7 +215,8 @@ class ExchangeHandler:
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )
-        progress.settings = settings = settings_for(runtime, caller, progress.headers)
+        settings = settings_for(runtime, caller, progress.headers)
+        progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
         if runtime.hooks:
             progress.turn = Turn(request=self.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name)
             runtime.hooks.turn_start(progress.turn)
@@ -494,7 +490,7 @@ class ExchangeHandler:
         named = [(n.lower(), n, v) for n, v in granted]
         kept = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
         own = self.progress.own_headers()
-        if any(low == b"x-request-id" for low, _, _ in named):
+        if b"x-request-id" in [low for low, _, _ in named]:
             own = [(n, v) for n, v in own if n != b"x-request-id"]
         return kept + own
 

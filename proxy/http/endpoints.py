@@ -15,7 +15,7 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
@@ -396,10 +396,12 @@ class Api:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    async def managed(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
-        """Answer a request of a conversation."""
+    def managed(
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
+    ) -> Coroutine[Any, Any, None]:
+        """Answer a request of a conversation: not itself a coroutine, which every chunk would have to pass."""
         handler = CountHandler if route.kind == "counted" else ExchangeHandler
-        await handler(self._runtime, scope, receive, send, route).run()
+        return handler(self._runtime, scope, receive, send, route).run()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -223,18 +223,34 @@ class Cycle(RequestResponseCycle):
         The connection outlives that for a moment: Bun's fetch and aiohttp forget what they have received but not
         handed out yet once it ends early, and with it the error event that says why.
         """
-
-        async def running(scope: Any, receive: Any, send: Any) -> None:
-            await app(scope, receive, send)
-            if self.response_started and not self.response_complete and not self.disconnected:
+        try:
+            await app(self.scope, self.receive, self.send)
+        except BaseException as error:
+            self.logger.error("Exception in ASGI application\n", exc_info=error)
+            if self.response_started:
+                self.transport.close()
+            else:
+                await self.send_500_response()
+        else:
+            if self.response_complete or self.disconnected:
+                return
+            if self.response_started:
                 self.disconnected = True
                 asyncio.get_running_loop().call_later(READ_OUT, self.transport.close)
-
-        await super().run_asgi(running)
+            else:
+                self.logger.error("ASGI callable returned without starting response.")
+                await self.send_500_response()
+        finally:
+            self.on_response = _nothing
+            self.scope.pop("extensions", None)  # it holds the cycle
 
     async def send_500_response(self) -> None:
         """Answers for an application that raised before its answer began."""
         await answer_error(self.send, 500, ProxyError("Internal server error."))
+
+
+def _nothing() -> None:
+    """What follows an answer that is over already."""
 
 
 def refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -165,7 +165,11 @@ async def relay_stream(
             if begun is not None:
                 begun()
                 begun = None
-            await relay(chunk)
+            if explain is not None:
+                tap.feed(chunk)
+                chunk = lines.whole(chunk)
+            if chunk:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         if explain is not None:
             end_of(tap)
             await send_more(send, lines.rest)

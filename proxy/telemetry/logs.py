@@ -342,6 +342,13 @@ class QueuedLog(QueueHandler):
         kept.__dict__["ids"] = {name: str(value) for name, value in ids.items() if value}
         return kept
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Take a record; the queue has a lock of its own."""
+        if self.filters and not self.filter(record):
+            return False
+        self.emit(record)
+        return True
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the library's signature
         """Count a record that cannot be told; the library would print its arguments."""
         self.dropped += 1

@@ -322,10 +322,9 @@ def credential_field(auth: str, key: str) -> tuple[str, str]:
 
 def came_through(headers: Headers, instance: str) -> bool:
     """Whether ``Via`` says that this Weir has already forwarded the request (RFC 9110 7.6.3)."""
+    said = [value for name, value in headers if len(name) == 3 and name.lower() == b"via"]
     pseudonym = f"weir-{instance}".encode()
-    return any(
-        pseudonym in hop.split()[1:2] for name, value in headers if name.lower() == b"via" for hop in value.split(b",")
-    )
+    return any(pseudonym in hop.split()[1:2] for value in said for hop in value.split(b",")) if said else False
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Response:
     def take(self) -> bytes:
         """What has come of the body and was not taken yet."""
         parts, self._parts, self.size = self._parts, [], 0
-        if self.connection is not None:
+        if self.connection is not None and self.connection.is_paused:
             self.connection.go_on()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -94,7 +94,9 @@ class Response:
     def feed(self, data: bytes) -> None:
         self._parts.append(data)
         self.size += len(data)
-        self._wake()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def end(self) -> None:
         self.ended = True
@@ -133,7 +135,7 @@ class Connection(asyncio.Protocol):
         self.free_since = 0.0
         self._pool = pool
         self._parser = self._new_parser()
-        self._is_interim = self._has_surplus = self._is_paused = False
+        self._is_interim = self._has_surplus = self.is_paused = False
         self._head_bytes = 0
         self._upload: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -212,8 +214,8 @@ class Connection(asyncio.Protocol):
             response.fail(NotHTTP())
         elif response.ended:
             self._rest(response)
-        elif response.size > READ_AHEAD and not self._is_paused:
-            self._is_paused = True
+        elif response.size > READ_AHEAD and not self.is_paused:
+            self.is_paused = True
             self._transport.pause_reading()
 
     def on_message_begin(self) -> None:
@@ -256,10 +258,9 @@ class Connection(asyncio.Protocol):
         self._has_surplus = not self._parser.should_keep_alive()
 
     def go_on(self) -> None:
-        """Read on, if reading was held back."""
-        if self._is_paused:
-            self._is_paused = False
-            self._transport.resume_reading()
+        """Read on after reading was held back."""
+        self.is_paused = False
+        self._transport.resume_reading()
 
     def _rest(self, response: Response) -> None:
         """The answer is over: wait for the next request, if nothing is left of this one."""
@@ -269,7 +270,8 @@ class Connection(asyncio.Protocol):
             return
         if not response.has_body:
             self._parser = self._new_parser()
-        self.go_on()
+        if self.is_paused:
+            self.go_on()
         self.used = True
         self._pool.put(self)
 
