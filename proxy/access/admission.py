@@ -292,7 +292,7 @@ class Admission:
 
     async def wait(self, stay: "Stay", size: int) -> None:
         """Wait a moment for room, and count the bytes then."""
-        waiting = (stay, size, asyncio.get_running_loop().create_future())
+        waiting, begun = (stay, size, asyncio.get_running_loop().create_future()), self._clock()
         self._waiting.append(waiting)
         try:
             await asyncio.wait_for(waiting[2], PATIENCE)
@@ -303,6 +303,7 @@ class Admission:
                 raise RateLimited(text, retry_after=math.ceil(PATIENCE)) from None
             raise Busy.after(PATIENCE) from None
         finally:
+            stay.waited += self._clock() - begun
             self._waiting.remove(waiting)
 
 
@@ -316,12 +317,13 @@ class _Inside:
 
 @dataclass(slots=True, eq=False)
 class Stay:
-    """One request that is inside; a context manager, at whose end it has left."""
+    """One request that is inside, and the seconds that it ``waited``; a context manager, at whose end it has left."""
 
     admission: Admission
     tenant: str
     inside: _Inside
     held: int = 0
+    waited: float = 0.0
 
     async def hold(self, size: int) -> None:
         """Count so many more bytes of the body; waits a moment for room. Raises RateLimited, Busy for all keys'."""

@@ -45,6 +45,7 @@ class ExchangeProgress:
 
     ``chat`` is the body, once it was read; ``recalls`` are the calls of the recall tool that were answered in it;
     ``seen`` is what the client was told, all rounds together. ``degraded`` is what went wrong behind the plan;
+    ``since`` is when its body would have been there (``time.monotonic``) had it not waited for room;
     ``compacted`` says that the answer is a compaction of Weir's, ``observed`` that the policy only plans.
     """
 
@@ -65,6 +66,7 @@ class ExchangeProgress:
     status: int | None = None
     error: str | None = None
     ready: float | None = None
+    since: float | None = None
     turn: Turn | None = None
     recalls: list[Recalled] = field(default_factory=list)
     refusal: Mapping[str, object] = field(default_factory=dict)

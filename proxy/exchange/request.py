@@ -92,6 +92,7 @@ def request_for(
     request_id: str,
     trace: Trace,
     held: HeldState,
+    since: float | None = None,
 ) -> Request:
     """The request under its policy, with what planning it may ask for and cost."""
     caller = destination.caller
@@ -130,6 +131,7 @@ def request_for(
         binds=chat.codec is MESSAGES
         and (binds_reasoning(chat.model) or (upstream.name, chat.model) in runtime.binding),
         id=request_id,
+        since=since,
     )
     return Request(
         client=client,

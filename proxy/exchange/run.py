@@ -152,6 +152,7 @@ class ExchangeHandler:
             with runtime.admission.enter(caller) as stay:
                 limit = runtime.config.limits.body
                 body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                progress.since = time.monotonic() - stay.waited
                 progress.trace.root.since(progress.trace.root.started, "receive")
                 self.task = asyncio.current_task()
                 await while_connected(self.scope, self.receive, self._answer(body, caller))
@@ -232,6 +233,7 @@ class ExchangeHandler:
             request_id=self.id,
             trace=progress.trace,
             held=held,
+            since=progress.since,
         )
         progress.chat = request.chat
         return request

@@ -360,7 +360,13 @@ class Planner:
                 ask = unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
                 try:
                     decision = await self.workers.run(
-                        work, key=asked.tenant, branch=thread.branch.branch, ask=ask, span=span, begun=(flow, effect)
+                        work,
+                        key=asked.tenant,
+                        branch=thread.branch.branch,
+                        ask=ask,
+                        span=span,
+                        begun=(flow, effect),
+                        since=asked.since,
                     )
                 except _DoneMeanwhile:
                     continue

@@ -61,9 +61,9 @@ class PlanRequest(msgspec.Struct, kw_only=True):
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
     evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
-    requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the
-    request's, ``span`` that of the plan that is being made. ``binds`` says that the model signs what it thinks for what
-    stands before it, ``unbinds`` that no such thinking is valid any more.
+    requests go without, for questions in place; ``edits`` is what the client asks to have taken out; ``since`` is when
+    it could have begun (``time.monotonic``). ``binds`` says that the model signs what it thinks for what stands before
+    it, ``unbinds`` that no such thinking is valid any more.
     """
 
     request: ClientRequest
@@ -84,6 +84,7 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     binds: bool = False
     unbinds: bool = False
     id: str = ""
+    since: float | None = None
     span: AnySpan = NULL_SPAN
 
     @property

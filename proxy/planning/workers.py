@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import pickle
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,6 +34,8 @@ LONG, VERY_LONG = 16_000, 64_000
 ENORMOUS = 2_000_000
 """Tokens from which on one plan is made at a time, and who would have to wait long for that is told to come again."""
 PATIENCE = 3.0
+MAX_AGE = 5.0
+"""Seconds since its body could have come, after which an enormous request is not begun: its plan takes as long again."""
 HUGE = "huge"
 START_WITHIN = 30.0
 IDLE = 300.0
@@ -157,16 +160,18 @@ class Workers:
         ask: Ask,
         span: AnySpan = NULL_SPAN,
         begun: tuple[Flow[T], Effect] | None = None,
+        since: float | None = None,
     ) -> T:
         """What a function of the pure half comes to, whose first argument is a transcript; flows ask ``ask``.
 
         ``begun`` is the flow where it was begun here, with what it asks for first. A process that has read the
-        conversation's ``branch`` before is preferred. Raises PolicyError as the function does, WorkerDied.
+        conversation's ``branch`` before is preferred; ``since`` is when the request that waits could have begun
+        (``time.monotonic``). Raises PolicyError as the function does, WorkerDied, Busy for what is enormous and late.
         """
         is_whole = begun is None or isinstance(begun[1], Offload)
         if is_whole and self._is_long(work.args[0].tokens):
             try:
-                moved: T = await self._elsewhere(work, key, branch, ask, span)
+                moved: T = await self._elsewhere(work, key, branch, ask, span, since)
             except (worker.Unmovable, _CannotStart) as error:
                 log.warning("a thread does what a process should do: %s", error)
             else:
@@ -198,13 +203,15 @@ class Workers:
             self._end(found)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    async def _elsewhere(self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan) -> Any:
+    async def _elsewhere(
+        self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan, since: float | None
+    ) -> Any:
         frames = worker.packed(work)
         if work.args[0].tokens >= ENORMOUS:
             key = HUGE
         for _ in range(TRIES):
             at = span.now()
-            async with self._turn(key, branch) as found:
+            async with self._turn(key, branch, since) as found:
                 span.since(at, "wait", "worker")
                 span.begin()
                 try:
@@ -218,9 +225,9 @@ class Workers:
         raise WorkerDied
 
     @asynccontextmanager
-    async def _turn(self, key: str, branch: str) -> AsyncIterator[_Worker]:
+    async def _turn(self, key: str, branch: str, since: float | None) -> AsyncIterator[_Worker]:
         """A process of one's own, once it is one's turn; it is ended unless it has finished what it was asked."""
-        await self._enter(key)
+        await self._enter(key, since)
         try:
             if not self._most:
                 raise _CannotStart("the server stops")
@@ -239,9 +246,14 @@ class Workers:
         finally:
             self._turns.leave(key)
 
-    async def _enter(self, key: str) -> None:
+    async def _enter(self, key: str, since: float | None) -> None:
+        left = None
+        if key == HUGE:
+            left = PATIENCE if since is None else min(PATIENCE, since + MAX_AGE - time.monotonic())
+            if left <= 0:
+                raise Busy.after(PATIENCE)
         try:
-            async with asyncio.timeout(PATIENCE if key == HUGE else None):
+            async with asyncio.timeout(left):
                 await self._turns.enter(key)
         except TimeoutError:
             raise Busy.after(PATIENCE) from None

@@ -14,7 +14,6 @@ from typing import Literal
 from uuid import uuid4
 
 import msgspec
-from opentelemetry.sdk.metrics import export as otlp
 
 Merge = Literal["sum", "max", "mean"]
 
@@ -112,31 +111,6 @@ def _escape(value: str) -> str:
 
 def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
-
-
-def as_otlp(instrument: Instrument, found: Mapping[Labels, Series], since: int, now: int) -> otlp.Metric:
-    """One metric as cumulative data points from ``since`` to ``now``, ns since the epoch."""
-    named = [({k: v for k, v in zip(instrument.labels, key, strict=True) if v}, each) for key, each in found.items()]
-    data: otlp.Gauge | otlp.Sum | otlp.Histogram
-    if instrument.kind == "histogram":
-        data = otlp.Histogram([_point(instrument, *each, since, now) for each in named], _CUMULATIVE)
-    else:
-        numbers = [otlp.NumberDataPoint(attributes, since, now, series.total) for attributes, series in named]
-        is_sum = instrument.kind == "counter"
-        data = otlp.Sum(numbers, _CUMULATIVE, is_monotonic=True) if is_sum else otlp.Gauge(numbers)
-    return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
-
-
-_CUMULATIVE = otlp.AggregationTemporality.CUMULATIVE
-
-
-def _point(
-    instrument: Instrument, attributes: dict[str, str], series: Series, since: int, now: int
-) -> otlp.HistogramDataPoint:
-    count, total, counts, bounds = sum(series.counts), series.total, series.counts, instrument.bounds
-    return otlp.HistogramDataPoint(
-        attributes, since, now, count, total, counts, bounds, min=series.low, max=series.high
-    )
 
 
 class WorkerReadings:

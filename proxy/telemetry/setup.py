@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 from uuid import uuid4
 
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -28,6 +27,9 @@ from proxy.telemetry.metrics import BUILD, DROPPED, Metrics
 from proxy.telemetry.names import clean
 from proxy.telemetry.trace import ExchangeTrace, TraceSettings
 from proxy.telemetry.untraced import NULL_TRACE, NullTrace, Trace
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
 
 Protocol = Literal["http/protobuf", "grpc"]
 Signal = Literal["traces", "metrics"]
@@ -60,7 +62,7 @@ def make_span_exporter(protocol: Protocol, endpoint: str) -> SpanExporter:
     return exporter
 
 
-def make_metric_exporter(protocol: Protocol, endpoint: str) -> MetricExporter:
+def make_metric_exporter(protocol: Protocol, endpoint: str) -> "MetricExporter":
     """An exporter of metrics, like :func:`make_span_exporter`."""
     exporter: MetricExporter = _module(protocol, "metric").OTLPMetricExporter(endpoint=_address(protocol, endpoint))
     return exporter
@@ -165,7 +167,7 @@ class SpanQueue(SpanExporter):
 class MetricPush:
     """Exports the metrics every ``seconds`` in a thread of its own, and once more when stopped."""
 
-    def __init__(self, exporter: MetricExporter, collect: Callable[[], MetricsData], *, seconds: float) -> None:
+    def __init__(self, exporter: "MetricExporter", collect: "Callable[[], MetricsData]", *, seconds: float) -> None:
         self._exporter = exporter
         self._collect = collect
         self._seconds = seconds
@@ -335,7 +337,7 @@ class Telemetry:
         settings: OtelSettings,
         *,
         span_exporter: SpanExporter | None = None,
-        metric_exporter: MetricExporter | None = None,
+        metric_exporter: "MetricExporter | None" = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> "Telemetry":
         """Telemetry as configured; an exporter that is given stands for the endpoint of its signal.
