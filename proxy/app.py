@@ -91,8 +91,6 @@ DAY = 86_400.0
 
 
 class App:
-    """Weir as an ASGI application; ``runtime`` is there while it runs."""
-
     def __init__(
         self,
         start: Callable[[], AbstractAsyncContextManager[Runtime]],
@@ -107,7 +105,6 @@ class App:
         self._router = Router(routes=self._routes(), default=_Nothing(), lifespan=self._lifespan)
 
     def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer one request, or go through the lifespan. The managed routes do not have to be looked for."""
         managed = self._served.get("managed")
         if managed is not None and scope["type"] == "http" and scope["method"] == "POST":
             route = MANAGED.get(scope["path"])
@@ -177,8 +174,6 @@ def create_app(
 
 
 class _Served:
-    """A route whose application exists once the lifespan has begun; one that has a ``route`` is counted under it."""
-
     def __init__(self, holder: Mapping[str, Any], name: str, *, metrics: Metrics, route: str) -> None:
         self._holder = holder
         self._name = name
@@ -202,8 +197,6 @@ def _asks_for_websocket(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 
 class _Nothing:
-    """Paths that Weir does not have."""
-
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         del receive
         if scope["method"] == "HEAD" and scope["path"] == "/":  # Claude Code asks so whether anybody is there
@@ -224,7 +217,6 @@ async def running(
     clock: Callable[[], float] = time.time,
     hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[Runtime]:
-    """A running Weir without its HTTP side; leaving the block writes what waits and closes everything."""
     calls = Hooks(hooks)
     store = await _open_store(config, telemetry.metrics)
     believed, doubted = await store.kept_time()
@@ -404,7 +396,6 @@ def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch
 
 
 async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timekeeper) -> None:
-    """What is done now and then: new keys, learned numbers, retention."""
     last_kept, measured, pruned, followed, reopened = -TIME_KEPT_EVERY, -MEASURED_EVERY, -DAY, time.monotonic(), 0
     while True:
         await asyncio.sleep(KEYS_EVERY)
@@ -443,7 +434,6 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
 
 
 async def _fit(runtime: Runtime, store: Store, now: float) -> None:
-    """Have the database take no more than it may."""
     most = runtime.config.store.max_size
     if most is not None and (gone := await store.fit(most, before=now - IN_USE, at=now)):
         log.warning("the database had more than store.max_size: %d conversations were deleted, the oldest ones", gone)
@@ -455,7 +445,6 @@ async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
 
 
 async def _audit_changes(runtime: Runtime, before: Config) -> None:
-    """Say in the audit what is in force now and was not before."""
     try:
         await runtime.store.note_changes([*changes(before, runtime.config, at=runtime.planner.clock())])
     except StoreError as error:
@@ -463,7 +452,6 @@ async def _audit_changes(runtime: Runtime, before: Config) -> None:
 
 
 def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | None:
-    """What keeps the runtime at what its files say; None where nothing can be read anew."""
     if read is None:
         return None
 

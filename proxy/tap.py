@@ -6,7 +6,6 @@ Nothing is changed and nothing is held back; where the answer cannot be read the
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,8 +19,7 @@ _CODE = re.compile(r"[a-z][a-z_]{2,47}")
 _CUT_JSON = "Input data was truncated"  # msgspec's word for JSON that ends in the middle
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedUsage:
+class ReportedUsage(msgspec.Struct, frozen=True):
     """Tokens that the upstream reported; None where it did not.
 
     ``prompt`` counts all of the prompt, ``cached`` what of it was read from a cache and ``written`` what was written
@@ -39,13 +37,12 @@ NO_USAGE = ReportedUsage()
 
 
 def together(usages: Sequence[ReportedUsage]) -> ReportedUsage:
-    """The sum of what several answers used; None stays where none of them said anything."""
 
     def total(name: str) -> int | None:
         said = [value for each in usages if (value := getattr(each, name)) is not None]
         return sum(said) if said else None
 
-    return ReportedUsage(**{name: total(name) for name in ReportedUsage.__slots__})
+    return ReportedUsage(**{name: total(name) for name in ReportedUsage.__struct_fields__})
 
 
 def usage_from(value: object) -> ReportedUsage | None:
@@ -55,7 +52,6 @@ def usage_from(value: object) -> ReportedUsage | None:
 
 
 def _usage_in(said: Mapping[str, Any]) -> ReportedUsage:
-    """What a usage object says in OpenAI's spelling of chats or of Responses, or in Anthropic's of Messages."""
     counts, asked, answered = _counts(said), dict[str, int](), dict[str, int]()
     for name, found in said.items():
         if isinstance(found, dict) and name in _DETAILS:
@@ -85,8 +81,7 @@ def _counts(said: Mapping[str, Any]) -> dict[str, int]:
     return {name: found for name, found in said.items() if type(found) is int and 0 <= found < 2**53}
 
 
-@dataclass(slots=True)
-class Tap:
+class Tap(msgspec.Struct):
     """What was seen of one answer so far.
 
     ``said`` is True once content, a tool call, or reasoning has come; ``ends`` holds for each choice that has begun
@@ -95,8 +90,8 @@ class Tap:
     """
 
     usage: ReportedUsage | None = None
-    finish_reasons: list[str] = field(default_factory=list)
-    ends: dict[int, bool] = field(default_factory=dict)
+    finish_reasons: list[str] = msgspec.field(default_factory=list)
+    ends: dict[int, bool] = msgspec.field(default_factory=dict)
     model: str | None = None
     id: str | None = None
     tier: str | None = None
@@ -113,7 +108,6 @@ class Tap:
         return self.done or (bool(self.ends) and all(self.ends.values()))
 
     def read(self, value: object) -> None:
-        """Take note of one completion or one chunk of it."""
         if not isinstance(value, dict):
             return
         self.usage = self._with_usage(value.get("usage"))
@@ -131,7 +125,7 @@ class Tap:
         usage = _usage_in(said) if isinstance(said, dict) else NO_USAGE
         if usage.prompt is None and usage.completion is not None and self.usage is not None:
             thought = self.usage.reasoning if usage.reasoning is None else usage.reasoning
-            return replace(self.usage, completion=usage.completion, reasoning=thought)
+            return msgspec.structs.replace(self.usage, completion=usage.completion, reasoning=thought)
         return self.usage if usage.prompt is None else usage
 
     def _read_choice(self, choice: Mapping[str, Any]) -> None:
@@ -166,14 +160,13 @@ def error_code(body: bytes) -> str | None:
     return next((text for text in said if isinstance(text, str) and _CODE.fullmatch(text)), None)
 
 
-@dataclass(slots=True)
-class StreamTap:
+class StreamTap(msgspec.Struct):
     """A tap on server-sent events. Chunks without a word that matters are not decoded."""
 
-    seen: Tap = field(default_factory=Tap)
+    seen: Tap = msgspec.field(default_factory=Tap)
     events: int = 0
     codec: Codec = CHAT
-    _decoder: Decoder = field(default_factory=Decoder)
+    _decoder: Decoder = msgspec.field(default_factory=Decoder)
 
     @property
     def complete(self) -> bool:
@@ -182,17 +175,14 @@ class StreamTap:
 
     @property
     def in_event(self) -> bool:
-        """Whether an event has begun that is not all here."""
         return self._decoder.in_event
 
     def feed(self, chunk: bytes) -> None:
-        """Take note of bytes that are on their way to the client."""
         self.seen.bytes_seen += len(chunk)
         for event in self._decoder.feed(chunk):
             self._take(event)
 
     def end(self) -> None:
-        """Take note of the stream's end."""
         for event in self._decoder.end():
             self._take(event)
 
@@ -218,7 +208,6 @@ class StreamTap:
 
 
 def read_completion(body: bytes, codec: Codec = CHAT) -> Tap:
-    """What a whole, not streamed, answer says of itself."""
     seen = Tap(bytes_seen=len(body))
     if len(body) <= MAX_READ:
         try:
@@ -258,7 +247,6 @@ class Reported:
         self.usage: ReportedUsage | None = None
 
     def feed(self, chunk: bytes) -> None:
-        """Take note of bytes that are on their way to the client."""
         if not self._is_read:
             return
         if self._unpacker is None:
@@ -290,7 +278,7 @@ class Reported:
         except (ValueError, RecursionError):
             return
         before = self.usage or NO_USAGE
-        found = {name: _greater(getattr(before, name), getattr(said, name)) for name in ReportedUsage.__slots__}
+        found = {name: _greater(getattr(before, name), getattr(said, name)) for name in ReportedUsage.__struct_fields__}
         self.usage = ReportedUsage(**found) if any(value is not None for value in found.values()) else self.usage
 
 

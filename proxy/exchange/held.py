@@ -49,7 +49,6 @@ class HeldState:
     elsewhere: bool = False
 
     def whole(self, client: ClientRequest) -> ClientRequest:
-        """The request that the client's stands for."""
         chat = client
         if self.chain:
             history = b",".join(part for row in self.chain for part in (row.given, row.output) if part)

@@ -5,8 +5,9 @@ An observed request is forwarded as it came: the headers say what went up.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from policies import ContextSettings, WindowPressure
 from policies.ledger import DROPPING
@@ -39,13 +40,12 @@ class TokenUsage(NamedTuple):
     pressure: WindowPressure
 
 
-@dataclass(slots=True)
-class ExchangeProgress:
+class ExchangeProgress(msgspec.Struct):
     """One exchange as far as it has come; None is what it has not come to, or never did.
 
     ``chat`` is the body, once it was read; ``recalls`` are the calls of the recall tool that were answered in it;
     ``seen`` is what the client was told, all rounds together. ``degraded`` is what went wrong behind the plan;
-    ``since`` is when its body would have been there (``time.monotonic``) had it not waited for room;
+    ``since`` is when a body that waited for room would have been there without (``time.monotonic``);
     ``compacted`` says that the answer is a compaction of Weir's, ``observed`` that the policy only plans.
     """
 
@@ -62,31 +62,28 @@ class ExchangeProgress:
     request: Request | None = None
     plan: Plan = NO_PLAN
     attempts: Attempts | None = None
-    seen: Tap = field(default_factory=Tap)
+    seen: Tap = msgspec.field(default_factory=Tap)
     status: int | None = None
     error: str | None = None
     ready: float | None = None
     since: float | None = None
     turn: Turn | None = None
-    recalls: list[Recalled] = field(default_factory=list)
-    refusal: Mapping[str, object] = field(default_factory=dict)
+    recalls: list[Recalled] = msgspec.field(default_factory=list)
+    refusal: Mapping[str, object] = msgspec.field(default_factory=dict)
     listener: Listener | None = None
-    degraded: list[str] = field(default_factory=list)
+    degraded: list[str] = msgspec.field(default_factory=list)
     compacted: bool = False
 
     @property
     def model(self) -> str:
-        """The model that was asked for, empty where the request could not be read."""
         return "" if self.chat is None else self.chat.model
 
     @property
     def policy(self) -> ContextSettings:
-        """The policy's settings, the default ones before a policy was found."""
         return self.settings or ContextSettings()
 
     @property
     def label(self) -> str:
-        """The outcome's label for metrics and rows."""
         if self.error is not None:
             return self.error
         if self.status is None or self.status >= 400:
@@ -95,25 +92,20 @@ class ExchangeProgress:
 
     @property
     def overhead_ms(self) -> float:
-        """Milliseconds from the request's arrival to its first departure upstream."""
         return 1000 * ((self.ready or time.perf_counter()) - self.started)
 
     @property
     def retries(self) -> int:
-        """How often the upstream was asked again with less."""
         return 0 if self.attempts is None else self.attempts.retries
 
     def billed(self) -> ReportedUsage | None:
-        """What the upstream's answers took together, every round's prompt counted."""
         return self.seen.usage if self.attempts is None else self.attempts.billed(self.seen.usage)
 
     def reported(self) -> ReportedUsage:
-        """What the upstream reported of the last round's answer alone."""
         usage = self.seen.usage if self.attempts is None else self.attempts.reported(self.seen.usage)
         return usage or NO_USAGE
 
     def begin_stream(self) -> None:
-        """The first piece of the last attempt's streamed answer has come."""
         if self.attempts is not None:
             self.attempts.begin_stream()
 
@@ -136,18 +128,15 @@ class ExchangeProgress:
         )
 
     def refused(self, error: ProxyError) -> None:
-        """Weir answered instead of an upstream."""
         self.status, self.error = error.status, error.code
         if isinstance(error, ContextLengthExceeded):
             self.refusal = error.weir or {}
 
     def gone(self) -> None:
-        """The client left."""
         self.error = "client_disconnect"
         self.status = self.status or CLIENT_CLOSED
 
     def tokens(self) -> TokenUsage | None:
-        """What went up, None where the request was not counted."""
         decision, recognized = self.plan.decision, self.plan.recognized
         if decision is not None and not self.observed:
             return TokenUsage(decision.before, decision.after, decision.limit, decision.pressure)
@@ -161,7 +150,6 @@ class ExchangeProgress:
         return TokenUsage(used, used, budget.usable, pressure._replace(zone=zone))
 
     def all_degraded(self) -> tuple[str, ...]:
-        """What was done with less than there should be, and why."""
         return (*self.plan.degraded, *self.degraded)
 
     def actions(self, *, planned: bool = False) -> str:
@@ -195,7 +183,6 @@ class ExchangeProgress:
         return ",".join(parts) or "none"
 
     def own_headers(self) -> list[tuple[bytes, bytes]]:
-        """Weir's response headers, as far as the exchange has come."""
         sent, branch = self.tokens(), self.plan.branch
         headers = [
             (b"x-request-id", self.id.encode()),
@@ -213,10 +200,9 @@ class ExchangeProgress:
 
 
 def evicted_count(plan: Plan) -> int:
-    """How many messages and definitions were newly taken out or shortened, summaries not counted."""
-    return sum(1 for row in plan.evictions if row.kind != CUT or row.tool)
+    return len([row for row in plan.evictions if row.kind != CUT or row.tool]) if plan.evictions else 0
 
 
 def evictions_alone(plan: Plan) -> int:
     """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
-    return sum(1 for row in plan.evictions if row.kind != CUT or row.layer in DROPPING)
+    return len([row for row in plan.evictions if row.kind != CUT or row.layer in DROPPING]) if plan.evictions else 0

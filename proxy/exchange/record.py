@@ -87,12 +87,10 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def carried_out(self) -> Decision | None:
-        """What was decided and done."""
         return None if self.observed else self.plan.decision
 
 
 def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> ExchangeRecord:
-    """All that happened in an exchange that ended at ``ended`` (``time.perf_counter``)."""
     at, plan, tokens, attempts = runtime.planner.clock(), progress.plan, progress.tokens(), progress.attempts
     request, ending, reported = progress.request, progress.ending(), progress.reported()
     events, cache = _events(runtime, progress, ending), _cache_use(progress, at=at)
@@ -152,7 +150,6 @@ def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
 def _check_up(
     runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float
 ) -> tuple[Checkup | None, tuple[float, ...]]:
-    """What the request makes of its conversation's health, and what it condensed; None if nothing is new."""
     plan, settings, recognized, nothing = progress.plan, progress.settings, progress.plan.recognized, (None, ())
     if tokens is None or settings is None or recognized is None or not settings.health.enabled:
         return nothing
@@ -180,7 +177,6 @@ def _check_up(
 
 
 def _cache_use(progress: ExchangeProgress, *, at: float) -> CacheUse | None:
-    """What the provider's cache made of the request; None where none went up, or nobody knows whose it was."""
     plan, attempts = progress.plan, progress.attempts
     if plan.recognized is None or progress.chat is None or attempts is None or attempts.span is None:
         return None
@@ -197,7 +193,6 @@ def _cache_use(progress: ExchangeProgress, *, at: float) -> CacheUse | None:
 
 
 def _events(runtime: Runtime, progress: ExchangeProgress, ending: Ending | None) -> tuple[Event, ...]:
-    """What an operator may want to hear of the request: that estimates are off from now on, and the plan's events."""
     plan = progress.plan
     events = plan.decision.events if plan.decision is not None else ()
     if ending is Ending.RESERVE_EXHAUSTED:

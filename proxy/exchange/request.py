@@ -57,7 +57,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def managed_by(self) -> ContextSettings | None:
-        """The policy that manages it."""
         return None if self.asked is None else self.asked.settings
 
 
@@ -94,7 +93,6 @@ def request_for(
     held: HeldState,
     since: float | None = None,
 ) -> Request:
-    """The request under its policy, with what planning it may ask for and cost."""
     caller = destination.caller
     client, chat = chat, chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
     upstream, is_managed = destination.upstream, settings.mode is not Mode.OFF and not held.elsewhere
@@ -147,7 +145,6 @@ def request_for(
 async def _limits_of(
     runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
 ) -> ModelLimits:
-    """What fits into the model's window, as far as it is known by now."""
     return await runtime.windows.resolve_limits(
         chat.model,
         settings=settings,
@@ -159,14 +156,12 @@ async def _limits_of(
 
 
 def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientRequest) -> bool:
-    """Whether there is a history that may be edited, for an endpoint that the upstream has as far as is known."""
     lacking, where = runtime.lacking, (upstream.name, chat.codec.path)
     is_there = chat.codec.name in upstream.endpoints and not (lacking.until and where in lacking)
     return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
 
 
 def _may_compact(chat: ClientRequest, destination: Destination, settings: ContextSettings) -> bool:
-    """Whether a request asks for a compaction that Weir may make."""
     is_asked = chat.codec.is_aside(chat.fields) or destination.path.endswith(COMPACT_PATH)
     is_weirs = settings.compaction == "proxy" and not settings.observes
     return is_asked and is_weirs and not is_native(chat, destination.upstream)
@@ -178,12 +173,10 @@ def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientR
 
 
 def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
-    """Whether the upstream is known to carry out ``context_management`` on this endpoint."""
     return provider_of(upstream) in chat.codec.providers
 
 
 def _is_codex_compaction(headers: Headers) -> bool:
-    """Whether Codex has the model sum a conversation up, by a prompt of its own."""
     said = next((value for name, value in headers if name == b"x-codex-turn-metadata"), None)
     about = read_value(said) if said is not None else None
     return isinstance(about, dict) and about.get("request_kind") == "compaction"
@@ -196,7 +189,6 @@ def _aside(settings: ContextSettings) -> ContextSettings:
 
 
 def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool) -> ClientEdits | None:
-    """What the client asks to have taken out of its request, and whether the provider does it itself."""
     edits = client_edits(chat.fields)
     if edits is None or observes:
         return None
@@ -208,7 +200,6 @@ def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: 
 
 
 def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:
-    """What counts a request's tokens: the policy's estimator, else the model's tokenizer."""
     if settings.estimator != "tokenizer":
         return runtime.tokenizer.counter(settings.estimator)
     rule = runtime.config.rule(model)

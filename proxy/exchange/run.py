@@ -90,7 +90,6 @@ class RequestIds:
         self._process = secrets.token_hex(8)
 
     def new(self) -> str:
-        """The next id."""
         return f"req_{self._process}{next(self._numbers):08x}"
 
 
@@ -131,7 +130,6 @@ class ExchangeHandler:
         self.progress = ExchangeProgress(self.id, self.started, trace, query, headers, self.route)
 
     def _stop(self) -> None:
-        """The process ends: cut the answer, or the wait for it."""
         self.stopping = True
         if self.asking is not None:
             self.asking.cancel()
@@ -141,7 +139,6 @@ class ExchangeHandler:
             self.task.cancel()
 
     async def run(self) -> None:
-        """Answer the client, whatever happens."""
         runtime, progress, shutdown = self.runtime, self.progress, self.scope.get("state", {}).get("shutdown")
         LOG_CONTEXT.set(RequestContext(self.id, progress.trace.trace_id))
         runtime.telemetry.metrics.active += 1
@@ -152,7 +149,8 @@ class ExchangeHandler:
             with runtime.admission.enter(caller) as stay:
                 limit = runtime.config.limits.body
                 body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
-                progress.since = time.monotonic() - stay.waited
+                if stay.waited:
+                    progress.since = time.monotonic() - stay.waited
                 progress.trace.root.since(progress.trace.root.started, "receive")
                 self.task = asyncio.current_task()
                 await while_connected(self.scope, self.receive, self._answer(body, caller))
@@ -174,7 +172,6 @@ class ExchangeHandler:
             record_exchange(runtime, progress)
 
     def _admit(self, headers: Headers) -> Caller:
-        """Whose request it is, by its headers alone."""
         if came_through(headers, self.runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         for name, value in headers:
@@ -208,7 +205,6 @@ class ExchangeHandler:
             metrics.streams -= is_stream
 
     async def read(self, body: bytes, caller: Caller) -> Request:
-        """The request, with the upstream that it goes to and the policy that it is under."""
         progress, runtime = self.progress, self.runtime
         progress.chat = chat = self.codec.parse(body)
         if OWN in body:
@@ -239,7 +235,6 @@ class ExchangeHandler:
         return request
 
     async def plan(self, request: Request) -> Plan:
-        """What goes up; the client's own bytes for a policy or a request that is not managed."""
         progress, planner, asked = self.progress, self.runtime.planner, request.asked
         progress.plan = Plan(body=request.chat.body)
         if asked is None:
@@ -279,7 +274,6 @@ class ExchangeHandler:
         return True
 
     async def _tell(self, told: bytes, *, kind: bytes = b"application/json", counted: int | None = None) -> None:
-        """Give an answer of Weir's own in place of an upstream's."""
         self.progress.status = 200
         headers = [(b"content-type", kind), (b"content-length", str(len(told)).encode()), *self.progress.own_headers()]
         if counted is not None:
@@ -299,7 +293,6 @@ class ExchangeHandler:
             raise EndpointMissing.of(upstream.name, f"POST /v1{path}", status=status)
 
     def attempts_of(self, request: Request) -> tuple[Attempts, Recalling | None]:
-        """What asks the upstream, and what has it answer with the recall tool where the policy has one."""
         progress, asked = self.progress, request.asked
         progress.attempts = attempts = Attempts(
             self.runtime,
@@ -355,7 +348,6 @@ class ExchangeHandler:
     async def _smaller(
         self, asked: PlanRequest, plan: Plan, recalling: Recalling | None, *, attempt: int
     ) -> Plan | None:
-        """The plan to try next, None if nothing smaller can be made."""
         with self.progress.trace.plan() as span:
             asked.span = span
             smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt)
@@ -385,7 +377,6 @@ class ExchangeHandler:
         return await self.runtime.planner.first(asked, recognized)
 
     async def _announce(self, request: Request) -> None:
-        """Have the answer known that its client is about to have, where a later request may be known by it."""
         progress, runtime = self.progress, self.runtime
         if request.held.keeps and progress.listener is not None and (progress.status or 0) < 400:
             tenant, body = request.destination.caller.tenant, bytes(progress.listener.held)
@@ -398,7 +389,6 @@ class ExchangeHandler:
             progress.degraded.append("store")
 
     async def _recall(self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling) -> None:
-        """Relay an answer whose calls of the recall tool Weir answers itself."""
         self.answer, progress = received.answer, self.progress
 
         async def ask(body: bytes) -> tuple[UpstreamResponse, Verdict]:
@@ -442,7 +432,6 @@ class ExchangeHandler:
         return self._headers(received.answer)
 
     async def _relay(self, received: UpstreamResponse) -> None:
-        """Send the answer on and take note of how it went."""
         self.answer, progress = received.answer, self.progress
         answer = received.answer
         progress.status = answer.status
@@ -472,7 +461,6 @@ class ExchangeHandler:
             self._learn()
 
     def _learn(self) -> None:
-        """Learn from what the upstream says that the forwarded request took: the first one, where rounds followed."""
         progress = self.progress
         rounds = () if progress.attempts is None else progress.attempts.rounds
         usage = rounds[0] if rounds else progress.seen.usage
@@ -482,7 +470,6 @@ class ExchangeHandler:
         learn_from_answer(self.runtime, progress.plan, progress.request.asked, prompt=usage.prompt, accepted=accepted)
 
     def _explain(self, error: Exception) -> ProxyError:
-        """What a client is told whose stream broke off."""
         if self.stopping:
             return ShuttingDown("The proxy is stopping; please send the request again.")
         return error if isinstance(error, ProxyError) else UpstreamUnreachable(str(error))
@@ -542,7 +529,6 @@ class ExchangeHandler:
         )
 
     def _tell_results(self, plan: Plan) -> None:
-        """Tell the hooks which tool results are new, and whether the request does not fit."""
         turn, recognized, hooks = self.progress.turn, plan.recognized, self.runtime.hooks
         if turn is None or recognized is None:
             return

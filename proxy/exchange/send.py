@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from policies import ContextSettings
 from proxy.access.destination import Destination
@@ -45,8 +46,7 @@ DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
 OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
 
 
-@dataclass(slots=True)
-class Attempts:
+class Attempts(msgspec.Struct):
     """The requests to the upstream that one client's request makes, until an answer can be relayed.
 
     ``policy`` is what manages the request, None where nothing does: then no stream is looked into beforehand.
@@ -73,13 +73,12 @@ class Attempts:
     room: int | None = None
     retries: int = 0
     overflows: int = 0
-    rounds: list[ReportedUsage] = field(default_factory=list)
+    rounds: list[ReportedUsage] = msgspec.field(default_factory=list)
     called: float | None = None
     received: float | None = None
     first_chunk: float | None = None
 
     async def make(self, body: bytes, plan: Plan) -> tuple[UpstreamResponse, Verdict]:
-        """Send ``body`` as one more attempt: the answer, and what it says about size."""
         upstream, observes = self.destination.upstream, self.policy is not None and self.policy.observes
         self.made += 1
         self.span = span = self.trace.attempt(
@@ -117,7 +116,6 @@ class Attempts:
         return received, verdict
 
     def begin_stream(self) -> None:
-        """The first piece of the last attempt's streamed answer has come."""
         if self.first_chunk is None and self.called is not None:
             self.first_chunk = time.perf_counter() - self.called
             if self.span is not None:
@@ -142,7 +140,6 @@ class Attempts:
         )
 
     def count_call(self, *, seen: Tap | None = None, error: str = "") -> None:
-        """Count the call that has ended before its exchange, if there is one."""
         used = seen.usage if seen is not None else None
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
             self.runtime.telemetry.metrics.called(call)
@@ -151,7 +148,9 @@ class Attempts:
         """What all answers took together, every round's prompt counted; ``usage`` is what the client was told."""
         if usage is None or not self.rounds:
             return usage
-        return replace(together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning)
+        return msgspec.structs.replace(
+            together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning
+        )
 
     def reported(self, usage: ReportedUsage | None) -> ReportedUsage | None:
         """What the upstream reported of the last round's answer alone; ``usage`` is what the client was told."""
@@ -159,10 +158,9 @@ class Attempts:
             return usage
         before = together(self.rounds)
         thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
-        return replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
+        return msgspec.structs.replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
 
     def _asked(self) -> Mapping[str, object]:
-        """What the request asks of the model, for the trace: the fields in the table, as they go up."""
         request = self.request
         asked = {name: request.value(name) for name in REQUEST_PARAMS if name in request.fields}
         if self.room is not None:
@@ -173,7 +171,6 @@ class Attempts:
         return asked
 
     async def _look(self, answer: Answer, plan: Plan, span: AnySpan) -> tuple[UpstreamResponse, Verdict]:
-        """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
         if is_stream(answer) and answer.status < 400:
             chunks = (
                 capture_stream(answer.chunks(), span, codec=self.request.codec) if span.captures else answer.chunks()
@@ -236,7 +233,6 @@ class Attempts:
         return verdict if verdict.kind is Kind.CONTEXT else NONE
 
     def within_window(self, plan: Plan) -> bytes:
-        """The planned body, asking for no more than fits where the upstream is known to refuse more than that."""
         limits, decision = plan.limits, plan.decision
         if self.policy is None or self.policy.observes or limits is None or decision is None:
             return plan.body
@@ -253,7 +249,6 @@ class Attempts:
         return self._asking_for(body, verdict.clamp(CLAMP_MARGIN)) if verdict.kind is Kind.COMPLETION else None
 
     def _asking_for(self, body: bytes, room: int | None) -> bytes | None:
-        """The body with the client's ``max_tokens`` cut to ``room``; None if there is nothing to cut or no room."""
         asked = self.request.max_tokens
         least = max(MIN_OUTPUT, self.request.codec.least_output(self.request))
         if room is None or asked is None or room >= asked or room < min(least, asked):
@@ -263,7 +258,6 @@ class Attempts:
 
 
 def _with_betas(headers: list[tuple[bytes, bytes]], betas: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """The headers naming these features of Anthropic's too."""
     if not betas:
         return headers
     named = [value for name, value in headers if name == BETA]
@@ -271,33 +265,30 @@ def _with_betas(headers: list[tuple[bytes, bytes]], betas: Sequence[bytes]) -> l
 
 
 def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:
-    """Remember the limit and the count that an upstream put into its error."""
     known, windows = plan.limits, runtime.windows
     if known is None:
         return
+    is_counted = not (plan.has_media or plan.sampled)
     if verdict.kind is Kind.COMPLETION:
         windows.mark_strict(known.scope)
     limit = plausible_limit(verdict)
     if limit is not None:
         windows.learn(known.scope, limit)
-    elif verdict.prompt is not None or not (plan.has_media or plan.sampled):
+    elif verdict.prompt is not None or is_counted:
         windows.refused(known.scope, verdict.prompt or known.budget.estimate(plan.sent))
-    if verdict.prompt is not None and not verdict.at_least:
-        _calibrate(runtime, plan, verdict.prompt)
+    if verdict.prompt is not None and not verdict.at_least and is_counted:
+        windows.calibrate(known.counted, estimated=plan.sent, reported=verdict.prompt)
 
 
 def learn_from_answer(runtime: Runtime, plan: Plan, asked: PlanRequest, *, prompt: int, accepted: bool) -> None:
     """Learn from what the upstream says that the forwarded request took: ``prompt`` tokens."""
-    if plan.limits is None:
+    known, recognized = plan.limits, plan.recognized
+    if known is None or recognized is None:
         return
     if accepted:
-        runtime.windows.passed(plan.limits.scope, prompt)
-    _calibrate(runtime, plan, prompt)
-    if plan.has_media and plan.body is asked.request.body:
-        beyond = prompt - plan.limits.budget.estimate(plan.sent)
+        runtime.windows.passed(known.scope, prompt)
+    if not (recognized.has_media or recognized.sampled):
+        runtime.windows.calibrate(known.counted, estimated=plan.sent, reported=prompt)
+    elif recognized.has_media and plan.body is asked.request.body:
+        beyond = prompt - known.budget.estimate(plan.sent)
         runtime.planner.transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
-
-
-def _calibrate(runtime: Runtime, plan: Plan, reported: int) -> None:
-    if plan.limits is not None and not plan.has_media and not plan.sampled:
-        runtime.windows.calibrate(plan.limits.counted, estimated=plan.sent, reported=reported)

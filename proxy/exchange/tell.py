@@ -35,7 +35,6 @@ MAX_EVENTS = 8
 
 
 def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
-    """Remember an exchange: trace, metrics, log line, what the hooks are told, and a row to be written later."""
     begun, metrics = time.perf_counter(), runtime.telemetry.metrics
     record = record_of(runtime, progress, ended=begun)
     _tell_alerts(runtime, record)
@@ -87,7 +86,6 @@ def record_relayed(
 
 
 def _store(runtime: Runtime, record: ExchangeRecord) -> None:
-    """Have the row written, and what the answer makes worth doing done."""
     if record.tokens is None or record.plan.recognized is None:
         if record.caller is not None:
             record_relayed(
@@ -157,7 +155,6 @@ def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
 
 
 def count(metrics: Metrics, record: ExchangeRecord) -> None:
-    """Tell the metrics, all at once."""
     label, tokens, attempt = record.label, record.tokens, record.attempt
     status = "" if record.status is None else str(record.status)
     counts: list[Count] = [] if record.call is None else metrics.counts_of(record.call)
@@ -197,7 +194,6 @@ def _actions(decision: Decision, *, prepared: bool) -> list[Count]:
 
 
 def _tokens(record: ExchangeRecord, caller: Caller) -> list[Count]:
-    """What a request that went up took, in all and of its key: tokens, and dollars where there is a price."""
     tokens, cache, used, counts = record.tokens, record.cache, record.billed or NO_USAGE, list[Count]()
     if tokens is not None:
         saved = max(0, tokens.before - tokens.after)
@@ -213,20 +209,17 @@ def _tokens(record: ExchangeRecord, caller: Caller) -> list[Count]:
 
 
 def key_tokens(caller: Caller, *, forwarded: int, saved: int, used: ReportedUsage) -> list[Count]:
-    """The tokens of one request for its key: the first digits of the tenant's hash, and the key's name."""
     tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
     kinds = (("forwarded", forwarded), ("saved", saved), ("cached", used.cached), ("answered", used.completion))
     return [(i.KEY_TOKENS, tokens, (kind, tenant, key)) for kind, tokens in kinds if tokens is not None]
 
 
 def key_cost(caller: Caller, forwarded: float, *, unmanaged: float) -> list[Count]:
-    """The US dollars that one request cost, and that the client's own array would have cost."""
     tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
     return [(i.COST, forwarded, ("forwarded", tenant, key)), (i.COST, unmanaged, ("unmanaged", tenant, key))]
 
 
 def end_trace(record: ExchangeRecord) -> None:
-    """Tell the trace, and end it."""
     trace = record.trace
     if not trace.recorded:
         return
@@ -246,7 +239,6 @@ def end_trace(record: ExchangeRecord) -> None:
 
 
 def _note_events(record: ExchangeRecord) -> None:
-    """What the planner and the health of the conversation have to say of this request."""
     plan, note = record.plan, record.trace.event
     for event in record.events:
         facts = {**event.facts, "actions": record.actions} if event.kind == STATUS else event.facts
@@ -272,7 +264,6 @@ def _note_events(record: ExchangeRecord) -> None:
 
 
 def _note_refusal(record: ExchangeRecord) -> None:
-    """What a request held that Weir refused, or for an observed one would have."""
     tokens, limits, root = record.tokens, record.plan.limits, record.trace.root
     if tokens is None or limits is None or not (record.refusal or record.plan.refused):
         return
@@ -305,7 +296,6 @@ def _identify(record: ExchangeRecord) -> None:
 
 
 def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
-    """Tell the operator's log."""
     tokens, branch, done = record.tokens, record.plan.branch, record.carried_out
     scanned, prunable = _scan(record)
     line = ExchangeLine(
@@ -400,7 +390,6 @@ def row_of(
 
 
 def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]:
-    """What the timeline tells beside the columns: buckets, base, events, layers, tools, cache, summarizer, recalls."""
     decision, budget, detail = record.plan.decision, recognized.limits.budget, dict[str, object]()
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
@@ -431,7 +420,6 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
 
 
 def _done(decision: Decision) -> dict[str, object]:
-    """What the layers that ran did, what was condensed, the new window and the tokens of a new summary."""
     done: dict[str, object] = {"layers": layers_in(decision)}
     if condensed := condensed_in(decision):
         done["condensed"] = condensed

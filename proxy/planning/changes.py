@@ -16,7 +16,6 @@ from proxy.wire.raw import read_value
 
 
 def empty_change(recognized: Recognized, now: float) -> Change:
-    """A change of the conversation's branch that holds nothing yet."""
     transcript, branch = recognized.transcript, recognized.branch
     ends = recognized.thread.ends(transcript)
     return Change(
@@ -34,7 +33,6 @@ def empty_change(recognized: Recognized, now: float) -> Change:
 def change_of(
     asked: PlanRequest, recognized: Recognized, decision: Decision, evictions: tuple[EvictionRow, ...], now: float
 ) -> Change:
-    """What a new batch of edits changes; its calls are out of the window from now on."""
     nothing, cut, thread = empty_change(recognized, now), decision.cut, recognized.thread
     rules, messages = asked.settings.checkpoints, recognized.transcript.messages
     state = decision.checkpoint if rules.enabled else None
@@ -67,14 +65,12 @@ def stamped(checkpoint: str, at: float, *, version: int) -> str:
 
 
 def pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
-    """The names of the tools that requests go without, where the conversation's own model is asked about them."""
     edits = thread.known.edits
     if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
         yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
 def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
-    """The definitions of tools that this decision leaves out, as the client sent them."""
     new = {edit.ref for edit in decision.edits if edit.kind is EditKind.PRUNE_TOOLS}
     if not new:
         return

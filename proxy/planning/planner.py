@@ -224,7 +224,6 @@ class Planner:
         return self._written(asked, recognized, before, decided) if smaller else None
 
     async def _just_smaller(self, asked: PlanRequest, recognized: Recognized, before: Plan, sent: int) -> Plan | None:
-        """Aim for what the budget itself asks, where the harder aim cannot be reached."""
         try:
             decided = await self._decide(asked, recognized, ceiling=sent - 1)
         except BudgetUnreachable as error:
@@ -287,7 +286,6 @@ class Planner:
             return ()
 
     async def _take_notes(self, thread: Thread) -> None:
-        """Have the conversation's stored notes at hand, once a process."""
         if thread.has_notes:
             return
         with contextlib.suppress(StoreError):
@@ -315,7 +313,6 @@ class Planner:
     async def _decide(
         self, asked: PlanRequest, recognized: Recognized, *, ceiling: int | None = None
     ) -> _Decided | None:
-        """The decision on a request, carried out as far as the store is concerned; None where there is none."""
         thread, observed, budget = recognized.thread, asked.settings.observes, recognized.limits.budget
         span, beside = asked.span, tuple[Elsewhere, ...]()
         if thread.known.triggered:
@@ -381,7 +378,6 @@ class Planner:
     async def _hold(
         self, asked: PlanRequest, recognized: Recognized, known: ConversationState, decided: _Decided
     ) -> _Decided | None:
-        """Have a decision hold from now on; None where another process was first."""
         decision, settings = decided.decision, asked.settings
         evicted = await asyncio.to_thread(evictions_of, recognized.transcript, decision, known, settings=settings)
         decided = decided._replace(evictions=evicted)
@@ -395,7 +391,6 @@ class Planner:
     async def _answer(
         self, asked: PlanRequest, recognized: Recognized, known: ConversationState, turn: "_Turn", effect: Effect
     ) -> Reply:
-        """The reply to one effect of a plan that is carried out and was begun with what was ``known``."""
         if not isinstance(effect, Save):
             return await asked.ask(effect)
         thread = recognized.thread
@@ -439,7 +434,6 @@ class Planner:
         return version
 
     def limits_of(self, settings: ContextSettings, budget: TokenBudget) -> Limits:
-        """The limits of a policy in a budget, worked out once for as long as both are the same objects."""
         key = (id(settings), id(budget))  # the limits hold both: no other object can have their ids meanwhile
         limits = self._limits.get(key)
         if limits is None:
@@ -451,8 +445,6 @@ class Planner:
     async def _commit(
         self, asked: PlanRequest, recognized: Recognized, known: ConversationState, decided: _Decided
     ) -> _Decided | None:
-        """Store a batch of edits before it is forwarded, planned with what was ``known``; None if another process was
-        first."""
         at = asked.span.now()
         change = await asyncio.to_thread(
             change_of, asked, recognized, decided.decision, decided.evictions, self.clock()
@@ -486,7 +478,6 @@ class Planner:
         return False
 
     async def remember(self, recognized: Recognized, edit: Edit, *, request: str) -> None:
-        """Have the next request of a conversation know an edit that its answer has made."""
         thread = recognized.thread
         async with thread.lock:
             for _ in range(MAX_REPLANS):
@@ -495,7 +486,6 @@ class Planner:
                     return
 
     def _written(self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None) -> Plan:
-        """The plan with its body: the client's own bytes, unless there is something to change."""
         decision = None if decided is None else decided.decision
         body, sent = self._body(asked, recognized, decision)
         is_changed = asked.unbinds or (decision is not None and decision.pieces is not None)
@@ -538,8 +528,6 @@ class Planner:
 
 @dataclass(slots=True)
 class _Turn:
-    """At its end other processes may have a summary of the thread's conversation written, if this one has taken it."""
-
     store: Store
     thread: Thread
     taken: bool = False
@@ -571,12 +559,10 @@ class _Turn:
                 await self.store.release(self.thread.branch.tenant, self.thread.branch.branch)
 
 
-class _DoneMeanwhile(Exception):
-    """The summary that was being prepared is there, or another process has made the batch."""
+class _DoneMeanwhile(Exception): ...
 
 
 def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-    """What dropping the oldest turns leaves; None for a request that is only observed, and where that fails too."""
     if asked.settings.observes:
         return None
     try:
@@ -588,7 +574,6 @@ def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
 
 
 def _is_as_it_came(pieces: Sequence[PlannedMessage], length: int) -> bool:
-    """Whether an array is the client's own, so that only its tools are to be changed."""
     return len(pieces) == length and all(
         p.index == i and p.kind is None and p.rounds is None for i, p in enumerate(pieces)
     )

@@ -37,23 +37,15 @@ ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
 
 class Traced(Protocol):
-    """Answers, and shows in a trace that it did."""
-
     trace: Trace
 
-    async def __call__(self, effect: Effect) -> Reply:
-        """The reply to one effect."""
-        ...
+    async def __call__(self, effect: Effect) -> Reply: ...
 
 
 class Paid(Traced, Protocol):
-    """Answers, and says what the answers took and what those who answer can read."""
-
     spent: Spent
 
-    def reads(self, purpose: str) -> int | None:
-        """The tokens that the model for a purpose can read at once, None where its window is not known."""
-        ...
+    def reads(self, purpose: str) -> int | None: ...
 
 
 class PlanRequest(msgspec.Struct, kw_only=True):
@@ -62,8 +54,8 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
     evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
     requests go without, for questions in place; ``edits`` is what the client asks to have taken out; ``since`` is when
-    it could have begun (``time.monotonic``). ``binds`` says that the model signs what it thinks for what stands before
-    it, ``unbinds`` that no such thinking is valid any more.
+    one that waited for room could have begun (``time.monotonic``). ``binds`` says that the model signs what it thinks
+    for what stands before it, ``unbinds`` that no such thinking is valid any more.
     """
 
     request: ClientRequest
@@ -98,7 +90,6 @@ class PlanRequest(msgspec.Struct, kw_only=True):
 
     @property
     def resumes(self) -> str | None:
-        """The conversation whose checkpoint a new one goes on from: the one named, or its namesake where that is so."""
         if self.settings.resume == "off" or self.settings.observes:
             return None
         return self.resume or (self.name if self.settings.resume == "auto" else None)
@@ -110,9 +101,9 @@ class PlanRequest(msgspec.Struct, kw_only=True):
         return bool(is_told or counts_parts) or tokens * (1 + MAX_ERROR) > limits.trigger
 
     def is_refused_state(self, thread: Thread, transcript: Transcript) -> bool:
-        """Whether a conversation that begins was to go on from another one, and does not."""
-        begins = all(m.role != "assistant" for m in transcript.messages)
-        return self.resume is not None and self.resumes is not None and thread.known.resumed is None and begins
+        if self.resume is None or self.resumes is None or thread.known.resumed is not None:
+            return False
+        return all(m.role != "assistant" for m in transcript.messages)
 
 
 MAX_READ = 500_000
@@ -123,15 +114,12 @@ CHARS_OF_A_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class SkimmedBodies:
-    """Bodies of which, but for those in ``whole``, only what users said is read, and of that ``most`` characters."""
-
     read: Callable[[int], Body]
     whole: frozenset[int]
     users: frozenset[int]
     most: int
 
     def __call__(self, index: int) -> Body:
-        """What message ``index`` says."""
         body = self.read(index)
         if index in self.whole:
             return body
@@ -187,21 +175,17 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def branch(self) -> Branch:
-        """The conversation's branch."""
         return self.thread.branch
 
     @property
     def readable(self) -> Transcript:
-        """The transcript for who reads it all: no longer than the window needs and a plan can take."""
         return skimmed(self.transcript, window=self.limits.budget.window)
 
     def known(self, *, observed: bool = False) -> ConversationState:
-        """What to replay on this request; for an observed one what would be replayed."""
         return self.thread.known_at(self.length, observed=observed)
 
     @property
     def is_window_known(self) -> bool:
-        """Whether the window is known well enough to refuse a request without asking the upstream."""
         return self.limits.facts.source not in ("last_resort", "unknown")
 
 
@@ -235,22 +219,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def branch(self) -> Branch | None:
-        """The conversation's branch, None where it was not recognised."""
         return None if self.recognized is None else self.recognized.branch
 
     @property
     def limits(self) -> ModelLimits | None:
-        """What fits, None where nobody asked."""
         return None if self.recognized is None else self.recognized.limits
 
     @property
     def sampled(self) -> bool:
-        """Whether its tokens are right within ``MAX_ERROR`` only."""
         return self.recognized is not None and self.recognized.sampled
 
     @property
     def has_media(self) -> bool:
-        """Whether there are images or the like in it, whose price says nothing about that of text."""
         return self.recognized is not None and self.recognized.has_media
 
 
@@ -258,7 +238,6 @@ NO_PLAN = Plan(body=b"")
 
 
 def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
-    """What the client is told of a request that no plan makes small enough."""
     if isinstance(error, BucketExceeded):
         return ContextLengthExceeded.in_bucket(
             error.bucket,

@@ -48,7 +48,6 @@ class ServerLimits:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a process that was asked to stop is ended, whatever it does."""
         return self.notice + self.grace + self.farewell + CLOSING
 
 
@@ -65,7 +64,6 @@ class Shutdown:
     callbacks: set[Callable[[], None]] = field(default_factory=set)
 
     def cut_now(self) -> None:
-        """Sets ``cut`` and calls every callback."""
         self.cut.set()
         for callback in tuple(self.callbacks):
             callback()
@@ -117,7 +115,6 @@ class Cycle(RequestResponseCycle):
             callback()
 
     def disconnect(self) -> None:
-        """Lets the application see ``http.disconnect``; what it sends from now on goes nowhere."""
         if not self.response_complete:
             self.disconnected = True
             self.message_event.set()
@@ -142,7 +139,6 @@ class Cycle(RequestResponseCycle):
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
-        """Writes one ASGI message; waits while the client is not reading; does nothing once it is gone."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
@@ -171,7 +167,6 @@ class Cycle(RequestResponseCycle):
             self.on_response()
 
     def _write_counted(self, body: bytes) -> None:
-        """Writes to an answer that is delimited by its length or, ``chunked_encoding`` being None, by its end."""
         if self.chunked_encoding is False:
             if len(body) > self.expected_content_length:
                 raise RuntimeError("answer is longer than its Content-Length")
@@ -180,7 +175,6 @@ class Cycle(RequestResponseCycle):
             self.transport.write(body)
 
     def _write_head(self, message: Message) -> None:
-        """Writes status line and headers; framing is generated, whatever the application says about it."""
         if message["type"] != "http.response.start":
             raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
         status, headers = message["status"], list(message.get("headers", ()))
@@ -245,16 +239,13 @@ class Cycle(RequestResponseCycle):
             self.scope.pop("extensions", None)  # it holds the cycle
 
     async def send_500_response(self) -> None:
-        """Answers for an application that raised before its answer began."""
         await answer_error(self.send, 500, ProxyError("Internal server error."))
 
 
-def _nothing() -> None:
-    """What follows an answer that is over already."""
+def _nothing() -> None: ...
 
 
 def refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A whole answer, with ``Connection: close``."""
     body = error.body()
     return b"".join(
         [
@@ -269,7 +260,6 @@ def refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes
 
 
 async def answer_error(send: Callable[[Message], Awaitable[None]], status: int, error: ProxyError) -> None:
-    """Send an error as a whole answer, after which the connection is closed."""
     body = error.body()
     headers = [
         (b"content-type", b"application/json"),
@@ -283,5 +273,4 @@ async def answer_error(send: Callable[[Message], Awaitable[None]], status: int, 
 
 
 async def answer_busy(_scope: Any, _receive: Any, send: Any) -> None:
-    """Answers in the application's place when too many requests are open."""
     await answer_error(send, 503, Busy("Weir has as many requests open as it may have. Please try again."))

@@ -18,12 +18,10 @@ LARGE = 8 * 2**20
 """Bytes of a body whose parts are worth giving back to the system: the allocator would keep them."""
 
 
-class ClientGone(Exception):
-    """The client closed its connection before it had its answer."""
+class ClientGone(Exception): ...
 
 
 def declared_length(headers: Headers) -> int | None:
-    """How many bytes a request's body has, None where its headers do not say."""
     given = next((value for name, value in headers if name == b"content-length"), b"")
     return int(given) if given.isdigit() else None
 

@@ -13,7 +13,6 @@ import contextlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -47,28 +46,22 @@ class StreamCut(Exception):
 
 
 def is_stream(answer: Answer) -> bool:
-    """Whether an answer is a stream of server-sent events."""
     return any(name.lower() == b"content-type" and value.startswith(EVENT_STREAM) for name, value in answer.headers)
 
 
 def is_readable(answer: Answer) -> bool:
-    """Whether the body of an answer is what it seems: nobody has compressed it."""
     return not any(n.lower() == b"content-encoding" and v.strip().lower() != b"identity" for n, v in answer.headers)
 
 
-@dataclass(slots=True)
-class Opening:
-    """The beginning of a stream that has not gone to the client yet."""
-
-    held: list[bytes] = field(default_factory=list)
-    tap: StreamTap = field(default_factory=StreamTap)
+class Opening(msgspec.Struct):
+    held: list[bytes] = msgspec.field(default_factory=list)
+    tap: StreamTap = msgspec.field(default_factory=StreamTap)
     error: bytes | None = None
     pending: "asyncio.Future[bytes] | None" = None
     ended: bool = False
 
 
-@dataclass(slots=True)
-class UpstreamResponse:
+class UpstreamResponse(msgspec.Struct):
     """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning was read.
 
     ``rewritten`` says that ``body`` is not what the upstream has sent.
@@ -124,7 +117,6 @@ def _unframed(held: Sequence[bytes], tap: StreamTap) -> bytes | None:
 
 
 def _may_be_full(seen: Tap) -> bool:
-    """Whether a stream ended at a length without a word and may still report how long its prompt was."""
     return is_cut_short(seen.finish_reasons) and seen.usage is None and not seen.done
 
 
@@ -209,19 +201,16 @@ async def relay_whole(
 
 
 async def send_start(send: Send, *, status: int, headers: Headers) -> None:
-    """Begin an answer."""
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
 
 async def send_more(send: Send, chunk: bytes) -> None:
-    """Send a part of the body that is not its last."""
     await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 async def capture_stream(
     chunks: AsyncGenerator[bytes, None], span: AnySpan, *, codec: Codec = CHAT
 ) -> AsyncGenerator[bytes, None]:
-    """The same chunks; ``span`` is told what the first 256 KiB of them said, however they end."""
     held = bytearray()
     try:
         async with aclosing(chunks) as going:
@@ -233,8 +222,7 @@ async def capture_stream(
         span.said(choices_of(bytes(held), codec))
 
 
-@dataclass(slots=True)
-class Listener:
+class Listener(msgspec.Struct):
     """Sends an answer on and keeps what went to the client of it, at most 4 MiB.
 
     ``ended`` is waited for before the client gets the piece by which it knows that the answer is whole.
@@ -242,12 +230,11 @@ class Listener:
 
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
     ended: Callable[[], Awaitable[None]] | None = None
-    held: bytearray = field(default_factory=bytearray)
+    held: bytearray = msgspec.field(default_factory=bytearray)
     codec: Codec = CHAT
     ending: bool = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        """Send one piece on."""
         if len(self.held) < MAX_LISTENED:
             self.held += message.get("body", b"")
         if self.ended is not None and message["type"] == "http.response.body" and self._ends_with(message):
@@ -263,7 +250,6 @@ class Listener:
         return body.rstrip().endswith(b"}") and self.held.lstrip().startswith(b"{") and bool(self.messages())
 
     def messages(self) -> list[dict[str, Any]]:
-        """What the answer's choices said, as a client that has a message of it sends it back."""
         body = bytes(self.held)
         found = _choices_in(body, self.codec) if body.lstrip().startswith(b"{") else choices_of(body, self.codec)
         given = [choice["message"] for choice in found if isinstance(choice.get("message"), dict)]
@@ -271,7 +257,6 @@ class Listener:
 
 
 def _choices_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
-    """The choices of a whole completion, none where it cannot be read."""
     try:
         value = codec.completion(msgspec.json.decode(body))
     except (ValueError, RecursionError):
@@ -281,7 +266,6 @@ def _choices_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
 
 
 def choices_of(stream: bytes, codec: Codec = CHAT) -> list[dict[str, Any]]:
-    """The choices of a streamed completion as a whole one has them; what cannot be read is left out."""
     choices: dict[int, _Choice] = {}
     for event in Decoder().feed(stream):
         if event.data == DONE:
@@ -301,19 +285,17 @@ def choices_of(stream: bytes, codec: Codec = CHAT) -> list[dict[str, Any]]:
 _NO_TEXT = frozenset({"role", "begun"})
 
 
-@dataclass(slots=True)
-class _Choice:
+class _Choice(msgspec.Struct):
     """A choice as far as a stream has told it; its calls by the numbers that they are sent under.
 
     Those of Responses and Messages count texts and thoughts too, so they have gaps.
     """
 
-    texts: dict[str, str] = field(default_factory=dict)
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    texts: dict[str, str] = msgspec.field(default_factory=dict)
+    calls: dict[int, dict[str, Any]] = msgspec.field(default_factory=dict)
     finish: Any = None
 
     def add(self, choice: Mapping[str, Any]) -> None:
-        """Take what one chunk says."""
         self.finish = choice.get("finish_reason") or self.finish
         delta = choice.get("delta")
         for name, value in delta.items() if isinstance(delta, dict) else ():
@@ -338,7 +320,6 @@ class _Choice:
             call["function"][name] += said.get(name, "")
 
     def whole(self) -> dict[str, Any]:
-        """The choice as a whole completion has it."""
         message: dict[str, Any] = {"role": "assistant", **self.texts}
         if self.calls:
             message["tool_calls"] = list(self.calls.values())

@@ -8,7 +8,6 @@ counter must not go back; what it said of the moment does not.
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from uuid import uuid4
@@ -18,8 +17,7 @@ import msgspec
 Merge = Literal["sum", "max", "mean"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Instrument:
+class Instrument(msgspec.Struct, frozen=True, eq=False):
     """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets.
 
     ``merge`` is what several worker processes' values of a gauge are put together by.
@@ -35,7 +33,6 @@ class Instrument:
 
     @property
     def prometheus(self) -> str:
-        """The Prometheus name: underscores, ``_seconds`` for s, ``_bytes`` for By, ``_total`` for a counter."""
         unit = {"s": "_seconds", "By": "_bytes"}.get(self.unit, "")
         return self.name.replace(".", "_") + unit + ("_total" if self.kind == "counter" else "")
 
@@ -62,7 +59,6 @@ class Series(msgspec.Struct, array_like=True):
     exemplars: dict[int, Exemplar] = {}
 
     def copy(self) -> "Series":
-        """The same, which nobody changes."""
         return Series(self.total, list(self.counts), self.low, self.high, dict(self.exemplars))
 
 
@@ -84,7 +80,6 @@ def as_text(families: Iterable[Family], *, openmetrics: bool = False) -> bytes:
 
 
 def _samples(instrument: Instrument, labels: Labels, series: Series, *, openmetrics: bool) -> Iterator[str]:
-    """One series as lines; empty labels are left out."""
     name, named = instrument.prometheus, zip(instrument.labels, labels, strict=True)
     pairs = [f'{label.replace(".", "_")}="{_escape(value)}"' for label, value in named if value]
     braced, running = f"{{{','.join(pairs)}}}" if pairs else "", 0
@@ -114,15 +109,12 @@ def _number(value: float) -> str:
 
 
 class WorkerReadings:
-    """The folder of several workers' readings, and this process's file in it."""
-
     def __init__(self, folder: Path, instruments: Mapping[str, Instrument]) -> None:
         self._folder = folder
         self._instruments = instruments
         self._mine = folder / f"{uuid4().hex}{SUFFIX}"
 
     def leave(self, families: Iterable[Family]) -> None:
-        """Write this process's readings where the others find them; blocks. Nothing happens if the folder is gone."""
         unfinished = self._mine.with_suffix(".unfinished")
         readings = [(instrument.name, list(found.items())) for instrument, found in families]
         with contextlib.suppress(OSError):
@@ -130,7 +122,6 @@ class WorkerReadings:
             unfinished.replace(self._mine)
 
     def together(self, families: Sequence[Family]) -> list[Family]:
-        """This process's readings and what the others left, added up; blocks."""
         every: dict[str, list[Family]] = {instrument.name: [(instrument, found)] for instrument, found in families}
         for path in self._folder.glob(f"*{SUFFIX}"):
             if path == self._mine:
@@ -151,7 +142,6 @@ def _buckets(instrument: Instrument) -> int:
 
 
 def _merged(families: Sequence[Family]) -> Family:
-    """One family of several processes: sums, and of gauges what they are merged by."""
     instrument = families[0][0]
     every: dict[Labels, list[Series]] = {}
     for _, found in families:

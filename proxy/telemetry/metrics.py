@@ -19,11 +19,11 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -280,8 +280,7 @@ Count = tuple[Instrument, float, Labels]
 SCHEME = "http"  # Weir itself serves no other; TLS ends in front of it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
+class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call to a model that has ended: seconds it took, its answer's model and usage, seconds to the first chunk."""
 
     provider: str
@@ -342,26 +341,21 @@ class Metrics:
                     series.high = value
 
     def add(self, counter: Instrument, *labels: str, value: float = 1) -> None:
-        """Count one thing."""
         self.tell(((counter, value, labels),))
 
     def record(self, histogram: Instrument, value: float, *labels: str, trace: str | None = None) -> None:
-        """Count one value in its bucket."""
         self.tell(((histogram, value, labels),), trace=trace)
 
     def served(
         self, *, method: str, route: str, status: int | None, error: str, seconds: float, trace: str | None = None
     ) -> None:
-        """A client's request ended; ``status`` None where no answer was begun, ``error`` a code or empty."""
         shown = "" if status is None else str(status)
         self.record(SERVER_DURATION, seconds, method, route, shown, error, SCHEME, trace=trace)
 
     def called(self, call: ModelCall) -> None:
-        """Count a call to a model."""
         self.tell(self.counts_of(call))
 
     def counts_of(self, call: ModelCall) -> list[Count]:
-        """What a call to a model counts, under the names that the operator chose."""
         port, usage = "" if call.port is None else str(call.port), call.usage
         labels = (call.operation, call.provider, call.model, call.response_model, call.address, port)
         duration, first_chunk, used = (
@@ -405,34 +399,28 @@ class Metrics:
         return found
 
     def share(self, folder: Path) -> None:
-        """Have this process be one of several that leave their readings in ``folder``."""
         self._shared = WorkerReadings(folder, {each.name: each for each in (*FIRST_NAMES, *NEWEST_NAMES, *OWN)})
 
     def leave(self) -> None:
-        """Leave the readings for the other processes, if there are any; blocks."""
         if self._shared is not None:
             self._shared.leave(self.read())
 
     def render(self, *, openmetrics: bool = False) -> bytes:
-        """Prometheus text format 0.0.4, or OpenMetrics, of all processes that share; blocks for milliseconds."""
         found = self.read()
         return as_text(found if self._shared is None else self._shared.together(found), openmetrics=openmetrics)
 
     def collect(self, resource: Resource, scope: InstrumentationScope, *, since: int, now: int) -> "MetricsData":
-        """The same as cumulative OTLP data points from ``since`` to ``now``, ns since the epoch."""
         from proxy.telemetry.otlp import metrics_of  # noqa: PLC0415 - a tenth of a second, and few export metrics
 
         return metrics_of(self.read(), resource, scope, since=since, now=now)
 
     def _begun(self, instrument: Instrument, labels: Labels, value: float) -> Series:
-        """The series of labels that are new, or of those that stand for them where there are too many."""
         bounds = instrument.bounds
         key = self._admitted(instrument, labels, MAX_DISTRIBUTIONS if bounds else MAX_SUMS)
         empty = Series(0.0, [0] * (len(bounds) + 1), value, value) if bounds else Series()
         return self._series[instrument].setdefault(key, empty)
 
     def _admitted(self, instrument: Instrument, labels: Labels, most: int) -> Labels:
-        """The labels to count under; values that are too many, or all of them, are ``other``."""
         known, values = self._series[instrument], self._values[instrument]
         key = tuple(map(_admitted, labels, values))
         if key in known:

@@ -7,8 +7,6 @@ from proxy.telemetry.trace import ExchangeTrace, Span
 
 
 class NullSpan:
-    """A span that is not recorded; it takes what any span takes."""
-
     __slots__ = ()
 
     def _ignore(self, *_: object, **__: object) -> None:
@@ -20,15 +18,12 @@ class NullSpan:
     asked = said = said_whole = begin = resume = lap = _ignore
 
     def now(self) -> int:
-        """Nobody looks at a clock."""
         return 0
 
     def since(self, started: int, *_: object) -> int:
-        """Nobody looks at a clock."""
         return started
 
     def propagation(self) -> tuple[Header, ...]:
-        """Nothing to replace the client's own context with."""
         return ()
 
     def __enter__(self) -> Self:
@@ -60,7 +55,6 @@ class NullTrace:
         return NULL_SPAN
 
     def follow(self, name: str) -> "NullTrace":
-        """Nothing is recorded of what comes after, either."""
         del name
         return self
 
