@@ -36,9 +36,8 @@ from proxy.errors import (
 )
 from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction, make_compaction, natively
 from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
-from proxy.exchange.progress import ExchangeProgress, evicted_count
 from proxy.exchange.recall import Recalling, is_linked
-from proxy.exchange.record import listened
+from proxy.exchange.record import ExchangeProgress, evicted_count, listened
 from proxy.exchange.request import COMPACT_PATH, Request, opened_for, request_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
@@ -46,16 +45,19 @@ from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime
-from proxy.stream.receive import ClientGone, Receive, read_held, while_connected
 from proxy.stream.relay import (
+    ClientGone,
     Listener,
+    Receive,
     Send,
     StreamCut,
     UpstreamResponse,
     is_readable,
+    read_held,
     relay_stream,
     relay_whole,
     send_start,
+    while_connected,
 )
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext

@@ -12,8 +12,7 @@ from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
 from proxy.effects.evictions import condensed_in, layers_in, stage_of, strategy_of
-from proxy.exchange.progress import ExchangeProgress, TokenUsage, evicted_count
-from proxy.exchange.record import ExchangeRecord, record_of
+from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
 from proxy.monitor.caching import cost_of, prices_of
 from proxy.monitor.health import Notice
 from proxy.planning.values import Recognized

@@ -338,6 +338,7 @@ class Planner:
             unbinds=asked.unbinds,
             announce=span.lap,
         )
+        run = partial(self.workers.run, key=asked.tenant, span=span, since=asked.since)
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
             known = recognized.known(observed=observed)
@@ -356,15 +357,7 @@ class Planner:
                     continue  # another request of this conversation has just decided, or its state was saved
                 ask = unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
                 try:
-                    decision = await self.workers.run(
-                        work,
-                        key=asked.tenant,
-                        branch=thread.branch.branch,
-                        ask=ask,
-                        span=span,
-                        begun=(flow, effect),
-                        since=asked.since,
-                    )
+                    decision = await run(work, branch=thread.branch.branch, ask=ask, begun=(flow, effect))
                 except _DoneMeanwhile:
                     continue
                 last = _Decided(decision, prepared=known.prepared is not None)

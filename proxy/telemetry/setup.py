@@ -25,8 +25,7 @@ from proxy.telemetry import names
 from proxy.telemetry.logs import Header, context_in
 from proxy.telemetry.metrics import BUILD, DROPPED, Metrics
 from proxy.telemetry.names import clean
-from proxy.telemetry.trace import ExchangeTrace, TraceSettings
-from proxy.telemetry.untraced import NULL_TRACE, NullTrace, Trace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Trace, TraceSettings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connection import (
-    Closed,
+    BrokenOff,
     ConnectTimeout,
     IdleWatch,
     NotHTTP,
@@ -207,7 +207,7 @@ class HTTPAnswer(Answer):
             raise UpstreamTimeout(
                 f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds."
             ) from None
-        except Closed as error:
+        except BrokenOff as error:
             self.close()
             raise StreamBroken(f"Upstream {self._target.name!r} broke off its answer.") from error
         if self._masker is not None and (held := self._masker.end()):
@@ -222,7 +222,7 @@ class HTTPAnswer(Answer):
         """Also the connection ends, unless the answer has come to its end."""
         if self._watch is not None:
             self._watch.stop()
-        self._response.fail(Closed())
+        self._response.fail(BrokenOff())
 
 
 class Client:
@@ -279,7 +279,7 @@ class Client:
             return _answer(await _send(pool, origin, target, sent), target, hidden)
         except StaleConnection:
             if is_streamed or time.monotonic() - started > STALE_WITHIN:
-                raise _failure(Closed(), target) from None
+                raise _failure(BrokenOff(), target) from None
         pool.drop_idle()
         try:
             return _answer(await _send(pool, origin, target, sent), target, hidden)
@@ -344,13 +344,13 @@ async def _send(pool: Pool, origin: Origin, target: Target, sent: _Sent) -> Resp
         try:
             await response.begun
         except asyncio.CancelledError:
-            response.fail(Closed())
+            response.fail(BrokenOff())
             raise
         finally:
             timer.cancel()
     except StaleConnection:
         raise
-    except (ConnectTimeout, Closed, NotHTTP, OSError, ValueError) as error:
+    except (ConnectTimeout, BrokenOff, NotHTTP, OSError, ValueError) as error:
         raise _failure(error, target) from None
     return response
 
@@ -388,7 +388,7 @@ def _failure(error: Exception, target: Target) -> ProxyError:
             return UpstreamTimeout(f"{name} did not begin to answer within {target.first_byte:g} seconds.")
         case NotHTTP():
             return UpstreamUnreachable(f"{name} answered with something that is not HTTP/1.1.")
-        case Closed():
+        case BrokenOff():
             return UpstreamUnreachable(f"{name} closed the connection without an answer.")
         case socket.gaierror():
             return UpstreamUnreachable(f"The host name of {name.lower()} could not be resolved.")

@@ -36,11 +36,11 @@ class NotHTTP(Exception):
     """What came is not HTTP/1.1."""
 
 
-class Closed(Exception):
+class BrokenOff(Exception):
     """The connection ended before the answer did."""
 
 
-class StaleConnection(Closed):
+class StaleConnection(BrokenOff):
     """A pooled connection was closed by the upstream before a byte of the answer."""
 
 
@@ -58,8 +58,8 @@ class Response:
 
     __slots__ = ("_error", "_parts", "_waiter", "begun", "connection", "ended", "has_body", "headers", "size", "status")
 
-    def __init__(self, connection: "Connection", *, has_body: bool) -> None:
-        self.connection: Connection | None = connection
+    def __init__(self, connection: "UpstreamConnection", *, has_body: bool) -> None:
+        self.connection: UpstreamConnection | None = connection
         self.begun: asyncio.Future[None] = connection.loop.create_future()
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
@@ -125,7 +125,7 @@ class Response:
         return named.get(b"transfer-encoding", b"").endswith(b"chunked") or b"content-length" in named
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """A connection, with the answer that it is busy with."""
 
     def __init__(self, pool: "Pool") -> None:
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._has_surplus = True
             if not response.ended:
-                response.fail(NotHTTP() if not response.status else Closed())
+                response.fail(NotHTTP() if not response.status else BrokenOff())
                 return
         if not response.status and self._head_bytes > MAX_HEAD:
             response.fail(NotHTTP())
@@ -300,7 +300,7 @@ class Connection(asyncio.Protocol):
         if response.status and exc is None and not response.is_delimited:
             response.end()  # a reset breaks also an answer that only the end of the connection delimits
         else:
-            response.fail(StaleConnection() if self.used and not self.heard else Closed())
+            response.fail(StaleConnection() if self.used and not self.heard else BrokenOff())
 
 
 class Pool:
@@ -308,8 +308,8 @@ class Pool:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.open: set[Connection] = set()
-        self._idle: deque[Connection] = deque()
+        self.open: set[UpstreamConnection] = set()
+        self._idle: deque[UpstreamConnection] = deque()
         self._sweep: asyncio.TimerHandle | None = None
 
     @property
@@ -322,7 +322,7 @@ class Pool:
         """How many are busy, and how many wait."""
         return len(self.open) - len(self._idle), len(self._idle)
 
-    async def take(self, origin: Origin, seconds: float) -> Connection:
+    async def take(self, origin: Origin, seconds: float) -> UpstreamConnection:
         """The connection used last that is still good, or a new one.
 
         Raises ConnectTimeout after so many seconds, ``socket.gaierror``, ``ssl.SSLError``, OSError.
@@ -338,18 +338,18 @@ class Pool:
         except TimeoutError:
             raise ConnectTimeout from None
 
-    async def _connect(self, origin: Origin) -> Connection:
+    async def _connect(self, origin: Origin) -> UpstreamConnection:
         found = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
         wire = await start_connection(found, happy_eyeballs_delay=SECOND_ADDRESS_AFTER, interleave=1, loop=self.loop)
         secured: dict[str, Any] = {"ssl": _tls(), "server_hostname": origin.host} if origin.is_tls else {}
         try:
-            _, connection = await self.loop.create_connection(lambda: Connection(self), sock=wire, **secured)
+            _, connection = await self.loop.create_connection(lambda: UpstreamConnection(self), sock=wire, **secured)
         except BaseException:
             wire.close()
             raise
         return connection
 
-    def put(self, connection: Connection) -> None:
+    def put(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next request, for some seconds."""
         connection.free_since = self.loop.time()
         self._idle.append(connection)
@@ -363,7 +363,7 @@ class Pool:
         if self._idle:
             self._sweep = self.loop.call_later(left, self._drop_old)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         self.open.discard(connection)
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
@@ -380,7 +380,7 @@ class Pool:
         self._idle.clear()
         for connection in tuple(self.open):
             if connection.response is not None:
-                connection.response.fail(Closed())
+                connection.response.fail(BrokenOff())
             connection.abort()
         await asyncio.sleep(0)
 
