@@ -35,6 +35,8 @@ from proxy.wire.counting import TextCounter
 from proxy.wire.raw import read_value
 
 COMPACT_PATH = "/responses/compact"
+CODEX_TURN = b"x-codex-turn-metadata"
+SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -99,9 +101,10 @@ def request_for(
     if not (is_managed and _is_manageable(runtime, upstream, chat)):
         return Request(client=client, chat=client, destination=destination, held=held)
     compacts = _may_compact(chat, destination, settings)
-    if chat.codec.is_aside(chat.fields) or _is_codex_compaction(headers):
+    own = SETTING & {name for name, _ in headers}
+    if chat.codec.is_aside(chat.fields) or (CODEX_TURN in own and _is_codex_compaction(headers)):
         settings = _aside(settings)
-    if (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
+    if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
     edits = _client_edits(chat, upstream, observes=settings.observes)
     if edits is not None and not edits.native:
@@ -119,12 +122,12 @@ def request_for(
         limits=partial(_limits_of, runtime, chat, settings, destination, exact=counter.is_exact),
         ask=replies,
         patience=patience,
-        ask_later=Replies(runtime, chat, caller, settings, pruned=pruned, said=said),
+        ask_later=partial(Replies, runtime, chat, caller, settings, pruned=pruned, said=said),
         ask_about=Replies(runtime, chat, caller, settings, said=said) if settings.evaluate.sample else None,
         pruned=pruned,
         summarizer_input=summarizer_input(runtime, settings, caller),
-        resume=conversation_in(headers, RESUME_HEADER),
-        parent=conversation_in(headers, PARENT_HEADER),
+        resume=conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None,
+        parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
         edits=edits,
         binds=chat.codec is MESSAGES
         and (binds_reasoning(chat.model) or (upstream.name, chat.model) in runtime.binding),
@@ -177,7 +180,7 @@ def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
 
 
 def _is_codex_compaction(headers: Headers) -> bool:
-    said = next((value for name, value in headers if name == b"x-codex-turn-metadata"), None)
+    said = next((value for name, value in headers if name == CODEX_TURN), None)
     about = read_value(said) if said is not None else None
     return isinstance(about, dict) and about.get("request_kind") == "compaction"
 

@@ -8,9 +8,11 @@ still there, and a shutdown leaves a whole row or none.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from policies import (
     ConversationState,
@@ -47,9 +49,9 @@ NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     asked: PlanRequest
+    ask: Ask
     recognized: Recognized
     prepare: bool
     save: str | None
@@ -59,10 +61,6 @@ class Work:
     embed: bool = False
     about: RequestContext | None = None
     trace: Trace = NULL_TRACE
-
-    @property
-    def ask(self) -> Ask:
-        return self.asked.ask_later or self.asked.ask
 
     @property
     def thread(self) -> Thread:
@@ -128,7 +126,9 @@ class Preparation:
         embed = settings.recall.embeddings is not None and decision.is_new
         if not (soft or save or read or warm or embed):
             return None
-        return Work(asked, recognized, soft, save, read, warm, len(known.cuts), embed, LOG_CONTEXT.get(), trace)
+        return Work(
+            asked, asked.ask, recognized, soft, save, read, warm, len(known.cuts), embed, LOG_CONTEXT.get(), trace
+        )
 
     @property
     def waiting(self) -> int:
@@ -153,7 +153,7 @@ class Preparation:
         LOG_CONTEXT.set(work.about)
         trace, failed = work.trace.follow(names.PREPARE_SPAN), None
         if work.asked.ask_later is not None:
-            work.asked.ask_later.trace = trace
+            work = msgspec.structs.replace(work, ask=work.asked.ask_later(trace=trace))
         try:
             failed = await self._do_all(work)
         finally:
