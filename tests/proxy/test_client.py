@@ -936,3 +936,78 @@ async def test_an_upstreams_errors_are_answers(status: int) -> None:
         answer = await post(client, target)
         assert (answer.status, dict(answer.headers)[b"retry-after"], await answer.read()) == (status, b"3", body)
         assert len(served.requests) == 1
+
+
+# What only a connection of one's own has to do
+
+
+@on_uvloop
+async def test_a_head_that_asks_for_no_body_leaves_its_connection_usable_for_one_that_has_one() -> None:
+    async def script(wire: Wire) -> None:
+        while True:
+            head = await wire.request()
+            wire.write(OK.removesuffix(b"ok") if head.startswith(b"HEAD") else OK)
+
+    async with upstream(script) as (served, target, client):
+        for method, expected in (("HEAD", b""), ("POST", b"ok"), ("HEAD", b""), ("POST", b"ok")):
+            answer = await post(client, target, b"" if method == "HEAD" else b"{}", method=method)
+            assert (await answer.read(), answer.ended) == (expected, True)
+        assert [len(wire.requests) for wire in served.wires] == [4]
+
+
+@on_uvloop
+async def test_a_connection_that_was_idle_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.upstream.connection.KEEP_ALIVE", 0.05)
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        wire.write(OK)
+        await wire.gone()
+
+    async with upstream(script) as (served, target, client):
+        await (await post(client, target)).read()
+        assert client.connections == (0, 1)
+        await until(lambda: served.wires[0].left is not None)
+        await until(lambda: client.connections == (0, 0))
+
+
+@on_uvloop
+async def test_trailers_are_passed_over_and_the_connection_goes_on() -> None:
+    chunked = CHUNKED + b"2\r\nok\r\n0\r\nX-Sum: 1\r\n\r\n"
+    async with upstream(once(chunked)) as (served, target, client):
+        for _ in range(2):
+            answer = await post(client, target)
+            assert await answer.read() == b"ok"
+            assert b"x-sum" not in dict(answer.headers)
+        assert len(served.wires) == 1
+
+
+@on_uvloop
+async def test_an_answer_that_ends_before_its_upload_does_takes_the_connection_with_it() -> None:
+    released = asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"part"
+        await released.wait()
+
+    async def script(wire: Wire) -> None:
+        await wire.reader.readuntil(b"part\r\n")
+        wire.write(OK)
+        await wire.gone()
+
+    async with upstream(script) as (served, target, client):
+        answer = await post(client, target, parts())
+        assert await answer.read() == b"ok"
+        await until(lambda: served.wires[0].left is not None)
+        assert client.connections == (0, 0)
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx-b: c", b"a\nb", b"a\0b"])
+@on_uvloop
+async def test_a_header_that_would_open_another_is_refused_before_anything_is_sent(value: bytes) -> None:
+    async with upstream(once(OK)) as (served, target, client):
+        with pytest.raises(InvalidRequest):
+            await post(client, target, headers=[(b"x-a", value)])
+        with pytest.raises(InvalidRequest):
+            await post(client, target, headers=[(b"x" + value, b"1")])
+        assert served.requests == []
