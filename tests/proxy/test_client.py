@@ -20,6 +20,7 @@ import uvloop
 
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.client import Client, HTTPAnswer, StreamBroken, Target, came_through
+from proxy.upstream.connection import _tls
 
 KEY = "sk-test-canary"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -1011,3 +1012,16 @@ async def test_a_header_that_would_open_another_is_refused_before_anything_is_se
         with pytest.raises(InvalidRequest):
             await post(client, target, headers=[(b"x" + value, b"1")])
         assert served.requests == []
+
+
+@on_uvloop
+async def test_an_upstream_with_a_certificate_that_is_trusted_is_asked_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = Path(__file__).with_name("self_signed.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setattr("proxy.upstream.connection._tls", _tls.__wrapped__)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    async with upstream(once(OK), tls=context) as (served, target, client):
+        for _ in range(2):
+            assert await (await post(client, target, b"x" * 1_000_000)).read() == b"ok"
+        assert [len(wire.requests) for wire in served.wires] == [2]
