@@ -259,7 +259,6 @@ async def running(
 
 
 async def _open_store(config: Config, metrics: Metrics) -> Store:
-    """The store. Raises StoreError if it cannot be used: a Weir that would forget everything does not start."""
     store = await Store.open(
         config.store.url,
         content=config.store.content,

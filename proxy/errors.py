@@ -138,7 +138,6 @@ class ContextLengthExceeded(ProxyError):
         buckets: Mapping[str, int],
         protected: int,
     ) -> "ContextLengthExceeded":
-        """The error of a policy that refuses a bucket above its cap (requirements A4.6)."""
         facts = {"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected}
         what = IN_WORDS.get(bucket, bucket)
         return cls(

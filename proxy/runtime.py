@@ -68,7 +68,6 @@ class Runtime:
     _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 
     def admit(self, scope: MutableMapping[str, Any]) -> Caller:
-        """Who sends a request of ``/v1``. Raises as :meth:`identify`, and Forbidden for a page without its own key."""
         caller = self.identify(scope)
         refuse_spending_pages(scope, caller, self.config)
         return caller

@@ -46,7 +46,6 @@ def together(usages: Sequence[ReportedUsage]) -> ReportedUsage:
 
 
 def usage_from(value: object) -> ReportedUsage | None:
-    """A usage object, in whichever way it is spelled; None where it says nothing about the prompt."""
     usage = _usage_in(value) if isinstance(value, dict) else NO_USAGE
     return None if usage.prompt is None else usage
 
@@ -148,7 +147,6 @@ def _text(value: object) -> str | None:
 
 
 def error_code(body: bytes) -> str | None:
-    """The code of an error in OpenAI's shape, or its type; None where it has none or it is no plain word."""
     if len(body) > MAX_ERROR:
         return None
     try:
@@ -170,7 +168,6 @@ class StreamTap(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing of a stream that has ended now, as far as it could be read."""
         return self.seen.finished or self.seen.error is not None or self._decoder.overrun
 
     @property

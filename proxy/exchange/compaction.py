@@ -60,7 +60,6 @@ def is_weirs(runtime: Runtime, request: Request, path: str) -> bool:
 
 
 async def make_compaction(runtime: Runtime, request: Request, recognized: Recognized, *, name: str) -> Made | None:
-    """A compaction of all that the request holds, for an answer of this name; None where it is not due, or failed."""
     edits, budget = None if request.asked is None else request.asked.edits, recognized.limits.budget
     due = edits.compact_at if edits is not None and edits.pauses else None
     if due is not None and budget.estimate(recognized.transcript.tokens) < due:

@@ -114,7 +114,6 @@ async def held_by(runtime: Runtime, chat: ClientRequest, tenant: str, settings: 
 async def record_answer(
     runtime: Runtime, held: HeldState, client: ClientRequest, plan: Plan, tenant: str, body: bytes
 ) -> None:
-    """Record an answer that a later request may go on from; whatever fails in it, the answer itself goes on."""
     codec, recognized = client.codec, plan.recognized
     try:
         given = codec.answer(body)

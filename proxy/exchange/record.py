@@ -41,8 +41,6 @@ CLIENT_CLOSED = 499
 
 
 class TokenUsage(NamedTuple):
-    """Calibrated tokens of a request as it came and as it went up, what W - R - H leaves, and the pressure of that."""
-
     before: int
     after: int
     limit: int
@@ -52,10 +50,9 @@ class TokenUsage(NamedTuple):
 class ExchangeProgress(msgspec.Struct):
     """One exchange as far as it has come; None is what it has not come to, or never did.
 
-    ``chat`` is the body, once it was read; ``recalls`` are the calls of the recall tool that were answered in it;
-    ``seen`` is what the client was told, all rounds together. ``degraded`` is what went wrong behind the plan;
-    ``since`` is when a body that waited for room would have been there without (``time.monotonic``);
-    ``compacted`` says that the answer is a compaction of Weir's, ``observed`` that the policy only plans.
+    ``seen`` is what the client was told, all rounds together; ``degraded`` what went wrong behind the plan; ``since``
+    is when a body that waited for room would have been there without (``time.monotonic``); ``compacted`` says that the
+    answer is a compaction of Weir's, ``observed`` that the policy only plans.
     """
 
     id: str
@@ -119,7 +116,6 @@ class ExchangeProgress(msgspec.Struct):
             self.attempts.begin_stream()
 
     def ending(self) -> Ending | None:
-        """What stopped the answer before its own end; a prompt that nobody reported counts as estimated."""
         reasons, limits = self.seen.finish_reasons, self.plan.limits
         if self.chat is None or not is_cut_short(reasons):
             return None
@@ -223,17 +219,11 @@ log = logging.getLogger("weir.settlement")
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request from beginning to end, complete when it exists.
 
-    Attributes:
-        at: when it ended, s since the epoch, after ``duration`` s; ``overhead_ms`` passed before it went up.
-        model: empty where the request could not be read; ``settings`` are the policy's, else the default ones.
-        plan: what was planned, empty for a request that never was; ``attempt`` the span of its last try upstream.
-        degraded: what was done with less than there should be, and why.
-        tokens: what went up, None where nothing was counted; ``cache`` what the provider's cache made of it.
-        actions: what was done to it; ``decided`` what was planned, whether it was done or not.
-        seen: what the client was told; ``reported`` the usage of the last round, ``billed`` of all of them together.
-        call: the call to the model that ended with it, if one did.
-        answers: the chain's hashes after each answer that tells the conversation from others.
-        ratios: how many times shorter each thing became that was condensed, known where ``checkup`` is.
+    It ended ``at`` (s since the epoch) after ``duration`` s; ``overhead_ms`` passed before it went up. ``settings`` are
+    the policy's, else the default ones; ``tokens`` is what went up; ``actions`` is what was done, ``decided`` what was
+    planned. ``seen`` is what the client was told, ``reported`` the usage of the last round, ``billed`` of all of them.
+    ``answers`` are the chain's hashes after each answer that tells the conversation from others, ``ratios`` how many
+    times shorter each thing became that was condensed (with ``checkup`` only).
     """
 
     id: str
@@ -329,7 +319,6 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
 
 
 def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
-    """The chain's hashes after each answer that was given, where they tell the conversation from others."""
     recognized = progress.plan.recognized
     if progress.listener is None or recognized is None or not recognized.listens:
         return ()
@@ -396,7 +385,6 @@ def _events(runtime: Runtime, progress: ExchangeProgress, ending: Ending | None)
 
 
 def _exhausted(progress: ExchangeProgress, ending: Ending) -> Event:
-    """The window left the answer less than the client asked for: by how much, in tokens, as far as it is known."""
     usage, limits = progress.reported(), progress.plan.limits
     found = {
         "reason": progress.seen.finish_reasons[-1],

@@ -42,9 +42,8 @@ IN_ALL = 2
 class Replies(EffectHandler):
     """Replies to the effects that planning one request asks for, at the caller's expense.
 
-    ``patience`` is that of the client whose request is open, None where it was answered. ``pruned`` are the tools that
-    the forwarded requests go without, for notes in place; ``said`` are the client's headers by which its body is read;
-    ``spent`` adds up what the replies took.
+    ``patience`` is that of the client whose request is open; ``pruned`` are the tools that the forwarded requests go
+    without, for notes in place; ``said`` the client's headers by which its body is read.
     """
 
     runtime: Runtime
@@ -216,7 +215,6 @@ def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
 
 
 def provider_of(upstream: UpstreamSettings) -> str:
-    """The provider behind an upstream as the GenAI conventions call it, else the upstream's name."""
     return provider_name(upstream.name, host=address_of(upstream)[0], provider=upstream.provider)
 
 

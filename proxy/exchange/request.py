@@ -44,9 +44,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
 
-    ``client`` is what came, ``chat`` the whole that it stands for, ``held`` the provider's part in it. ``replies``
-    answer what planning it asks for, and know what that has cost. ``compacts`` says that it has its history
-    compacted and nothing else, which Weir may do.
+    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history compacted and
+    nothing else, which Weir may do.
     """
 
     client: ClientRequest
@@ -186,7 +185,6 @@ def _is_codex_compaction(headers: Headers) -> bool:
 
 
 def _aside(settings: ContextSettings) -> ContextSettings:
-    """The policy for a request that is no part of its conversation: known edits, and what it takes to fit."""
     recall = replace(settings.recall, tool=False, auto=False)
     return replace(settings, layers=(), compaction="off", recall=recall)
 

@@ -100,8 +100,6 @@ new_request_id = RequestIds().new
 
 @dataclass(slots=True)
 class ExchangeHandler:
-    """One request of a managed route. ``run`` is the whole of it, ``progress`` how far it has come."""
-
     runtime: Runtime
     scope: MutableMapping[str, Any]
     receive: Receive
@@ -260,7 +258,6 @@ class ExchangeHandler:
         return plan
 
     async def _compact(self, request: Request, received: UpstreamResponse | None = None) -> bool:
-        """Whether the client was given a compaction of Weir's; not where the upstream is to be asked all the same."""
         progress, runtime, asked = self.progress, self.runtime, request.asked
         if asked is None or (recognized := await runtime.planner.recognize(asked)) is None:
             return False

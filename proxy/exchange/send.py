@@ -49,16 +49,10 @@ OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
 class Attempts(msgspec.Struct):
     """The requests to the upstream that one client's request makes, until an answer can be relayed.
 
-    ``policy`` is what manages the request, None where nothing does: then no stream is looked into beforehand.
-
-    Attributes:
-        span: the newest attempt's.
-        room: the tokens that were asked for the answer in place of the client's number, None where it was left alone.
-        retries: attempts with less, ``overflows`` answers that nothing fits.
-        rounds: what the upstream reported of the answers before the last one.
-        called: when the call began that is not counted yet (``time.perf_counter``).
-        received: when the whole of its answer was there, if that was before it was relayed.
-        first_chunk: the seconds until its stream began, None where there is none.
+    Without a ``policy`` no stream is looked into beforehand. ``room`` is what was asked for the answer in place of the
+    client's number; ``rounds`` what the upstream reported of the answers before the last one; ``called`` when the call
+    began that is not counted yet, ``received`` when its answer was whole (``time.perf_counter``); ``first_chunk`` the
+    seconds until its stream began.
     """
 
     runtime: Runtime
@@ -217,7 +211,6 @@ class Attempts(msgspec.Struct):
         return UpstreamResponse(answer, body=body, seen=seen), verdict
 
     def _of_opening(self, opening: Opening, plan: Plan) -> Verdict:
-        """What the beginning of a stream says: an error, or that the window was full before a word of the answer."""
         if opening.error is not None:
             return classify_event(opening.error)
         seen = opening.tap.seen

@@ -59,7 +59,6 @@ def record_relayed(
     usage: ReportedUsage | None,
     policy: str = NO_POLICY,
 ) -> None:
-    """Have a request of a key counted with what its answer says that it used, at list prices where there are any."""
     used, metrics, cost = usage or NO_USAGE, runtime.telemetry.metrics, None
     if usage is not None:
         prices = prices_of(model, runtime.registry.facts(model, settings=ContextSettings())) if model else None
@@ -325,7 +324,6 @@ def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
 
 
 def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
-    """The tokens of the results that the first pruning layer looked at, and of those that it could take."""
     decision, limits = record.carried_out, record.plan.limits
     for report in decision.trail if decision is not None and limits is not None else ():
         if report.scanned is not None and limits is not None:
@@ -336,7 +334,6 @@ def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
 def row_of(
     record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized, inspection: Inspection | None = None
 ) -> ExchangeRow:
-    """The row of a request that was recognised and counted; of an observed one it says what would have been done."""
     plan, settings, decision = record.plan, record.settings, record.plan.decision
     thread, chain = recognized.thread, recognized.transcript.chain
     ends = [(end, len(chain)) for end in thread.ends(recognized.transcript)]

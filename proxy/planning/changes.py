@@ -59,7 +59,6 @@ def change_of(
 
 
 def stamped(checkpoint: str, at: float, *, version: int) -> str:
-    """A checkpoint with the moment of its saving, UTC to the second, and the version that it is saved as."""
     moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
     return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
 

@@ -67,8 +67,6 @@ HARDER = (0.8, 0.5)
 
 
 class _Decided(NamedTuple):
-    """A decision that holds: stored, or in memory where the store fails (``degraded``)."""
-
     decision: Decision
     prepared: bool = False
     evictions: tuple[EvictionRow, ...] = ()
@@ -92,7 +90,6 @@ class Planner:
     _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
-        """Whose request it is and what fits; None where that failed, which is logged."""
         degraded, span = ["store"] if self.settler.failing else [], asked.span
         try:
             at = span.now()
@@ -201,7 +198,6 @@ class Planner:
         return self._written(asked, recognized, plan, decided)
 
     async def harder(self, asked: PlanRequest, before: Plan, *, attempt: int) -> Plan | None:
-        """A smaller plan after the upstream refused ``before``; None if it cannot be made smaller."""
         if before.recognized is None:
             return None
         sent = before.sent or before.recognized.transcript.tokens
@@ -294,7 +290,6 @@ class Planner:
             thread.has_notes = True
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-        """The decision; a request that was refused, and comes again as it was, is refused without being planned."""
         branch, transcript, budget = recognized.branch, recognized.transcript, recognized.limits.budget
         key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
         case = (asked.settings, budget.window, budget.hard_limit, asked.edits)

@@ -161,7 +161,6 @@ class Preparation:
                 trace.end(None, failed)
 
     async def _do_all(self, work: Work) -> str | None:
-        """Do what is worth doing; the last failure in a word comes back, None without one."""
         failed: str | None = None
         for do in (self._prepare, self._read, self._save, self._warm, self._embed):
             try:
@@ -299,7 +298,6 @@ class Preparation:
 
 
 def _still_needed(thread: Thread, prepared: Prepared) -> bool:
-    """Whether no batch has a note on as much meanwhile; one that came too early for this note has none."""
     return all(cut.noted < prepared.covers for cut in thread.known.cuts if cut.narrative)
 
 

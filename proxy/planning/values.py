@@ -95,7 +95,6 @@ class PlanRequest(msgspec.Struct, kw_only=True):
         return self.resume or (self.name if self.settings.resume == "auto" else None)
 
     def needs_exactly(self, known: ConversationState, tokens: int, limits: Limits) -> bool:
-        """Whether something might be decided otherwise if ``tokens`` were wrong by ``MAX_ERROR``."""
         is_told = known.triggered or known.wanted is not None or known.resumed is not None or self.edits is not None
         counts_parts = self.settings.preempt or self.settings.ingest.from_start or limits.scoped or limits.refused
         return bool(is_told or counts_parts) or tokens * (1 + MAX_ERROR) > limits.trigger
@@ -152,12 +151,10 @@ def skimmed(transcript: Transcript, *, window: int) -> Transcript:
 class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     """A request's messages, the conversation that they belong to, and what fits.
 
-    ``thread`` is the conversation's branch while the process lives, ``length`` how many messages behind the head an
-    earlier request has sent; ``marked`` are the messages that carry Weir's own mark, ``has_media`` says that there are
-    images or the like, whose price says nothing about that of text. ``trend`` is the conversation's growth before this
-    request; ``asked_again`` are the calls in it whose results are out of the window, as (branch, hash); ``listens``
-    says whether the answer will tell the conversation from others; ``new`` are the raw messages at its end whose array
-    was not seen before; ``sampled`` that its tokens are right within ``MAX_ERROR``, far from everything they decide.
+    An earlier request has sent ``length`` messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is
+    the conversation's growth before this request; ``asked_again`` are calls in it whose results are out of the window,
+    as (branch, hash); ``listens`` says that the answer will tell the conversation from others; ``new`` are the raw
+    messages at its end that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Transcript
@@ -192,17 +189,10 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What goes up, and how it came about.
 
-    Attributes:
-        recognized: whose request it is, None for one that is not managed, or could not be read.
-        decision: what was decided, None where nothing was.
-        sent: the uncalibrated tokens of what goes up, 0 where they were not counted.
-        prepared: whether a summary lay ready for it.
-        evictions: what was newly taken out, or for an observed request would have been.
-        refused: why an observed request would have been refused.
-        degraded: what was done with less than there should be, and why.
-        betas: features of Anthropic's that the body needs beyond those that the client names.
-        restarted: whether it begins anew what the provider holds.
-        native: whether the provider is asked to compact.
+    ``recognized`` is None for a request that is not managed, or could not be read; ``sent`` the uncalibrated tokens of
+    what goes up, 0 where they were not counted; ``evictions`` what was newly taken out, or would have been; ``refused``
+    why an observed request would have been refused; ``betas`` features of Anthropic's that the body needs beyond the
+    client's; ``restarted`` that it begins anew what the provider holds; ``native`` that the provider is to compact.
     """
 
     body: bytes

@@ -149,7 +149,6 @@ def packed(work: "partial[Any]") -> list[bytes | memoryview]:
 
 
 def written(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
-    """A value as the other side reads it; long bytes go to ``buffers`` where there are any."""
     target = io.BytesIO()
     beside = None if buffers is None else buffers.append
     pickler = pickle.Pickler(target, pickle.HIGHEST_PROTOCOL, buffer_callback=beside)

@@ -212,7 +212,6 @@ class Workers:
 
     @asynccontextmanager
     async def _turn(self, key: str, branch: str, since: float | None) -> AsyncIterator[_Worker]:
-        """A process of one's own, once it is one's turn; it is ended unless it has finished what it was asked."""
         await self._enter(key, since)
         try:
             if not self._most:

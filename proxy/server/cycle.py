@@ -123,7 +123,6 @@ class Cycle(RequestResponseCycle):
                 callback()
 
     async def receive(self) -> Message:
-        """The next part of the body; a body declared below 1 MiB comes as one."""
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(CONTINUE)
             self.waiting_for_100_continue = False

@@ -96,7 +96,6 @@ async def serve(
     lifespan: Literal["on", "off"] = "on",
     shutdown: Shutdown | None = None,
 ) -> AsyncIterator[Server]:
-    """A server inside the running loop, listening on ``server.port``; leaving the block stops it gracefully."""
     config = ServerConfig(app, host=host, port=port, limits=limits, lifespan=lifespan)
     server = Server(config, shutdown=shutdown)
     config.load()

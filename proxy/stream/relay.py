@@ -45,7 +45,6 @@ def declared_length(headers: Headers) -> int | None:
 
 
 async def read_part(receive: Receive, before: int, *, limit: int) -> tuple[bytes, bool]:
-    """The body's next part behind ``before`` bytes, and whether more may come. Raises as :func:`read_body` does."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
@@ -152,8 +151,7 @@ EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
 
-class StreamCut(Exception):
-    """The answer to the client ended before its end; its connection has to be closed."""
+class StreamCut(Exception): ...
 
 
 def is_stream(answer: Answer) -> bool:

@@ -66,7 +66,6 @@ Family = tuple[Instrument, Mapping[Labels, Series]]
 
 
 def as_text(families: Iterable[Family], *, openmetrics: bool = False) -> bytes:
-    """Prometheus text format 0.0.4, or OpenMetrics 1.0.0 with exemplars; what has no samples yet is left out."""
     lines: list[str] = []
     for instrument, found in families:
         if found:

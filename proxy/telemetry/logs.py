@@ -140,13 +140,11 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def percent(self) -> float:
-        """The client's tokens as a percentage of the usable window, one decimal; 148,000 of 168,000 is 88.1."""
         if self.usable <= 0:
             return 100.0 if self.tokens_before else 0.0
         return round(100 * self.tokens_before / self.usable, 1)
 
     def text(self) -> str:
-        """The line in key=value form, starting with ``ctx``; a value with blanks or quotes is a JSON string."""
         parts = [f"ctx tokens={self.tokens_before} used={self.percent:.1f}% usable={self.usable} zone={self.zone}"]
         if self.overflow:
             parts.append("overflow=yes")
@@ -200,8 +198,6 @@ def _log(logger: logging.Logger, level: int, line: ExchangeLine | AlertLine) -> 
 
 
 class _LineRecord(logging.LogRecord):
-    """The record of one line, without what the usual one looks up about its caller, thread and process."""
-
     def __init__(self, name: str, level: int, line: ExchangeLine | AlertLine) -> None:
         self.__dict__.update(_ORDINARY)
         self.name = name
@@ -267,7 +263,6 @@ class _Formatter(logging.Formatter):
 
 
 def _described(error: BaseException) -> str:
-    """An exception and what led to it, nearest first: types, files and lines, without a word that any of them says."""
     said: list[str] = []
     seen: set[int] = set()
     cause: BaseException | None = error

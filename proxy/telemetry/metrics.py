@@ -281,8 +281,6 @@ SCHEME = "http"  # Weir itself serves no other; TLS ends in front of it
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call to a model that has ended: seconds it took, its answer's model and usage, seconds to the first chunk."""
-
     provider: str
     model: str
     seconds: float
@@ -380,11 +378,9 @@ class Metrics:
         return counts + [(each, tokens, of) for each, tokens, of in used if tokens is not None]
 
     def watch(self, instrument: Instrument, read: Callable[[], Mapping[Labels, float]]) -> None:
-        """Read a counter or gauge that someone else keeps, whenever the metrics are read."""
         self._watched.setdefault(instrument, []).append(read)
 
     def read(self) -> list[Family]:
-        """Everything at this moment; what two watched ones say of the same labels is added up."""
         with self._lock:
             recorded = ((each, of) for each, of in self._series.items() if each not in self._watched)
             found: list[Family] = [

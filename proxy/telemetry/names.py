@@ -345,7 +345,6 @@ def _inwards(count: int) -> Iterator[tuple[int, bool]]:
 
 
 def _fitting(form: Any, item: object, room: int) -> str | None:
-    """An item as JSON that fits, with its texts cut where needed; None if it does not even then."""
     for longest in (room, MAX_TEXT_LEN, MAX_TEXT_LEN // 16):
         if longest <= room and len((text := _json(form(item, longest))).encode()) <= room:
             return text

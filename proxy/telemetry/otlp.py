@@ -12,7 +12,6 @@ from proxy.telemetry.exposition import Family, Instrument, Labels, Series
 def metrics_of(
     families: Iterable[Family], resource: Resource, scope: InstrumentationScope, *, since: int, now: int
 ) -> otlp.MetricsData:
-    """Cumulative data points from ``since`` to ``now``, ns since the epoch."""
     found = [_as_otlp(instrument, series, since, now) for instrument, series in families if series]
     return otlp.MetricsData([otlp.ResourceMetrics(resource, [otlp.ScopeMetrics(scope, found, "")], "")])
 

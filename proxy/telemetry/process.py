@@ -55,7 +55,6 @@ def _reading(read: Callable[[], float]) -> Callable[[], Mapping[Labels, float]]:
 
 
 def resident(process: int) -> int:
-    """Bytes of a process that are resident; 0 where that cannot be told."""
     with contextlib.suppress(OSError):
         return _pages(Path(f"/proc/{process}"))[1]
     return 0

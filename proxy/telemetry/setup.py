@@ -150,8 +150,6 @@ class SpanQueue(SpanExporter):
 
 
 class MetricPush:
-    """Exports the metrics every ``seconds`` in a thread of its own, and once more when stopped."""
-
     def __init__(self, exporter: "MetricExporter", collect: "Callable[[], MetricsData]", *, seconds: float) -> None:
         self._exporter = exporter
         self._collect = collect
@@ -395,7 +393,6 @@ class Telemetry:
 
 
 def _all_done(calls: Sequence[Callable[[], None]], timeout: float) -> bool:
-    """Make the calls at once, each in a thread that nobody has to wait for; whether all came back in time."""
     ends = time.monotonic() + timeout
     threads = [threading.Thread(target=call, name="weir-telemetry-stop", daemon=True) for call in calls]
     for thread in threads:

@@ -204,7 +204,6 @@ class Span:
 
     @property
     def captures(self) -> bool:
-        """Whether :meth:`asked` and :meth:`said` keep anything: only where the operator allows it."""
         return self.trace.captures
 
     def asked(self, body: bytes) -> None:
@@ -336,7 +335,6 @@ class ExchangeTrace:
         return bool(self._children)
 
     def child(self, name: str, kind: SpanKind, parent: Span, started: int | None = None) -> Span:
-        """A new span; above 64 children of one exchange it is not kept."""
         span = Span(self, name, kind=kind, parent=parent, started=self.now() if started is None else started)
         if len(self._children) < MAX_CHILDREN:
             self._children.append(span)
@@ -564,8 +562,6 @@ NULL_SPAN: Final = NullSpan()
 
 
 class NullTrace:
-    """A trace that is not recorded: telemetry is off, or the trace is not sampled (then it still has its id)."""
-
     __slots__ = ("trace_id",)
     recorded: Final = False
     captures: Final = False
