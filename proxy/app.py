@@ -24,6 +24,7 @@ from proxy.custom.functions import Hooks, Plugin
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
+from proxy.exchange.run import answering
 from proxy.http.endpoints import Api, HealthRoutes
 from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
@@ -104,12 +105,10 @@ class App:
         self._router = Router(routes=self._routes(), default=_Nothing(), lifespan=self._lifespan)
 
     def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        managed = self._served.get("managed")
-        if managed is not None and scope["type"] == "http" and scope["method"] == "POST":
+        if self.runtime is not None and scope["type"] == "http" and scope["method"] == "POST":
             route = MANAGED.get(scope["path"])
             if route is not None:
-                answered: Coroutine[Any, Any, None] = managed(scope, receive, send, route)
-                return answered
+                return answering(self.runtime, scope, receive, send, route)
         return self._answer(scope, receive, send)
 
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -139,10 +138,8 @@ class App:
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
         async with self._start() as runtime:
             self.runtime = runtime
-            api = Api(runtime)
             self._served.update(
-                managed=api.managed,
-                api=api,
+                api=Api(runtime),
                 health=HealthRoutes(runtime),
                 management=Management(runtime),
                 dashboard=Dashboard(runtime),

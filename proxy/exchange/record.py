@@ -188,15 +188,15 @@ class ExchangeProgress(msgspec.Struct):
         return ",".join(parts) or "none"
 
     def own_headers(self) -> list[tuple[bytes, bytes]]:
-        sent, branch = self.tokens(), self.plan.branch
+        sent, recognized = self.tokens(), self.plan.recognized
         headers = [
             (b"x-request-id", self.id.encode()),
             (b"x-weir-actions", self.actions().encode("latin-1", "replace")),
         ]
-        if branch is not None:
-            headers.append((b"x-weir-conversation", branch.name.encode("latin-1", "replace")))
+        if recognized is not None:
+            headers.append((b"x-weir-conversation", recognized.thread.branch.name.encode("latin-1", "replace")))
         if sent is not None:
-            about = b"~" if self.plan.sampled else b""
+            about = b"~" if recognized is not None and recognized.sampled else b""
             told = (about, sent.before, about, sent.after, sent.limit)
             headers.append((b"x-weir-tokens", b"before=%b%d;after=%b%d;limit=%d" % told))
             headers.append((b"x-weir-pressure", str(sent.pressure).encode()))
@@ -220,10 +220,10 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request from beginning to end, complete when it exists.
 
     It ended ``at`` (s since the epoch) after ``duration`` s; ``overhead_ms`` passed before it went up. ``settings`` are
-    the policy's, else the default ones; ``tokens`` is what went up; ``actions`` is what was done, ``decided`` what was
-    planned. ``seen`` is what the client was told, ``reported`` the usage of the last round, ``billed`` of all of them.
-    ``answers`` are the chain's hashes after each answer that tells the conversation from others, ``ratios`` how many
-    times shorter each thing became that was condensed (with ``checkup`` only).
+    the policy's, else the default ones; ``carried_out`` is what was decided and done; ``tokens`` is what went up;
+    ``actions`` is what was done, ``decided`` what was planned. ``seen`` is what the client was told, ``reported`` the
+    usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after each answer that tells
+    the conversation from others, ``ratios`` how many times shorter each thing became (with ``checkup`` only).
     """
 
     id: str
@@ -243,6 +243,7 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     observed: bool
     asked: PlanRequest | None
     plan: Plan
+    carried_out: Decision | None
     degraded: tuple[str, ...]
     attempt: AnySpan | None
     trace: Trace
@@ -265,15 +266,12 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     refusal: Mapping[str, object]
     answers: tuple[bytes, ...]
 
-    @property
-    def carried_out(self) -> Decision | None:
-        return None if self.observed else self.plan.decision
-
 
 def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> ExchangeRecord:
     at, plan, tokens, attempts = runtime.planner.clock(), progress.plan, progress.tokens(), progress.attempts
     request, ending, reported = progress.request, progress.ending(), progress.reported()
-    events, cache = _events(runtime, progress, ending), _cache_use(progress, at=at)
+    billed = progress.billed()
+    events, cache = _events(runtime, progress, ending), _cache_use(progress, billed, at=at)
     checkup, ratios = _check_up(runtime, progress, tokens, at=at)
     failed = "" if progress.label == "ok" else progress.label
     return ExchangeRecord(
@@ -294,6 +292,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         observed=progress.observed,
         asked=None if request is None else request.asked,
         plan=plan,
+        carried_out=None if progress.observed else plan.decision,
         degraded=progress.all_degraded(),
         attempt=None if attempts is None else attempts.span,
         trace=progress.trace,
@@ -305,7 +304,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         seen=progress.seen,
         ending=ending,
         reported=reported,
-        billed=progress.billed(),
+        billed=billed,
         call=None if attempts is None else attempts.end_call(reported, progress.seen, failed),
         cache=cache,
         events=events,
@@ -355,7 +354,7 @@ def _check_up(
         return nothing
 
 
-def _cache_use(progress: ExchangeProgress, *, at: float) -> CacheUse | None:
+def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, at: float) -> CacheUse | None:
     plan, attempts = progress.plan, progress.attempts
     if plan.recognized is None or progress.chat is None or attempts is None or attempts.span is None:
         return None
@@ -363,7 +362,7 @@ def _cache_use(progress: ExchangeProgress, *, at: float) -> CacheUse | None:
         plan,
         plan.recognized,
         progress.chat,
-        progress.billed(),
+        billed,
         ttl=progress.policy.cache_ttl,
         at=at,
         carried_out=not progress.observed,

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Coroutine, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -542,6 +542,14 @@ class ExchangeHandler:
     def _tell_overflow(self, overflow: Overflow) -> None:
         if self.progress.turn is not None:
             self.runtime.hooks.overflow(self.progress.turn, overflow)
+
+
+def answering(
+    runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
+) -> Coroutine[Any, Any, None]:
+    """The answer to a request of a managed route: not itself a coroutine, which every chunk would have to pass."""
+    handler = CountHandler if route.kind == "counted" else ExchangeHandler
+    return handler(runtime, scope, receive, send, route).run()
 
 
 class CountHandler(ExchangeHandler):

@@ -15,7 +15,7 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +40,7 @@ from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.replies import address_of, provider_of
-from proxy.exchange.run import CountHandler, ExchangeHandler
+from proxy.exchange.run import answering
 from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
@@ -405,13 +405,6 @@ class Api:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def managed(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
-    ) -> Coroutine[Any, Any, None]:
-        """Answer a request of a conversation: not itself a coroutine, which every chunk would have to pass."""
-        handler = CountHandler if route.kind == "counted" else ExchangeHandler
-        return handler(self._runtime, scope, receive, send, route).run()
-
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
         runtime, method = self._runtime, scope["method"]
@@ -424,7 +417,7 @@ class Api:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
             return
         if route.kind in ("managed", "counted"):
-            await self.managed(scope, receive, send, route)
+            await answering(runtime, scope, receive, send, route)
             return
 
         async def answer(sending: Send) -> None:

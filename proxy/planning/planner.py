@@ -42,8 +42,16 @@ from proxy.conversation.thread import Thread
 from proxy.effects.evictions import asked_again, evictions_of
 from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.planning.changes import change_of, empty_change, pruned_tools, stamped
-from proxy.planning.values import Plan, PlanRequest, Recognized, too_long
+from proxy.planning.values import (
+    Plan,
+    PlanRequest,
+    Recognized,
+    change_of,
+    empty_change,
+    pruned_tools,
+    stamped,
+    too_long,
+)
 from proxy.planning.workers import Workers
 from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store

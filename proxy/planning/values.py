@@ -1,6 +1,7 @@
-"""What a request is to be planned with, what was recognised in it, and the plan: each complete when it exists."""
+"""What a request is to be planned with, what was recognised in it, the plan, and what it changes in the store."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import datetime as dt
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,24 +14,27 @@ from policies import (
     ContextSettings,
     ConversationState,
     Decision,
+    EditKind,
     Effect,
     Reply,
     Transcript,
 )
 from policies.limits import Limits
-from policies.messages import Body
+from policies.memory.checkpoint import Checkpoint
+from policies.messages import Body, ToolDefinition
 from policies.pressure import Trend
 from policies.turns import first_user
 from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent
+from proxy.effects.evictions import evicted_calls, figures_of
 from proxy.effects.perform import Ask
 from proxy.errors import ContextLengthExceeded
 from proxy.models.limits import ModelLimits
-from proxy.store.records import Branch, EvictionRow
+from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.telemetry import NULL_SPAN, AnySpan, Trace
-from proxy.wire.codec import ClientRequest
+from proxy.wire.codec import ClientRequest, tool_definitions, tool_description
 from proxy.wire.counting import TextCounter
-from proxy.wire.raw import Raw
+from proxy.wire.raw import Raw, read_value
 from proxy.wire.sampling import MAX_ERROR
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
@@ -240,4 +244,84 @@ def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
         )
     return ContextLengthExceeded.of(
         window=error.window, reserve=error.reserve, buckets=error.buckets, protected=error.protected
+    )
+
+
+def empty_change(recognized: Recognized, now: float) -> Change:
+    transcript, branch = recognized.transcript, recognized.branch
+    ends = recognized.thread.ends(transcript)
+    return Change(
+        tenant=branch.tenant,
+        conversation=branch.conversation,
+        name=branch.name,
+        branch=branch.branch,
+        expected=branch.version,
+        at=now,
+        chain_end=ends[0] if ends else b"",
+        length=len(transcript.chain),
+    )
+
+
+def change_of(
+    asked: PlanRequest, recognized: Recognized, decision: Decision, evictions: tuple[EvictionRow, ...], now: float
+) -> Change:
+    nothing, cut, thread = empty_change(recognized, now), decision.cut, recognized.thread
+    rules, messages = asked.settings.checkpoints, recognized.transcript.messages
+    state = decision.checkpoint if rules.enabled else None
+    base = max(1, recognized.limits.budget.base(asked.settings))
+    thread.evicted |= evicted_calls(evictions, thread.branch.branch)
+    return replace(
+        nothing,
+        edits=decision.edits,
+        cut=cut,
+        originals=(
+            *(_original(asked, recognized, i) for i in decision.removed),
+            *_definitions(asked, decision),
+        ),
+        covered=tuple(messages[i].ref for i in decision.covered),
+        checkpoint=None if state is None else stamped(state, now, version=nothing.expected + 1),
+        reason=cut.origin if cut is not None and decision.window_id is not None else "compaction",
+        window_id=1 if decision.checkpoint is None else Checkpoint.from_json(decision.checkpoint).window_id,
+        keep=rules.keep,
+        resumed=thread.known.resumed if cut is not None and cut.origin == "resume" else None,
+        evictions=evictions,
+        request=asked.id,
+        figures=figures_of(decision, asked.settings, base=base),
+    )
+
+
+def stamped(checkpoint: str, at: float, *, version: int) -> str:
+    moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
+    return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
+
+
+def pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
+    edits = thread.known.edits
+    if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
+        yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
+
+
+def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
+    new = {edit.ref for edit in decision.edits if edit.kind is EditKind.PRUNE_TOOLS}
+    if not new:
+        return
+    for name, raws in tool_definitions(asked.request).items():
+        ref = ToolDefinition(name, 0).digest.hex()[:12]
+        if ref in new:
+            body = bytes(raws[0]) if len(raws) == 1 else b"[" + b",".join(raws) + b"]"
+            said = " ".join((name, *(tool_description(read_value(raw)) for raw in raws)))
+            yield Original(ref=ref, role="tool_definition", tokens=asked.counter.count(said), body=body, text=said)
+
+
+def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Original:
+    message = recognized.transcript.messages[index]
+    raw = (asked.request.messages or ())[index]
+    body = recognized.transcript.read(index)
+    said = [body.text, *(f"{call.name} {call.arguments}" for call in body.calls)]
+    return Original(
+        ref=message.ref,
+        role=message.role,
+        tokens=message.tokens,
+        body=asked.request.codec.stored(raw),
+        text="\n".join(part for part in said if part),
     )
