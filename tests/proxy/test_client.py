@@ -1015,7 +1015,9 @@ async def test_a_header_that_would_open_another_is_refused_before_anything_is_se
 
 
 @on_uvloop
-async def test_an_upstream_with_a_certificate_that_is_trusted_is_asked_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_upstream_with_a_certificate_that_is_trusted_is_asked_over_tls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     certificate = Path(__file__).with_name("self_signed.pem")
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     monkeypatch.setattr("proxy.upstream.connection._tls", _tls.__wrapped__)
