@@ -36,8 +36,7 @@ from benchmarks.traffic import KEY, Conversation
 from proxy.access.admission import credentials_in
 from proxy.app import running
 from proxy.config import Flags, load_config
-from proxy.exchange.progress import ExchangeProgress
-from proxy.exchange.record import record_of
+from proxy.exchange.record import ExchangeProgress, record_of
 from proxy.exchange.run import ExchangeHandler
 from proxy.exchange.tell import count, end_trace, record_exchange, row_of, write_line
 from proxy.runtime import Runtime

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
@@ -24,6 +24,7 @@ from proxy.custom.functions import Hooks, Plugin
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
+from proxy.exchange.run import answering
 from proxy.http.endpoints import Api, HealthRoutes
 from proxy.http.reports import store_growth
 from proxy.http.request import counted, respond, respond_error
@@ -40,8 +41,7 @@ from proxy.store import Store
 from proxy.store.maintenance import Timekeeper
 from proxy.store.records import KeyRow, StoreError
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.stream.receive import Receive
-from proxy.stream.relay import Send
+from proxy.stream.relay import Receive, Send
 from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
 from proxy.telemetry.metrics import (
     ALERTS,
@@ -94,8 +94,6 @@ DAY = 86_400.0
 
 
 class App:
-    """Weir as an ASGI application; ``runtime`` is there while it runs."""
-
     def __init__(
         self,
         start: Callable[[], AbstractAsyncContextManager[Runtime]],
@@ -109,14 +107,14 @@ class App:
         self._served: dict[str, Any] = {}
         self._router = Router(routes=self._routes(), default=_Nothing(), lifespan=self._lifespan)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request, or go through the lifespan. The managed routes do not have to be looked for."""
-        managed = self._served.get("managed")
-        if managed is not None and scope["type"] == "http" and scope["method"] == "POST":
+    def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        if self.runtime is not None and scope["type"] == "http" and scope["method"] == "POST":
             route = MANAGED.get(scope["path"])
             if route is not None:
-                await managed(scope, receive, send, route)
-                return
+                return answering(self.runtime, scope, receive, send, route)
+        return self._answer(scope, receive, send)
+
+    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             LOG_CONTEXT.set(RequestContext(f"req_{secrets.token_hex(12)}"))
             if _asks_for_websocket(scope["headers"]):
@@ -143,10 +141,8 @@ class App:
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
         async with self._start() as runtime:
             self.runtime = runtime
-            api = Api(runtime)
             self._served.update(
-                managed=api.managed,
-                api=api,
+                api=Api(runtime),
                 health=HealthRoutes(runtime),
                 management=Management(runtime),
                 dashboard=Dashboard(runtime),
@@ -177,8 +173,6 @@ def create_app(
 
 
 class _Served:
-    """A route whose application exists once the lifespan has begun; one that has a ``route`` is counted under it."""
-
     def __init__(self, holder: Mapping[str, Any], name: str, *, metrics: Metrics, route: str) -> None:
         self._holder = holder
         self._name = name
@@ -202,8 +196,6 @@ def _asks_for_websocket(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 
 class _Nothing:
-    """Paths that Weir does not have."""
-
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         del receive
         if scope["method"] == "HEAD" and scope["path"] == "/":  # Claude Code asks so whether anybody is there
@@ -224,7 +216,6 @@ async def running(
     clock: Callable[[], float] = time.time,
     hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[Runtime]:
-    """A running Weir without its HTTP side; leaving the block writes what waits and closes everything."""
     calls = Hooks(hooks)
     store = await _open_store(config, telemetry.metrics)
     believed, doubted = await store.kept_time()
@@ -268,7 +259,6 @@ async def running(
 
 
 async def _open_store(config: Config, metrics: Metrics) -> Store:
-    """The store. Raises StoreError if it cannot be used: a Weir that would forget everything does not start."""
     store = await Store.open(
         config.store.url,
         content=config.store.content,
@@ -413,7 +403,6 @@ def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch
 
 
 async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timekeeper) -> None:
-    """What is done now and then: new keys, learned numbers, retention."""
     last_kept, measured, pruned, followed, reopened = -TIME_KEPT_EVERY, -MEASURED_EVERY, -DAY, time.monotonic(), 0
     while True:
         await asyncio.sleep(KEYS_EVERY)
@@ -453,7 +442,6 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
 
 
 async def _fit(runtime: Runtime, store: Store, now: float) -> None:
-    """Have the database take no more than it may."""
     most = runtime.config.store.max_size
     if most is not None and (gone := await store.fit(most, before=now - IN_USE, at=now)):
         log.warning("the database had more than store.max_size: %d conversations were deleted, the oldest ones", gone)
@@ -465,7 +453,6 @@ async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
 
 
 async def _audit_changes(runtime: Runtime, before: Config) -> None:
-    """Say in the audit what is in force now and was not before."""
     try:
         await runtime.store.note_changes([*changes(before, runtime.config, at=runtime.planner.clock())])
     except StoreError as error:
@@ -473,7 +460,6 @@ async def _audit_changes(runtime: Runtime, before: Config) -> None:
 
 
 def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | None:
-    """What keeps the runtime at what its files say; None where nothing can be read anew."""
     if read is None:
         return None
 

@@ -36,8 +36,6 @@ from typing import ClassVar, Final
 
 
 class ProxyError(Exception):
-    """An answer that Weir gives instead of an upstream."""
-
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     kind: ClassVar[str] = "invalid_request_error"
@@ -50,11 +48,9 @@ class ProxyError(Exception):
         self.weir = weir
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What is said beside the body."""
         return [] if self.retry_after is None else [(b"retry-after", b"%d" % self.retry_after)]
 
     def body(self) -> bytes:
-        """The JSON body in OpenAI's shape, ``{"error": {"message", "type", "param", "code"}}``."""
         return self._body(self.message, self.kind, self.code, self.weir)
 
     def event(self) -> bytes:
@@ -74,22 +70,16 @@ class ProxyError(Exception):
 
 
 class InvalidJSON(ProxyError):
-    """The body is not JSON."""
-
     status = 400
     code = "invalid_json"
 
 
 class InvalidRequest(ProxyError):
-    """The body is JSON, but nothing that can be relayed."""
-
     status = 400
     code = "invalid_request"
 
 
 class InvalidAPIKey(ProxyError):
-    """No key, an unknown one, or a revoked one."""
-
     status = 401
     code = "invalid_api_key"
     kind = "authentication_error"
@@ -100,8 +90,6 @@ class ExpiredAPIKey(InvalidAPIKey):
 
 
 class ModelNotAllowed(ProxyError):
-    """The key may not use this model."""
-
     status = 403
     code = "model_not_allowed"
     kind = "permission_error"
@@ -128,7 +116,6 @@ class ContextLengthExceeded(ProxyError):
 
     @classmethod
     def of(cls, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int) -> "ContextLengthExceeded":
-        """The error with the tokens of every bucket, both in the message and as ``error.weir``."""
         total = sum(buckets.values())
         listed = ", ".join(f"{name} {tokens}" for name, tokens in buckets.items() if tokens)
         return cls(
@@ -151,7 +138,6 @@ class ContextLengthExceeded(ProxyError):
         buckets: Mapping[str, int],
         protected: int,
     ) -> "ContextLengthExceeded":
-        """The error of a policy that refuses a bucket above its cap (requirements A4.6)."""
         facts = {"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected}
         what = IN_WORDS.get(bucket, bucket)
         return cls(
@@ -164,27 +150,19 @@ class ContextLengthExceeded(ProxyError):
 
 
 class UnsupportedEncoding(InvalidRequest):
-    """A compressed body on a managed route: it would have to be unpacked to be read."""
-
     status = 415
 
 
 class NotFound(InvalidRequest):
-    """The management API has nothing there; still ``invalid_request``, with status 404."""
-
     status = 404
 
 
 class Forbidden(InvalidRequest):
-    """The route is there, and not for this key, or not for a web page; still ``invalid_request``, with status 403."""
-
     status = 403
     kind = "permission_error"
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The path is there and answers the ``allowed`` methods; still ``invalid_request``, with status 405."""
-
     status = 405
 
     def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
@@ -192,31 +170,23 @@ class MethodNotAllowed(InvalidRequest):
         self.allowed = allowed
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The methods that it does answer (RFC 9110, 15.5.6)."""
         return [*super().headers(), (b"allow", ", ".join(self.allowed).encode())]
 
 
 class UpgradeRequired(InvalidRequest):
-    """A handshake for another protocol than HTTP/1.1; still ``invalid_request``, with status 426."""
-
     status = 426
 
 
 class Conflict(InvalidRequest):
-    """Something else has changed the conversation meanwhile; still ``invalid_request``, with status 409."""
-
     status = 409
 
 
 class RequestTooLarge(ProxyError):
-    """The body, its nesting or its number of messages is above the configured limit."""
-
     status = 413
     code = "request_too_large"
 
     @classmethod
     def of_body(cls, limit: int) -> "RequestTooLarge":
-        """The error for a body above ``limits.body``, which says what can be done."""
         size = f"{limit / 2**20:.4g} MiB" if limit >= 2**20 else f"{limit} bytes"
         return cls(
             f"The request's body is larger than {size}, the most that this proxy reads (limits.body). Where it is "
@@ -225,8 +195,6 @@ class RequestTooLarge(ProxyError):
 
 
 class RateLimited(ProxyError):
-    """One key or address takes more than its share; it may try again after ``retry_after`` seconds."""
-
     status = 429
     code = "rate_limit_exceeded"
     kind = "requests"  # OpenAI's word
@@ -237,25 +205,19 @@ class RateLimited(ProxyError):
 
 
 class Busy(RateLimited):
-    """All keys together take all there is."""
-
     status = 503
 
     @classmethod
     def after(cls, seconds: float) -> "Busy":
-        """The error for a request that has waited so long for its turn."""
         return cls("Weir holds as many requests as it can. Please try again.", retry_after=math.ceil(seconds))
 
 
 class EndpointMissing(ProxyError):
-    """The upstream says that nothing is where the request went."""
-
     status = 404
     code = "endpoint_missing"
 
     @classmethod
     def of(cls, upstream: str, route: str, *, status: int) -> "EndpointMissing":
-        """The error that tells what can be set."""
         return cls(
             f"Upstream {upstream!r} has no {route}: it answered {status}. Have the client use an endpoint that it has, "
             f"and say in upstreams.{upstream}.speaks which those are; if it should have this one, check its base_url."
@@ -263,39 +225,29 @@ class EndpointMissing(ProxyError):
 
 
 class UpstreamUnreachable(ProxyError):
-    """No connection to the upstream, or it was lost before an answer began."""
-
     status = 502
     code = "upstream_unreachable"
     kind = "api_connection_error"
 
 
 class UpstreamTimeout(ProxyError):
-    """The upstream did not answer in time."""
-
     status = 504
     code = "upstream_timeout"
     kind = "api_timeout_error"
 
 
 class UpstreamEmpty(ProxyError):
-    """The upstream said 200 and nothing else."""
-
     status = 502
     code = "upstream_empty"
     kind = "api_error"
 
 
 class LoopDetected(ProxyError):
-    """The request has been through this Weir before."""
-
     status = 400
     code = "loop_detected"
 
 
 class ShuttingDown(ProxyError):
-    """The process is stopping; another one may answer."""
-
     status = 503
     code = "shutting_down"
     kind = "api_error"

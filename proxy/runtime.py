@@ -69,7 +69,6 @@ class Runtime:
     _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 
     def admit(self, scope: MutableMapping[str, Any]) -> Caller:
-        """Who sends a request of ``/v1``. Raises as :meth:`identify`, and Forbidden for a page without its own key."""
         caller = self.identify(scope)
         refuse_spending_pages(scope, caller, self.config)
         return caller
@@ -85,7 +84,6 @@ class Runtime:
             raise self.unauthorised(scope, error, guessed=bool(presented(headers))) from None
 
     def unauthorised(self, scope: MutableMapping[str, Any], error: ProxyError, *, guessed: bool = True) -> ProxyError:
-        """What is answered to a request without a right key, or with a wrong admin token."""
         return self.guesses.answer((scope.get("client") or ("",))[0], error, guessed=guessed)
 
     def policy(self, name: str, mode: Mode | None = None) -> ContextSettings:
@@ -99,19 +97,16 @@ class Runtime:
         return settings
 
     def adopt(self, config: Config) -> None:
-        """Go on with another configuration: policies and models at once, and with the policies set over HTTP."""
         self.config = with_set_policies(config, self.set_policies.values())
         self._policies.clear()
         self.registry.replace_rules(config.models)
         self.alerts.adopt(config.telemetry.alerts)
 
     def set_policy(self, policy: SetPolicy) -> None:
-        """Have a policy hold from the next request on."""
         self.set_policies[policy.name] = policy
         self.adopt(self.config)
 
     def take_keys(self, rows: Sequence[KeyRow]) -> None:
-        """Take the keys there are now. A door that is shut opens again only where the configuration says so."""
         config, before = self.config, self.keyring
         mode = "keys" if config.auth.mode == "auto" and not before.is_open else config.auth.mode
         fresh = self.keyring = Keyring(config.keys, rows, secret=self.secret, mode=mode)
@@ -125,7 +120,6 @@ class Runtime:
             self.logger.warning("%s", said)
 
     def take_policies(self, rows: Sequence[PolicyRow]) -> None:
-        """Have the stored policies hold that are newer than what is known; a broken one is said once and left out."""
         for row in rows:
             known = self.set_policies.get(row.name)
             if known is not None and (known.at >= row.at or known.text == row.document):
@@ -139,6 +133,5 @@ class Runtime:
 
 
 def _in_mode(settings: ContextSettings, mode: Mode) -> ContextSettings:
-    """The policy in a mode that was asked for, which stands above its own ``enforce: observe``."""
     enforced = mode is Mode.ENFORCE and settings.enforce == "observe"
     return replace(settings, mode=mode, enforce="global" if enforced else settings.enforce)

@@ -6,7 +6,6 @@ Nothing is changed and nothing is held back; where the answer cannot be read the
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,8 +19,7 @@ _CODE = re.compile(r"[a-z][a-z_]{2,47}")
 _CUT_JSON = "Input data was truncated"  # msgspec's word for JSON that ends in the middle
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedUsage:
+class ReportedUsage(msgspec.Struct, frozen=True):
     """Tokens that the upstream reported; None where it did not.
 
     ``prompt`` counts all of the prompt, ``cached`` what of it was read from a cache and ``written`` what was written
@@ -39,57 +37,50 @@ NO_USAGE = ReportedUsage()
 
 
 def together(usages: Sequence[ReportedUsage]) -> ReportedUsage:
-    """The sum of what several answers used; None stays where none of them said anything."""
 
     def total(name: str) -> int | None:
         said = [value for each in usages if (value := getattr(each, name)) is not None]
         return sum(said) if said else None
 
-    return ReportedUsage(**{name: total(name) for name in ReportedUsage.__slots__})
+    return ReportedUsage(**{name: total(name) for name in ReportedUsage.__struct_fields__})
 
 
 def usage_from(value: object) -> ReportedUsage | None:
-    """A usage object, in whichever way it is spelled; None where it says nothing about the prompt."""
     usage = _usage_in(value) if isinstance(value, dict) else NO_USAGE
     return None if usage.prompt is None else usage
 
 
 def _usage_in(said: Mapping[str, Any]) -> ReportedUsage:
-    """What a usage object says in OpenAI's spelling of chats or of Responses, or in Anthropic's of Messages."""
-    asked = _details(said, "prompt_tokens_details", "input_tokens_details")
-    answered = _details(said, "completion_tokens_details", "output_tokens_details")
-    prompt, completion = _count(said, "prompt_tokens"), _count(said, "completion_tokens")
+    counts, asked, answered = _counts(said), dict[str, int](), dict[str, int]()
+    for name, found in said.items():
+        if isinstance(found, dict) and name in _DETAILS:
+            (asked if name in _OF_PROMPT else answered).update(_counts(found))
+    prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
     # OpenAI, OpenRouter and vLLM put them into the details, DeepSeek and litellm beside them
-    read, taken = _count(said, "cache_read_input_tokens"), _count(said, "cache_creation_input_tokens")
-    cached, written = _count(asked, "cached_tokens"), _count(asked, "cache_write_tokens")
-    if prompt is None and (uncached := _count(said, "input_tokens")) is not None:
+    read, taken = counts.get("cache_read_input_tokens"), counts.get("cache_creation_input_tokens")
+    cached, written = asked.get("cached_tokens"), asked.get("cache_write_tokens")
+    if prompt is None and (uncached := counts.get("input_tokens")) is not None:
         prompt = uncached + (read or 0) + (taken or 0)  # Anthropic leaves out what the cache gave and took
     if read is None and cached is None:
-        cached = _count(said, "prompt_cache_hit_tokens")
-    reasoning = _count(answered, "reasoning_tokens")
+        cached = counts.get("prompt_cache_hit_tokens")
     return ReportedUsage(
         prompt=prompt,
-        completion=_count(said, "output_tokens") if completion is None else completion,
+        completion=counts.get("output_tokens") if completion is None else completion,
         cached=cached if read is None else read,
-        reasoning=_count(answered, "thinking_tokens") if reasoning is None else reasoning,
+        reasoning=answered.get("reasoning_tokens", answered.get("thinking_tokens")),
         written=taken if written is None else written,
     )
 
 
-def _details(said: Mapping[str, Any], name: str, other: str) -> Mapping[str, Any]:
-    found = said.get(name)
-    if not isinstance(found, dict):
-        found = said.get(other)
-    return found if isinstance(found, dict) else {}
+_OF_PROMPT = frozenset({"prompt_tokens_details", "input_tokens_details"})
+_DETAILS = _OF_PROMPT | {"completion_tokens_details", "output_tokens_details"}
 
 
-def _count(said: Mapping[str, Any], name: str) -> int | None:
-    found = said.get(name)
-    return found if type(found) is int and 0 <= found < 2**53 else None
+def _counts(said: Mapping[str, Any]) -> dict[str, int]:
+    return {name: found for name, found in said.items() if type(found) is int and 0 <= found < 2**53}
 
 
-@dataclass(slots=True)
-class Tap:
+class Tap(msgspec.Struct):
     """What was seen of one answer so far.
 
     ``said`` is True once content, a tool call, or reasoning has come; ``ends`` holds for each choice that has begun
@@ -98,8 +89,8 @@ class Tap:
     """
 
     usage: ReportedUsage | None = None
-    finish_reasons: list[str] = field(default_factory=list)
-    ends: dict[int, bool] = field(default_factory=dict)
+    finish_reasons: list[str] = msgspec.field(default_factory=list)
+    ends: dict[int, bool] = msgspec.field(default_factory=dict)
     model: str | None = None
     id: str | None = None
     tier: str | None = None
@@ -116,7 +107,6 @@ class Tap:
         return self.done or (bool(self.ends) and all(self.ends.values()))
 
     def read(self, value: object) -> None:
-        """Take note of one completion or one chunk of it."""
         if not isinstance(value, dict):
             return
         self.usage = self._with_usage(value.get("usage"))
@@ -134,7 +124,7 @@ class Tap:
         usage = _usage_in(said) if isinstance(said, dict) else NO_USAGE
         if usage.prompt is None and usage.completion is not None and self.usage is not None:
             thought = self.usage.reasoning if usage.reasoning is None else usage.reasoning
-            return replace(self.usage, completion=usage.completion, reasoning=thought)
+            return msgspec.structs.replace(self.usage, completion=usage.completion, reasoning=thought)
         return self.usage if usage.prompt is None else usage
 
     def _read_choice(self, choice: Mapping[str, Any]) -> None:
@@ -144,10 +134,11 @@ class Tap:
         self.ends[number] = self.ends.get(number, False) or ended
         if ended:
             self.finish_reasons.append(choice["finish_reason"])
-        self.usage = self.usage or usage_from(choice.get("usage"))
+        if self.usage is None and "usage" in choice:
+            self.usage = usage_from(choice["usage"])
         said = choice.get("delta") or choice.get("message") or choice.get("text")
-        if isinstance(said, dict):
-            said = any(v for k, v in said.items() if k != "role")
+        if isinstance(said, dict) and not self.said:
+            said = [v for k, v in said.items() if v and k != "role"]
         self.said = self.said or bool(said)
 
 
@@ -156,7 +147,6 @@ def _text(value: object) -> str | None:
 
 
 def error_code(body: bytes) -> str | None:
-    """The code of an error in OpenAI's shape, or its type; None where it has none or it is no plain word."""
     if len(body) > MAX_ERROR:
         return None
     try:
@@ -168,42 +158,37 @@ def error_code(body: bytes) -> str | None:
     return next((text for text in said if isinstance(text, str) and _CODE.fullmatch(text)), None)
 
 
-@dataclass(slots=True)
-class StreamTap:
+class StreamTap(msgspec.Struct):
     """A tap on server-sent events. Chunks without a word that matters are not decoded."""
 
-    seen: Tap = field(default_factory=Tap)
+    seen: Tap = msgspec.field(default_factory=Tap)
     events: int = 0
     codec: Codec = CHAT
-    _decoder: Decoder = field(default_factory=Decoder)
+    _decoder: Decoder = msgspec.field(default_factory=Decoder)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing of a stream that has ended now, as far as it could be read."""
         return self.seen.finished or self.seen.error is not None or self._decoder.overrun
 
     @property
     def in_event(self) -> bool:
-        """Whether an event has begun that is not all here."""
         return self._decoder.in_event
 
     def feed(self, chunk: bytes) -> None:
-        """Take note of bytes that are on their way to the client."""
         self.seen.bytes_seen += len(chunk)
-        self._take(self._decoder.feed(chunk))
+        for event in self._decoder.feed(chunk):
+            self._take(event)
 
     def end(self) -> None:
-        """Take note of the stream's end."""
-        self._take(self._decoder.end())
+        for event in self._decoder.end():
+            self._take(event)
 
-    def _take(self, events: list[ServerSentEvent]) -> None:
-        self.events += len(events)
-        for event in events:
-            data = event.data
-            if data == DONE:
-                self.seen.done = True
-            elif self.codec.matters(event, said=self.seen.said):
-                self._read(data, event.name)
+    def _take(self, event: ServerSentEvent) -> None:
+        self.events += 1
+        if event.data == DONE:
+            self.seen.done = True
+        elif self.codec.matters(event, said=self.seen.said):
+            self._read(event.data, event.name)
 
     def _read(self, data: bytes, name: bytes) -> None:
         try:
@@ -220,7 +205,6 @@ class StreamTap:
 
 
 def read_completion(body: bytes, codec: Codec = CHAT) -> Tap:
-    """What a whole, not streamed, answer says of itself."""
     seen = Tap(bytes_seen=len(body))
     if len(body) <= MAX_READ:
         try:
@@ -260,7 +244,6 @@ class Reported:
         self.usage: ReportedUsage | None = None
 
     def feed(self, chunk: bytes) -> None:
-        """Take note of bytes that are on their way to the client."""
         if not self._is_read:
             return
         if self._unpacker is None:
@@ -292,7 +275,7 @@ class Reported:
         except (ValueError, RecursionError):
             return
         before = self.usage or NO_USAGE
-        found = {name: _greater(getattr(before, name), getattr(said, name)) for name in ReportedUsage.__slots__}
+        found = {name: _greater(getattr(before, name), getattr(said, name)) for name in ReportedUsage.__struct_fields__}
         self.usage = ReportedUsage(**found) if any(value is not None for value in found.values()) else self.usage
 
 

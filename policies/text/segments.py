@@ -203,7 +203,9 @@ class TextReading:
             self.segments.extend(asked)
             for segment in asked:
                 self._identify(segment.key)
-        self.terms = frozenset(chain.from_iterable([(s.key.lower(), *s.terms) if s.key else s.terms for s in self.segments]))
+        self.terms = frozenset(
+            chain.from_iterable([(s.key.lower(), *s.terms) if s.key else s.terms for s in self.segments])
+        )
 
     def _said(self, text: str) -> list[Segment]:
         found = list[Segment]()

@@ -268,7 +268,7 @@ class Admission:
         return True
 
     async def wait(self, stay: "Stay", size: int) -> None:
-        waiting = (stay, size, asyncio.get_running_loop().create_future())
+        waiting, begun = (stay, size, asyncio.get_running_loop().create_future()), self._clock()
         self._waiting.append(waiting)
         try:
             await asyncio.wait_for(waiting[2], PATIENCE)
@@ -279,6 +279,7 @@ class Admission:
                 raise RateLimited(text, retry_after=math.ceil(PATIENCE)) from None
             raise Busy.after(PATIENCE) from None
         finally:
+            stay.waited += self._clock() - begun
             self._waiting.remove(waiting)
 
 
@@ -294,6 +295,7 @@ class Stay:
     tenant: str
     inside: _Inside
     held: int = 0
+    waited: float = 0.0
 
     async def hold(self, size: int) -> None:
         """Waits a moment for room; raises RateLimited, or Busy for all keys' bytes."""

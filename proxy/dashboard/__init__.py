@@ -8,8 +8,7 @@ from typing import Any
 from proxy.errors import NotFound
 from proxy.http.request import respond_error
 from proxy.runtime import Runtime
-from proxy.stream.receive import Receive
-from proxy.stream.relay import Send
+from proxy.stream.relay import Receive, Send
 
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 

@@ -40,7 +40,6 @@ _UNKNOWN = (b"compaction", b"cannot determine type")
 
 
 def lacks_compaction(received: UpstreamResponse, path: str) -> bool:
-    """Whether the upstream has answered that it makes no compaction."""
     status, body = received.answer.status, received.body or b""
     if path.endswith(COMPACT_PATH):
         return has_no_route(status, body, COMPACT_PATH)
@@ -48,7 +47,6 @@ def lacks_compaction(received: UpstreamResponse, path: str) -> bool:
 
 
 def compaction_on(path: str) -> str:
-    """What an upstream lacks that makes no compactions on a route, for as long as that is remembered."""
     return path if path == COMPACT_PATH else f"{COMPACTION} {path}"
 
 
@@ -62,7 +60,6 @@ def is_weirs(runtime: Runtime, request: Request, path: str) -> bool:
 
 
 async def make_compaction(runtime: Runtime, request: Request, recognized: Recognized, *, name: str) -> Made | None:
-    """A compaction of all that the request holds, for an answer of this name; None where it is not due, or failed."""
     edits, budget = None if request.asked is None else request.asked.edits, recognized.limits.budget
     due = edits.compact_at if edits is not None and edits.pauses else None
     if due is not None and budget.estimate(recognized.transcript.tokens) < due:

@@ -49,7 +49,6 @@ class HeldState:
     elsewhere: bool = False
 
     def whole(self, client: ClientRequest) -> ClientRequest:
-        """The request that the client's stands for."""
         chat = client
         if self.chain:
             history = b",".join(part for row in self.chain for part in (row.given, row.output) if part)
@@ -115,7 +114,6 @@ async def held_by(runtime: Runtime, chat: ClientRequest, tenant: str, settings: 
 async def record_answer(
     runtime: Runtime, held: HeldState, client: ClientRequest, plan: Plan, tenant: str, body: bytes
 ) -> None:
-    """Record an answer that a later request may go on from; whatever fails in it, the answer itself goes on."""
     codec, recognized = client.codec, plan.recognized
     try:
         given = codec.answer(body)

@@ -1,7 +1,5 @@
 """The recall tool of one exchange: whether its request carries it, and what its rounds start from."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 from proxy.exchange.send import Attempts
@@ -27,8 +25,7 @@ MAX_ERROR_LEN = 16 * 1024
 MAX_SCOPES = 1_000
 
 
-@dataclass(slots=True)
-class Recalling:
+class Recalling(msgspec.Struct):
     """The recall tool of one request that is managed; ``offer`` is None as long as it does not carry it."""
 
     runtime: Runtime
@@ -53,7 +50,6 @@ class Recalling:
         return msgspec.structs.replace(plan, sent=plan.sent + offer.tokens)
 
     async def make(self, body: bytes, plan: Plan) -> tuple[UpstreamResponse, Verdict]:
-        """One attempt, with the tool where the request carries it; without where the upstream takes none."""
         received, verdict = await self.attempts.make(self._carrying(body), plan)
         if self.offer is None or verdict.is_overflow or not refuses_tools(received):
             return received, verdict
@@ -65,7 +61,6 @@ class Recalling:
         return received, verdict
 
     def note_round(self, received: UpstreamResponse, seen: Tap | None) -> None:
-        """End the span of a round that another one follows, and keep what it used."""
         attempts, seen = self.attempts, seen or Tap()
         if attempts.span is not None:
             attempts.span.answered(received.answer.status, seen=seen)
@@ -73,7 +68,6 @@ class Recalling:
         attempts.rounds.append(seen.usage or NO_USAGE)
 
     async def keep(self, rounds: Rounds, plan: Plan) -> None:
-        """Have the hidden rounds of an answer go up again with it, before its client can send it back."""
         recognized = plan.recognized
         if recognized is None or rounds.unseen is None:
             return
@@ -84,11 +78,9 @@ class Recalling:
         return body if self.offer is None else with_tool(body, self.offer.definition)
 
     def _is_refused(self, plan: Plan) -> bool:
-        """Whether the upstream was seen to take no tools for this model."""
         return plan.limits is not None and plan.limits.scope in self.runtime.without_tools
 
     def _note_refusal(self, plan: Plan) -> None:
-        """Remember that the upstream took the request only without the tool."""
         self.offer = None
         if plan.limits is not None and len(self.runtime.without_tools) < MAX_SCOPES:
             self.runtime.without_tools.add(plan.limits.scope)
@@ -129,7 +121,6 @@ class Recalling:
 
 
 def surface_of(request: ClientRequest) -> RecallSurface:
-    """How the answers to a request call the tool; where its schema asks for JSON, nothing else is put before that."""
     if request.codec is CHAT:
         return ChatRecall(joins="response_format" not in request.fields)
     joins = request.codec.schema_of(request) is None
@@ -139,7 +130,6 @@ def surface_of(request: ClientRequest) -> RecallSurface:
 
 
 def is_linked(request: ClientRequest) -> bool:
-    """Whether a request is one of those whose history the provider holds: under tools and ids that are the client's."""
     link = request.codec.link
     return link is not None and bytes(request.fields.get(link, b"null")) != b"null"
 
@@ -155,7 +145,6 @@ def is_due(plan: Plan) -> bool:
 
 
 def refuses_tools(received: UpstreamResponse) -> bool:
-    """Whether an answer is an error that may be about the tool."""
     if received.body is None or received.answer.status not in REFUSALS:
         return False
     said = received.body[:MAX_ERROR_LEN].lower()

@@ -1,31 +1,217 @@
-"""All that happened to a request of the managed route, once it has ended.
+"""What is known of an exchange while it runs, the headers that tell its client, and all that happened once it ended.
 
 Four sinks read the record (:mod:`proxy.exchange.tell`): the trace, the metrics, the log line and the row. An observed
-request is forwarded as it came: the metrics and the log say what went up, the trace and the row what would have.
+request is forwarded as it came: headers, metrics and log say what went up, trace and row what would have.
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from policies import ContextSettings, Decision
-from policies.pressure import Event
+from policies import ContextSettings, Decision, WindowPressure
+from policies.ledger import DROPPING
+from policies.limits import lift, zones_for
+from policies.pressure import Event, read_pressure
 from policies.quality.health import Checkup
 from policies.turns import follow_calls
-from proxy.access.destination import Caller
+from proxy.access.destination import CHAT, Caller, Route
+from proxy.custom.functions import Turn
 from proxy.effects.allowance import Spent
-from proxy.exchange.progress import ExchangeProgress, TokenUsage, evictions_alone
+from proxy.effects.evictions import CUT
+from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.exchange.request import Request
+from proxy.exchange.send import Attempts
 from proxy.monitor.caching import CacheUse, follow
 from proxy.monitor.health import sample_of
-from proxy.planning.values import Plan, PlanRequest
+from proxy.planning.values import NO_PLAN, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
-from proxy.tap import ReportedUsage, Tap
+from proxy.stream.relay import Listener
+from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import AnySpan, ModelCall, Trace
-from proxy.upstream.overflow import Ending
+from proxy.upstream.overflow import Ending, ending_of, is_cut_short
+from proxy.wire.anthropic import DROPS_UNBOUND
 from proxy.wire.chat import digest_of
 from proxy.wire.codec import ClientRequest
+
+CLIENT_CLOSED = 499
+
+
+class TokenUsage(NamedTuple):
+    before: int
+    after: int
+    limit: int
+    pressure: WindowPressure
+
+
+class ExchangeProgress(msgspec.Struct):
+    """One exchange as far as it has come; None is what it has not come to, or never did.
+
+    ``seen`` is what the client was told, all rounds together; ``degraded`` what went wrong behind the plan; ``since``
+    is when a body that waited for room would have been there without (``time.monotonic``); ``compacted`` says that the
+    answer is a compaction of Weir's, ``observed`` that the policy only plans.
+    """
+
+    id: str
+    started: float
+    trace: Trace
+    query: bytes = b""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    route: Route = CHAT
+    caller: Caller | None = None
+    settings: ContextSettings | None = None
+    observed: bool = False
+    chat: ClientRequest | None = None
+    request: Request | None = None
+    plan: Plan = NO_PLAN
+    attempts: Attempts | None = None
+    seen: Tap = msgspec.field(default_factory=Tap)
+    status: int | None = None
+    error: str | None = None
+    ready: float | None = None
+    since: float | None = None
+    turn: Turn | None = None
+    recalls: list[Recalled] = msgspec.field(default_factory=list)
+    refusal: Mapping[str, object] = msgspec.field(default_factory=dict)
+    listener: Listener | None = None
+    degraded: list[str] = msgspec.field(default_factory=list)
+    compacted: bool = False
+
+    @property
+    def model(self) -> str:
+        return "" if self.chat is None else self.chat.model
+
+    @property
+    def policy(self) -> ContextSettings:
+        return self.settings or ContextSettings()
+
+    @property
+    def label(self) -> str:
+        if self.error is not None:
+            return self.error
+        if self.status is None or self.status >= 400:
+            return f"upstream_{self.status}"
+        return "ok" if self.seen.error is None else "error_in_stream"
+
+    @property
+    def overhead_ms(self) -> float:
+        return 1000 * ((self.ready or time.perf_counter()) - self.started)
+
+    @property
+    def retries(self) -> int:
+        return 0 if self.attempts is None else self.attempts.retries
+
+    def billed(self) -> ReportedUsage | None:
+        return self.seen.usage if self.attempts is None else self.attempts.billed(self.seen.usage)
+
+    def reported(self) -> ReportedUsage:
+        usage = self.seen.usage if self.attempts is None else self.attempts.reported(self.seen.usage)
+        return usage or NO_USAGE
+
+    def begin_stream(self) -> None:
+        if self.attempts is not None:
+            self.attempts.begin_stream()
+
+    def ending(self) -> Ending | None:
+        reasons, limits = self.seen.finish_reasons, self.plan.limits
+        if self.chat is None or not is_cut_short(reasons):
+            return None
+        usage, budget = self.reported(), None if limits is None else limits.budget
+        prompt = usage.prompt
+        if prompt is None and budget is not None:
+            prompt = budget.estimate(self.plan.sent)
+        return ending_of(
+            reasons,
+            prompt=prompt,
+            completion=usage.completion,
+            max_tokens=self.chat.max_tokens,
+            window=None if budget is None else budget.window,
+            clamped=self.attempts is not None and self.attempts.room is not None,
+        )
+
+    def refused(self, error: ProxyError) -> None:
+        self.status, self.error = error.status, error.code
+        if isinstance(error, ContextLengthExceeded):
+            self.refusal = error.weir or {}
+
+    def gone(self) -> None:
+        self.error = "client_disconnect"
+        self.status = self.status or CLIENT_CLOSED
+
+    def tokens(self) -> TokenUsage | None:
+        decision, recognized = self.plan.decision, self.plan.recognized
+        if decision is not None and not self.observed:
+            return TokenUsage(decision.before, decision.after, decision.limit, decision.pressure)
+        if recognized is None:
+            return None
+        budget, settings = recognized.limits.budget, self.policy
+        tokens = recognized.transcript.tokens
+        used, zones = budget.estimate(tokens), zones_for(settings, budget.window)
+        pressure = read_pressure(used, budget.base(settings), zones, fits=budget.fits(tokens))
+        zone, _ = lift(pressure.zone, used, settings.rot_soft_tokens)
+        return TokenUsage(used, used, budget.usable, pressure._replace(zone=zone))
+
+    def all_degraded(self) -> tuple[str, ...]:
+        return (*self.plan.degraded, *self.degraded)
+
+    def actions(self, *, planned: bool = False) -> str:
+        """The value of ``x-weir-actions``: what was done to this request, ``none`` if nothing was.
+
+        With ``planned`` it is what was decided, whether it was done or not.
+        """
+        decision, parts = self.plan.decision, []
+        if self.observed:
+            parts.append("observe=1")
+        if decision is not None and decision.applied and (planned or not self.observed):
+            parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
+        if self.attempts is not None and self.attempts.room is not None:
+            parts.append("clamp=1")
+        if DROPS_UNBOUND in self.plan.betas:
+            parts.append("drop_block=1")
+        if self.plan.native:
+            parts.append("native_compaction=1")
+        if self.compacted:
+            parts.append("compaction=1")
+        if self.plan.restarted:
+            parts.append("restart=1")
+        if self.retries:
+            parts.append(f"retry={self.retries}")
+        if self.recalls:
+            parts.append(f"recall={len(self.recalls)}")
+        if planned and self.plan.refused is not None:
+            parts.append(f"refused={self.plan.refused}")
+        if degraded := self.all_degraded():
+            parts += [f"degraded={reason}" for reason in dict.fromkeys(degraded)]
+        return ",".join(parts) or "none"
+
+    def own_headers(self) -> list[tuple[bytes, bytes]]:
+        sent, recognized = self.tokens(), self.plan.recognized
+        headers = [
+            (b"x-request-id", self.id.encode()),
+            (b"x-weir-actions", self.actions().encode("latin-1", "replace")),
+        ]
+        if recognized is not None:
+            headers.append((b"x-weir-conversation", recognized.thread.branch.name.encode("latin-1", "replace")))
+        if sent is not None:
+            about = b"~" if recognized is not None and recognized.sampled else b""
+            told = (about, sent.before, about, sent.after, sent.limit)
+            headers.append((b"x-weir-tokens", b"before=%b%d;after=%b%d;limit=%d" % told))
+            headers.append((b"x-weir-pressure", str(sent.pressure).encode()))
+        headers.append((b"x-weir-overhead-ms", b"%.2f" % self.overhead_ms))
+        return headers
+
+
+def evicted_count(plan: Plan) -> int:
+    return len([row for row in plan.evictions if row.kind != CUT or row.tool]) if plan.evictions else 0
+
+
+def evictions_alone(plan: Plan) -> int:
+    """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
+    return len([row for row in plan.evictions if row.kind != CUT or row.layer in DROPPING]) if plan.evictions else 0
+
 
 log = logging.getLogger("weir.settlement")
 
@@ -33,17 +219,11 @@ log = logging.getLogger("weir.settlement")
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request from beginning to end, complete when it exists.
 
-    Attributes:
-        at: when it ended, s since the epoch, after ``duration`` s; ``overhead_ms`` passed before it went up.
-        model: empty where the request could not be read; ``settings`` are the policy's, else the default ones.
-        plan: what was planned, empty for a request that never was; ``attempt`` the span of its last try upstream.
-        degraded: what was done with less than there should be, and why.
-        tokens: what went up, None where nothing was counted; ``cache`` what the provider's cache made of it.
-        actions: what was done to it; ``decided`` what was planned, whether it was done or not.
-        seen: what the client was told; ``reported`` the usage of the last round, ``billed`` of all of them together.
-        call: the call to the model that ended with it, if one did.
-        answers: the chain's hashes after each answer that tells the conversation from others.
-        ratios: how many times shorter each thing became that was condensed, known where ``checkup`` is.
+    It ended ``at`` (s since the epoch) after ``duration`` s; ``overhead_ms`` passed before it went up. ``settings`` are
+    the policy's, else the default ones; ``carried_out`` is what was decided and done; ``tokens`` is what went up;
+    ``actions`` is what was done, ``decided`` what was planned. ``seen`` is what the client was told, ``reported`` the
+    usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after each answer that tells
+    the conversation from others, ``ratios`` how many times shorter each thing became (with ``checkup`` only).
     """
 
     id: str
@@ -63,6 +243,7 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     observed: bool
     asked: PlanRequest | None
     plan: Plan
+    carried_out: Decision | None
     degraded: tuple[str, ...]
     attempt: AnySpan | None
     trace: Trace
@@ -85,17 +266,12 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     refusal: Mapping[str, object]
     answers: tuple[bytes, ...]
 
-    @property
-    def carried_out(self) -> Decision | None:
-        """What was decided and done."""
-        return None if self.observed else self.plan.decision
-
 
 def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> ExchangeRecord:
-    """All that happened in an exchange that ended at ``ended`` (``time.perf_counter``)."""
     at, plan, tokens, attempts = runtime.planner.clock(), progress.plan, progress.tokens(), progress.attempts
     request, ending, reported = progress.request, progress.ending(), progress.reported()
-    events, cache = _events(runtime, progress, ending), _cache_use(progress, at=at)
+    billed = progress.billed()
+    events, cache = _events(runtime, progress, ending), _cache_use(progress, billed, at=at)
     checkup, ratios = _check_up(runtime, progress, tokens, at=at)
     failed = "" if progress.label == "ok" else progress.label
     return ExchangeRecord(
@@ -116,6 +292,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         observed=progress.observed,
         asked=None if request is None else request.asked,
         plan=plan,
+        carried_out=None if progress.observed else plan.decision,
         degraded=progress.all_degraded(),
         attempt=None if attempts is None else attempts.span,
         trace=progress.trace,
@@ -127,7 +304,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         seen=progress.seen,
         ending=ending,
         reported=reported,
-        billed=progress.billed(),
+        billed=billed,
         call=None if attempts is None else attempts.end_call(reported, progress.seen, failed),
         cache=cache,
         events=events,
@@ -141,7 +318,6 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
 
 
 def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
-    """The chain's hashes after each answer that was given, where they tell the conversation from others."""
     recognized = progress.plan.recognized
     if progress.listener is None or recognized is None or not recognized.listens:
         return ()
@@ -152,7 +328,6 @@ def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
 def _check_up(
     runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float
 ) -> tuple[Checkup | None, tuple[float, ...]]:
-    """What the request makes of its conversation's health, and what it condensed; None if nothing is new."""
     plan, settings, recognized, nothing = progress.plan, progress.settings, progress.plan.recognized, (None, ())
     if tokens is None or settings is None or recognized is None or not settings.health.enabled:
         return nothing
@@ -179,8 +354,7 @@ def _check_up(
         return nothing
 
 
-def _cache_use(progress: ExchangeProgress, *, at: float) -> CacheUse | None:
-    """What the provider's cache made of the request; None where none went up, or nobody knows whose it was."""
+def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, at: float) -> CacheUse | None:
     plan, attempts = progress.plan, progress.attempts
     if plan.recognized is None or progress.chat is None or attempts is None or attempts.span is None:
         return None
@@ -188,7 +362,7 @@ def _cache_use(progress: ExchangeProgress, *, at: float) -> CacheUse | None:
         plan,
         plan.recognized,
         progress.chat,
-        progress.billed(),
+        billed,
         ttl=progress.policy.cache_ttl,
         at=at,
         carried_out=not progress.observed,
@@ -197,7 +371,6 @@ def _cache_use(progress: ExchangeProgress, *, at: float) -> CacheUse | None:
 
 
 def _events(runtime: Runtime, progress: ExchangeProgress, ending: Ending | None) -> tuple[Event, ...]:
-    """What an operator may want to hear of the request: that estimates are off from now on, and the plan's events."""
     plan = progress.plan
     events = plan.decision.events if plan.decision is not None else ()
     if ending is Ending.RESERVE_EXHAUSTED:
@@ -211,7 +384,6 @@ def _events(runtime: Runtime, progress: ExchangeProgress, ending: Ending | None)
 
 
 def _exhausted(progress: ExchangeProgress, ending: Ending) -> Event:
-    """The window left the answer less than the client asked for: by how much, in tokens, as far as it is known."""
     usage, limits = progress.reported(), progress.plan.limits
     found = {
         "reason": progress.seen.finish_reasons[-1],

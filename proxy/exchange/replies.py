@@ -42,9 +42,8 @@ IN_ALL = 2
 class Replies(EffectHandler):
     """Replies to the effects that planning one request asks for, at the caller's expense.
 
-    ``patience`` is that of the client whose request is open, None where it was answered. ``pruned`` are the tools that
-    the forwarded requests go without, for notes in place; ``said`` are the client's headers by which its body is read;
-    ``spent`` adds up what the replies took.
+    ``patience`` is that of the client whose request is open; ``pruned`` are the tools that the forwarded requests go
+    without, for notes in place; ``said`` the client's headers by which its body is read.
     """
 
     runtime: Runtime
@@ -60,7 +59,6 @@ class Replies(EffectHandler):
     _until: float | None = None
 
     async def summarize(self, effect: Summarize) -> Summary | Failed:
-        """Have the summariser write; the request's own model and upstream where the policy says ``same``."""
         runtime, purpose = self.runtime, effect.purpose
         model = self.model_for(purpose)
         tokens = self.settings.summaries.tokens_per_hour
@@ -105,7 +103,6 @@ class Replies(EffectHandler):
         return min(most, self._until - now)
 
     def model_for(self, purpose: str) -> str:
-        """The model that is asked for a purpose: the policy's summarizer, or who evaluates."""
         named, evaluation = self.settings.summarizer, self.settings.evaluate
         if purpose in _EVALUATING:
             named = evaluation.model or named
@@ -113,7 +110,6 @@ class Replies(EffectHandler):
         return self.request.model if named in (None, "same") else str(named)
 
     def reads(self, purpose: str) -> int | None:
-        """The tokens that the model for a purpose can read at once, None where its window is not known."""
         return _reads(self.runtime, self.model_for(purpose), self.settings, self.caller)
 
     def _in_place(self, effect: Summarize, form: Form) -> bytes:
@@ -121,7 +117,6 @@ class Replies(EffectHandler):
         return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
 
     async def _post(self, destination: Destination, codec: Codec, span: AnySpan, body: bytes) -> tuple[int, bytes]:
-        """Status and body of a request of Weir's own, of the body no more than an answer may have."""
         headers = [*own_headers(destination), *(codec.headers if codec is not self.request.codec else self.said)]
         if destination.upstream.forward_trace:
             headers += span.propagation()
@@ -141,7 +136,6 @@ class Replies(EffectHandler):
         return prices_of(model, self.runtime.registry.facts(model, settings=self.settings))
 
     def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
-        """Add a reply to what this request spent, and to the metrics."""
         usage, metrics = told.usage or NO_USAGE, self.runtime.telemetry.metrics
         asked, answered, cached = usage.prompt or 0, usage.completion or 0, usage.cached or 0
         self.spent += Spent(
@@ -172,7 +166,6 @@ class Replies(EffectHandler):
         )
 
     async def compare(self, effect: Compare) -> Reply:
-        """How alike texts are, by the embeddings model that the policy names and waits for, else by their shingles."""
         waits = PATIENCE if self.patience is None else min(PATIENCE, self.patience.left())
         if effect.model is None or waits <= 0:
             return await EffectHandler.compare(self, effect)
@@ -180,7 +173,6 @@ class Replies(EffectHandler):
         return await by_vectors(effect, model=effect.model, send=send, patience=waits)
 
     async def embed(self, effect: Embed) -> Reply:
-        """The vectors of texts."""
         texts = [text[:MAX_EMBEDDED_LEN] for text in effect.texts]
         send = self._post_embeddings(effect.model)
         found = await embed(texts, model=effect.model, send=send, patience=effect.seconds)
@@ -192,7 +184,6 @@ class Replies(EffectHandler):
         return partial(self.runtime.upstreams.post, destination)
 
     async def trim(self, effect: Trim) -> Reply:
-        """What an operator's function leaves of the request's messages."""
         return await self.runtime.custom.trim(effect, [self.request.view(i) for i in effect.indices])
 
 
@@ -215,7 +206,6 @@ def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Call
 
 
 def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
-    """List price of one call; a cached token has its own, and a long prompt costs the dearer tier's."""
     prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
     read = prices.input * max(0, prompt - cached - written) + prices.cache_read * cached
     read += prices.cache_write * written
@@ -225,12 +215,10 @@ def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
 
 
 def provider_of(upstream: UpstreamSettings) -> str:
-    """The provider behind an upstream as the GenAI conventions call it, else the upstream's name."""
     return provider_name(upstream.name, host=address_of(upstream)[0], provider=upstream.provider)
 
 
 def address_of(upstream: UpstreamSettings) -> tuple[str, int | None]:
-    """Host and port of an upstream; empty for a provider's usual one."""
     return _host_and_port(upstream.base_url or upstream.api_base or "")
 
 

@@ -35,6 +35,8 @@ from proxy.wire.counting import TextCounter
 from proxy.wire.raw import read_value
 
 COMPACT_PATH = "/responses/compact"
+CODEX_TURN = b"x-codex-turn-metadata"
+SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -42,9 +44,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
 
-    ``client`` is what came, ``chat`` the whole that it stands for, ``held`` the provider's part in it. ``replies``
-    answer what planning it asks for, and know what that has cost. ``compacts`` says that it has its history
-    compacted and nothing else, which Weir may do.
+    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history compacted and
+    nothing else, which Weir may do.
     """
 
     client: ClientRequest
@@ -57,7 +58,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def managed_by(self) -> ContextSettings | None:
-        """The policy that manages it."""
         return None if self.asked is None else self.asked.settings
 
 
@@ -92,17 +92,18 @@ def request_for(
     request_id: str,
     trace: Trace,
     held: HeldState,
+    since: float | None = None,
 ) -> Request:
-    """The request under its policy, with what planning it may ask for and cost."""
     caller = destination.caller
     client, chat = chat, chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
     upstream, is_managed = destination.upstream, settings.mode is not Mode.OFF and not held.elsewhere
     if not (is_managed and _is_manageable(runtime, upstream, chat)):
         return Request(client=client, chat=client, destination=destination, held=held)
     compacts = _may_compact(chat, destination, settings)
-    if chat.codec.is_aside(chat.fields) or _is_codex_compaction(headers):
+    own = SETTING & {name for name, _ in headers}
+    if chat.codec.is_aside(chat.fields) or (CODEX_TURN in own and _is_codex_compaction(headers)):
         settings = _aside(settings)
-    if (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
+    if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
     edits = _client_edits(chat, upstream, observes=settings.observes)
     if edits is not None and not edits.native:
@@ -120,16 +121,17 @@ def request_for(
         limits=partial(_limits_of, runtime, chat, settings, destination, exact=counter.is_exact),
         ask=replies,
         patience=patience,
-        ask_later=Replies(runtime, chat, caller, settings, pruned=pruned, said=said),
+        ask_later=partial(Replies, runtime, chat, caller, settings, pruned=pruned, said=said),
         ask_about=Replies(runtime, chat, caller, settings, said=said) if settings.evaluate.sample else None,
         pruned=pruned,
         summarizer_input=summarizer_input(runtime, settings, caller),
-        resume=conversation_in(headers, RESUME_HEADER),
-        parent=conversation_in(headers, PARENT_HEADER),
+        resume=conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None,
+        parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
         edits=edits,
         binds=chat.codec is MESSAGES
         and (binds_reasoning(chat.model) or (upstream.name, chat.model) in runtime.binding),
         id=request_id,
+        since=since,
     )
     return Request(
         client=client,
@@ -145,7 +147,6 @@ def request_for(
 async def _limits_of(
     runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
 ) -> ModelLimits:
-    """What fits into the model's window, as far as it is known by now."""
     return await runtime.windows.resolve_limits(
         chat.model,
         settings=settings,
@@ -157,14 +158,12 @@ async def _limits_of(
 
 
 def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientRequest) -> bool:
-    """Whether there is a history that may be edited, for an endpoint that the upstream has as far as is known."""
     lacking, where = runtime.lacking, (upstream.name, chat.codec.path)
     is_there = chat.codec.name in upstream.endpoints and not (lacking.until and where in lacking)
     return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
 
 
 def _may_compact(chat: ClientRequest, destination: Destination, settings: ContextSettings) -> bool:
-    """Whether a request asks for a compaction that Weir may make."""
     is_asked = chat.codec.is_aside(chat.fields) or destination.path.endswith(COMPACT_PATH)
     is_weirs = settings.compaction == "proxy" and not settings.observes
     return is_asked and is_weirs and not is_native(chat, destination.upstream)
@@ -176,25 +175,21 @@ def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientR
 
 
 def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
-    """Whether the upstream is known to carry out ``context_management`` on this endpoint."""
     return provider_of(upstream) in chat.codec.providers
 
 
 def _is_codex_compaction(headers: Headers) -> bool:
-    """Whether Codex has the model sum a conversation up, by a prompt of its own."""
-    said = next((value for name, value in headers if name == b"x-codex-turn-metadata"), None)
+    said = next((value for name, value in headers if name == CODEX_TURN), None)
     about = read_value(said) if said is not None else None
     return isinstance(about, dict) and about.get("request_kind") == "compaction"
 
 
 def _aside(settings: ContextSettings) -> ContextSettings:
-    """The policy for a request that is no part of its conversation: known edits, and what it takes to fit."""
     recall = replace(settings.recall, tool=False, auto=False)
     return replace(settings, layers=(), compaction="off", recall=recall)
 
 
 def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool) -> ClientEdits | None:
-    """What the client asks to have taken out of its request, and whether the provider does it itself."""
     edits = client_edits(chat.fields)
     if edits is None or observes:
         return None
@@ -206,7 +201,6 @@ def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: 
 
 
 def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:
-    """What counts a request's tokens: the policy's estimator, else the model's tokenizer."""
     if settings.estimator != "tokenizer":
         return runtime.tokenizer.counter(settings.estimator)
     rule = runtime.config.rule(model)

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Coroutine, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from policies import Mode
 from proxy.access.admission import without_grants
 from proxy.access.destination import CHAT, Caller, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
@@ -35,9 +36,8 @@ from proxy.errors import (
 )
 from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction, make_compaction, natively
 from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
-from proxy.exchange.progress import ExchangeProgress, evicted_count
 from proxy.exchange.recall import Recalling, is_linked
-from proxy.exchange.record import listened
+from proxy.exchange.record import ExchangeProgress, evicted_count, listened
 from proxy.exchange.request import COMPACT_PATH, Request, opened_for, request_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error, was_truncated
 from proxy.exchange.tell import record_exchange
@@ -45,16 +45,19 @@ from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime
-from proxy.stream.receive import ClientGone, Receive, read_held, while_connected
 from proxy.stream.relay import (
+    ClientGone,
     Listener,
+    Receive,
     Send,
     StreamCut,
     UpstreamResponse,
     is_readable,
+    read_held,
     relay_stream,
     relay_whole,
     send_start,
+    while_connected,
 )
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
@@ -89,7 +92,6 @@ class RequestIds:
         self._process = secrets.token_hex(8)
 
     def new(self) -> str:
-        """The next id."""
         return f"req_{self._process}{next(self._numbers):08x}"
 
 
@@ -98,8 +100,6 @@ new_request_id = RequestIds().new
 
 @dataclass(slots=True)
 class ExchangeHandler:
-    """One request of a managed route. ``run`` is the whole of it, ``progress`` how far it has come."""
-
     runtime: Runtime
     scope: MutableMapping[str, Any]
     receive: Receive
@@ -129,20 +129,7 @@ class ExchangeHandler:
         query = self.scope.get("query_string", b"")
         self.progress = ExchangeProgress(self.id, self.started, trace, query, headers, self.route)
 
-    async def run(self) -> None:
-        """Answer the client, whatever happens."""
-        shutdown = self.scope.get("state", {}).get("shutdown")
-        if shutdown is None:
-            await self._run()
-            return
-        shutdown.callbacks.add(self._stop)
-        try:
-            await self._run()
-        finally:
-            shutdown.callbacks.discard(self._stop)
-
     def _stop(self) -> None:
-        """The process ends: cut the answer, or the wait for it."""
         self.stopping = True
         if self.asking is not None:
             self.asking.cancel()
@@ -151,15 +138,19 @@ class ExchangeHandler:
         elif self.task is not None:
             self.task.cancel()
 
-    async def _run(self) -> None:
-        runtime, progress = self.runtime, self.progress
+    async def run(self) -> None:
+        runtime, progress, shutdown = self.runtime, self.progress, self.scope.get("state", {}).get("shutdown")
         LOG_CONTEXT.set(RequestContext(self.id, progress.trace.trace_id))
         runtime.telemetry.metrics.active += 1
+        if shutdown is not None:
+            shutdown.callbacks.add(self._stop)
         try:
             progress.caller = caller = self._admit(progress.headers)
             with runtime.admission.enter(caller) as stay:
                 limit = runtime.config.limits.body
                 body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                if stay.waited:
+                    progress.since = time.monotonic() - stay.waited
                 progress.trace.root.since(progress.trace.root.started, "receive")
                 self.task = asyncio.current_task()
                 await while_connected(self.scope, self.receive, self._answer(body, caller))
@@ -175,15 +166,17 @@ class ExchangeHandler:
         except ProxyError as error:
             await self._refuse(error)
         finally:
+            if shutdown is not None:
+                shutdown.callbacks.discard(self._stop)
             runtime.telemetry.metrics.active -= 1
             record_exchange(runtime, progress)
 
     def _admit(self, headers: Headers) -> Caller:
-        """Whose request it is, by its headers alone."""
         if came_through(headers, self.runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
-        if [v for n, v in headers if n == b"content-encoding" and v.strip().lower() != b"identity"]:
-            raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
+        for name, value in headers:
+            if name == b"content-encoding" and value.strip().lower() != b"identity":
+                raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
         return self.runtime.admit(self.scope)
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
@@ -212,7 +205,6 @@ class ExchangeHandler:
             metrics.streams -= is_stream
 
     async def read(self, body: bytes, caller: Caller) -> Request:
-        """The request, with the upstream that it goes to and the policy that it is under."""
         progress, runtime = self.progress, self.runtime
         progress.chat = chat = self.codec.parse(body)
         if OWN in body:
@@ -220,7 +212,8 @@ class ExchangeHandler:
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )
-        progress.settings = settings = settings_for(runtime, caller, progress.headers)
+        settings = settings_for(runtime, caller, progress.headers)
+        progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
         if runtime.hooks:
             progress.turn = Turn(request=self.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name)
             runtime.hooks.turn_start(progress.turn)
@@ -236,12 +229,12 @@ class ExchangeHandler:
             request_id=self.id,
             trace=progress.trace,
             held=held,
+            since=progress.since,
         )
         progress.chat = request.chat
         return request
 
     async def plan(self, request: Request) -> Plan:
-        """What goes up; the client's own bytes for a policy or a request that is not managed."""
         progress, planner, asked = self.progress, self.runtime.planner, request.asked
         progress.plan = Plan(body=request.chat.body)
         if asked is None:
@@ -265,7 +258,6 @@ class ExchangeHandler:
         return plan
 
     async def _compact(self, request: Request, received: UpstreamResponse | None = None) -> bool:
-        """Whether the client was given a compaction of Weir's; not where the upstream is to be asked all the same."""
         progress, runtime, asked = self.progress, self.runtime, request.asked
         if asked is None or (recognized := await runtime.planner.recognize(asked)) is None:
             return False
@@ -281,7 +273,6 @@ class ExchangeHandler:
         return True
 
     async def _tell(self, told: bytes, *, kind: bytes = b"application/json", counted: int | None = None) -> None:
-        """Give an answer of Weir's own in place of an upstream's."""
         self.progress.status = 200
         headers = [(b"content-type", kind), (b"content-length", str(len(told)).encode()), *self.progress.own_headers()]
         if counted is not None:
@@ -301,7 +292,6 @@ class ExchangeHandler:
             raise EndpointMissing.of(upstream.name, f"POST /v1{path}", status=status)
 
     def attempts_of(self, request: Request) -> tuple[Attempts, Recalling | None]:
-        """What asks the upstream, and what has it answer with the recall tool where the policy has one."""
         progress, asked = self.progress, request.asked
         progress.attempts = attempts = Attempts(
             self.runtime,
@@ -357,7 +347,6 @@ class ExchangeHandler:
     async def _smaller(
         self, asked: PlanRequest, plan: Plan, recalling: Recalling | None, *, attempt: int
     ) -> Plan | None:
-        """The plan to try next, None if nothing smaller can be made."""
         with self.progress.trace.plan() as span:
             asked.span = span
             smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt)
@@ -387,7 +376,6 @@ class ExchangeHandler:
         return await self.runtime.planner.first(asked, recognized)
 
     async def _announce(self, request: Request) -> None:
-        """Have the answer known that its client is about to have, where a later request may be known by it."""
         progress, runtime = self.progress, self.runtime
         if request.held.keeps and progress.listener is not None and (progress.status or 0) < 400:
             tenant, body = request.destination.caller.tenant, bytes(progress.listener.held)
@@ -400,7 +388,6 @@ class ExchangeHandler:
             progress.degraded.append("store")
 
     async def _recall(self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling) -> None:
-        """Relay an answer whose calls of the recall tool Weir answers itself."""
         self.answer, progress = received.answer, self.progress
 
         async def ask(body: bytes) -> tuple[UpstreamResponse, Verdict]:
@@ -444,7 +431,6 @@ class ExchangeHandler:
         return self._headers(received.answer)
 
     async def _relay(self, received: UpstreamResponse) -> None:
-        """Send the answer on and take note of how it went."""
         self.answer, progress = received.answer, self.progress
         answer = received.answer
         progress.status = answer.status
@@ -474,7 +460,6 @@ class ExchangeHandler:
             self._learn()
 
     def _learn(self) -> None:
-        """Learn from what the upstream says that the forwarded request took: the first one, where rounds followed."""
         progress = self.progress
         rounds = () if progress.attempts is None else progress.attempts.rounds
         usage = rounds[0] if rounds else progress.seen.usage
@@ -486,7 +471,6 @@ class ExchangeHandler:
         learn_from_answer(self.runtime, progress.plan, asked, prompt=usage.prompt, accepted=accepted)
 
     def _explain(self, error: Exception) -> ProxyError:
-        """What a client is told whose stream broke off."""
         if self.stopping:
             return ShuttingDown("The proxy is stopping; please send the request again.")
         return error if isinstance(error, ProxyError) else UpstreamUnreachable(str(error))
@@ -496,7 +480,7 @@ class ExchangeHandler:
         named = [(n.lower(), n, v) for n, v in granted]
         kept = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
         own = self.progress.own_headers()
-        if any(low == b"x-request-id" for low, _, _ in named):
+        if b"x-request-id" in [low for low, _, _ in named]:
             own = [(n, v) for n, v in own if n != b"x-request-id"]
         return kept + own
 
@@ -546,7 +530,6 @@ class ExchangeHandler:
         )
 
     def _tell_results(self, plan: Plan) -> None:
-        """Tell the hooks which tool results are new, and whether the request does not fit."""
         turn, recognized, hooks = self.progress.turn, plan.recognized, self.runtime.hooks
         if turn is None or recognized is None:
             return
@@ -561,6 +544,14 @@ class ExchangeHandler:
     def _tell_overflow(self, overflow: Overflow) -> None:
         if self.progress.turn is not None:
             self.runtime.hooks.overflow(self.progress.turn, overflow)
+
+
+def answering(
+    runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
+) -> Coroutine[Any, Any, None]:
+    """The answer to a request of a managed route: not itself a coroutine, which every chunk would have to pass."""
+    handler = CountHandler if route.kind == "counted" else ExchangeHandler
+    return handler(runtime, scope, receive, send, route).run()
 
 
 class CountHandler(ExchangeHandler):

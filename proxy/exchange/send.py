@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from policies import ContextSettings
 from proxy.access.destination import Destination
@@ -48,20 +49,13 @@ DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
 OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
 
 
-@dataclass(slots=True)
-class Attempts:
+class Attempts(msgspec.Struct):
     """The requests to the upstream that one client's request makes, until an answer can be relayed.
 
-    ``policy`` is what manages the request, None where nothing does: then no stream is looked into beforehand.
-
-    Attributes:
-        span: the newest attempt's.
-        room: the tokens that were asked for the answer in place of the client's number, None where it was left alone.
-        retries: attempts with less, ``overflows`` answers that nothing fits.
-        rounds: what the upstream reported of the answers before the last one.
-        called: when the call began that is not counted yet (``time.perf_counter``).
-        received: when the whole of its answer was there, if that was before it was relayed.
-        first_chunk: the seconds until its stream began, None where there is none.
+    Without a ``policy`` no stream is looked into beforehand. ``room`` is what was asked for the answer in place of the
+    client's number; ``rounds`` what the upstream reported of the answers before the last one; ``called`` when the call
+    began that is not counted yet, ``received`` when its answer was whole (``time.perf_counter``); ``first_chunk`` the
+    seconds until its stream began.
     """
 
     runtime: Runtime
@@ -76,13 +70,12 @@ class Attempts:
     room: int | None = None
     retries: int = 0
     overflows: int = 0
-    rounds: list[ReportedUsage] = field(default_factory=list)
+    rounds: list[ReportedUsage] = msgspec.field(default_factory=list)
     called: float | None = None
     received: float | None = None
     first_chunk: float | None = None
 
     async def make(self, body: bytes, plan: Plan) -> tuple[UpstreamResponse, Verdict]:
-        """Send ``body`` as one more attempt: the answer, and what it says about size."""
         upstream, observes = self.destination.upstream, self.policy is not None and self.policy.observes
         self.made += 1
         self.span = span = self.trace.attempt(
@@ -120,7 +113,6 @@ class Attempts:
         return received, verdict
 
     def begin_stream(self) -> None:
-        """The first piece of the last attempt's streamed answer has come."""
         if self.first_chunk is None and self.called is not None:
             self.first_chunk = time.perf_counter() - self.called
             if self.span is not None:
@@ -145,7 +137,6 @@ class Attempts:
         )
 
     def count_call(self, *, seen: Tap | None = None, error: str = "") -> None:
-        """Count the call that has ended before its exchange, if there is one."""
         used = seen.usage if seen is not None else None
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
             self.runtime.telemetry.metrics.called(call)
@@ -154,7 +145,9 @@ class Attempts:
         """What all answers took together, every round's prompt counted; ``usage`` is what the client was told."""
         if usage is None or not self.rounds:
             return usage
-        return replace(together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning)
+        return msgspec.structs.replace(
+            together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning
+        )
 
     def reported(self, usage: ReportedUsage | None) -> ReportedUsage | None:
         """What the upstream reported of the last round's answer alone; ``usage`` is what the client was told."""
@@ -162,10 +155,9 @@ class Attempts:
             return usage
         before = together(self.rounds)
         thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
-        return replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
+        return msgspec.structs.replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
 
     def _asked(self) -> Mapping[str, object]:
-        """What the request asks of the model, for the trace: the fields in the table, as they go up."""
         request = self.request
         asked = {name: request.value(name) for name in REQUEST_PARAMS if name in request.fields}
         if self.room is not None:
@@ -176,7 +168,6 @@ class Attempts:
         return asked
 
     async def _look(self, answer: Answer, plan: Plan, span: AnySpan) -> tuple[UpstreamResponse, Verdict]:
-        """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
         if is_stream(answer) and answer.status < 400:
             chunks = (
                 capture_stream(answer.chunks(), span, codec=self.request.codec) if span.captures else answer.chunks()
@@ -223,7 +214,6 @@ class Attempts:
         return UpstreamResponse(answer, body=body, seen=seen), verdict
 
     def _of_opening(self, opening: Opening, plan: Plan) -> Verdict:
-        """What the beginning of a stream says: an error, or that the window was full before a word of the answer."""
         if opening.error is not None:
             return classify_event(opening.error)
         seen = opening.tap.seen
@@ -239,7 +229,6 @@ class Attempts:
         return verdict if verdict.kind is Kind.CONTEXT else NONE
 
     def within_window(self, plan: Plan) -> bytes:
-        """The planned body, asking for no more than fits where the upstream is known to refuse more than that."""
         limits, decision = plan.limits, plan.decision
         if self.policy is None or self.policy.observes or limits is None or decision is None:
             return plan.body
@@ -256,7 +245,6 @@ class Attempts:
         return self._asking_for(body, verdict.clamp(CLAMP_MARGIN)) if verdict.kind is Kind.COMPLETION else None
 
     def _asking_for(self, body: bytes, room: int | None) -> bytes | None:
-        """The body with the client's ``max_tokens`` cut to ``room``; None if there is nothing to cut or no room."""
         asked = self.request.max_tokens
         least = max(MIN_OUTPUT, self.request.codec.least_output(self.request))
         if room is None or asked is None or room >= asked or room < min(least, asked):
@@ -266,7 +254,6 @@ class Attempts:
 
 
 def _with_betas(headers: list[tuple[bytes, bytes]], betas: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """The headers naming these features of Anthropic's too."""
     if not betas:
         return headers
     named = [value for name, value in headers if name == BETA]
@@ -274,33 +261,35 @@ def _with_betas(headers: list[tuple[bytes, bytes]], betas: Sequence[bytes]) -> l
 
 
 def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:
-    """Remember the limit and the count that an upstream put into its error."""
     known, windows = plan.limits, runtime.windows
     if known is None:
         return
+    is_counted = not (plan.has_media or plan.sampled)
     if verdict.kind is Kind.COMPLETION:
         windows.mark_strict(known.scope)
     limit = plausible_limit(verdict)
     if limit is not None:
         windows.learn(known.scope, limit)
-    elif verdict.prompt is not None or not (plan.has_media or plan.sampled):
+    elif verdict.prompt is not None or is_counted:
         windows.refused(known.scope, verdict.prompt or known.budget.estimate(plan.sent))
-    if verdict.prompt is not None and not verdict.at_least:
-        _calibrate(runtime, plan, verdict.prompt)
+    if verdict.prompt is not None and not verdict.at_least and is_counted:
+        windows.calibrate(known.counted, estimated=plan.sent, reported=verdict.prompt)
 
 
 def learn_from_answer(runtime: Runtime, plan: Plan, asked: PlanRequest, *, prompt: int, accepted: bool) -> None:
     """Learn from what the upstream says that the forwarded request took: ``prompt`` tokens."""
-    if plan.limits is None:
+    known, recognized = plan.limits, plan.recognized
+    if known is None or recognized is None:
         return
     if accepted and was_truncated(runtime, plan, asked, prompt=prompt):
-        runtime.windows.refused(plan.limits.scope, plan.limits.budget.estimate(plan.sent))
+        runtime.windows.refused(known.scope, known.budget.estimate(plan.sent))
         return
     if accepted:
-        runtime.windows.passed(plan.limits.scope, prompt)
-    _calibrate(runtime, plan, prompt)
-    if plan.has_media and plan.body is asked.request.body:
-        beyond = prompt - plan.limits.budget.estimate(plan.sent)
+        runtime.windows.passed(known.scope, prompt)
+    if not (recognized.has_media or recognized.sampled):
+        runtime.windows.calibrate(known.counted, estimated=plan.sent, reported=prompt)
+    elif recognized.has_media and plan.body is asked.request.body:
+        beyond = prompt - known.budget.estimate(plan.sent)
         runtime.planner.transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
 
 
@@ -313,8 +302,3 @@ def was_truncated(runtime: Runtime, plan: Plan, asked: PlanRequest, *, prompt: i
         return False
     largest, budget = runtime.windows.largest(plan.limits.scope), plan.limits.budget
     return budget.reported and prompt <= largest < (1.0 - TRUNCATED) * budget.estimate(plan.sent)
-
-
-def _calibrate(runtime: Runtime, plan: Plan, reported: int) -> None:
-    if plan.limits is not None and not plan.has_media and not plan.sampled:
-        runtime.windows.calibrate(plan.limits.counted, estimated=plan.sent, reported=reported)

@@ -12,8 +12,7 @@ from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
 from proxy.effects.evictions import condensed_in, layers_in, stage_of, strategy_of
-from proxy.exchange.progress import ExchangeProgress, TokenUsage, evicted_count
-from proxy.exchange.record import ExchangeRecord, record_of
+from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
 from proxy.monitor.caching import cost_of, prices_of
 from proxy.monitor.health import Notice
 from proxy.planning.values import Recognized
@@ -23,6 +22,7 @@ from proxy.store.records import ExchangeRow, RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import ExchangeLine, Metrics, log_exchange
 from proxy.telemetry import metrics as i
+from proxy.telemetry.metrics import Count
 from proxy.wire.client import name_from
 
 log = logging.getLogger("weir.settlement")
@@ -34,7 +34,6 @@ MAX_EVENTS = 8
 
 
 def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
-    """Remember an exchange: trace, metrics, log line, what the hooks are told, and a row to be written later."""
     begun, metrics = time.perf_counter(), runtime.telemetry.metrics
     record = record_of(runtime, progress, ended=begun)
     _tell_alerts(runtime, record)
@@ -60,14 +59,13 @@ def record_relayed(
     usage: ReportedUsage | None,
     policy: str = NO_POLICY,
 ) -> None:
-    """Have a request of a key counted with what its answer says that it used, at list prices where there are any."""
     used, metrics, cost = usage or NO_USAGE, runtime.telemetry.metrics, None
     if usage is not None:
         prices = prices_of(model, runtime.registry.facts(model, settings=ContextSettings())) if model else None
         cost = None if prices is None else cost_of(prices, usage)
-        count_key(metrics, caller, forwarded=used.prompt or 0, saved=0, used=used)
+        metrics.tell(key_tokens(caller, forwarded=used.prompt or 0, saved=0, used=used))
     if cost is not None:
-        count_cost(metrics, caller, cost, unmanaged=cost)
+        metrics.tell(key_cost(caller, cost, unmanaged=cost))
     runtime.settler.put(
         RelayedRow(
             id=request,
@@ -86,7 +84,6 @@ def record_relayed(
 
 
 def _store(runtime: Runtime, record: ExchangeRecord) -> None:
-    """Have the row written, and what the answer makes worth doing done."""
     if record.tokens is None or record.plan.recognized is None:
         if record.caller is not None:
             record_relayed(
@@ -156,92 +153,71 @@ def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
 
 
 def count(metrics: Metrics, record: ExchangeRecord) -> None:
-    """Tell the metrics."""
-    add, failed = metrics.add, "" if record.label == "ok" else record.label
-    trace = record.trace.trace_id if record.trace.recorded else None
-    if record.call is not None:
-        metrics.called(record.call)
-    add(i.REQUESTS, record.label, record.settings.name)
-    seconds, models = record.duration, "true" if record.spent.seconds > 0 else ""
-    metrics.served(method="POST", route=record.route, status=record.status, error=failed, seconds=seconds, trace=trace)
-    metrics.record(i.OVERHEAD, record.overhead_ms / 1000, models, trace=trace)
+    label, tokens, attempt = record.label, record.tokens, record.attempt
+    status = "" if record.status is None else str(record.status)
+    counts: list[Count] = [] if record.call is None else metrics.counts_of(record.call)
+    counts += (
+        (i.REQUESTS, 1, (label, record.settings.name)),
+        (i.SERVER_DURATION, record.duration, ("POST", record.route, status, "" if label == "ok" else label, i.SCHEME)),
+        (i.OVERHEAD, record.overhead_ms / 1000, ("true" if record.spent.seconds > 0 else "",)),
+    )
     if record.overflows:
-        add(i.OVERFLOWS, value=record.overflows)
+        counts.append((i.OVERFLOWS, record.overflows, ()))
     if record.retries:
-        add(i.RETRIES, "overflow", value=record.retries)
-    for event in record.events:
-        add(i.EVENTS, event.kind)
-    for _ in record.recalls:
-        add(i.EVENTS, "recall")
-    for reason in record.degraded:
-        add(i.DEGRADED, reason)
-    for ratio in record.ratios:
-        metrics.record(i.COMPRESSION, ratio)
-    if record.tokens is not None:
-        metrics.record(i.PRESSURE, record.tokens.pressure.level, record.tokens.pressure.zone)
+        counts.append((i.RETRIES, record.retries, ("overflow",)))
+    counts += [(i.EVENTS, 1, (event.kind,)) for event in record.events]
+    counts += [(i.EVENTS, 1, ("recall",))] * len(record.recalls)
+    counts += [(i.DEGRADED, 1, (reason,)) for reason in record.degraded]
+    counts += [(i.COMPRESSION, ratio, ()) for ratio in record.ratios]
+    if tokens is not None:
+        counts.append((i.PRESSURE, tokens.pressure.level, (tokens.pressure.zone,)))
     if record.carried_out is not None:
-        _count_actions(metrics, record.carried_out, prepared=record.plan.prepared)
-    if record.attempt is not None:
-        _count_tokens(metrics, record)
-        _count_cache(metrics, record)
+        counts += _actions(record.carried_out, prepared=record.plan.prepared)
+    if attempt is not None and record.caller is not None:
+        counts += _tokens(record, record.caller)
+    if attempt is not None and record.cache is not None:
+        counts.append((i.CACHE_REQUESTS, 1, (record.cache.changed, "true" if record.cache.is_cold else "false")))
+    metrics.tell(counts, trace=record.trace.trace_id if record.trace.recorded else None)
 
 
-def _count_actions(metrics: Metrics, decision: Decision, *, prepared: bool) -> None:
-    for report in decision.trail:
-        if report.kept:
-            metrics.add(i.ACTIONS, report.layer, value=max(1, report.units))
+def _actions(decision: Decision, *, prepared: bool) -> list[Count]:
+    counts: list[Count] = [
+        (i.ACTIONS, max(1, report.units), (report.layer,)) for report in decision.trail if report.kept
+    ]
     if decision.cut is not None and decision.cut.origin == PREPARED:
-        metrics.add(i.PREPARATIONS, "used")
+        counts.append((i.PREPARATIONS, 1, ("used",)))
     elif decision.cut is not None and prepared:
-        metrics.add(i.PREPARATIONS, "wasted")
+        counts.append((i.PREPARATIONS, 1, ("wasted",)))
+    return counts
 
 
-def _count_tokens(metrics: Metrics, record: ExchangeRecord) -> None:
-    """Count what a request that went up took, in all and of its key: tokens, and dollars where there is a price."""
-    tokens, cache, used = record.tokens, record.cache, record.billed or NO_USAGE
-    if record.caller is None:
-        return
+def _tokens(record: ExchangeRecord, caller: Caller) -> list[Count]:
+    tokens, cache, used, counts = record.tokens, record.cache, record.billed or NO_USAGE, list[Count]()
     if tokens is not None:
         saved = max(0, tokens.before - tokens.after)
-        for kind, count in (("before", tokens.before), ("after", tokens.after), ("saved", saved)):
-            metrics.add(i.TOKENS_SEEN, kind, value=count)
-        count_key(metrics, record.caller, forwarded=tokens.after, saved=saved, used=used)
+        seen = (("before", tokens.before), ("after", tokens.after), ("saved", saved))
+        counts += [(i.TOKENS_SEEN, number, (kind,)) for kind, number in seen]
+        counts += key_tokens(caller, forwarded=tokens.after, saved=saved, used=used)
     if cache is not None and cache.cost is not None:
-        count_cost(metrics, record.caller, cache.cost, unmanaged=cache.cost + (cache.cost_saved or 0.0))
+        counts += key_cost(caller, cache.cost, unmanaged=cache.cost + (cache.cost_saved or 0.0))
+    if used.cached is not None and used.prompt:
+        given = (("prompt", used.prompt), ("read", used.cached), ("written", used.written or 0))
+        counts += [(i.CACHE_TOKENS, number, (kind,)) for kind, number in given]
+    return counts
 
 
-def count_key(metrics: Metrics, caller: Caller, *, forwarded: int, saved: int, used: ReportedUsage) -> None:
-    """Count the tokens of one request for its key: the first digits of the tenant's hash, and the key's name."""
+def key_tokens(caller: Caller, *, forwarded: int, saved: int, used: ReportedUsage) -> list[Count]:
     tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
-    for kind, tokens in (
-        ("forwarded", forwarded),
-        ("saved", saved),
-        ("cached", used.cached),
-        ("answered", used.completion),
-    ):
-        if tokens is not None:
-            metrics.add(i.KEY_TOKENS, kind, tenant, key, value=tokens)
+    kinds = (("forwarded", forwarded), ("saved", saved), ("cached", used.cached), ("answered", used.completion))
+    return [(i.KEY_TOKENS, tokens, (kind, tenant, key)) for kind, tokens in kinds if tokens is not None]
 
 
-def count_cost(metrics: Metrics, caller: Caller, forwarded: float, *, unmanaged: float) -> None:
-    """Count the US dollars that one request cost, and that the client's own array would have cost."""
+def key_cost(caller: Caller, forwarded: float, *, unmanaged: float) -> list[Count]:
     tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
-    metrics.add(i.COST, "forwarded", tenant, key, value=forwarded)
-    metrics.add(i.COST, "unmanaged", tenant, key, value=unmanaged)
-
-
-def _count_cache(metrics: Metrics, record: ExchangeRecord) -> None:
-    """Count what the provider's cache gave, where it says so."""
-    used = record.billed
-    if used is not None and used.cached is not None and used.prompt:
-        for kind, tokens in (("prompt", used.prompt), ("read", used.cached), ("written", used.written or 0)):
-            metrics.add(i.CACHE_TOKENS, kind, value=tokens)
-    if (cache := record.cache) is not None:
-        metrics.add(i.CACHE_REQUESTS, cache.changed, "true" if cache.is_cold else "false")
+    return [(i.COST, forwarded, ("forwarded", tenant, key)), (i.COST, unmanaged, ("unmanaged", tenant, key))]
 
 
 def end_trace(record: ExchangeRecord) -> None:
-    """Tell the trace, and end it."""
     trace = record.trace
     if not trace.recorded:
         return
@@ -261,7 +237,6 @@ def end_trace(record: ExchangeRecord) -> None:
 
 
 def _note_events(record: ExchangeRecord) -> None:
-    """What the planner and the health of the conversation have to say of this request."""
     plan, note = record.plan, record.trace.event
     for event in record.events:
         facts = {**event.facts, "actions": record.actions} if event.kind == STATUS else event.facts
@@ -287,7 +262,6 @@ def _note_events(record: ExchangeRecord) -> None:
 
 
 def _note_refusal(record: ExchangeRecord) -> None:
-    """What a request held that Weir refused, or for an observed one would have."""
     tokens, limits, root = record.tokens, record.plan.limits, record.trace.root
     if tokens is None or limits is None or not (record.refusal or record.plan.refused):
         return
@@ -320,7 +294,6 @@ def _identify(record: ExchangeRecord) -> None:
 
 
 def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
-    """Tell the operator's log."""
     tokens, branch, done = record.tokens, record.plan.branch, record.carried_out
     scanned, prunable = _scan(record)
     line = ExchangeLine(
@@ -351,7 +324,6 @@ def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
 
 
 def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
-    """The tokens of the results that the first pruning layer looked at, and of those that it could take."""
     decision, limits = record.carried_out, record.plan.limits
     for report in decision.trail if decision is not None and limits is not None else ():
         if report.scanned is not None and limits is not None:
@@ -362,7 +334,6 @@ def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
 def row_of(
     record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized, inspection: Inspection | None = None
 ) -> ExchangeRow:
-    """The row of a request that was recognised and counted; of an observed one it says what would have been done."""
     plan, settings, decision = record.plan, record.settings, record.plan.decision
     thread, chain = recognized.thread, recognized.transcript.chain
     ends = [(end, len(chain)) for end in thread.ends(recognized.transcript)]
@@ -415,7 +386,6 @@ def row_of(
 
 
 def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]:
-    """What the timeline tells beside the columns: buckets, base, events, layers, tools, cache, summarizer, recalls."""
     decision, budget, detail = record.plan.decision, recognized.limits.budget, dict[str, object]()
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
@@ -446,7 +416,6 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
 
 
 def _done(decision: Decision) -> dict[str, object]:
-    """What the layers that ran did, what was condensed, the new window and the tokens of a new summary."""
     done: dict[str, object] = {"layers": layers_in(decision)}
     if condensed := condensed_in(decision):
         done["condensed"] = condensed

@@ -38,15 +38,24 @@ from proxy.access.destination import (
 )
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
-from proxy.exchange.progress import CLIENT_CLOSED
+from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.replies import address_of, provider_of
-from proxy.exchange.run import CountHandler, ExchangeHandler
+from proxy.exchange.run import answering
 from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
-from proxy.stream.receive import ClientGone, Receive, declared_length, read_held, read_part, while_connected
-from proxy.stream.relay import Send, StreamCut, relay_stream
+from proxy.stream.relay import (
+    ClientGone,
+    Receive,
+    Send,
+    StreamCut,
+    declared_length,
+    read_held,
+    read_part,
+    relay_stream,
+    while_connected,
+)
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.exposition import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE
@@ -384,10 +393,6 @@ class Api:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    async def managed(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
-        handler = CountHandler if route.kind == "counted" else ExchangeHandler
-        await handler(self._runtime, scope, receive, send, route).run()
-
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         runtime, method = self._runtime, scope["method"]
         if method not in METHODS:
@@ -399,7 +404,7 @@ class Api:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
             return
         if route.kind in ("managed", "counted"):
-            await self.managed(scope, receive, send, route)
+            await answering(runtime, scope, receive, send, route)
             return
 
         async def answer(sending: Send) -> None:

@@ -45,8 +45,7 @@ from proxy.runtime import Runtime
 from proxy.store.chain import AuditType
 from proxy.store.exchanges import By
 from proxy.store.records import StaleVersion, StoreError
-from proxy.stream.receive import ClientGone, Receive
-from proxy.stream.relay import Send
+from proxy.stream.relay import ClientGone, Receive, Send
 
 PREFIX = "/weir/"
 Asker = Literal["anyone", "key", "caller", "operator"]

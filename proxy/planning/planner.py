@@ -42,8 +42,16 @@ from proxy.conversation.thread import Thread
 from proxy.effects.evictions import asked_again, evictions_of
 from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.planning.changes import change_of, empty_change, pruned_tools, stamped
-from proxy.planning.values import Plan, PlanRequest, Recognized, too_long
+from proxy.planning.values import (
+    Plan,
+    PlanRequest,
+    Recognized,
+    change_of,
+    empty_change,
+    pruned_tools,
+    stamped,
+    too_long,
+)
 from proxy.planning.workers import Workers
 from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store
@@ -67,8 +75,6 @@ HARDER = (0.8, 0.5)
 
 
 class _Decided(NamedTuple):
-    """A decision that holds: stored, or in memory where the store fails (``degraded``)."""
-
     decision: Decision
     prepared: bool = False
     evictions: tuple[EvictionRow, ...] = ()
@@ -92,7 +98,6 @@ class Planner:
     _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
-        """Whose request it is and what fits; None where that failed, which is logged."""
         degraded, span = ["store"] if self.settler.failing else [], asked.span
         try:
             at = span.now()
@@ -201,7 +206,6 @@ class Planner:
         return self._written(asked, recognized, plan, decided)
 
     async def harder(self, asked: PlanRequest, before: Plan, *, attempt: int) -> Plan | None:
-        """A smaller plan after the upstream refused ``before``; None if it cannot be made smaller."""
         if before.recognized is None:
             return None
         sent = before.sent or before.recognized.transcript.tokens
@@ -224,7 +228,6 @@ class Planner:
         return self._written(asked, recognized, before, decided) if smaller else None
 
     async def _just_smaller(self, asked: PlanRequest, recognized: Recognized, before: Plan, sent: int) -> Plan | None:
-        """Aim for what the budget itself asks, where the harder aim cannot be reached."""
         try:
             decided = await self._decide(asked, recognized, ceiling=sent - 1)
         except BudgetUnreachable as error:
@@ -287,7 +290,6 @@ class Planner:
             return ()
 
     async def _take_notes(self, thread: Thread) -> None:
-        """Have the conversation's stored notes at hand, once a process."""
         if thread.has_notes:
             return
         with contextlib.suppress(StoreError):
@@ -296,7 +298,6 @@ class Planner:
             thread.has_notes = True
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-        """The decision; a request that was refused, and comes again as it was, is refused without being planned."""
         branch, transcript, budget = recognized.branch, recognized.transcript, recognized.limits.budget
         key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
         case = (asked.settings, budget.window, budget.hard_limit, asked.edits)
@@ -315,7 +316,6 @@ class Planner:
     async def _decide(
         self, asked: PlanRequest, recognized: Recognized, *, ceiling: int | None = None
     ) -> _Decided | None:
-        """The decision on a request, carried out as far as the store is concerned; None where there is none."""
         thread, observed, budget = recognized.thread, asked.settings.observes, recognized.limits.budget
         span, beside = asked.span, tuple[Elsewhere, ...]()
         if thread.known.triggered:
@@ -341,6 +341,7 @@ class Planner:
             unbinds=asked.unbinds,
             announce=span.lap,
         )
+        run = partial(self.workers.run, key=asked.tenant, span=span, since=asked.since)
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
             known = recognized.known(observed=observed)
@@ -359,9 +360,7 @@ class Planner:
                     continue  # another request of this conversation has just decided, or its state was saved
                 ask = unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
                 try:
-                    decision = await self.workers.run(
-                        work, key=asked.tenant, branch=thread.branch.branch, ask=ask, span=span, begun=(flow, effect)
-                    )
+                    decision = await run(work, branch=thread.branch.branch, ask=ask, begun=(flow, effect))
                 except _DoneMeanwhile:
                     continue
                 last = _Decided(decision, prepared=known.prepared is not None)
@@ -375,7 +374,6 @@ class Planner:
     async def _hold(
         self, asked: PlanRequest, recognized: Recognized, known: ConversationState, decided: _Decided
     ) -> _Decided | None:
-        """Have a decision hold from now on; None where another process was first."""
         decision, settings = decided.decision, asked.settings
         evicted = await asyncio.to_thread(evictions_of, recognized.transcript, decision, known, settings=settings)
         decided = decided._replace(evictions=evicted)
@@ -389,7 +387,6 @@ class Planner:
     async def _answer(
         self, asked: PlanRequest, recognized: Recognized, known: ConversationState, turn: "_Turn", effect: Effect
     ) -> Reply:
-        """The reply to one effect of a plan that is carried out and was begun with what was ``known``."""
         if not isinstance(effect, Save):
             return await asked.ask(effect)
         thread = recognized.thread
@@ -433,7 +430,6 @@ class Planner:
         return version
 
     def limits_of(self, settings: ContextSettings, budget: TokenBudget) -> Limits:
-        """The limits of a policy in a budget, worked out once for as long as both are the same objects."""
         key = (id(settings), id(budget))  # the limits hold both: no other object can have their ids meanwhile
         limits = self._limits.get(key)
         if limits is None:
@@ -445,8 +441,6 @@ class Planner:
     async def _commit(
         self, asked: PlanRequest, recognized: Recognized, known: ConversationState, decided: _Decided
     ) -> _Decided | None:
-        """Store a batch of edits before it is forwarded, planned with what was ``known``; None if another process was
-        first."""
         at = asked.span.now()
         change = await asyncio.to_thread(
             change_of, asked, recognized, decided.decision, decided.evictions, self.clock()
@@ -480,7 +474,6 @@ class Planner:
         return False
 
     async def remember(self, recognized: Recognized, edit: Edit, *, request: str) -> None:
-        """Have the next request of a conversation know an edit that its answer has made."""
         thread = recognized.thread
         async with thread.lock:
             for _ in range(MAX_REPLANS):
@@ -489,7 +482,6 @@ class Planner:
                     return
 
     def _written(self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None) -> Plan:
-        """The plan with its body: the client's own bytes, unless there is something to change."""
         decision = None if decided is None else decided.decision
         body, sent = self._body(asked, recognized, decision)
         is_changed = asked.unbinds or (decision is not None and decision.pieces is not None)
@@ -532,8 +524,6 @@ class Planner:
 
 @dataclass(slots=True)
 class _Turn:
-    """At its end other processes may have a summary of the thread's conversation written, if this one has taken it."""
-
     store: Store
     thread: Thread
     taken: bool = False
@@ -565,12 +555,10 @@ class _Turn:
                 await self.store.release(self.thread.branch.tenant, self.thread.branch.branch)
 
 
-class _DoneMeanwhile(Exception):
-    """The summary that was being prepared is there, or another process has made the batch."""
+class _DoneMeanwhile(Exception): ...
 
 
 def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-    """What dropping the oldest turns leaves; None for a request that is only observed, and where that fails too."""
     if asked.settings.observes:
         return None
     try:
@@ -582,7 +570,6 @@ def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
 
 
 def _is_as_it_came(pieces: Sequence[PlannedMessage], length: int) -> bool:
-    """Whether an array is the client's own, so that only its tools are to be changed."""
     return len(pieces) == length and all(
         p.index == i and p.kind is None and p.rounds is None for i, p in enumerate(pieces)
     )

@@ -8,9 +8,11 @@ still there, and a shutdown leaves a whole row or none.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from policies import (
     ConversationState,
@@ -47,11 +49,9 @@ NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is worth doing for one request that was answered."""
-
+class Work(msgspec.Struct, frozen=True):
     asked: PlanRequest
+    ask: Ask
     recognized: Recognized
     prepare: bool
     save: str | None
@@ -63,13 +63,7 @@ class Work:
     trace: Trace = NULL_TRACE
 
     @property
-    def ask(self) -> Ask:
-        """Who answers its questions."""
-        return self.asked.ask_later or self.asked.ask
-
-    @property
     def thread(self) -> Thread:
-        """The conversation's branch."""
         return self.recognized.thread
 
 
@@ -101,7 +95,6 @@ class Preparation:
             self._start(branch, work)
 
     def _work(self, asked: PlanRequest, plan: Plan, reason: str | None, trace: Trace) -> Work | None:
-        """What is worth doing after a request, None for nothing."""
         decision, recognized, settings = plan.decision, plan.recognized, asked.settings
         if decision is None or recognized is None or settings.observes:
             return None
@@ -133,20 +126,19 @@ class Preparation:
         embed = settings.recall.embeddings is not None and decision.is_new
         if not (soft or save or read or warm or embed):
             return None
-        return Work(asked, recognized, soft, save, read, warm, len(known.cuts), embed, LOG_CONTEXT.get(), trace)
+        return Work(
+            asked, asked.ask, recognized, soft, save, read, warm, len(known.cuts), embed, LOG_CONTEXT.get(), trace
+        )
 
     @property
     def waiting(self) -> int:
-        """Conversations that are being looked at after an answer, or wait for that."""
         return len(self._background) + len(self._waiting)
 
     async def close(self) -> None:
-        """Stop what is under way and forget what waits."""
         self._waiting.clear()
         await self._background.close()
 
     async def settled(self) -> None:
-        """Return once nothing is under way: for those who want to see what was prepared."""
         await self._background.settled()
 
     def _start(self, branch: str, work: Work) -> None:
@@ -161,7 +153,7 @@ class Preparation:
         LOG_CONTEXT.set(work.about)
         trace, failed = work.trace.follow(names.PREPARE_SPAN), None
         if work.asked.ask_later is not None:
-            work.asked.ask_later.trace = trace
+            work = msgspec.structs.replace(work, ask=work.asked.ask_later(trace=trace))
         try:
             failed = await self._do_all(work)
         finally:
@@ -169,7 +161,6 @@ class Preparation:
                 trace.end(None, failed)
 
     async def _do_all(self, work: Work) -> str | None:
-        """Do what is worth doing; the last failure in a word comes back, None without one."""
         failed: str | None = None
         for do in (self._prepare, self._read, self._save, self._warm, self._embed):
             try:
@@ -183,7 +174,6 @@ class Preparation:
         return failed
 
     async def _read(self, work: Work) -> None:
-        """Take the notes that the new messages hold, and see whether they are a milestone."""
         if not work.read:
             return
         thread, settings = work.thread, work.asked.settings
@@ -216,7 +206,6 @@ class Preparation:
             await self._save_state(work, work.save)
 
     async def _save_state(self, work: Work, reason: str) -> None:
-        """Save the state of the conversation as one more version, unless a batch has just done that."""
         thread, asked = work.thread, work.asked
         known, transcript = work.recognized.known(), work.recognized.transcript
         here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
@@ -233,7 +222,6 @@ class Preparation:
             await self._planner.save(work.recognized, save, keep=asked.settings.checkpoints.keep)
 
     async def _warm(self, work: Work) -> None:
-        """Read the history that the next batch will read, so that the request of the batch does not wait for that."""
         if not work.warm:
             return
         work.thread.read = len(work.recognized.transcript.chain)
@@ -245,7 +233,6 @@ class Preparation:
         return state
 
     async def _run(self, work: Work, does: Callable[..., Any], *, new: bool = False, **named: Any) -> Any:
-        """What a function of the pure half says of the conversation, or only of what is ``new`` in it."""
         bound = partial(does, work.recognized.readable, settings=work.asked.settings, **named)
         if new and work.recognized.length:
             return await asyncio.to_thread(bound)
@@ -253,7 +240,6 @@ class Preparation:
         return await self._planner.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
 
     async def _embed(self, work: Work) -> None:
-        """Keep vectors of what was taken out of the window, where the policy names a model for them."""
         model, branch = work.asked.settings.recall.embeddings, work.thread.branch
         if model is None or not work.embed:
             return
@@ -265,7 +251,6 @@ class Preparation:
             await self._store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
 
     async def _prepare(self, work: Work) -> None:
-        """Have a model write what the next batch will need of it, unless another server does."""
         thread = work.thread
         if not work.prepare or thread.lock.locked() or len(thread.known.cuts) != work.cuts:
             return  # the batch is being made, or was: it does not wait for what has not begun
@@ -313,12 +298,10 @@ class Preparation:
 
 
 def _still_needed(thread: Thread, prepared: Prepared) -> bool:
-    """Whether no batch has a note on as much meanwhile; one that came too early for this note has none."""
     return all(cut.noted < prepared.covers for cut in thread.known.cuts if cut.narrative)
 
 
 def _lacks_state(decision: Decision, thread: Thread, length: int) -> bool:
-    """Whether a batch took something out of the window and saved no state, now or, where that failed, earlier."""
     if decision.is_new and decision.checkpoint is None:
         return bool(decision.removed)
     return thread.known.triggered and thread.known.checkpoint is None and length > thread.read * GROWN

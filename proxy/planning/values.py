@@ -1,6 +1,7 @@
-"""What a request is to be planned with, what was recognised in it, and the plan: each complete when it exists."""
+"""What a request is to be planned with, what was recognised in it, the plan, and what it changes in the store."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import datetime as dt
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -8,54 +9,48 @@ import msgspec
 
 from policies.decision import Decision
 from policies.effects import Effect, Reply
-from policies.ledger import ConversationState
+from policies.ledger import ConversationState, EditKind
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
-from policies.messages import Body, Transcript
+from policies.memory.checkpoint import Checkpoint
+from policies.messages import Body, ToolDefinition, Transcript
 from policies.pressure import Trend
 from policies.settings import ClientEdits, ContextSettings
 from policies.turns import first_user
 from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent
+from proxy.effects.evictions import evicted_calls, figures_of
 from proxy.effects.perform import Ask
 from proxy.errors import ContextLengthExceeded
 from proxy.models.limits import ModelLimits
-from proxy.store.records import Branch, EvictionRow
+from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.telemetry import NULL_SPAN, AnySpan, Trace
-from proxy.wire.codec import ClientRequest
+from proxy.wire.codec import ClientRequest, tool_definitions, tool_description
 from proxy.wire.counting import MAX_ERROR, TextCounter
-from proxy.wire.raw import Raw
+from proxy.wire.raw import Raw, read_value
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
 
-class Traced(Protocol):
-    """Answers, and shows in a trace that it did."""
-
-    trace: Trace
-
-    async def __call__(self, effect: Effect) -> Reply:
-        """The reply to one effect."""
-        ...
-
-
-class Paid(Traced, Protocol):
+class Paid(Protocol):
     """Answers, and says what the answers took and what those who answer can read."""
 
+    trace: Trace
     spent: Spent
+
+    async def __call__(self, effect: Effect) -> Reply: ...
 
     def reads(self, purpose: str) -> int | None:
         """The tokens that the model for a purpose can read at once, None where its window is not known."""
-        ...
 
 
 class PlanRequest(msgspec.Struct, kw_only=True):
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
-    ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
-    evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
-    requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the
-    request's, ``span`` that of the plan that is being made. ``binds`` says that the model signs what it thinks for what
-    stands before it, ``unbinds`` that no such thinking is valid any more.
+    ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards, ``ask_about`` does where a
+    summary of it is evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the
+    conversation's requests go without, for questions in place; ``edits`` is what the client asks to have taken out;
+    ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds`` says that the model
+    signs what it thinks for what stands before it, ``unbinds`` that no such thinking is valid any more.
     """
 
     request: ClientRequest
@@ -66,7 +61,7 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     limits: ResolveLimits
     ask: Ask
     patience: Patience
-    ask_later: Traced | None = None
+    ask_later: Callable[..., Ask] | None = None
     ask_about: Paid | None = None
     pruned: set[str] = msgspec.field(default_factory=set)
     summarizer_input: int | None = None
@@ -76,6 +71,7 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     binds: bool = False
     unbinds: bool = False
     id: str = ""
+    since: float | None = None
     span: AnySpan = NULL_SPAN
 
     @property
@@ -89,21 +85,19 @@ class PlanRequest(msgspec.Struct, kw_only=True):
 
     @property
     def resumes(self) -> str | None:
-        """The conversation whose checkpoint a new one goes on from: the one named, or its namesake where that is so."""
         if self.settings.resume == "off" or self.settings.observes:
             return None
         return self.resume or (self.name if self.settings.resume == "auto" else None)
 
     def needs_exactly(self, known: ConversationState, tokens: int, limits: Limits) -> bool:
-        """Whether something might be decided otherwise if ``tokens`` were wrong by ``MAX_ERROR``."""
         is_told = known.triggered or known.wanted is not None or known.resumed is not None or self.edits is not None
         counts_parts = self.settings.preempt or self.settings.ingest.from_start or limits.scoped or limits.refused
         return bool(is_told or counts_parts) or tokens * (1 + MAX_ERROR) > limits.trigger
 
     def is_refused_state(self, thread: Thread, transcript: Transcript) -> bool:
-        """Whether a conversation that begins was to go on from another one, and does not."""
-        begins = all(m.role != "assistant" for m in transcript.messages)
-        return self.resume is not None and self.resumes is not None and thread.known.resumed is None and begins
+        if self.resume is None or self.resumes is None or thread.known.resumed is not None:
+            return False
+        return all(m.role != "assistant" for m in transcript.messages)
 
 
 MAX_READ = 500_000
@@ -114,15 +108,12 @@ CHARS_OF_A_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class SkimmedBodies:
-    """Bodies of which, but for those in ``whole``, only what users said is read, and of that ``most`` characters."""
-
     read: Callable[[int], Body]
     whole: frozenset[int]
     users: frozenset[int]
     most: int
 
     def __call__(self, index: int) -> Body:
-        """What message ``index`` says."""
         body = self.read(index)
         if index in self.whole:
             return body
@@ -155,12 +146,10 @@ def skimmed(transcript: Transcript, *, window: int) -> Transcript:
 class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     """A request's messages, the conversation that they belong to, and what fits.
 
-    ``thread`` is the conversation's branch while the process lives, ``length`` how many messages behind the head an
-    earlier request has sent; ``marked`` are the messages that carry Weir's own mark, ``has_media`` says that there are
-    images or the like, whose price says nothing about that of text. ``trend`` is the conversation's growth before this
-    request; ``asked_again`` are the calls in it whose results are out of the window, as (branch, hash); ``listens``
-    says whether the answer will tell the conversation from others; ``new`` are the raw messages at its end whose array
-    was not seen before; ``sampled`` that its tokens are right within ``MAX_ERROR``, far from everything they decide.
+    An earlier request has sent ``length`` messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is
+    the conversation's growth before this request; ``asked_again`` are calls in it whose results are out of the window,
+    as (branch, hash); ``listens`` says that the answer will tell the conversation from others; ``new`` are the raw
+    messages at its end that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Transcript
@@ -178,38 +167,27 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def branch(self) -> Branch:
-        """The conversation's branch."""
         return self.thread.branch
 
     @property
     def readable(self) -> Transcript:
-        """The transcript for who reads it all: no longer than the window needs and a plan can take."""
         return skimmed(self.transcript, window=self.limits.budget.window)
 
     def known(self, *, observed: bool = False) -> ConversationState:
-        """What to replay on this request; for an observed one what would be replayed."""
         return self.thread.known_at(self.length, observed=observed)
 
     @property
     def is_window_known(self) -> bool:
-        """Whether the window is known well enough to refuse a request without asking the upstream."""
         return self.limits.facts.source not in ("last_resort", "unknown")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What goes up, and how it came about.
 
-    Attributes:
-        recognized: whose request it is, None for one that is not managed, or could not be read.
-        decision: what was decided, None where nothing was.
-        sent: the uncalibrated tokens of what goes up, 0 where they were not counted.
-        prepared: whether a summary lay ready for it.
-        evictions: what was newly taken out, or for an observed request would have been.
-        refused: why an observed request would have been refused.
-        degraded: what was done with less than there should be, and why.
-        betas: features of Anthropic's that the body needs beyond those that the client names.
-        restarted: whether it begins anew what the provider holds.
-        native: whether the provider is asked to compact.
+    ``recognized`` is None for a request that is not managed, or could not be read; ``sent`` the uncalibrated tokens of
+    what goes up, 0 where they were not counted; ``evictions`` what was newly taken out, or would have been; ``refused``
+    why an observed request would have been refused; ``betas`` features of Anthropic's that the body needs beyond the
+    client's; ``restarted`` that it begins anew what the provider holds; ``native`` that the provider is to compact.
     """
 
     body: bytes
@@ -226,22 +204,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def branch(self) -> Branch | None:
-        """The conversation's branch, None where it was not recognised."""
         return None if self.recognized is None else self.recognized.branch
 
     @property
     def limits(self) -> ModelLimits | None:
-        """What fits, None where nobody asked."""
         return None if self.recognized is None else self.recognized.limits
 
     @property
     def sampled(self) -> bool:
-        """Whether its tokens are right within ``MAX_ERROR`` only."""
         return self.recognized is not None and self.recognized.sampled
 
     @property
     def has_media(self) -> bool:
-        """Whether there are images or the like in it, whose price says nothing about that of text."""
         return self.recognized is not None and self.recognized.has_media
 
 
@@ -249,7 +223,6 @@ NO_PLAN = Plan(body=b"")
 
 
 def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
-    """What the client is told of a request that no plan makes small enough."""
     if isinstance(error, BucketExceeded):
         return ContextLengthExceeded.in_bucket(
             error.bucket,
@@ -262,4 +235,84 @@ def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
         )
     return ContextLengthExceeded.of(
         window=error.window, reserve=error.reserve, buckets=error.buckets, protected=error.protected
+    )
+
+
+def empty_change(recognized: Recognized, now: float) -> Change:
+    transcript, branch = recognized.transcript, recognized.branch
+    ends = recognized.thread.ends(transcript)
+    return Change(
+        tenant=branch.tenant,
+        conversation=branch.conversation,
+        name=branch.name,
+        branch=branch.branch,
+        expected=branch.version,
+        at=now,
+        chain_end=ends[0] if ends else b"",
+        length=len(transcript.chain),
+    )
+
+
+def change_of(
+    asked: PlanRequest, recognized: Recognized, decision: Decision, evictions: tuple[EvictionRow, ...], now: float
+) -> Change:
+    nothing, cut, thread = empty_change(recognized, now), decision.cut, recognized.thread
+    rules, messages = asked.settings.checkpoints, recognized.transcript.messages
+    state = decision.checkpoint if rules.enabled else None
+    base = max(1, recognized.limits.budget.base(asked.settings))
+    thread.evicted |= evicted_calls(evictions, thread.branch.branch)
+    return replace(
+        nothing,
+        edits=decision.edits,
+        cut=cut,
+        originals=(
+            *(_original(asked, recognized, i) for i in decision.removed),
+            *_definitions(asked, decision),
+        ),
+        covered=tuple(messages[i].ref for i in decision.covered),
+        checkpoint=None if state is None else stamped(state, now, version=nothing.expected + 1),
+        reason=cut.origin if cut is not None and decision.window_id is not None else "compaction",
+        window_id=1 if decision.checkpoint is None else Checkpoint.from_json(decision.checkpoint).window_id,
+        keep=rules.keep,
+        resumed=thread.known.resumed if cut is not None and cut.origin == "resume" else None,
+        evictions=evictions,
+        request=asked.id,
+        figures=figures_of(decision, asked.settings, base=base),
+    )
+
+
+def stamped(checkpoint: str, at: float, *, version: int) -> str:
+    moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
+    return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
+
+
+def pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
+    edits = thread.known.edits
+    if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
+        yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
+
+
+def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
+    new = {edit.ref for edit in decision.edits if edit.kind is EditKind.PRUNE_TOOLS}
+    if not new:
+        return
+    for name, raws in tool_definitions(asked.request).items():
+        ref = ToolDefinition(name, 0).digest.hex()[:12]
+        if ref in new:
+            body = bytes(raws[0]) if len(raws) == 1 else b"[" + b",".join(raws) + b"]"
+            said = " ".join((name, *(tool_description(read_value(raw)) for raw in raws)))
+            yield Original(ref=ref, role="tool_definition", tokens=asked.counter.count(said), body=body, text=said)
+
+
+def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Original:
+    message = recognized.transcript.messages[index]
+    raw = (asked.request.messages or ())[index]
+    body = recognized.transcript.read(index)
+    said = [body.text, *(f"{call.name} {call.arguments}" for call in body.calls)]
+    return Original(
+        ref=message.ref,
+        role=message.role,
+        tokens=message.tokens,
+        body=asked.request.codec.stored(raw),
+        text="\n".join(part for part in said if part),
     )

@@ -52,8 +52,7 @@ class _Side(NamedTuple):
         return reply
 
 
-class _Abandoned(BaseException):
-    """What was asked for could not be told, and nobody waits for the rest."""
+class _Abandoned(BaseException): ...
 
 
 @cache
@@ -62,7 +61,6 @@ def _side() -> _Side:
 
 
 def work() -> None:
-    """Answer until the input ends."""
     side = _side()
     os.nice(NICENESS)
     side.answer("ready")
@@ -80,7 +78,6 @@ def work() -> None:
 
 
 def _run(asked: Callable[[], Any], side: _Side) -> Any:
-    """What came of it; likeness by shingles is told here, all else that a flow asks for is asked of who began it."""
     made = asked()
     if not isinstance(made, Generator):
         return made
@@ -129,15 +126,13 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def refusal(kind: type[PolicyError], args: tuple[object, ...], facts: dict[str, object]) -> PolicyError:
-    """The error that work was refused by."""
     error = kind.__new__(kind, *args)
     error.args = args
     vars(error).update(facts)
     return error
 
 
-class Unmovable(Exception):
-    """The work has something with it that cannot be given to another process."""
+class Unmovable(Exception): ...
 
 
 def packed(work: "partial[Any]") -> list[bytes | memoryview]:
@@ -154,7 +149,6 @@ def packed(work: "partial[Any]") -> list[bytes | memoryview]:
 
 
 def written(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
-    """A value as the other side reads it; long bytes go to ``buffers`` where there are any."""
     target = io.BytesIO()
     beside = None if buffers is None else buffers.append
     pickler = pickle.Pickler(target, pickle.HIGHEST_PROTOCOL, buffer_callback=beside)

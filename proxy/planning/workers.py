@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import pickle
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,6 +34,8 @@ LONG, VERY_LONG = 16_000, 64_000
 ENORMOUS = 2_000_000
 """Tokens from which on one plan is made at a time, and who would have to wait long for that is told to come again."""
 PATIENCE = 3.0
+MAX_AGE = 5.0
+"""Seconds after which an enormous request that waited for room already is not begun: its plan takes long itself."""
 HUGE = "huge"
 START_WITHIN = 30.0
 IDLE = 300.0
@@ -53,12 +56,10 @@ def workers_for(processes: int) -> int:
     return min(MAX_WORKERS, max(2, ((os.cpu_count() or 1) - 1) // processes))
 
 
-class WorkerDied(Exception):
-    """The process ended while it worked, whenever it was tried."""
+class WorkerDied(Exception): ...
 
 
-class _CannotStart(Exception):
-    """There is no process to be had."""
+class _CannotStart(Exception): ...
 
 
 class Turns:
@@ -74,11 +75,9 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """Those without a place."""
         return sum(not turn.done() for turns in self._waiting.values() for turn in turns)
 
     async def enter(self, key: str) -> None:
-        """Return once there is a place for this key, which has it from then on."""
         if self._has_place(key):
             self._taken[key] += 1
             return
@@ -92,7 +91,6 @@ class Turns:
             raise
 
     def leave(self, key: str) -> None:
-        """Give a place back to whose turn it is."""
         self._taken[key] -= 1
         for other in sorted(self._waiting, key=BACKGROUND.__eq__):
             waiting = self._waiting[other]
@@ -117,8 +115,6 @@ class Turns:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A process; ``knows`` are the conversations that it has read last, ``rests`` says that it waits for work."""
-
     process: ChildProcess
     knows: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     rests: bool = True
@@ -126,10 +122,7 @@ class _Worker:
 
 
 class Workers:
-    """The processes of one server, at most so many; begun when there is work, ended when there was none for a while."""
-
     def __init__(self, most: int = 0, *, idle: float = IDLE) -> None:
-        """Without any, threads do all the work."""
         self._most = most
         self._idle = idle
         self._turns = Turns(most)
@@ -140,12 +133,10 @@ class Workers:
 
     @property
     def waiting(self) -> int:
-        """Plans that wait for a process."""
         return self._turns.waiting
 
     @property
     def processes(self) -> dict[str, int]:
-        """How many there are, by whether they work."""
         return {"busy": len(self._working), "idle": len(self._resting)}
 
     async def run(
@@ -157,16 +148,18 @@ class Workers:
         ask: Ask,
         span: AnySpan = NULL_SPAN,
         begun: tuple[Flow[T], Effect] | None = None,
+        since: float | None = None,
     ) -> T:
         """What a function of the pure half comes to, whose first argument is a transcript; flows ask ``ask``.
 
         ``begun`` is the flow where it was begun here, with what it asks for first. A process that has read the
-        conversation's ``branch`` before is preferred. Raises PolicyError as the function does, WorkerDied.
+        conversation's ``branch`` before is preferred; ``since`` is when a request that waited for room could have
+        begun (``time.monotonic``). Raises PolicyError as the function does, WorkerDied, Busy for an enormous one.
         """
         is_whole = begun is None or isinstance(begun[1], Offload)
         if is_whole and self._is_long(work.args[0].tokens):
             try:
-                moved: T = await self._elsewhere(work, key, branch, ask, span)
+                moved: T = await self._elsewhere(work, key, branch, ask, span, since)
             except (worker.Unmovable, _CannotStart) as error:
                 log.warning("a thread does what a process should do: %s", error)
             else:
@@ -183,13 +176,11 @@ class Workers:
             self._here -= 1
 
     def _is_long(self, tokens: int) -> bool:
-        """Whether a process is to be asked rather than a thread: one is at rest, or it is worth starting one."""
         if not self._most or tokens < LONG:
             return False
         return tokens >= VERY_LONG or self._here > 0 or bool(self._resting)
 
     async def close(self) -> None:
-        """End every process; none is started any more."""
         self._most = 0
         for found in self._resting:
             self._end(found)
@@ -198,13 +189,15 @@ class Workers:
             self._end(found)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    async def _elsewhere(self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan) -> Any:
+    async def _elsewhere(
+        self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan, since: float | None
+    ) -> Any:
         frames = worker.packed(work)
         if work.args[0].tokens >= ENORMOUS:
             key = HUGE
         for _ in range(TRIES):
             at = span.now()
-            async with self._turn(key, branch) as found:
+            async with self._turn(key, branch, since) as found:
                 span.since(at, "wait", "worker")
                 span.begin()
                 try:
@@ -218,9 +211,8 @@ class Workers:
         raise WorkerDied
 
     @asynccontextmanager
-    async def _turn(self, key: str, branch: str) -> AsyncIterator[_Worker]:
-        """A process of one's own, once it is one's turn; it is ended unless it has finished what it was asked."""
-        await self._enter(key)
+    async def _turn(self, key: str, branch: str, since: float | None) -> AsyncIterator[_Worker]:
+        await self._enter(key, since)
         try:
             if not self._most:
                 raise _CannotStart("the server stops")
@@ -239,15 +231,19 @@ class Workers:
         finally:
             self._turns.leave(key)
 
-    async def _enter(self, key: str) -> None:
+    async def _enter(self, key: str, since: float | None) -> None:
+        left = None
+        if key == HUGE:
+            left = PATIENCE if since is None else min(PATIENCE, since + MAX_AGE - time.monotonic())
+            if left <= 0:
+                raise Busy.after(PATIENCE)
         try:
-            async with asyncio.timeout(PATIENCE if key == HUGE else None):
+            async with asyncio.timeout(left):
                 await self._turns.enter(key)
         except TimeoutError:
             raise Busy.after(PATIENCE) from None
 
     def _rested(self, branch: str) -> _Worker | None:
-        """A process that waits for work, first one that knows the conversation."""
         self._resting = [found for found in self._resting if found.process.is_running]
         if not self._resting:
             return None
@@ -287,8 +283,6 @@ async def _started() -> _Worker:
 
 @dataclass(slots=True)
 class _Talk:
-    """What is said between the two while one piece of work is done."""
-
     found: _Worker
     ask: Ask
     span: AnySpan

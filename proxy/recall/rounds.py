@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
 from policies import Edit, EditKind, TokenCounter, Transcript
 from policies.ledger import occurrence_of_round
 from proxy.recall.answering import (
@@ -270,7 +272,7 @@ async def follow_whole(received: UpstreamResponse, rounds: Rounds, ask: AskAgain
         rounds.unseen.end(rounds.unseen.surface.elements(final), turn)
     written = write_value(final)
     seen = read_completion(written, surface.codec)
-    return replace(received, body=written, seen=seen, rewritten=True)
+    return msgspec.structs.replace(received, body=written, seen=seen, rewritten=True)
 
 
 def _answer(received: UpstreamResponse, surface: RecallSurface, name: str) -> dict[str, Any] | None:

@@ -48,7 +48,6 @@ class ServerLimits:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a process that was asked to stop is ended, whatever it does."""
         return self.notice + self.grace + self.farewell + CLOSING
 
 
@@ -65,7 +64,6 @@ class Shutdown:
     callbacks: set[Callable[[], None]] = field(default_factory=set)
 
     def cut_now(self) -> None:
-        """Sets ``cut`` and calls every callback."""
         self.cut.set()
         for callback in tuple(self.callbacks):
             callback()
@@ -117,7 +115,6 @@ class Cycle(RequestResponseCycle):
             callback()
 
     def disconnect(self) -> None:
-        """Lets the application see ``http.disconnect``; what it sends from now on goes nowhere."""
         if not self.response_complete:
             self.disconnected = True
             self.message_event.set()
@@ -126,7 +123,6 @@ class Cycle(RequestResponseCycle):
                 callback()
 
     async def receive(self) -> Message:
-        """The next part of the body; a body declared below 1 MiB comes as one."""
         if self.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(CONTINUE)
             self.waiting_for_100_continue = False
@@ -142,7 +138,6 @@ class Cycle(RequestResponseCycle):
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
-        """Writes one ASGI message; waits while the client is not reading; does nothing once it is gone."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
@@ -171,7 +166,6 @@ class Cycle(RequestResponseCycle):
             self.on_response()
 
     def _write_counted(self, body: bytes) -> None:
-        """Writes to an answer that is delimited by its length or, ``chunked_encoding`` being None, by its end."""
         if self.chunked_encoding is False:
             if len(body) > self.expected_content_length:
                 raise RuntimeError("answer is longer than its Content-Length")
@@ -180,7 +174,6 @@ class Cycle(RequestResponseCycle):
             self.transport.write(body)
 
     def _write_head(self, message: Message) -> None:
-        """Writes status line and headers; framing is generated, whatever the application says about it."""
         if message["type"] != "http.response.start":
             raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
         status, headers = message["status"], list(message.get("headers", ()))
@@ -223,22 +216,35 @@ class Cycle(RequestResponseCycle):
         The connection outlives that for a moment: Bun's fetch and aiohttp forget what they have received but not
         handed out yet once it ends early, and with it the error event that says why.
         """
-
-        async def running(scope: Any, receive: Any, send: Any) -> None:
-            await app(scope, receive, send)
-            if self.response_started and not self.response_complete and not self.disconnected:
+        try:
+            await app(self.scope, self.receive, self.send)
+        except BaseException as error:
+            self.logger.error("Exception in ASGI application\n", exc_info=error)
+            if self.response_started:
+                self.transport.close()
+            else:
+                await self.send_500_response()
+        else:
+            if self.response_complete or self.disconnected:
+                return
+            if self.response_started:
                 self.disconnected = True
                 asyncio.get_running_loop().call_later(READ_OUT, self.transport.close)
-
-        await super().run_asgi(running)
+            else:
+                self.logger.error("ASGI callable returned without starting response.")
+                await self.send_500_response()
+        finally:
+            self.on_response = _nothing
+            self.scope.pop("extensions", None)  # it holds the cycle
 
     async def send_500_response(self) -> None:
-        """Answers for an application that raised before its answer began."""
         await answer_error(self.send, 500, ProxyError("Internal server error."))
 
 
+def _nothing() -> None: ...
+
+
 def refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A whole answer, with ``Connection: close``."""
     body = error.body()
     return b"".join(
         [
@@ -253,7 +259,6 @@ def refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes
 
 
 async def answer_error(send: Callable[[Message], Awaitable[None]], status: int, error: ProxyError) -> None:
-    """Send an error as a whole answer, after which the connection is closed."""
     body = error.body()
     headers = [
         (b"content-type", b"application/json"),
@@ -267,5 +272,4 @@ async def answer_error(send: Callable[[Message], Awaitable[None]], status: int, 
 
 
 async def answer_busy(_scope: Any, _receive: Any, send: Any) -> None:
-    """Answers in the application's place when too many requests are open."""
     await answer_error(send, 503, Busy("Weir has as many requests open as it may have. Please try again."))

@@ -25,8 +25,6 @@ _STARTUP_FAILURE = 3
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that says that it is stopping before it stops."""
-
     config: ServerConfig
 
     def __init__(self, config: ServerConfig, *, shutdown: Shutdown | None = None) -> None:
@@ -35,11 +33,9 @@ class Server(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """The port of the first listener, also when 0 was asked for."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the application, then listens."""
         self.lifespan.state["shutdown"] = self.stopping
         await super().startup(sockets)
 
@@ -52,7 +48,6 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drains, closes the listeners, waits for open answers, cuts what is left, and stops the application."""
         try:
             await self._drain(sockets or [])
         finally:
@@ -83,7 +78,6 @@ class Server(uvicorn.Server):
         return bool(self.server_state.tasks or self.server_state.connections)
 
     async def _while(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Waits while the condition holds; whether it ended before the time was up (or a second signal came)."""
         end = time.monotonic() + seconds
         while condition():
             if self.force_exit or time.monotonic() >= end:
@@ -102,7 +96,6 @@ async def serve(
     lifespan: Literal["on", "off"] = "on",
     shutdown: Shutdown | None = None,
 ) -> AsyncIterator[Server]:
-    """A server inside the running loop, listening on ``server.port``; leaving the block stops it gracefully."""
     config = ServerConfig(app, host=host, port=port, limits=limits, lifespan=lifespan)
     server = Server(config, shutdown=shutdown)
     config.load()
@@ -149,7 +142,6 @@ def _work(config: ServerConfig, sockets: list[socket.socket]) -> None:
 
 
 def _supervise(config: ServerConfig, sockets: list[socket.socket], count: int) -> int:
-    """Keeps ``count`` workers alive until a signal; 1 if one cannot start. SIGHUP is passed on to each."""
     spawn = multiprocessing.get_context("spawn")
     workers: list[SpawnProcess] = []
     stopping: list[int] = []

@@ -37,13 +37,10 @@ PROBED = frozenset({"/healthz", "/readyz", "/metrics"})  # who asks there would 
 PROBES = (0.02, 0.2, 0.5)
 
 
-class _Refused(Exception):
-    """Stops the parser from inside one of its callbacks."""
+class _Refused(Exception): ...
 
 
 class Protocol(HttpToolsProtocol):
-    """One client connection."""
-
     cycle: Cycle
     pipeline: deque[tuple[Cycle, Any]]  # type: ignore[assignment]
 
@@ -78,7 +75,6 @@ class Protocol(HttpToolsProtocol):
     # -- connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the clock of the first head: a connection that says nothing is closed too."""
         super().connection_made(transport)
         self._wait_until(self.loop.time() + self.limits.header_timeout)
         most, there = self.limits.connections, len(self.connections)
@@ -90,7 +86,6 @@ class Protocol(HttpToolsProtocol):
             self._refuse(503, Busy("Weir has as many connections open as it may have. Please try again."))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells the running application, also when a pipelined request stands behind it."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -129,7 +124,6 @@ class Protocol(HttpToolsProtocol):
             self.loop.call_later(delays[0], self._probe, delays[1:])
 
     def shutdown(self) -> None:
-        """Closes the connection if it is idle, else after its answer."""
         if self.refusal is not None:
             return
         if self.running is not None and not self.running.response_complete:
@@ -185,19 +179,16 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
     def pause_writing(self) -> None:
-        """Starts the clock of a reader that does not read."""
         super().pause_writing()
         self.unsent = self.transport.get_write_buffer_size()
         self.stalled = self.loop.time() + self.limits.stall
         self._arm(self.stalled)
 
     def resume_writing(self) -> None:
-        """Stops that clock."""
         super().resume_writing()
         self.stalled = _NEVER
 
     def _close(self) -> None:
-        """Closes the connection; what is unsent is still flushed, for at most ``stall`` seconds."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
             self.unsent = 0
@@ -211,7 +202,6 @@ class Protocol(HttpToolsProtocol):
         raise _Refused
 
     def _refuse(self, status: int, error: ProxyError) -> None:
-        """Parses nothing more; answers once the requests before this one are answered, and closes."""
         _log.info("request refused with %d: %s", status, error.message)
         self.refusal = refusal(status, error, self.server_state.default_headers)
         self.deadline = _NEVER
@@ -241,7 +231,6 @@ class Protocol(HttpToolsProtocol):
     # -- parsing
 
     def data_received(self, data: bytes | memoryview) -> None:
-        """Feeds the parser, at most the header cap of it until a head is complete."""
         if self.refusal is not None:
             return
         if self.phase != _BODY:
@@ -294,7 +283,6 @@ class Protocol(HttpToolsProtocol):
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
 
     def on_message_begin(self) -> None:
-        """A request's first byte."""
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -333,7 +321,6 @@ class Protocol(HttpToolsProtocol):
             self.coded = True
 
     def on_headers_complete(self) -> None:
-        """Starts the application, or queues the request behind the one that is being answered."""
         version = self.parser.get_http_version()
         plain = version == "1.0"
         self._judge(version)
@@ -394,7 +381,6 @@ class Protocol(HttpToolsProtocol):
         self._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body; above the cap it is refused, whatever was declared."""
         self.body_bytes += len(body)
         if self.body_bytes > self.limits.body_bytes:
             self._reject(413, RequestTooLarge.of_body(self.limits.body_bytes))
@@ -409,7 +395,6 @@ class Protocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        """A request's last byte."""
         if self.offered and (self.coded or self.length) and self.parser.should_upgrade():
             return
         cycle = self.cycle
@@ -424,7 +409,6 @@ class Protocol(HttpToolsProtocol):
             self._wait_until(self.loop.time() + self.limits.keep_alive)
 
     def on_response_complete(self) -> None:
-        """Goes on to the next request of the connection, or ends it."""
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self.running is None:
             return
@@ -446,8 +430,6 @@ class Protocol(HttpToolsProtocol):
 
 
 class _Resumed:
-    """The callbacks of a parser that goes on inside a request: it passes over the head that tells it the framing."""
-
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
         self._inside = False

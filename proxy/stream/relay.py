@@ -1,4 +1,4 @@
-"""Moving an answer to the client as it arrives, byte for byte, watching it on the way.
+"""A request's body in, and an answer to the client as it arrives, byte for byte, watched on the way.
 
 Before the first byte goes out the beginning of a stream is looked at, for at most ``PEEK`` seconds after its
 first byte: an upstream may say 200 and then, as its first event, that the prompt does not fit. Half an event, which
@@ -11,23 +11,132 @@ conversation by that answer where its opening does not tell.
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from proxy.errors import ProxyError, UpstreamTimeout
+from proxy.errors import ProxyError, RequestTooLarge, UpstreamTimeout
+from proxy.server import DISCONNECT
 from proxy.tap import StreamTap, Tap
 from proxy.telemetry import AnySpan
+from proxy.telemetry.process import give_back
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
 from proxy.wire.codec import CHAT, Codec
 from proxy.wire.raw import DONE, Decoder, Lines
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = Sequence[tuple[bytes, bytes]]
+Hold = Callable[[int], Awaitable[None]]
+
+
+LARGE = 8 * 2**20
+"""Bytes of a body whose parts are worth giving back to the system: the allocator would keep them."""
+
+
+class ClientGone(Exception): ...
+
+
+def declared_length(headers: Headers) -> int | None:
+    given = next((value for name, value in headers if name == b"content-length"), b"")
+    return int(given) if given.isdigit() else None
+
+
+async def read_part(receive: Receive, before: int, *, limit: int) -> tuple[bytes, bool]:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    part: bytes = message.get("body", b"")
+    if before + len(part) > limit:
+        raise RequestTooLarge.of_body(limit)
+    return part, message.get("more_body", False)
+
+
+async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -> bytes:
+    """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves meanwhile.
+
+    ``hold`` is told of each part that comes, and may take its time.
+    """
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        part, more = await read_part(receive, size, limit=limit)
+        size += len(part)
+        if hold is not None:
+            await hold(len(part))
+        parts.append(part)
+        if not more:
+            whole = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            if size > LARGE:
+                give_back()
+            return whole
+
+
+async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> bytes:
+    """The whole body, counted by ``hold`` before it is read where its length is known, else part by part."""
+    length = declared_length(headers)
+    if length is None:
+        return await read_body(receive, limit=limit, hold=hold)
+    if length > limit:
+        raise RequestTooLarge.of_body(limit)
+    await hold(length)
+    return await read_body(receive, limit=limit)
+
+
+async def while_connected(scope: MutableMapping[str, Any], receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work``, and cancel it as soon as the client has gone. Raises ClientGone then.
+
+    An answer that is not streamed is never cancelled by the server itself, so this is what closes the upstream.
+    Weir's own server tells when a client leaves; any other ASGI server is asked by reading on.
+    """
+    when_gone = scope.get("extensions", {}).get(DISCONNECT)
+    task = asyncio.current_task()
+    if when_gone is None or task is None:
+        await _while_receiving(receive, work)
+        return
+    left: list[bool] = []
+
+    def leave() -> None:
+        left.append(True)
+        task.cancel()
+
+    when_gone(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not left:
+            raise
+        task.uncancel()
+        raise ClientGone from None
+    finally:
+        when_gone(None)
+
+
+async def _while_receiving(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            raise ClientGone
+        await task
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 PEEK = 0.025
 MAX_WHOLE = 8 * 1024 * 1024
@@ -42,33 +151,26 @@ EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
 
-class StreamCut(Exception):
-    """The answer to the client ended before its end; its connection has to be closed."""
+class StreamCut(Exception): ...
 
 
 def is_stream(answer: Answer) -> bool:
-    """Whether an answer is a stream of server-sent events."""
     return any(name.lower() == b"content-type" and value.startswith(EVENT_STREAM) for name, value in answer.headers)
 
 
 def is_readable(answer: Answer) -> bool:
-    """Whether the body of an answer is what it seems: nobody has compressed it."""
     return not any(n.lower() == b"content-encoding" and v.strip().lower() != b"identity" for n, v in answer.headers)
 
 
-@dataclass(slots=True)
-class Opening:
-    """The beginning of a stream that has not gone to the client yet."""
-
-    held: list[bytes] = field(default_factory=list)
-    tap: StreamTap = field(default_factory=StreamTap)
+class Opening(msgspec.Struct):
+    held: list[bytes] = msgspec.field(default_factory=list)
+    tap: StreamTap = msgspec.field(default_factory=StreamTap)
     error: bytes | None = None
     pending: "asyncio.Future[bytes] | None" = None
     ended: bool = False
 
 
-@dataclass(slots=True)
-class UpstreamResponse:
+class UpstreamResponse(msgspec.Struct):
     """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning was read.
 
     ``rewritten`` says that ``body`` is not what the upstream has sent.
@@ -124,7 +226,6 @@ def _unframed(held: Sequence[bytes], tap: StreamTap) -> bytes | None:
 
 
 def _may_be_full(seen: Tap) -> bool:
-    """Whether a stream ended at a length without a word and may still report how long its prompt was."""
     return is_cut_short(seen.finish_reasons) and seen.usage is None and not seen.done
 
 
@@ -165,7 +266,11 @@ async def relay_stream(
             if begun is not None:
                 begun()
                 begun = None
-            await relay(chunk)
+            if explain is not None:
+                tap.feed(chunk)
+                chunk = lines.whole(chunk)
+            if chunk:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         if explain is not None:
             end_of(tap)
             await send_more(send, lines.rest)
@@ -205,19 +310,16 @@ async def relay_whole(
 
 
 async def send_start(send: Send, *, status: int, headers: Headers) -> None:
-    """Begin an answer."""
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
 
 async def send_more(send: Send, chunk: bytes) -> None:
-    """Send a part of the body that is not its last."""
     await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 async def capture_stream(
     chunks: AsyncGenerator[bytes, None], span: AnySpan, *, codec: Codec = CHAT
 ) -> AsyncGenerator[bytes, None]:
-    """The same chunks; ``span`` is told what the first 256 KiB of them said, however they end."""
     held = bytearray()
     try:
         async with aclosing(chunks) as going:
@@ -229,8 +331,7 @@ async def capture_stream(
         span.said(choices_of(bytes(held), codec))
 
 
-@dataclass(slots=True)
-class Listener:
+class Listener(msgspec.Struct):
     """Sends an answer on and keeps what went to the client of it, at most 4 MiB.
 
     ``ended`` is waited for before the client gets the piece by which it knows that the answer is whole.
@@ -238,12 +339,11 @@ class Listener:
 
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
     ended: Callable[[], Awaitable[None]] | None = None
-    held: bytearray = field(default_factory=bytearray)
+    held: bytearray = msgspec.field(default_factory=bytearray)
     codec: Codec = CHAT
     ending: bool = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        """Send one piece on."""
         if len(self.held) < MAX_LISTENED:
             self.held += message.get("body", b"")
         if self.ended is not None and message["type"] == "http.response.body" and self._ends_with(message):
@@ -259,7 +359,6 @@ class Listener:
         return body.rstrip().endswith(b"}") and self.held.lstrip().startswith(b"{") and bool(self.messages())
 
     def messages(self) -> list[dict[str, Any]]:
-        """What the answer's choices said, as a client that has a message of it sends it back."""
         body = bytes(self.held)
         found = _choices_in(body, self.codec) if body.lstrip().startswith(b"{") else choices_of(body, self.codec)
         given = [choice["message"] for choice in found if isinstance(choice.get("message"), dict)]
@@ -267,7 +366,6 @@ class Listener:
 
 
 def _choices_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
-    """The choices of a whole completion, none where it cannot be read."""
     try:
         value = codec.completion(msgspec.json.decode(body))
     except (ValueError, RecursionError):
@@ -277,7 +375,6 @@ def _choices_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
 
 
 def choices_of(stream: bytes, codec: Codec = CHAT) -> list[dict[str, Any]]:
-    """The choices of a streamed completion as a whole one has them; what cannot be read is left out."""
     choices: dict[int, _Choice] = {}
     for event in Decoder().feed(stream):
         if event.data == DONE:
@@ -297,19 +394,17 @@ def choices_of(stream: bytes, codec: Codec = CHAT) -> list[dict[str, Any]]:
 _NO_TEXT = frozenset({"role", "begun"})
 
 
-@dataclass(slots=True)
-class _Choice:
+class _Choice(msgspec.Struct):
     """A choice as far as a stream has told it; its calls by the numbers that they are sent under.
 
     Those of Responses and Messages count texts and thoughts too, so they have gaps.
     """
 
-    texts: dict[str, str] = field(default_factory=dict)
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    texts: dict[str, str] = msgspec.field(default_factory=dict)
+    calls: dict[int, dict[str, Any]] = msgspec.field(default_factory=dict)
     finish: Any = None
 
     def add(self, choice: Mapping[str, Any]) -> None:
-        """Take what one chunk says."""
         self.finish = choice.get("finish_reason") or self.finish
         delta = choice.get("delta")
         for name, value in delta.items() if isinstance(delta, dict) else ():
@@ -334,7 +429,6 @@ class _Choice:
             call["function"][name] += said.get(name, "")
 
     def whole(self) -> dict[str, Any]:
-        """The choice as a whole completion has it."""
         message: dict[str, Any] = {"role": "assistant", **self.texts}
         if self.calls:
             message["tool_calls"] = list(self.calls.values())

@@ -14,7 +14,7 @@ from proxy.telemetry.logs import (
 from proxy.telemetry.metrics import Metrics, ModelCall
 from proxy.telemetry.names import provider_name
 from proxy.telemetry.setup import OtelSettings, Telemetry, TelemetryError
-from proxy.telemetry.untraced import NULL_SPAN, NULL_TRACE, AnySpan, Trace
+from proxy.telemetry.trace import NULL_SPAN, NULL_TRACE, AnySpan, Trace
 
 __all__ = [
     "CONTEXT_HEADERS",

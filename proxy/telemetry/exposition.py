@@ -8,19 +8,16 @@ counter must not go back; what it said of the moment does not.
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
 import msgspec
-from opentelemetry.sdk.metrics import export as otlp
 
 Merge = Literal["sum", "max", "mean"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Instrument:
+class Instrument(msgspec.Struct, frozen=True, eq=False):
     """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets.
 
     ``merge`` is what several worker processes' values of a gauge are put together by.
@@ -36,7 +33,6 @@ class Instrument:
 
     @property
     def prometheus(self) -> str:
-        """The Prometheus name: underscores, ``_seconds`` for s, ``_bytes`` for By, ``_total`` for a counter."""
         unit = {"s": "_seconds", "By": "_bytes"}.get(self.unit, "")
         return self.name.replace(".", "_") + unit + ("_total" if self.kind == "counter" else "")
 
@@ -63,7 +59,6 @@ class Series(msgspec.Struct, array_like=True):
     exemplars: dict[int, Exemplar] = {}
 
     def copy(self) -> "Series":
-        """The same, which nobody changes."""
         return Series(self.total, list(self.counts), self.low, self.high, dict(self.exemplars))
 
 
@@ -71,7 +66,6 @@ Family = tuple[Instrument, Mapping[Labels, Series]]
 
 
 def as_text(families: Iterable[Family], *, openmetrics: bool = False) -> bytes:
-    """Prometheus text format 0.0.4, or OpenMetrics 1.0.0 with exemplars; what has no samples yet is left out."""
     lines: list[str] = []
     for instrument, found in families:
         if found:
@@ -85,7 +79,6 @@ def as_text(families: Iterable[Family], *, openmetrics: bool = False) -> bytes:
 
 
 def _samples(instrument: Instrument, labels: Labels, series: Series, *, openmetrics: bool) -> Iterator[str]:
-    """One series as lines; empty labels are left out."""
     name, named = instrument.prometheus, zip(instrument.labels, labels, strict=True)
     pairs = [f'{label.replace(".", "_")}="{_escape(value)}"' for label, value in named if value]
     braced, running = f"{{{','.join(pairs)}}}" if pairs else "", 0
@@ -114,41 +107,13 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def as_otlp(instrument: Instrument, found: Mapping[Labels, Series], since: int, now: int) -> otlp.Metric:
-    """One metric as cumulative data points from ``since`` to ``now``, ns since the epoch."""
-    named = [({k: v for k, v in zip(instrument.labels, key, strict=True) if v}, each) for key, each in found.items()]
-    data: otlp.Gauge | otlp.Sum | otlp.Histogram
-    if instrument.kind == "histogram":
-        data = otlp.Histogram([_point(instrument, *each, since, now) for each in named], _CUMULATIVE)
-    else:
-        numbers = [otlp.NumberDataPoint(attributes, since, now, series.total) for attributes, series in named]
-        is_sum = instrument.kind == "counter"
-        data = otlp.Sum(numbers, _CUMULATIVE, is_monotonic=True) if is_sum else otlp.Gauge(numbers)
-    return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
-
-
-_CUMULATIVE = otlp.AggregationTemporality.CUMULATIVE
-
-
-def _point(
-    instrument: Instrument, attributes: dict[str, str], series: Series, since: int, now: int
-) -> otlp.HistogramDataPoint:
-    count, total, counts, bounds = sum(series.counts), series.total, series.counts, instrument.bounds
-    return otlp.HistogramDataPoint(
-        attributes, since, now, count, total, counts, bounds, min=series.low, max=series.high
-    )
-
-
 class WorkerReadings:
-    """The folder of several workers' readings, and this process's file in it."""
-
     def __init__(self, folder: Path, instruments: Mapping[str, Instrument]) -> None:
         self._folder = folder
         self._instruments = instruments
         self._mine = folder / f"{uuid4().hex}{SUFFIX}"
 
     def leave(self, families: Iterable[Family]) -> None:
-        """Write this process's readings where the others find them; blocks. Nothing happens if the folder is gone."""
         unfinished = self._mine.with_suffix(".unfinished")
         readings = [(instrument.name, list(found.items())) for instrument, found in families]
         with contextlib.suppress(OSError):
@@ -156,7 +121,6 @@ class WorkerReadings:
             unfinished.replace(self._mine)
 
     def together(self, families: Sequence[Family]) -> list[Family]:
-        """This process's readings and what the others left, added up; blocks."""
         every: dict[str, list[Family]] = {instrument.name: [(instrument, found)] for instrument, found in families}
         for path in self._folder.glob(f"*{SUFFIX}"):
             if path == self._mine:
@@ -177,7 +141,6 @@ def _buckets(instrument: Instrument) -> int:
 
 
 def _merged(families: Sequence[Family]) -> Family:
-    """One family of several processes: sums, and of gauges what they are merged by."""
     instrument = families[0][0]
     every: dict[Labels, list[Series]] = {}
     for _, found in families:

@@ -16,12 +16,13 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
 from os import urandom
 from typing import IO, Final, Literal
 from urllib.parse import unquote
+
+import msgspec
 
 from proxy.errors import REDACTED, redact
 from proxy.telemetry import names
@@ -36,27 +37,20 @@ _HEX: Final = frozenset(b"0123456789abcdef")
 _READ: Final = frozenset({names.SESSION_ID, names.USER_ID})
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """The W3C context that a trace continues; ``span`` is 0 and ``state`` empty for a trace that starts here."""
-
+class Parent(msgspec.Struct, frozen=True):
     trace: int
     span: int = 0
     state: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a request's headers say of its trace; ``sampled`` is None without a parent."""
-
+class Context(msgspec.Struct, frozen=True):
     parent: Parent
     sampled: bool | None = None
     user_agent: bytes = b""
-    baggage: Mapping[str, str] = field(default_factory=dict)
+    baggage: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def context_in(headers: Sequence[Header], *, baggage: bool = False) -> Context:
-    """The context to continue, or a new one; of the baggage only who is speaking, and only if it is to be read."""
     given = state = user_agent = carried = b""
     for name, value in headers:
         if name == b"traceparent":
@@ -78,14 +72,12 @@ def context_in(headers: Sequence[Header], *, baggage: bool = False) -> Context:
 
 
 def _well_formed(fields: Sequence[bytes]) -> bool:
-    """W3C Trace Context: version 00 has exactly four fields, later ones may have more, ff is invalid."""
     if len(fields) < 4 or tuple(map(len, fields[:4])) != (2, 32, 16, 2) or fields[0] == b"ff":
         return False
     return (fields[0] != b"00" or len(fields) == 4) and all(_HEX.issuperset(part) for part in fields[:4])
 
 
 def _baggage(value: bytes) -> dict[str, str]:
-    """``session.id`` and ``user.id`` of a baggage header; more than 8,192 bytes are none."""
     if len(value) > MAX_BAGGAGE:
         return {}
     found: dict[str, str] = {}
@@ -105,10 +97,7 @@ MAX_CAUSES: Final = 5
 _BARE: Final = re.compile(r"[!#-<>-~]+")
 
 
-@dataclass(slots=True)
-class RequestContext:
-    """The request that runs: its ids as the log shows them; ``conversation`` is filled in once it is known."""
-
+class RequestContext(msgspec.Struct):
     request: str
     trace: str | None = None
     conversation: str | None = None
@@ -119,8 +108,7 @@ LOG_CONTEXT: Final[ContextVar[RequestContext | None]] = ContextVar("weir-about",
 _IDS: Final = ("request", "conversation", "trace")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeLine:
+class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
     """What one request is logged with: tokens, identifiers and outcome, never content.
 
     ``usable`` is W - R - H in tokens, ``scanned`` and ``prunable`` are the tokens that a prune looked at and
@@ -152,13 +140,11 @@ class ExchangeLine:
 
     @property
     def percent(self) -> float:
-        """The client's tokens as a percentage of the usable window, one decimal; 148,000 of 168,000 is 88.1."""
         if self.usable <= 0:
             return 100.0 if self.tokens_before else 0.0
         return round(100 * self.tokens_before / self.usable, 1)
 
     def text(self) -> str:
-        """The line in key=value form, starting with ``ctx``; a value with blanks or quotes is a JSON string."""
         parts = [f"ctx tokens={self.tokens_before} used={self.percent:.1f}% usable={self.usable} zone={self.zone}"]
         if self.overflow:
             parts.append("overflow=yes")
@@ -172,15 +158,11 @@ class ExchangeLine:
         return " ".join(parts)
 
     def record(self) -> dict[str, object]:
-        """The same as a flat mapping for JSON, plus ``used_pct``."""
-        known = {name: value for name, value in asdict(self).items() if value is not None}
+        known = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return {**known, "used_pct": self.percent}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlertLine:
-    """What one alert is logged with, when it opens: whose it is, its kind, and by how much; never content."""
-
+class AlertLine(msgspec.Struct, frozen=True, kw_only=True):
     level: str
     category: str
     alert: str
@@ -192,25 +174,21 @@ class AlertLine:
     said: str
 
     def text(self) -> str:
-        """The line in key=value form, starting with ``alert``."""
-        return " ".join(("alert", *(f"{f.name}={_word(getattr(self, f.name))}" for f in fields(self))))
+        return " ".join(("alert", *(f"{name}={_word(getattr(self, name))}" for name in self.__struct_fields__)))
 
     def record(self) -> dict[str, object]:
-        """The same as a flat mapping for JSON."""
-        return asdict(self)
+        return msgspec.structs.asdict(self)
 
 
 _SHOWN_FIRST: Final = {"tokens_before", "tokens_after", "usable", "zone", "overflow", "scanned", "prunable", "removed"}
-_TAIL: Final = tuple(f.name for f in fields(ExchangeLine) if f.name not in _SHOWN_FIRST)
+_TAIL: Final = tuple(name for name in ExchangeLine.__struct_fields__ if name not in _SHOWN_FIRST)
 
 
 def log_exchange(logger: logging.Logger, line: ExchangeLine) -> None:
-    """Give ``line`` to ``logger``: as a warning for a 5xx and for requests without a status, else as information."""
     _log(logger, logging.INFO if line.status is not None and line.status < 500 else logging.WARNING, line)
 
 
 def log_alert(logger: logging.Logger, line: AlertLine) -> None:
-    """Give ``line`` to ``logger``: a critical one as an error, information as such, the rest as a warning."""
     _log(logger, {"critical": logging.ERROR, "info": logging.INFO}.get(line.level, logging.WARNING), line)
 
 
@@ -220,8 +198,6 @@ def _log(logger: logging.Logger, level: int, line: ExchangeLine | AlertLine) -> 
 
 
 class _LineRecord(logging.LogRecord):
-    """The record of one line, without what the usual one looks up about its caller, thread and process."""
-
     def __init__(self, name: str, level: int, line: ExchangeLine | AlertLine) -> None:
         self.__dict__.update(_ORDINARY)
         self.name = name
@@ -237,8 +213,6 @@ _ORDINARY: Final = vars(logging.LogRecord("", logging.INFO, "", 0, "ctx", None, 
 
 
 class _Formatter(logging.Formatter):
-    """One record as a line for people, or as a JSON object; secrets of the configuration may be added later."""
-
     def __init__(self, form: Literal["line", "json"]) -> None:
         super().__init__()
         self.hidden: tuple[str, ...] = ()
@@ -248,7 +222,6 @@ class _Formatter(logging.Formatter):
         return self._as(record)
 
     def said(self, record: logging.LogRecord) -> str:
-        """The record's message and exception, without secrets."""
         text = record.getMessage()
         if record.name == "asyncio":  # below its first line it shows tasks and callbacks with what they hold
             text = text.partition("\n")[0]
@@ -274,7 +247,6 @@ class _Formatter(logging.Formatter):
         return f"{_time(record)} {record.levelname:<7} {record.name} {text}"
 
     def _as_json(self, record: logging.LogRecord) -> str:
-        """``time``, ``level``, ``logger``, ``message`` and the fields of the line, or the ids of the request."""
         body: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -291,7 +263,6 @@ class _Formatter(logging.Formatter):
 
 
 def _described(error: BaseException) -> str:
-    """An exception and what led to it, nearest first: types, files and lines, without a word that any of them says."""
     said: list[str] = []
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -326,7 +297,6 @@ class QueuedLog(QueueHandler):
         self._thread.start()
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """Write none of these from now on; what is too short to be a secret is left alone."""
         known = {*self._formatter.hidden, *(each for each in secrets if len(each) >= MIN_SECRET_LEN)}
         self._formatter.hidden = tuple(sorted(known, key=len, reverse=True))
 
@@ -342,19 +312,23 @@ class QueuedLog(QueueHandler):
         kept.__dict__["ids"] = {name: str(value) for name, value in ids.items() if value}
         return kept
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        if self.filters and not self.filter(record):
+            return False
+        self.emit(record)
+        return True
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the library's signature
         """Count a record that cannot be told; the library would print its arguments."""
         self.dropped += 1
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue the record, or count it as dropped."""
         if self._waiting.qsize() < self._capacity:
             self._waiting.put(record)
         else:
             self.dropped += 1
 
     def losses(self) -> dict[tuple[str, ...], float]:
-        """The records that were not written so far, for a metric."""
         return {("log_queue_full",): self.dropped}
 
     def stop(self, timeout: float = 2.0) -> bool:
@@ -378,7 +352,6 @@ class QueuedLog(QueueHandler):
                 self._stopping.wait(BATCH_SECONDS)
 
     def _write_batch(self, records: list[logging.LogRecord]) -> None:
-        """Write records at once: a wake-up and a system call for each would cost more than the lines."""
         try:
             self._stream.write("".join(self._formatter.format(record) + "\n" for record in records))
             self._stream.flush()

@@ -18,13 +18,12 @@ characters and nothing in it that looks like a credential, a label 200 values, a
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from opentelemetry.sdk.metrics import export as otlp
+import msgspec
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -38,9 +37,11 @@ from proxy.telemetry.exposition import (
     Merge,
     Series,
     WorkerReadings,
-    as_otlp,
     as_text,
 )
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricsData
 
 SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKENS: Final = tuple(float(4**power) for power in range(14))
@@ -279,13 +280,13 @@ MAX_DISTRIBUTIONS = 500
 MAX_VALUES = 200
 MAX_LABEL_LEN = 128
 OTHER = "other"
+TRACED = frozenset({SERVER_DURATION, OVERHEAD})
+Count = tuple[Instrument, float, Labels]
+"""What is counted, how much of it, and the values of its labels."""
 SCHEME = "http"  # Weir itself serves no other; TLS ends in front of it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
-    """One call to a model that has ended: seconds it took, its answer's model and usage, seconds to the first chunk."""
-
+class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     model: str
     seconds: float
@@ -320,87 +321,72 @@ class Metrics:
         self.watch(ACTIVE_REQUESTS, lambda: {(): self.active})
         self.watch(ACTIVE_STREAMS, lambda: {(): self.streams})
 
-    def add(self, counter: Instrument, *labels: str, value: float = 1) -> None:
-        """Count; negative values, NaN and infinity are ignored."""
-        if not 0 <= value < inf:
-            return
-        of = self._series[counter]
+    def tell(self, counts: Iterable[Count], *, trace: str | None = None) -> None:
+        """Add each value to its sum, or count it in its bucket (upper bounds are inclusive).
+
+        ``trace`` is the one that they are from, kept as an example of a request's times. Negative values, NaN and
+        infinity are ignored.
+        """
         with self._lock:
-            series = of.get(labels)
-            if series is None:
-                series = of.setdefault(self._admitted(counter, labels, MAX_SUMS), Series())
-            series.total += value
+            for instrument, value, labels in counts:
+                if not 0 <= value < inf:
+                    continue
+                series = self._series[instrument].get(labels) or self._begun(instrument, labels, value)
+                series.total += value
+                if not instrument.bounds:
+                    continue
+                bucket = bisect_left(instrument.bounds, value)
+                series.counts[bucket] += 1
+                if trace is not None and instrument in TRACED:
+                    series.exemplars[bucket] = (trace, value, time.time())
+                if value < series.low:
+                    series.low = value
+                if value > series.high:
+                    series.high = value
+
+    def add(self, counter: Instrument, *labels: str, value: float = 1) -> None:
+        self.tell(((counter, value, labels),))
 
     def record(self, histogram: Instrument, value: float, *labels: str, trace: str | None = None) -> None:
-        """Count ``value`` in its bucket (upper bounds are inclusive), with the ``trace`` that it is from as an example.
-
-        Negative values, NaN and infinity are ignored.
-        """
-        if not 0 <= value < inf:
-            return
-        of = self._series[histogram]
-        with self._lock:
-            series = of.get(labels)
-            if series is None:
-                empty = Series(0.0, [0] * (len(histogram.bounds) + 1), value, value)
-                series = of.setdefault(self._admitted(histogram, labels, MAX_DISTRIBUTIONS), empty)
-            bucket = bisect_left(histogram.bounds, value)
-            series.counts[bucket] += 1
-            series.total += value
-            if trace is not None:
-                series.exemplars[bucket] = (trace, value, time.time())
-            if value < series.low:
-                series.low = value
-            if value > series.high:
-                series.high = value
+        self.tell(((histogram, value, labels),), trace=trace)
 
     def served(
         self, *, method: str, route: str, status: int | None, error: str, seconds: float, trace: str | None = None
     ) -> None:
-        """A client's request ended; ``status`` None where no answer was begun, ``error`` a code or empty."""
         shown = "" if status is None else str(status)
         self.record(SERVER_DURATION, seconds, method, route, shown, error, SCHEME, trace=trace)
 
     def called(self, call: ModelCall) -> None:
-        """Count a call to a model under the names that the operator chose."""
-        port = "" if call.port is None else str(call.port)
+        self.tell(self.counts_of(call))
+
+    def counts_of(self, call: ModelCall) -> list[Count]:
+        port, usage = "" if call.port is None else str(call.port), call.usage
         labels = (call.operation, call.provider, call.model, call.response_model, call.address, port)
-        duration, first_chunk = OPERATION_DURATION, TIME_TO_FIRST_CHUNK
+        duration, first_chunk, used = (
+            OPERATION_DURATION,
+            TIME_TO_FIRST_CHUNK,
+            list[tuple[Instrument, int | None, Labels]](),
+        )
         if self._newest:
             duration, first_chunk = INFERENCE_DURATION, INFERENCE_FIRST_CHUNK
-        self.record(duration, call.seconds, *labels, call.error)
+            used += ((INPUT_TOKENS, usage.prompt, labels), (OUTPUT_TOKENS, usage.completion, labels))
+            used += ((INPUT_USAGE, usage.prompt, labels), (OUTPUT_USAGE, usage.completion, labels))
+            used += ((CACHE_READ_USAGE, usage.cached, labels), (CACHE_WRITE_USAGE, usage.written, labels))
+            used.append((REASONING_USAGE, usage.reasoning, labels))
+        else:
+            used += (
+                (TOKEN_USAGE, usage.prompt, (*labels, "input")),
+                (TOKEN_USAGE, usage.completion, (*labels, "output")),
+            )
+        counts: list[Count] = [(duration, call.seconds, (*labels, call.error))]
         if call.first_chunk is not None:
-            self.record(first_chunk, call.first_chunk, *labels)
-        self._used(call.usage, labels)
-
-    def _used(self, usage: ReportedUsage, labels: Labels) -> None:
-        if not self._newest:
-            for kind, tokens in (("input", usage.prompt), ("output", usage.completion)):
-                if tokens is not None:
-                    self.record(TOKEN_USAGE, tokens, *labels, kind)
-            return
-        for histogram, tokens in (
-            (INPUT_TOKENS, usage.prompt),
-            (OUTPUT_TOKENS, usage.completion),
-        ):
-            if tokens is not None:
-                self.record(histogram, tokens, *labels)
-        for counter, tokens in (
-            (INPUT_USAGE, usage.prompt),
-            (OUTPUT_USAGE, usage.completion),
-            (CACHE_READ_USAGE, usage.cached),
-            (CACHE_WRITE_USAGE, usage.written),
-            (REASONING_USAGE, usage.reasoning),
-        ):
-            if tokens is not None:
-                self.add(counter, *labels, value=tokens)
+            counts.append((first_chunk, call.first_chunk, labels))
+        return counts + [(each, tokens, of) for each, tokens, of in used if tokens is not None]
 
     def watch(self, instrument: Instrument, read: Callable[[], Mapping[Labels, float]]) -> None:
-        """Read a counter or gauge that someone else keeps, whenever the metrics are read."""
         self._watched.setdefault(instrument, []).append(read)
 
     def read(self) -> list[Family]:
-        """Everything at this moment; what two watched ones say of the same labels is added up."""
         with self._lock:
             recorded = ((each, of) for each, of in self._series.items() if each not in self._watched)
             found: list[Family] = [
@@ -415,26 +401,28 @@ class Metrics:
         return found
 
     def share(self, folder: Path) -> None:
-        """Have this process be one of several that leave their readings in ``folder``."""
         self._shared = WorkerReadings(folder, {each.name: each for each in (*FIRST_NAMES, *NEWEST_NAMES, *OWN)})
 
     def leave(self) -> None:
-        """Leave the readings for the other processes, if there are any; blocks."""
         if self._shared is not None:
             self._shared.leave(self.read())
 
     def render(self, *, openmetrics: bool = False) -> bytes:
-        """Prometheus text format 0.0.4, or OpenMetrics, of all processes that share; blocks for milliseconds."""
         found = self.read()
         return as_text(found if self._shared is None else self._shared.together(found), openmetrics=openmetrics)
 
-    def collect(self, resource: Resource, scope: InstrumentationScope, *, since: int, now: int) -> otlp.MetricsData:
-        """The same as cumulative OTLP data points from ``since`` to ``now``, ns since the epoch."""
-        found = [as_otlp(instrument, series, since, now) for instrument, series in self.read() if series]
-        return otlp.MetricsData([otlp.ResourceMetrics(resource, [otlp.ScopeMetrics(scope, found, "")], "")])
+    def collect(self, resource: Resource, scope: InstrumentationScope, *, since: int, now: int) -> "MetricsData":
+        from proxy.telemetry.otlp import metrics_of  # noqa: PLC0415 - a tenth of a second, and few export metrics
+
+        return metrics_of(self.read(), resource, scope, since=since, now=now)
+
+    def _begun(self, instrument: Instrument, labels: Labels, value: float) -> Series:
+        bounds = instrument.bounds
+        key = self._admitted(instrument, labels, MAX_DISTRIBUTIONS if bounds else MAX_SUMS)
+        empty = Series(0.0, [0] * (len(bounds) + 1), value, value) if bounds else Series()
+        return self._series[instrument].setdefault(key, empty)
 
     def _admitted(self, instrument: Instrument, labels: Labels, most: int) -> Labels:
-        """The labels to count under; values that are too many, or all of them, are ``other``."""
         known, values = self._series[instrument], self._values[instrument]
         key = tuple(map(_admitted, labels, values))
         if key in known:

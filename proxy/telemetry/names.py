@@ -284,7 +284,6 @@ Part = dict[str, Any]
 
 
 def asked_in(body: bytes) -> dict[str, Value]:
-    """The attributes that say what a request holds, its newest user message in words; empty if it cannot be read."""
     try:
         request = msgspec.json.decode(body)
     except (ValueError, RecursionError):
@@ -306,7 +305,6 @@ def asked_in(body: bytes) -> dict[str, Value]:
 
 
 def said_in(choices: Sequence[object]) -> dict[str, Value]:
-    """The attributes that say what was answered, from the choices of a completion; empty without any."""
     if not choices:
         return {}
     first = _in_words(_choice(choices[0], MAX_TEXT_LEN))
@@ -314,7 +312,6 @@ def said_in(choices: Sequence[object]) -> dict[str, Value]:
 
 
 def _in_words(message: Part) -> str:
-    """What a message in the conventions' form says, or calls, as one text."""
     parts = message["parts"]
     said = [part.get("content", "") for part in parts if part["type"] == "text"]
     return "\n".join(said or [f"{p['name']}({p['arguments']})" for p in parts if p["type"] == "tool_call"])
@@ -339,7 +336,6 @@ def bounded(items: Sequence[object], form: Any, *, most: int = MAX_BYTES) -> tup
 
 
 def _inwards(count: int) -> Iterator[tuple[int, bool]]:
-    """Every index once, from the end, the beginning, the end and so on, and whether it was taken from the end."""
     low, high = 0, count - 1
     while low <= high:
         yield high, True
@@ -350,7 +346,6 @@ def _inwards(count: int) -> Iterator[tuple[int, bool]]:
 
 
 def _fitting(form: Any, item: object, room: int) -> str | None:
-    """An item as JSON that fits, with its texts cut where needed; None if it does not even then."""
     for longest in (room, MAX_TEXT_LEN, MAX_TEXT_LEN // 16):
         if longest <= room and len((text := _json(form(item, longest))).encode()) <= room:
             return text
@@ -362,7 +357,6 @@ def _json(value: object) -> str:
 
 
 def _text(value: object, longest: int) -> str:
-    """Text without credentials, cut to ``longest`` characters; what is no text is written as JSON first."""
     said = value if isinstance(value, str) else _json(value)
     clean = redact(said[: longest + MAX_SECRET_LEN].encode("utf-8", "replace").decode(), limit=len(said))
     return clean if len(clean) <= longest else clean[: max(0, longest - 1)] + CUT
@@ -386,7 +380,6 @@ def _message(message: object, longest: int) -> Part:
 
 
 def _plain(content: object) -> object:
-    """A list of text parts as one text; anything else as it is."""
     if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
         return "\n".join(part["text"] for part in content)
     return "" if content is None else content
@@ -405,7 +398,6 @@ def _parts(message: Mapping[str, Any], longest: int) -> Iterator[Part]:
 
 
 def _part(part: Mapping[str, Any], longest: int) -> Part:
-    """One part of a message; of pictures and the like the kind alone, or the address if it is one."""
     kind = str(part.get("type"))
     if isinstance(part.get("text"), str):
         return {"type": "text", "content": _text(part["text"], longest)}
@@ -440,7 +432,6 @@ def _definition(tool: object, longest: int) -> Part:
 
 
 def _reread(text: str) -> object:
-    """JSON that was freed of credentials, as a value again; as text where that broke it."""
     try:
         return json.loads(text)
     except ValueError:
@@ -448,7 +439,6 @@ def _reread(text: str) -> object:
 
 
 def choices_in(body: bytes) -> Sequence[object]:
-    """The choices of a whole completion; none if it cannot be read."""
     try:
         value = msgspec.json.decode(body)
     except (ValueError, RecursionError):

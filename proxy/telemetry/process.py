@@ -26,7 +26,6 @@ _STARTED = time.time()
 
 
 def watch_process(metrics: Metrics) -> None:
-    """Have memory, processor time and file descriptors among the metrics; fewer of them where there is no ``/proc``."""
     reads: dict[Instrument, Callable[[], float]] = {
         PROCESS_CPU: time.process_time,
         PROCESS_RESIDENT: lambda: _pages()[1],
@@ -56,20 +55,17 @@ def _reading(read: Callable[[], float]) -> Callable[[], Mapping[Labels, float]]:
 
 
 def resident(process: int) -> int:
-    """Bytes of a process that are resident; 0 where that cannot be told."""
     with contextlib.suppress(OSError):
         return _pages(Path(f"/proc/{process}"))[1]
     return 0
 
 
 def _pages(process: Path = SELF) -> tuple[int, int]:
-    """Bytes that are mapped, and those that are resident."""
     mapped, held = (process / "statm").read_text().split()[:2]
     return int(mapped) * resource.getpagesize(), int(held) * resource.getpagesize()
 
 
 async def watch_loop(metrics: Metrics) -> None:
-    """Record how late the event loop is, for as long as it runs."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + EVERY

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 from uuid import uuid4
 
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -26,8 +25,10 @@ from proxy.telemetry import names
 from proxy.telemetry.logs import Header, context_in
 from proxy.telemetry.metrics import BUILD, DROPPED, Metrics
 from proxy.telemetry.names import clean
-from proxy.telemetry.trace import ExchangeTrace, TraceSettings
-from proxy.telemetry.untraced import NULL_TRACE, NullTrace, Trace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Trace, TraceSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
 
 Protocol = Literal["http/protobuf", "grpc"]
 Signal = Literal["traces", "metrics"]
@@ -39,8 +40,7 @@ GRPC_PORT: Final = 4317
 HTTP_PORT: Final = 4318
 
 
-class TelemetryError(ValueError):
-    """Telemetry cannot be set up as it was asked for; the message says what to do."""
+class TelemetryError(ValueError): ...
 
 
 def default_endpoint(protocol: Protocol) -> str:
@@ -49,25 +49,21 @@ def default_endpoint(protocol: Protocol) -> str:
 
 
 def check(protocol: Protocol, endpoint: str) -> None:
-    """Nothing, or TelemetryError where no exporter could be made."""
     _module(protocol, "trace")
     _address(protocol, endpoint)
 
 
 def make_span_exporter(protocol: Protocol, endpoint: str) -> SpanExporter:
-    """An exporter of spans; TelemetryError where the protocol needs a package that is missing, or another address."""
     exporter: SpanExporter = _module(protocol, "trace").OTLPSpanExporter(endpoint=_address(protocol, endpoint))
     return exporter
 
 
-def make_metric_exporter(protocol: Protocol, endpoint: str) -> MetricExporter:
-    """An exporter of metrics, like :func:`make_span_exporter`."""
+def make_metric_exporter(protocol: Protocol, endpoint: str) -> "MetricExporter":
     exporter: MetricExporter = _module(protocol, "metric").OTLPMetricExporter(endpoint=_address(protocol, endpoint))
     return exporter
 
 
 def _module(protocol: Protocol, signal: str) -> ModuleType:
-    """The library's exporters; the optional package of gRPC is imported only here."""
     package = "grpc" if protocol == GRPC else "http"
     try:
         return importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal}_exporter")
@@ -88,7 +84,6 @@ def _url(endpoint: str) -> str:
 
 
 def _authority(endpoint: str) -> str:
-    """The endpoint without a path, and with gRPC's port where it names none."""
     parts = _split(endpoint if "://" in endpoint else f"//{endpoint}")
     if parts.scheme not in ("http", "https", "") or not parts.hostname:
         raise TelemetryError(f"the OTLP endpoint should be an address like http://collector:{GRPC_PORT}")
@@ -121,7 +116,6 @@ class SpanQueue(SpanExporter):
         )
 
     def emit(self, spans: Sequence[ReadableSpan]) -> None:
-        """Queue the spans of one exchange, or count them as dropped; never waits."""
         if self._entered - self._taken + len(spans) > self._room:
             self.dropped += len(spans)
             return
@@ -130,7 +124,6 @@ class SpanQueue(SpanExporter):
             self._batches.on_end(span)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Called by the queue's thread with one batch."""
         self._taken += len(spans)
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
@@ -138,34 +131,26 @@ class SpanQueue(SpanExporter):
         return result
 
     def losses(self) -> dict[tuple[str, ...], float]:
-        """The spans that were not delivered so far, for a metric."""
         return {("span_queue_full",): self.dropped, ("span_export_failed",): self.failed}
 
     def flush(self) -> None:
-        """Export what waits; blocks."""
         self._batches.force_flush()
 
     def stop(self) -> None:
-        """Export what waits and close; blocks as long as the exporter does."""
         self._batches.shutdown()
 
     def give_up(self) -> None:
-        """End what :meth:`stop` still waits for."""
         self._exporter.shutdown()
 
     def shutdown(self) -> None:
-        """Close the exporter, which also ends its retries."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """What the exporter says."""
         return self._exporter.force_flush(timeout_millis)
 
 
 class MetricPush:
-    """Exports the metrics every ``seconds`` in a thread of its own, and once more when stopped."""
-
-    def __init__(self, exporter: MetricExporter, collect: Callable[[], MetricsData], *, seconds: float) -> None:
+    def __init__(self, exporter: "MetricExporter", collect: "Callable[[], MetricsData]", *, seconds: float) -> None:
         self._exporter = exporter
         self._collect = collect
         self._seconds = seconds
@@ -179,13 +164,11 @@ class MetricPush:
         self._exporter.export(self._collect())
 
     def stop(self) -> None:
-        """Export a last time and close; blocks as long as the exporter does."""
         self._stopping.set()
         self._thread.join()
         self._exporter.shutdown()
 
     def give_up(self) -> None:
-        """End what :meth:`stop` still waits for."""
         self._exporter.shutdown()
 
 
@@ -238,7 +221,6 @@ class OtelSettings:
         return f"{base}/v1/{signal}" if base and protocol != GRPC else base or None
 
     def protocol(self, signal: Signal) -> Protocol:
-        """How a signal is exported; TelemetryError for a protocol that Weir does not have."""
         for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
             if said := self._word(name):
                 known = next((protocol for protocol in PROTOCOLS if protocol == said), None)
@@ -248,7 +230,6 @@ class OtelSettings:
         return self.otlp_protocol
 
     def check(self) -> None:
-        """Nothing, or TelemetryError where a signal cannot be exported as it was asked for."""
         for signal in SIGNALS:
             if (endpoint := self.endpoint(signal)) is not None:
                 check(self.protocol(signal), endpoint)
@@ -263,7 +244,6 @@ class OtelSettings:
         return self.environment.get(name, "").strip().lower()
 
     def number(self, name: str, default: int) -> int:
-        """A positive integer variable, else ``default``."""
         text = self.environment.get(name, "").strip()
         return int(text) if text.isdecimal() and int(text) > 0 else default
 
@@ -274,7 +254,6 @@ class OtelSettings:
         return "gen_ai_latest_experimental" in {name.strip() for name in chosen}
 
     def resource(self) -> Resource:
-        """Who emits: service, SDK, what ``OTEL_RESOURCE_ATTRIBUTES`` adds, and an id of this process."""
         pairs = (p.partition("=") for p in self.environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",") if "=" in p)
         return Resource(
             {
@@ -300,7 +279,6 @@ class Sampler:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Sampler":
-        """``OTEL_TRACES_SAMPLER`` and its ``_ARG``; unknown values sample everything, like the SDK's."""
         name = environment.get("OTEL_TRACES_SAMPLER", "parentbased_always_on").strip().lower()
         kind = name.removeprefix("parentbased_")
         share = 0.0 if kind == "always_off" else 1.0
@@ -312,7 +290,6 @@ class Sampler:
         return cls(share, parent_based=name not in {"always_on", "always_off", "traceidratio"})
 
     def keeps(self, trace: int, sampled: bool | None) -> bool:  # noqa: FBT001 - the caller's flag as it came
-        """Whether to record ``trace``; ``sampled`` is the parent's flag, None without a parent."""
         if self.parent_based and sampled is not None:
             return sampled
         return (trace & 0xFFFF_FFFF_FFFF_FFFF) < self.share * 2**64
@@ -320,8 +297,6 @@ class Sampler:
 
 @dataclass(slots=True, kw_only=True)
 class Telemetry:
-    """Traces and metrics of one process; :meth:`create` makes one."""
-
     metrics: Metrics
     _sampler: Sampler
     _read_baggage: bool
@@ -335,7 +310,7 @@ class Telemetry:
         settings: OtelSettings,
         *,
         span_exporter: SpanExporter | None = None,
-        metric_exporter: MetricExporter | None = None,
+        metric_exporter: "MetricExporter | None" = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> "Telemetry":
         """Telemetry as configured; an exporter that is given stands for the endpoint of its signal.
@@ -368,7 +343,6 @@ class Telemetry:
 
     @property
     def dropped(self) -> int:
-        """Spans that were not delivered so far."""
         return 0 if self._delivery is None else self._delivery.dropped + self._delivery.failed
 
     def exchange(
@@ -406,7 +380,6 @@ class Telemetry:
         return trace
 
     def flush(self) -> None:
-        """Export the spans that wait; blocks, so not for the event loop."""
         if self._delivery is not None:
             self._delivery.flush()
 
@@ -420,7 +393,6 @@ class Telemetry:
 
 
 def _all_done(calls: Sequence[Callable[[], None]], timeout: float) -> bool:
-    """Make the calls at once, each in a thread that nobody has to wait for; whether all came back in time."""
     ends = time.monotonic() + timeout
     threads = [threading.Thread(target=call, name="weir-telemetry-stop", daemon=True) for call in calls]
     for thread in threads:

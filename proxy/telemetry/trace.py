@@ -71,17 +71,14 @@ class Span:
         self.events: list[tuple[str, int, dict[str, Value]]] = []
 
     def set(self, name: str, value: Value | None) -> None:
-        """Note an attribute unless it is None."""
         if value is not None:
             self.attributes[name] = value
 
     def fail(self, reason: str) -> None:
-        """Note ``error.type`` and the status; a client that hung up is no error."""
         self.attributes[names.ERROR_TYPE] = code(reason)
         self.error = reason not in _NOT_ERRORS
 
     def close(self, at: int | None = None) -> None:
-        """End the span now or at ``at``, never before it started."""
         if not self.ended:
             self.ended = max(self.started, self.trace.now() if at is None else at)
 
@@ -98,7 +95,6 @@ class Span:
     # What it is made of
 
     def now(self) -> int:
-        """Nanoseconds since the epoch."""
         return self.trace.now()
 
     def since(self, started: int, what: str, reason: str = "") -> int:
@@ -111,18 +107,15 @@ class Span:
         return now
 
     def begin(self) -> None:
-        """A plan's flow begins."""
         self._laps.clear()
         self.resume(between=True)
 
     def resume(self, *, between: bool) -> None:
-        """It goes on after it was waited for, ``between`` two layers or within one, which goes on, too."""
         self._part = self.trace.now()
         if between:
             self._lap = self._part
 
     def lap(self, what: str) -> None:
-        """A plan's flow has just done a ``layer``, or another part."""
         if what == "layer":
             self._laps.append((self._lap, self.trace.now()))
         else:
@@ -205,28 +198,23 @@ class Span:
         root.set(names.BEFORE_PERCENT, before_percent)
 
     def buckets(self, tokens: Mapping[str, int]) -> None:
-        """Note what the content takes, by bucket."""
         self.attributes[names.BUCKETS] = tuple(f"{name}={count}" for name, count in tokens.items() if count)
 
     # A call to a model
 
     @property
     def captures(self) -> bool:
-        """Whether :meth:`asked` and :meth:`said` keep anything: only where the operator allows it."""
         return self.trace.captures
 
     def asked(self, body: bytes) -> None:
-        """Note the messages and the tools of the request."""
         if self.captures:
             self._show(asked_in(body))
 
     def said(self, choices: Sequence[object]) -> None:
-        """Note the messages of the answer; ``choices`` as a completion has them."""
         if self.captures:
             self._show(said_in(choices))
 
     def _show(self, found: dict[str, Value]) -> None:
-        """Take the attributes that say what a call asked or was answered; in words they are the root's, too."""
         for name in (names.INPUT_VALUE, names.OUTPUT_VALUE):
             said = found.pop(name, None)
             if said and self.parent is self.trace.root:
@@ -234,32 +222,26 @@ class Span:
         self.attributes |= found
 
     def clamp(self, before: int, after: int) -> None:
-        """Note, on the root too, that the call asks for an answer of fewer tokens than the client does."""
         for span in (self, self.trace.root):
             span.attributes |= {names.CLAMPED_FROM: before, names.CLAMPED_TO: after}
 
     def said_whole(self, body: bytes) -> None:
-        """Note the messages of an answer that is not streamed."""
         if self.captures:
             self.said(choices_in(body))
 
     def propagation(self) -> tuple[Header, ...]:
-        """The headers that name this span as the upstream's parent, with the unchanged ``tracestate`` of the trace."""
         parent = self.trace.parent
         own = (b"traceparent", b"00-%032x-%016x-01" % (parent.trace, self.id))
         return (own, (b"tracestate", parent.state)) if parent.state else (own,)
 
     def arrived(self, status: int) -> None:
-        """Note the status of the upstream's answer, which may still come to nothing."""
         self.attributes[names.HTTP_STATUS] = status
 
     def first_chunk(self) -> None:
-        """Note the time to the first chunk of a streamed answer, once."""
         if names.FIRST_CHUNK not in self.attributes:
             self.attributes[names.FIRST_CHUNK] = max(0, self.trace.now() - self.started) / 1e9
 
     def usage(self, usage: ReportedUsage) -> None:
-        """Note the tokens that the upstream reported."""
         self.set(names.USAGE_INPUT, usage.prompt)
         self.set(names.USAGE_OUTPUT, usage.completion)
         self.set(names.USAGE_CACHE_READ, usage.cached)
@@ -269,7 +251,6 @@ class Span:
         self.set(names.USAGE_REASONING, usage.reasoning)
 
     def told(self, *, purpose: str, source: str, dollars: float | None = None) -> None:
-        """Which prompt a summariser was asked, whether by a call (``asked``, ``shared``, ``kept``), and its price."""
         self.set(names.SUMMARY_PURPOSE, clean(purpose))
         self.set(names.SUMMARY_SOURCE, source)
         self.set(names.SUMMARY_DOLLARS, dollars)
@@ -304,7 +285,6 @@ class Span:
         self.close()
 
     def failed(self, error_type: str, *, status: int | None = None) -> None:
-        """End the span with an error code such as ``context_length_exceeded`` and the upstream's status, if any."""
         if not self.ended:
             self.set(names.HTTP_STATUS, status)
             self.fail(error_type)
@@ -348,23 +328,19 @@ class ExchangeTrace:
 
     @property
     def trace_id(self) -> str | None:
-        """32 hex digits, for logs."""
         return f"{self.parent.trace:032x}"
 
     @property
     def has_children(self) -> bool:
-        """Whether anything was done under the root."""
         return bool(self._children)
 
     def child(self, name: str, kind: SpanKind, parent: Span, started: int | None = None) -> Span:
-        """A new span; above 64 children of one exchange it is not kept."""
         span = Span(self, name, kind=kind, parent=parent, started=self.now() if started is None else started)
         if len(self._children) < MAX_CHILDREN:
             self._children.append(span)
         return span
 
     def between(self, parent: Span, started: int, ended: int) -> list[Span]:
-        """The spans under ``parent`` that began and ended in this time."""
         return [s for s in self._children if s.parent is parent and started <= s.started and 0 < s.ended <= ended]
 
     def identify(
@@ -392,21 +368,17 @@ class ExchangeTrace:
         note(names.MODEL, clean(model) or None)  # a span with gen_ai.request.model is a generation to viewers
 
     def cache(self, *, changed: str, is_cold: bool, hit_ratio: float | None) -> None:
-        """What the provider's prompt cache made of the request, on the root: who changed its prefix, and the rest."""
         self.root.attributes |= {names.PREFIX_CHANGED: changed, names.CACHE_COLD: is_cold}
         self.root.set(names.CACHE_HIT_RATIO, None if hit_ratio is None else round(hit_ratio, 4))
 
     def ending(self, label: str) -> None:
-        """What stopped the answer before its own end, on the root."""
         self.root.attributes[names.ENDING] = code(label)
 
     def plan(self) -> Span:
-        """``weir context.plan``, to be entered; each round after an overflow has its own."""
         self.plan_open = self.child(names.PLAN_SPAN, SpanKind.INTERNAL, self.root)
         return self.plan_open
 
     def summarizer(self, model: str, provider: str, server: str = "", port: int | None = None) -> Span:
-        """The span of a summariser call, under the plan that is open."""
         span = self._call(model, provider, self.plan_open or self.root, server, port)
         span.attributes[names.SUMMARIZER] = True
         return span
@@ -440,7 +412,6 @@ class ExchangeTrace:
         return span
 
     def relayed(self, method: str, server: str = "", port: int | None = None) -> Span:
-        """The span of a request that is relayed and is none to a model."""
         span = self.child(method, SpanKind.CLIENT, self.root)
         span.set(names.HTTP_METHOD, method)
         span.set(names.SERVER_ADDRESS, clean(server) or None)
@@ -466,7 +437,6 @@ class ExchangeTrace:
         return span
 
     def event(self, name: str, /, **fields: str | float) -> None:
-        """An event ``weir.<name>`` on the root, with those fields that are in the table."""
         if self.root.ended or len(self.root.events) >= MAX_EVENTS:
             return
         known = ((names.EVENT_FIELDS[field], value) for field, value in fields.items() if field in names.EVENT_FIELDS)
@@ -474,14 +444,12 @@ class ExchangeTrace:
         self.root.events.append((f"weir.{code(name)}", self.now(), kept))
 
     def follow(self, name: str) -> "ExchangeTrace":
-        """A trace of what is done after the answer: its root is an internal span under this one's."""
         here = Context(Parent(self.parent.trace, self.root.id, self.parent.state))
         later = ExchangeTrace(self._recording, here, name, SpanKind.INTERNAL)
         later._identity = self._identity
         return later
 
     def evaluated(self, values: Mapping[str, float | None]) -> None:
-        """The scores of an evaluation on the root, by attribute; those that are in the table and are not None."""
         for attribute, value in values.items():
             if attribute in names.ATTRIBUTES:
                 self.root.set(attribute, value)
@@ -510,7 +478,6 @@ class ExchangeTrace:
         self._recording.emit(self._build())
 
     def _build(self) -> list[ReadableSpan]:
-        """The spans."""
         trace, shared = self.parent.trace, self._recording
         state = TraceState.from_header([self.parent.state.decode("latin-1")]) if self.parent.state else None
         remote = SpanContext(trace, self.parent.span, True, _SAMPLED, state) if self.parent.span else None  # noqa: FBT003 - the SDK's order
@@ -536,7 +503,6 @@ class ExchangeTrace:
 
 
 def _links(span: Span, contexts: Mapping[int, SpanContext]) -> tuple[Link, ...]:
-    """A link to the attempt that failed before this one."""
     if span.after is None or span.after.id not in contexts:
         return ()
     reason = span.after.attributes.get(names.ERROR_TYPE)
@@ -563,3 +529,62 @@ def _request_params(request: Mapping[str, object], *, content: bool) -> dict[str
         elif field == "stop" and isinstance(value, Sequence):
             found[attribute] = tuple(clean(v) for v in value[:MAX_LIST] if isinstance(v, str))
     return found
+
+
+class NullSpan:
+    __slots__ = ()
+
+    def _ignore(self, *_: object, **__: object) -> None:
+        return None
+
+    captures: Final = False
+    started: Final = 0
+    layer = decide = clamp = buckets = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
+    asked = said = said_whole = begin = resume = lap = _ignore
+
+    def now(self) -> int:
+        return 0
+
+    def since(self, started: int, *_: object) -> int:
+        return started
+
+    def propagation(self) -> tuple[Header, ...]:
+        return ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+NULL_SPAN: Final = NullSpan()
+
+
+class NullTrace:
+    __slots__ = ("trace_id",)
+    recorded: Final = False
+    captures: Final = False
+    has_children: Final = False
+    root: Final = NULL_SPAN
+
+    def __init__(self, trace_id: str | None = None) -> None:
+        self.trace_id = trace_id
+
+    def _ignore(self, *_: object, **__: object) -> None:
+        return None
+
+    def _null(self, *_: object, **__: object) -> NullSpan:
+        return NULL_SPAN
+
+    def follow(self, name: str) -> "NullTrace":
+        del name
+        return self
+
+    identify = event = cache = end = ending = evaluated = _ignore
+    plan = summarizer = attempt = relayed = _null
+
+
+NULL_TRACE: Final = NullTrace()
+Trace = ExchangeTrace | NullTrace
+AnySpan = Span | NullSpan

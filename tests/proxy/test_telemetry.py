@@ -41,8 +41,7 @@ from proxy.telemetry import (
 )
 from proxy.telemetry import metrics as instruments
 from proxy.telemetry.setup import Protocol
-from proxy.telemetry.trace import ExchangeTrace, Span
-from proxy.telemetry.untraced import NULL_TRACE, NullSpan, NullTrace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullSpan, NullTrace, Span
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CLIENT_CONTEXT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

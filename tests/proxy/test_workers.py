@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -314,6 +315,20 @@ async def test_what_is_huge_is_planned_alone_and_told_to_come_again(
     assert busy.value.retry_after == 1
     pool._turns.leave(HUGE)
     assert (await pool.run(planning(transcript), key="b", branch="b", ask=nobody)).cut is not None
+
+
+async def test_what_is_huge_and_has_waited_elsewhere_is_not_begun_any_more(
+    pool: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "ENORMOUS", workers.LONG)
+    transcript = await transcript_of()
+    late = time.monotonic() - workers.MAX_AGE
+    with pytest.raises(Busy) as busy:
+        await pool.run(planning(transcript), key="b", branch="b", ask=nobody, since=late)
+    assert busy.value.retry_after == 3
+    assert pool._turns.waiting == 0
+    decided = await pool.run(planning(transcript), key="b", branch="b", ask=nobody, since=time.monotonic())
+    assert decided.cut is not None
 
 
 @pytest.mark.requirement("S.26")
