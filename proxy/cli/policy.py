@@ -336,10 +336,7 @@ def recommend(
                 ],
             }
         )
-    print_line(
-        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
-        f"{round(pace.growth, 1):,.0f} more with each request"
-    )
+    print_line(_summary_of(traffic, pace))
     best = "-" if advice.optimum is None else f"{advice.optimum:,}"
     return print_table(
         ("advice", "value", "why"),
@@ -363,6 +360,13 @@ def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Tr
             pace, weight = pace_of(script), max(1, len(script.requests))
             growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
     return count.traffic, Pace(growth / max(1, requests), fixed)
+
+
+def _summary_of(traffic: Traffic, pace: Pace) -> str:
+    return (
+        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
+        f"{round(pace.growth, 1):,.0f} more with each request"
+    )
 
 
 def _figures_of(traffic: Traffic, pace: Pace) -> dict[str, object]:
