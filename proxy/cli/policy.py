@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import cast
@@ -21,7 +21,7 @@ from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, priced, recorded
 from proxy.cli.shared import config_option, configured, json_option, known_policy, print_json
 from proxy.config import Config, ConfigError, environment, load_config, masked_url, public
-from proxy.config.file import Document, KeyPath, dotted, nearest, read_document
+from proxy.config.file import Document, KeyPath, dotted, leaves_of, nearest, read_document
 from proxy.config.importing import imported, known_keys
 from proxy.config.loading import SetPolicy, read_policy, with_set_policies
 from proxy.config.presets import (
@@ -40,17 +40,6 @@ from proxy.replay.scenarios import Conditions, Pace, TrafficCount, advice_for, p
 from proxy.replay.script import Script
 from proxy.store import Store
 from proxy.store.records import PolicyRow, StoreError
-
-
-def flat(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    if isinstance(value, Mapping) and value:
-        for key, each in value.items():
-            yield from flat(each, (*path, str(key)))
-    elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
-        for at, each in enumerate(value):
-            yield from flat(each, (*path, at))
-    else:
-        yield path, value
 
 
 def shown(value: object) -> str:
@@ -81,7 +70,7 @@ def show_config(config: Config, *, as_json: bool) -> None:
     if as_json:
         return print_json(data)
     leaves = [
-        leaf for key, value in data.items() if key not in {"policies", "warnings"} for leaf in flat(value, (key,))
+        leaf for key, value in data.items() if key not in {"policies", "warnings"} for leaf in leaves_of(value, (key,))
     ]
     rows = [
         (dotted(at), shown(as_written(str(at[-1]), value)), config.places.get(at, "default")) for at, value in leaves
@@ -229,7 +218,7 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool, as_jso
         return print_json(values)
     lines = [
         (dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else shown(value))
-        for at, value in flat(values)
+        for at, value in leaves_of(values)
     ]
     return print_table(("key", "value"), lines, width=WIDE)
 
@@ -324,22 +313,12 @@ def recommend(
     prices = priced(stated, conditions)
     traffic, pace = _measured(file, conditions, limit)
     choice, budget = choose(traffic), conditions.budget(settings)
-    growth = round(pace.growth, 1)
     advice = advice_for(pace, settings, conditions, prices.prices)
     tools = worst_tools(traffic)
     if as_json:
         return print_json(
             {
-                "traffic": {
-                    "conversations": traffic.conversations,
-                    "requests": traffic.requests,
-                    "turns": traffic.turns,
-                    "tokens": traffic.tokens,
-                    "tool_results": round(traffic.results_share, 4),
-                    "repeated": round(traffic.repeated_share, 4),
-                    "growth": growth,
-                    "fixed": pace.fixed,
-                },
+                "traffic": _figures_of(traffic, pace),
                 "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
                 "advice": {
                     "policy": name,
@@ -357,10 +336,7 @@ def recommend(
                 ],
             }
         )
-    print_line(
-        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
-        f"{growth:,.0f} more with each request"
-    )
+    print_line(_summary_of(traffic, pace))
     best = "-" if advice.optimum is None else f"{advice.optimum:,}"
     return print_table(
         ("advice", "value", "why"),
@@ -384,6 +360,26 @@ def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Tr
             pace, weight = pace_of(script), max(1, len(script.requests))
             growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
     return count.traffic, Pace(growth / max(1, requests), fixed)
+
+
+def _summary_of(traffic: Traffic, pace: Pace) -> str:
+    return (
+        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
+        f"{round(pace.growth, 1):,.0f} more with each request"
+    )
+
+
+def _figures_of(traffic: Traffic, pace: Pace) -> dict[str, object]:
+    return {
+        "conversations": traffic.conversations,
+        "requests": traffic.requests,
+        "turns": traffic.turns,
+        "tokens": traffic.tokens,
+        "tool_results": round(traffic.results_share, 4),
+        "repeated": round(traffic.repeated_share, 4),
+        "growth": round(pace.growth, 1),
+        "fixed": pace.fixed,
+    }
 
 
 def _section_text(section: Mapping[str, object]) -> str:

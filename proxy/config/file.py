@@ -11,7 +11,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,6 +86,18 @@ def dotted(path: KeyPath) -> str:
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
     return text
+
+
+def leaves_of(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """Every value that is no section with its path; a list is one value unless it holds sections or lists."""
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            yield from leaves_of(each, (*path, str(key)))
+    elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
+        for at, each in enumerate(value):
+            yield from leaves_of(each, (*path, at))
+    else:
+        yield path, value
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from proxy.config.file import ConfigError, Document, KeyPath, dotted
+from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of
 from proxy.config.presets import preset_documents
 
 BY_SHARES, BY_PRUNING, BY_BUCKETS = "article-128k", "baseagent-200k", "five-bucket-128k"
@@ -229,7 +229,7 @@ class _Import:
     unknown: int = 0
 
     def run(self) -> Imported:
-        leaves = [(path, value) for path, value in _leaves(self.document.data, ()) if path]
+        leaves = [(path, value) for path, value in leaves_of(self.document.data) if path]
         preset = self._preset([path for path, _ in leaves])
         for path, value in leaves:
             self._take(path, value)
@@ -380,7 +380,7 @@ class _Import:
         preset_layers = preset_documents()[preset].data["cascade"]
         made = [dict(layer) for layer in preset_layers] if isinstance(preset_layers, list) else []
         if self.starts and ("compact", "at") in self.layers and "compact" in self.starts:
-            path = next(path for path, _ in _leaves(self.document.data, ()) if path[-1] in _COMPACTION)
+            path = next(path for path, _ in leaves_of(self.document.data) if path[-1] in _COMPACTION)
             self._note(
                 path, f"{self.layers['compact', 'at']}: compact starts at {self.starts['compact']}, as the cascade says"
             )
@@ -429,17 +429,6 @@ def _shown(value: object) -> str:
 def _close_to(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=_CLOSE)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _leaves(data: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
-    if isinstance(data, Mapping) and (data or not path):
-        for key, value in data.items():
-            yield from _leaves(value, (*path, str(key)))
-    elif isinstance(data, list) and any(isinstance(each, Mapping | list) for each in data):
-        for at, value in enumerate(data):
-            yield from _leaves(value, (*path, at))
-    else:
-        yield path, data
 
 
 def _found(data: object, path: KeyPath) -> object:

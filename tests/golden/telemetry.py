@@ -131,6 +131,8 @@ def span_line(span: ReadableSpan, named: Mapping[int, str]) -> str:
 def page_lines(page: str) -> Iterator[str]:
     """The page without buckets, with numbers only where every run has the same ones."""
     for text in page.splitlines():
+        if "weir_store_size" in text:  # there from the first measurement on, some seconds after the start
+            continue
         name, _, _ = text.rpartition(" ")
         timed = "_seconds_sum" in name or name.startswith(UNSTEADY)
         if "_bucket{" not in name and not name.startswith("weir_store_latency"):  # which was first is chance
