@@ -27,7 +27,7 @@ from proxy.wire.codec import (
     Codec,
     Compacted,
     GivenAnswer,
-    Segment,
+    RawSegment,
     SystemField,
     array_of,
     first_object,
@@ -84,7 +84,7 @@ _WALL = re.compile(rb'"compaction"')
 _BLOCKS = msgspec.json.Decoder(list[_Block])
 
 
-class TurnPart(Segment):
+class TurnPart(RawSegment):
     """Some blocks of a user message, as a message of its own; ``whole`` is the message that they came in.
 
     It is part number ``place`` of ``parts``; ``whole`` is empty for what Weir adds.

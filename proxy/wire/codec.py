@@ -50,7 +50,7 @@ class GivenAnswer(NamedTuple):
     usage: object = None
 
 
-class Segment(bytes):
+class RawSegment(bytes):
     """Elements of a history, with what their codec has to know of them beside their bytes."""
 
     def like(self, data: bytes) -> Self:
@@ -61,18 +61,18 @@ class Segment(bytes):
 
 
 def like(raw: Raw, data: bytes) -> Raw:
-    return raw.like(data) if isinstance(raw, Segment) else data
+    return raw.like(data) if isinstance(raw, RawSegment) else data
 
 
-class Compacted(Segment):
+class Compacted(RawSegment):
     """An element up to a compaction of the provider's: the model does not see it."""
 
 
-class SystemField(Segment):
+class SystemField(RawSegment):
     """The field that holds the system prompt, as a message."""
 
 
-class NamingRun(Segment):
+class NamingRun(RawSegment):
     """A segment whose ``meant`` has also what stands in it only by its name, and is empty where nothing does."""
 
     meant: bytes = b""

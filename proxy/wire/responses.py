@@ -25,7 +25,7 @@ from proxy.wire.codec import (
     Compacted,
     GivenAnswer,
     NamingRun,
-    Segment,
+    RawSegment,
     first_object,
     like,
     message_of,
@@ -100,7 +100,7 @@ def _joined(data: bytes, reasoning: str) -> JoinedRun:
     return run
 
 
-class Fixed(Segment):
+class Fixed(RawSegment):
     """An item that declares tools or settings: it stays where it is."""
 
 

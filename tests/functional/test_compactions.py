@@ -347,7 +347,7 @@ async def test_an_edit_that_does_not_pause_is_carried_out_on_the_way_up_and_adds
         asked |= {"messages": messages(16), "tools": [CLAUDE_TOOL], "max_tokens": 512}
     async with (
         before(Dialect.VLLM, tmp_path) as (simulator, proxy),
-        httpx.AsyncClient(headers={"authorization": "Bearer sk-test", **BETA}) as client,
+        httpx.AsyncClient(headers={"authorization": "Bearer sk-test", **BETA}, timeout=60) as client,
     ):
         url = f"{proxy.base_url}/{surface}"
         edited = await client.post(url, json={**asked, "context_management": edits})

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from tests.functional.harness import COUNTER, weir
+from tests.functional.harness import COUNTER, RunningWeir, weir
 from tests.functional.test_compactions import CLAUDE_TOOL, TOOL, items, messages
 
 WINDOW = 8_192
@@ -46,7 +46,10 @@ async def events(response: httpx.Response) -> AsyncIterator[bytes]:
 async def written(endpoint: str) -> list[bytes]:
     """The events with which a model answers."""
     settings = SimulatorSettings(dialect=ENDPOINTS[endpoint], window=WINDOW, answer=lambda _: ANSWER)
-    async with serve_simulator(settings, counter=COUNTER) as simulator, httpx.AsyncClient(headers=HEADERS) as client:
+    async with (
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
+    ):
         url = f"{simulator.origin}/v1/{endpoint}"
         async with client.stream("POST", url, json=body(endpoint, 2)) as response:
             return [event async for event in events(response)]
@@ -100,23 +103,26 @@ async def test_every_event_is_with_the_client_before_the_next_is_made(endpoint: 
 
 
 @asynccontextmanager
-async def truncating(window: int, believed: int) -> AsyncIterator[tuple[RunningSimulator, str]]:
+async def truncating(window: int, believed: int) -> AsyncIterator[tuple[RunningSimulator, RunningWeir]]:
     """Weir before a provider that drops the beginning of what is too long, where it is asked to."""
     settings = SimulatorSettings(window=window, answer=lambda _: SimulatedAnswer(text="Going on."))
     async with serve_simulator(settings, counter=COUNTER) as simulator, weir(simulator.base_url, window=believed) as w:
-        yield simulator, f"{w.base_url}/responses"
+        yield simulator, w
 
 
-async def ask(client: httpx.AsyncClient, url: str, steps: int, **more: object) -> httpx.Response:
+async def ask(client: httpx.AsyncClient, target: RunningWeir, steps: int, **more: object) -> httpx.Response:
     asked = {**body("responses", steps), "stream": False, **more}
-    return await client.post(url, content=json.dumps(asked, indent=1).encode())
+    return await client.post(f"{target.base_url}/responses", content=json.dumps(asked, indent=1).encode())
 
 
 @pytest.mark.requirement("P4")
 async def test_what_must_not_be_truncated_goes_up_as_it_came_and_is_the_providers_to_refuse() -> None:
-    async with truncating(WINDOW, WINDOW) as (simulator, url), httpx.AsyncClient(headers=HEADERS) as client:
-        small = await ask(client, url, 3, truncation="disabled")
-        large = await ask(client, url, 40, truncation="disabled")
+    async with (
+        truncating(WINDOW, WINDOW) as (simulator, target),
+        httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
+    ):
+        small = await ask(client, target, 3, truncation="disabled")
+        large = await ask(client, target, 40, truncation="disabled")
     assert [each.status_code for each in (small, large)] == [200, 400]
     assert large.json()["error"]["code"] == "context_length_exceeded"
     assert "weir" not in large.json()["error"]
@@ -126,8 +132,11 @@ async def test_what_must_not_be_truncated_goes_up_as_it_came_and_is_the_provider
 
 @pytest.mark.requirement("P4", "P1")
 async def test_what_may_be_truncated_is_managed_first_so_that_the_provider_drops_nothing() -> None:
-    async with truncating(WINDOW, WINDOW) as (simulator, url), httpx.AsyncClient(headers=HEADERS) as client:
-        answers = [await ask(client, url, steps, truncation="auto") for steps in (3, *range(8, 40, 4))]
+    async with (
+        truncating(WINDOW, WINDOW) as (simulator, target),
+        httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
+    ):
+        answers = [await ask(client, target, steps, truncation="auto") for steps in (3, *range(8, 40, 4))]
         seen = list(simulator.ledger)
         for each in seen:
             said = {name: value for name, value in each.json().items() if name != "truncation"}
@@ -142,9 +151,13 @@ async def test_what_may_be_truncated_is_managed_first_so_that_the_provider_drops
 @pytest.mark.requirement("P4", "P16")
 async def test_a_provider_that_drops_the_beginning_without_a_word_teaches_its_window_and_no_other_count() -> None:
     """Its usage is that of what it has read: taken for a count of what was sent, every later estimate would be short."""
-    async with truncating(WINDOW, 2 * WINDOW) as (simulator, url), httpx.AsyncClient(headers=HEADERS) as client:
-        answers = [await ask(client, url, steps, truncation="auto") for steps in range(4, 60, 4)]
-        metrics = (await client.get(f"{url.removesuffix('/v1/responses')}/metrics")).text
+    async with (
+        truncating(WINDOW, 2 * WINDOW) as (simulator, target),
+        httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
+    ):
+        answers = [await ask(client, target, steps, truncation="auto") for steps in range(4, 60, 4)]
+        await target.runtime.settler.flush()
+        metrics = (await client.get(f"{target.root}/metrics")).text
         sent = json.loads(simulator.ledger[-1].body)
         del sent["truncation"]
         assert (await client.post(f"{simulator.base_url}/responses", json=sent)).status_code == 200
