@@ -144,7 +144,7 @@ async def test_a_reload_asked_for_while_it_starts_or_stops_does_not_end_it(
     await weir.start()  # it listens, and takes up what came once it is ready
     assert weir.process is not None
     async with aiohttp.ClientSession() as session:
-        for _ in range(20):
+        for _ in range(5):
             weir.tell(signal.SIGHUP)
             async with session.get(f"{weir.root}/healthz") as answer:
                 assert answer.status == 200

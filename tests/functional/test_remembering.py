@@ -302,7 +302,7 @@ async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(de
 
 
 @EITHER
-@pytest.mark.requirement("A0.133", "A0.148", "A0.146")
+@pytest.mark.requirement("A0.133", "A0.136", "A0.148", "A0.146")
 async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_archive(
     tmp_path: Path, deployment: Deployment
 ) -> None:
@@ -330,12 +330,14 @@ async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_a
                 await task.chat(1)
             await target.settled()
             timeline = (await control(target, "GET", "tuesday/timeline?limit=200")).json()["data"]
+            report = (await control(target, "GET", "tuesday")).json()
             closed = await control(target, "POST", "tuesday/close")
             saved = await checkpoints(target, task)
     phases = {row["action"] for row in timeline}
     assert "resume=1" in task.actions()[0]
     assert {"none", "evaluate", "evict_and_compress"} <= phases
     assert phases & {"emergency_compaction", "cross_window_save"}
+    assert report["windows_created"] > 1
     assert closed.status_code == 200
     assert {row.reason for row in saved} >= {"resume", "compaction", "closed"}
     assert saved[-1].reason == "closed"

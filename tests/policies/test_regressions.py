@@ -248,6 +248,8 @@ def test_no_policy_swallows_an_error_that_it_did_not_name() -> None:
 @pytest.mark.parametrize("name", [*SEEDS, "balanced"])
 def test_the_room_for_the_answer_is_checked_with_a_number_and_obeyed(name: str) -> None:
     settings, budget = preset(name)
+    room = min(budget.window - budget.reserve, budget.max_input or budget.window)
+    assert budget.hard_limit == int(room / (budget.ratio * (1 + budget.margin)))
     most = budget.hard_limit - talk(system(""), user(words(1))).tokens
     fits, over = (talk(system(words(most + more)), user(words(1))) for more in (0, 1))
     assert (fits.tokens, over.tokens) == (budget.hard_limit, budget.hard_limit + 1)

@@ -9,6 +9,7 @@ import pytest
 from policies.effects import Summarize, Summary
 from policies.summary import MaterialLine, bind, condense, harmless, render_summary
 from policies.tokens import CHARS4
+from tests.cases import case_of
 from tests.policies.play import play, words
 
 CORPUS = [json.loads(line) for line in (Path(__file__).parent / "data" / "laundering.jsonl").read_text().splitlines()]
@@ -22,7 +23,6 @@ ROLES = re.compile(
     r"|\[/?INST\]|<[|\uff5c]|\uff1c|^\[(?:user|system|developer|assistant)\]",
     re.IGNORECASE | re.MULTILINE,
 )
-CASES = pytest.mark.parametrize("case", CORPUS, ids=[c["name"] for c in CORPUS])
 
 
 def history(case: dict[str, str]) -> list[MaterialLine]:
@@ -48,41 +48,43 @@ LAYOUTS = (
 
 
 @pytest.mark.requirement("S.20", "R.58")
-@CASES
-def test_a_hostile_result_closes_no_fence_and_opens_no_role_in_the_prompt(case: dict[str, str]) -> None:
-    flow = condense(history(case), prompt="structured", max_tokens=400, max_input=8_000, counter=CHARS4)
-    asked = next(flow)
-    assert isinstance(asked, Summarize)
-    assert len(FENCE.findall(asked.prompt)) == 2
-    opening, closing = FENCE.findall(asked.prompt)
-    body = asked.prompt.partition(opening)[2].partition(closing)[0]
-    labels = re.findall(r"^\[[^\]\n]+\]", body, re.MULTILINE)
-    assert labels == [
-        "[user]",
-        "[assistant]",
-        "[assistant calls fetch_page]",
-        "[result of fetch_page]",
-        "[assistant]",
-    ] or (case["tool"] == "read_file")
-    inside = body.partition(f"[result of {case['tool']}]")[2].partition("\n[assistant]")[0]
-    assert not ROLES.search(inside), ROLES.search(inside)
-    assert asked.prompt.endswith("Next step:")
+def test_a_hostile_result_closes_no_fence_and_opens_no_role_in_the_prompt() -> None:
+    for case in CORPUS:
+        with case_of(case["name"]):
+            flow = condense(history(case), prompt="structured", max_tokens=400, max_input=8_000, counter=CHARS4)
+            asked = next(flow)
+            assert isinstance(asked, Summarize)
+            assert len(FENCE.findall(asked.prompt)) == 2
+            opening, closing = FENCE.findall(asked.prompt)
+            body = asked.prompt.partition(opening)[2].partition(closing)[0]
+            labels = re.findall(r"^\[[^\]\n]+\]", body, re.MULTILINE)
+            assert labels == [
+                "[user]",
+                "[assistant]",
+                "[assistant calls fetch_page]",
+                "[result of fetch_page]",
+                "[assistant]",
+            ] or (case["tool"] == "read_file")
+            inside = body.partition(f"[result of {case['tool']}]")[2].partition("\n[assistant]")[0]
+            assert not ROLES.search(inside), ROLES.search(inside)
+            assert asked.prompt.endswith("Next step:")
 
 
 @pytest.mark.requirement("S.21", "R.56")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["done", "decision", "first", "next step"])
-@CASES
-def test_a_laundered_sentence_stands_quoted_with_its_tool_or_not_at_all(case: dict[str, str], layout: str) -> None:
-    flow = condense(history(case), prompt="structured", max_tokens=400, max_input=8_000, counter=CHARS4)
-    written = play_twice(flow, Summary(gullible(case, layout)))
-    rest = QUOTED.sub("", written)
-    assert case["canary"] not in rest, written
-    assert harmless(case["canary"]) not in rest
-    assert not re.search(r"^\W*(?:system|developer|user|human)\s*:", rest, re.IGNORECASE | re.MULTILINE)
-    shown = render_summary("", narrative=written, version=1, ref="0" * 12, removed=5)
-    assert len(FENCE.findall(shown)) == 2
-    if written:
-        assert "W7731" in rest
+def test_a_laundered_sentence_stands_quoted_with_its_tool_or_not_at_all(layout: str) -> None:
+    for case in CORPUS:
+        with case_of(case["name"]):
+            flow = condense(history(case), prompt="structured", max_tokens=400, max_input=8_000, counter=CHARS4)
+            written = play_twice(flow, Summary(gullible(case, layout)))
+            rest = QUOTED.sub("", written)
+            assert case["canary"] not in rest, written
+            assert harmless(case["canary"]) not in rest
+            assert not re.search(r"^\W*(?:system|developer|user|human)\s*:", rest, re.IGNORECASE | re.MULTILINE)
+            shown = render_summary("", narrative=written, version=1, ref="0" * 12, removed=5)
+            assert len(FENCE.findall(shown)) == 2
+            if written:
+                assert "W7731" in rest
 
 
 def play_twice(flow: object, reply: Summary) -> str:
@@ -171,10 +173,11 @@ def test_what_earlier_notes_say_in_their_own_words_is_theirs_and_nobodys_decisio
 
 
 @pytest.mark.requirement("S.21")
-@CASES
-def test_binding_what_is_bound_changes_nothing(case: dict[str, str]) -> None:
-    once = bind(f"Done:\n- {harmless(case['laundered'])}\n- read the page", history(case))
-    assert bind(once, history(case)) == once
+def test_binding_what_is_bound_changes_nothing() -> None:
+    for case in CORPUS:
+        with case_of(case["name"]):
+            once = bind(f"Done:\n- {harmless(case['laundered'])}\n- read the page", history(case))
+            assert bind(once, history(case)) == once
 
 
 @pytest.mark.requirement("S.20")

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.upstream.overflow import Kind, Verdict, classify, classify_answer, classify_event, plausible_limit
+from tests.cases import case_of
 
 HERE = Path(__file__).parent
 CASES = [json.loads(line) for line in (HERE / "overflow_cases.jsonl").read_text().splitlines()]
@@ -35,18 +36,19 @@ def answer(finish_reason: str | None, prompt: int, completion: int, content: str
 
 
 @pytest.mark.requirement("P16", "A2.13", "R.46")
-@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
-def test_a_wording_is_recognised_with_its_kind_and_its_numbers(case):
-    verdict = classify(case["status"], case["body"].encode(), window=case.get("window"))
-    assert verdict.kind == case["kind"]
-    for name in NUMBERS:
-        if case["status"] != 200 or name in case:
-            assert getattr(verdict, name) == case.get(name), name
-    for flag in ("input_limit", "at_least"):
-        if flag in case:
-            assert getattr(verdict, flag) is case[flag]
-    if "learn" in case:
-        assert plausible_limit(verdict) is None
+def test_a_wording_is_recognised_with_its_kind_and_its_numbers():
+    for case in CASES:
+        with case_of(case["id"]):
+            verdict = classify(case["status"], case["body"].encode(), window=case.get("window"))
+            assert verdict.kind == case["kind"]
+            for name in NUMBERS:
+                if case["status"] != 200 or name in case:
+                    assert getattr(verdict, name) == case.get(name), name
+            for flag in ("input_limit", "at_least"):
+                if flag in case:
+                    assert getattr(verdict, flag) is case[flag]
+            if "learn" in case:
+                assert plausible_limit(verdict) is None
 
 
 @pytest.mark.requirement("P16")
@@ -74,20 +76,19 @@ def test_every_recorded_error_body_of_the_field_is_classified_right():
 
 
 @pytest.mark.requirement("P16", "R.46")
-@pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if case["status"] == 400 and case["body"].startswith("{")],
-    ids=lambda case: case["id"],
-)
-def test_a_wording_survives_the_envelopes_of_gateways_and_sdks(case):
+def test_a_wording_survives_the_envelopes_of_gateways_and_sdks():
     """The same error inside an array, a string, an SDK's dump and a stream, without a helpful status outside."""
-    overflow = case["kind"] in ("context", "completion")
-    body = json.loads(case["body"])
-    dumped = f"Error code: 400 - {body!r}"
-    nested = error("Provider returned error", code=400, metadata={"raw": json.dumps(body), "provider_name": "P"})
-    twice = error(json.dumps({"error": {"message": json.dumps(body)}}), code="400")
-    for wrapped in (json.dumps([body]).encode(), dumped.encode(), nested, twice):
-        assert classify(400, wrapped).is_overflow is overflow, wrapped
+    for case in (case for case in CASES if case["status"] == 400 and case["body"].startswith("{")):
+        with case_of(case["id"]):
+            overflow = case["kind"] in ("context", "completion")
+            body = json.loads(case["body"])
+            dumped = f"Error code: 400 - {body!r}"
+            nested = error(
+                "Provider returned error", code=400, metadata={"raw": json.dumps(body), "provider_name": "P"}
+            )
+            twice = error(json.dumps({"error": {"message": json.dumps(body)}}), code="400")
+            for wrapped in (json.dumps([body]).encode(), dumped.encode(), nested, twice):
+                assert classify(400, wrapped).is_overflow is overflow, wrapped
 
 
 @pytest.mark.requirement("P16", "R.46")
