@@ -319,7 +319,7 @@ async def _assemble(
         preparation=Preparation(planner, store, happened=partial(add, PREPARATIONS)),
         evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=clock),
         health=health,
-        summarizer=Summarizer(store=store, book=store if store.shared else None),
+        summarizer=Summarizer(store=store),
         upstreams=upstreams,
         store=store,
         settler=settler,

@@ -3,10 +3,11 @@
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from proxy.store import Store
 from proxy.store.records import StoreError
 
 log = logging.getLogger("weir.summaries")
@@ -14,16 +15,6 @@ log = logging.getLogger("weir.summaries")
 SLOT = 60.0
 SLOTS = 60
 MAX_TENANTS = 4_096
-
-
-class SharedBook(Protocol):
-    async def reserve(self, tenant: str, tokens: int, *, limit: int, at: float) -> int | None: ...
-
-    async def correct(self, tenant: str, slot: int, more: int) -> None: ...
-
-    async def facts(self, names: Sequence[str], at: float) -> Mapping[str, tuple[str, float]]: ...
-
-    async def tell(self, name: str, value: str, *, until: float, at: float) -> None: ...
 
 
 class Reserved(NamedTuple):
@@ -43,7 +34,7 @@ class Allowance:
         self,
         clock: Callable[[], float],
         *,
-        book: SharedBook | None = None,
+        book: Store | None = None,
         now: Callable[[], float] = time.time,
         most_tenants: int = MAX_TENANTS,
     ) -> None:

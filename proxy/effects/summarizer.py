@@ -23,14 +23,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from policies.effects import Failed, Summarize, Summary
 from policies.summary import declines, without_reasoning
-from proxy.effects.allowance import Allowance, SharedBook
+from proxy.effects.allowance import Allowance
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
+from proxy.store import Store
 from proxy.store.records import StoreError, SummaryRow
 from proxy.tap import ReportedUsage, usage_from
 from proxy.upstream.overflow import classify, plausible_limit
@@ -44,14 +45,8 @@ MAX_CHARACTERS = 4_000_000
 STOPPED = "stop"
 
 
-class SummaryStore(Protocol):
-    async def summary(self, tenant: str, key: bytes) -> SummaryRow | None: ...
-
-    async def keep_summary(self, tenant: str, row: SummaryRow) -> None: ...
-
-
 class SummaryCache:
-    def __init__(self, store: SummaryStore | None = None) -> None:
+    def __init__(self, store: Store | None = None) -> None:
         self._store = store
         self._failing = False
         self._answers: OrderedDict[tuple[str, bytes], Summary] = OrderedDict()
@@ -103,7 +98,7 @@ class SummaryCache:
         gone = self._answers.pop(key, None)
         self._size -= len(gone.text) if gone is not None else 0
 
-    async def _write(self, store: SummaryStore, tenant: str, row: SummaryRow) -> None:
+    async def _write(self, store: Store, tenant: str, row: SummaryRow) -> None:
         try:
             await store.keep_summary(tenant, row)
         except Exception as error:  # noqa: BLE001 - a store that fails never costs a request
@@ -203,7 +198,7 @@ class _Learned:
     book fails.
     """
 
-    def __init__(self, clock: Callable[[], float], now: Callable[[], float], book: SharedBook | None) -> None:
+    def __init__(self, clock: Callable[[], float], now: Callable[[], float], book: Store | None) -> None:
         self._clock = clock
         self._now = now
         self._book = book
@@ -266,13 +261,13 @@ class Summarizer:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         patience: float | None = None,
-        store: SummaryStore | None = None,
-        book: SharedBook | None = None,
+        store: Store | None = None,
     ) -> None:
         self._clock = clock
         self._now = now
         self._patience = patience
         self._closed = False
+        book = store if store is not None and store.shared else None
         self._kept = SummaryCache(store)
         self._flying: dict[bytes, asyncio.Task[SummaryResult]] = {}
         self._lines: OrderedDict[tuple[str, str, str], _ModelQueue] = OrderedDict()

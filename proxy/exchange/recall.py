@@ -6,9 +6,7 @@ from proxy.exchange.send import Attempts
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.archive import Archive
 from proxy.recall.chat import ChatRecall
-from proxy.recall.elements import ListRecall
-from proxy.recall.messages import MessagesRecall
-from proxy.recall.responses import ResponsesRecall
+from proxy.recall.elements import ListRecall, MessagesRecall, ResponsesRecall
 from proxy.recall.rounds import RecallSurface, Rounds, Unseen
 from proxy.recall.tool import Offer, offer_for, with_tool
 from proxy.runtime import Runtime

@@ -19,11 +19,20 @@ from typing import Any, ClassVar
 from policies import TokenCounter
 from proxy.errors import ProxyError
 from proxy.recall.tool import RecallTurn, added_up, decoded, read_call
-from proxy.wire.chat import SEALED
+from proxy.wire.anthropic import MESSAGES
+from proxy.wire.chat import SEALED, THINKING_TYPES
 from proxy.wire.codec import Codec
 from proxy.wire.counting import count_message
-from proxy.wire.raw import EventFrame, Frames, write_value
+from proxy.wire.raw import EventFrame, Frames, read_value, write_value
+from proxy.wire.responses import CALLS, RESPONSES, THOUGHTS
 
+GROWING = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "compaction_delta": "content",
+}
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 Element = Mapping[str, Any]
 
 
@@ -221,3 +230,221 @@ class ListView(ABC):
 
 def named_event(value: Element) -> bytes:
     return b"event: " + str(value.get("type", "")).encode() + b"\ndata: " + write_value(value) + b"\n\n"
+
+
+class MessagesRecall(ListRecall):
+    codec = MESSAGES
+    array = "content"
+    call = "tool_use"
+    call_id = "id"
+    own = frozenset({"tool_use"})
+    thoughts = THINKING_TYPES
+
+    def arguments(self, element: Element) -> str:
+        return "{" if "input" not in element else write_value(element["input"]).decode("utf-8", "surrogatepass")
+
+    def sendable(self, call: dict[str, Any], number: int) -> dict[str, Any]:
+        call = super().sendable(call, number)
+        return call if isinstance(call.get("input"), dict) else {**call, "input": {}}
+
+    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
+        return [
+            {"type": "tool_result", "tool_use_id": call.id, "content": text}
+            for call, text in zip(turn.calls, told, strict=True)
+        ]
+
+    def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
+        said = {"role": "assistant", "content": [*turn.shown, *turn.hidden]}
+        return [said, {"role": "user", "content": self.outputs(turn, told)}]
+
+    def segment(self, elements: Sequence[Element]) -> bytes:
+        return write_value({"role": "assistant", "content": elements})
+
+    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]:
+        reason = {"stop_reason": "end_turn"} if dropped and last.get("stop_reason") == "tool_use" else {}
+        return {**last, **{k: first[k] for k in ("id", "model") if k in first}, **reason}
+
+    def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "MessagesView":
+        return MessagesView(self, name, earlier, may_recall)
+
+    def refused(self, said: Element, earlier: Before | None) -> bytes:
+        del earlier
+        return b"\n\n" + named_event({**said, "type": "error"})
+
+
+@dataclass(slots=True)
+class MessagesView(ListView):
+    _inputs: dict[int, str] = field(default_factory=dict)
+
+    def event(self, value: dict[str, Any]) -> Element | None:
+        kind, number = value.get("type"), value.get("index")
+        if kind == "message_start":
+            return self._started(value)
+        if kind == "message_delta":
+            return self._ended(value)
+        if kind == "message_stop":
+            return None if self.recalling else value
+        if kind == "content_block_start":
+            self.begin(number, dict(block) if isinstance(block := value.get("content_block"), dict) else None)
+        elif kind == "content_block_delta" and number in self.elements:
+            self._grow(number, value.get("delta"))
+        elif kind == "content_block_stop" and number in self._inputs:
+            given = read_value(self._inputs.pop(number).encode("utf-8", "surrogatepass") or b"{}")
+            self.elements[number].pop("input", None)
+            if given is not None:
+                self.elements[number]["input"] = given
+        return self.placed(value, "index") if number in self.elements else value
+
+    def _started(self, value: dict[str, Any]) -> Element | None:
+        message = value.get("message")
+        message = message if isinstance(message, dict) else {}
+        self.usage = message.get("usage") if isinstance(message.get("usage"), dict) else None
+        if self.earlier is not None:
+            return None
+        self.began = message
+        return value
+
+    def _ended(self, value: dict[str, Any]) -> Element | None:
+        used, delta = value.get("usage"), value.get("delta")
+        read = {k: v for k, v in (self.usage or {}).items() if "input" in k}
+        usage = {**read, **{k: v for k, v in used.items() if v is not None}} if isinstance(used, dict) else None
+        self.usage = usage or self.usage
+        if self.recalling:
+            return None
+        self.complete = True
+        if self.has_nothing_to_call and isinstance(delta, dict) and delta.get("stop_reason") == "tool_use":
+            value = {**value, "delta": {**delta, "stop_reason": "end_turn"}}
+        return {**value, "usage": self.summed(usage)} if self.earlier is not None and usage is not None else value
+
+    def _grow(self, number: int, delta: object) -> None:
+        if not isinstance(delta, dict):
+            return
+        block, kind = self.elements[number], delta.get("type")
+        if kind == "input_json_delta":
+            self._inputs[number] = self._inputs.get(number, "") + str(delta.get("partial_json") or "")
+        elif kind == "citations_delta":
+            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
+        elif isinstance(kind, str) and kind in GROWING:
+            name = GROWING[kind]
+            block[name] = (block.get(name) or "") + str(delta.get(name) or "")
+
+
+class ResponsesRecall(ListRecall):
+    """The rounds of a response: items go back as they were given, reasoning and its ids with them.
+
+    Where nothing is stored (``stateless``) reasoning without its encrypted content would not be found, and what was
+    made with it not taken under its id ("Items are not persisted when `store` is set to false").
+    """
+
+    codec = RESPONSES
+    array = "output"
+    call = "function_call"
+    call_id = "call_id"
+    own = CALLS
+    thoughts = THOUGHTS
+
+    def __init__(self, *, joins: bool = True, stateless: bool = False) -> None:
+        super().__init__(joins=joins)
+        self.stateless = stateless
+
+    def arguments(self, element: Element) -> str:
+        given = element.get("arguments")
+        return given if isinstance(given, str) else ""
+
+    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
+        return [
+            {"type": "function_call_output", "call_id": call.id, "output": text}
+            for call, text in zip(turn.calls, told, strict=True)
+        ]
+
+    def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
+        items = (*turn.shown, *turn.hidden)
+        if self.stateless and any(self.is_thought(item) and not item.get("encrypted_content") for item in items):
+            items = tuple({k: v for k, v in i.items() if k != "id"} for i in items if not self.is_thought(i))
+        return [*items, *self.outputs(turn, told)]
+
+    def segment(self, elements: Sequence[Element]) -> bytes:
+        return b",".join(map(write_value, elements))
+
+    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]:
+        del first, dropped
+        return last
+
+    def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "ResponsesView":
+        return ResponsesView(self, name, earlier, may_recall, stateless=self.stateless)
+
+    def refused(self, said: Element, earlier: Before | None) -> bytes:
+        error = said.get("error")
+        message = str(error.get("message") or "") if isinstance(error, dict) else str(error)
+        return b"\n\n" + named_event(failed(message, earlier))
+
+    def broken(self, error: ProxyError, earlier: Before | None) -> bytes:
+        return b"\n\n" + named_event(failed(f"Connection lost, premature close: {error.message}", earlier))
+
+
+def failed(message: str, earlier: Before | None) -> Element:
+    left = earlier or Before()
+    response = {
+        "id": "",
+        "object": "response",
+        **left.began,
+        "status": "failed",
+        "error": {"code": "server_error", "message": message},
+        "output": left.shown,
+    }
+    return {"type": "response.failed", "sequence_number": left.sequence or 0, "response": response}
+
+
+@dataclass(slots=True)
+class ResponsesView(ListView):
+    stateless: bool = False
+
+    def event(self, value: dict[str, Any]) -> Element | None:
+        kind, response = value.get("type"), value.get("response")
+        if isinstance(response, dict):
+            shown = self._ended(value, response) if kind in ENDS else self._going_on(value, response)
+        elif isinstance(value.get("output_index"), int):
+            self._note(value)
+            shown = self.placed(value, "output_index")
+        else:
+            shown = value
+        return None if shown is None else self._numbered(shown)
+
+    def _note(self, value: dict[str, Any]) -> None:
+        number, item = value["output_index"], value.get("item")
+        if value.get("type") == "response.output_item.added":
+            self.begin(number, item)
+        elif value.get("type") == "response.output_item.done" and isinstance(item, dict):
+            if number not in self.elements:
+                self.begin(number, item)
+            self.elements[number] = item
+
+    def _going_on(self, value: dict[str, Any], response: dict[str, Any]) -> dict[str, Any] | None:
+        if self.earlier is not None:
+            return None
+        self.began = response
+        return value
+
+    def _ended(self, value: dict[str, Any], response: dict[str, Any]) -> dict[str, Any] | None:
+        self.usage = usage = response.get("usage") if isinstance(response.get("usage"), dict) else None
+        for number, item in enumerate(response.get("output") or ()):
+            if isinstance(item, dict) and number in self.elements:
+                self.elements[number] = item
+        is_failure = value["type"] == "response.failed"
+        if self.recalling and not is_failure:
+            return None
+        self.complete = not is_failure
+        if self.earlier is None and not self.dropped:
+            return value
+        kept = ("id", "created_at") if self.stateless else ("created_at",)
+        named = {name: self.began[name] for name in kept if name in self.began}
+        told = {**response, **named, "output": self.shown}
+        return {**value, "response": told if usage is None else {**told, "usage": self.summed(usage)}}
+
+    def _numbered(self, value: dict[str, Any]) -> dict[str, Any]:
+        number = value.get("sequence_number")
+        if not isinstance(number, int):
+            return value
+        place = number if self.sequence is None or (self.earlier is None and not self.dropped) else self.sequence
+        self.sequence = place + 1
+        return value if place == number else {**value, "sequence_number": place}

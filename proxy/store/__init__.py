@@ -9,6 +9,7 @@ import importlib
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -28,6 +29,7 @@ from proxy.store.transaction import Content, Database, Transactions, reading, ti
 POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
+INDEXED_AT_ONCE = 16  # steps of 64 KiB that a batch of rows waits for
 ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
@@ -199,8 +201,8 @@ class Store(Transactions):
         """
         if not rows:
             return ()
-        stored = await self._write(lambda tx: exchanges.record(tx, rows, shared=self.shared))
-        await self._index()
+        stored = await self._write(partial(exchanges.record, batch=rows, shared=self.shared))
+        await self._index(INDEXED_AT_ONCE)
         await self._database.tend()
         return stored
 
@@ -279,10 +281,12 @@ class Store(Transactions):
         while await self._database.shrink():
             await self._database.tend()
 
-    async def _index(self) -> None:
+    async def _index(self, steps: int | None = None) -> None:
+        """Index the words that wait, of a database that was made anew from an older one for a long time."""
         if self._full and self._database.writable and await self._read(archive.unindexed):
-            while await self._write(archive.index_some):
-                pass
+            for _ in count() if steps is None else range(steps):
+                if not await self._write(archive.index_some):
+                    break
 
 
 async def _opened(url: str, *, mode: Mode, patience: float, connections: int) -> Database:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import fields
 from hashlib import blake2b, sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -172,18 +172,22 @@ def of_change(change: Change, *, conversation: str, version: int | None) -> list
     pinned = [edit.ref for edit in change.edits if edit.kind is EditKind.PIN]
     if pinned:
         told.append((AuditType.PIN, {"refs": pinned[:MAX_REFS]}))
-    return [
-        AuditEvent(
-            tenant=change.tenant,
-            at=change.at,
-            type=kind,
-            conversation=conversation,
-            branch=change.branch,
-            request=change.request,
-            facts={"version": version, "messages": change.length, **facts},
-        )
-        for kind, facts in told
-    ]
+    shared: dict[str, object] = {"version": version, "messages": change.length}
+    return [_of_request(change, conversation, kind, change.request, shared | facts) for kind, facts in told]
+
+
+def _of_request(
+    by: Change | ExchangeRow, conversation: str, kind: AuditType, request: str, facts: Mapping[str, object]
+) -> AuditEvent:
+    return AuditEvent(
+        tenant=by.tenant,
+        at=by.at,
+        type=kind,
+        conversation=conversation,
+        branch=by.branch,
+        request=request,
+        facts=facts,
+    )
 
 
 def _type_of(cut: Cut) -> AuditType:
@@ -280,18 +284,7 @@ def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
         if "bucket" in row.refusal and AuditType.BUDGET_VIOLATION not in found:
             told.append((AuditType.BUDGET_VIOLATION, shared | {"events": [_over(row.refusal)]}))
         told.append((AuditType.REFUSED, shared | {"status": row.status, "code": REFUSED, **row.refusal}))
-    return [
-        AuditEvent(
-            tenant=row.tenant,
-            at=row.at,
-            type=kind,
-            conversation=conversation,
-            branch=row.branch,
-            request=row.id,
-            facts=facts,
-        )
-        for kind, facts in told
-    ]
+    return [_of_request(row, conversation, kind, row.id, facts) for kind, facts in told]
 
 
 def _alerts(checkup: Checkup) -> dict[str, object]:
@@ -376,7 +369,8 @@ def _deleted_as(tx: Transaction, tenant: str | None, name: str) -> list[str]:
 
 AT_ONCE = 2_000
 FIRST = -(2**63)
-FIELDS = ", ".join(each.name for each in fields(AuditRow))
+NAMES = [each.name for each in fields(AuditRow)]
+FIELDS = ", ".join(NAMES)
 # As text: a column that was tampered with may hold a value of another type, which no conversion would let through.
 PAGE = sa.text(
     f"SELECT {FIELDS} FROM audit WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT {AT_ONCE}"  # noqa: S608 - constants
@@ -402,33 +396,22 @@ IDS = {"tenant": TENANT, "conversation": CONVERSATION, "branch": BRANCH, "reques
 Progress = Callable[[int, int], None]
 
 
-class _Raw(NamedTuple):
-    tenant: str
-    seq: int
-    at: float
-    type: str
-    conversation: str
-    branch: str
-    request: str
-    sealed: int
-    facts: str
-    prev: bytes
-    hash: bytes
+def _raw(row: sa.Row[*tuple[Any, ...]]) -> AuditRow:
+    """A row as it stands there; what was tampered with may have values of other types."""
+    found: dict[str, Any] = dict(zip(NAMES, row, strict=True))
+    found |= {name: kind.shown(found[name]) for name, kind in IDS.items()}
+    with suppress(Damaged):
+        found["facts"] = unpack_words(found["facts"]) if isinstance(found["facts"], bytes) else found["facts"]
+    return AuditRow(**found)
 
-    @classmethod
-    def of(cls, row: sa.Row[*tuple[Any, ...]]) -> "_Raw":
-        raw = cls(*row)
-        given: dict[str, Any] = {name: kind.shown(getattr(raw, name)) for name, kind in IDS.items()}
-        facts: object = raw.facts
-        with suppress(Damaged):
-            given["facts"] = unpack_words(facts) if isinstance(facts, bytes) else facts
-        return raw._replace(**given)
 
-    def is_at(self, seq: int) -> bool:
-        try:
-            return hash_of(self.tenant, seq, *self[2:-1]) == self.hash
-        except (TypeError, ValueError):
-            return False
+def _is_at(row: AuditRow, seq: int) -> bool:
+    """Whether a row is what its hash says, under this number."""
+    _, _, *told, link = (getattr(row, name) for name in NAMES)
+    try:
+        return bool(hash_of(row.tenant, seq, *told) == link)
+    except (TypeError, ValueError):
+        return False
 
 
 def verify(
@@ -465,7 +448,7 @@ class _Walk:
     def pages(self) -> Iterator[int]:
         looked, begun = 0, False
         while True:
-            rows = [_Raw.of(row) for row in self._tx.execute(PAGE, {"tenant": self._tenant, "seq": self._at})]
+            rows = [_raw(row) for row in self._tx.execute(PAGE, {"tenant": self._tenant, "seq": self._at})]
             if not rows:
                 return
             for row in rows:
@@ -498,7 +481,7 @@ class _Walk:
         except (KeyError, TypeError, ValueError):
             return 0, None
 
-    def _begin(self, row: _Raw) -> None:
+    def _begin(self, row: AuditRow) -> None:
         first = row.seq
         if self._seal_link is None or first == 1 or not isinstance(first, int):
             return
@@ -508,9 +491,9 @@ class _Walk:
         elif 1 < first <= self._sealed and isinstance(row.prev, bytes):
             self._seq, self._link = first - 1, row.prev
 
-    def _look(self, row: _Raw) -> None:
+    def _look(self, row: AuditRow) -> None:
         expected = self._seq + 1
-        if row.seq == expected and row.prev == self._link and row.is_at(expected) and self._agrees(row):
+        if row.seq == expected and row.prev == self._link and _is_at(row, expected) and self._agrees(row):
             self._seq = self._at = expected
             self._link = row.hash
             self._good += 1
@@ -518,7 +501,7 @@ class _Walk:
             return
         self._broken = self._diagnosed(row, expected)
 
-    def _agrees(self, row: _Raw) -> bool:
+    def _agrees(self, row: AuditRow) -> bool:
         if row.seq == self._sealed and row.hash != self._seal_link:
             return False
         return (row.type == AuditType.SEAL) == (row.sealed > 0)
@@ -527,13 +510,13 @@ class _Walk:
         if link in self._heads:
             self._found.add(link)
 
-    def _diagnosed(self, row: _Raw, expected: int) -> Broken:
+    def _diagnosed(self, row: AuditRow, expected: int) -> Broken:
         if not isinstance(row.seq, int) or row.seq < 1:
             return Broken(row.seq if isinstance(row.seq, int) else expected, "inserted")
         if row.seq > expected:
             return Broken(expected, "missing")
         rightful = self._fits(expected)
-        if row.is_at(expected):
+        if _is_at(row, expected):
             if row.prev == self._link or self._good == 0:
                 return Broken(expected, "edited")
             return Broken(expected - 1, "edited")
@@ -546,11 +529,11 @@ class _Walk:
 
     def _fits(self, seq: int) -> bool:
         rows = self._tx.execute(AFTER, {"tenant": self._tenant, "prev": self._link})
-        return any(raw.seq != seq and raw.is_at(seq) for raw in (_Raw.of(row) for row in rows))
+        return any(raw.seq != seq and _is_at(raw, seq) for raw in (_raw(row) for row in rows))
 
-    def _place_of(self, row: _Raw) -> int | None:
+    def _place_of(self, row: AuditRow) -> int | None:
         tried = {row.seq - 1, row.seq + 1}
         if isinstance(row.prev, bytes):
             before = self._tx.execute(BEFORE, {"tenant": self._tenant, "prev": row.prev}).scalar()
             tried |= {before + 1} if isinstance(before, int) else {1} if row.prev == GENESIS else set()
-        return next((seq for seq in sorted(tried) if row.is_at(seq)), None)
+        return next((seq for seq in sorted(tried) if _is_at(row, seq)), None)

@@ -7,6 +7,7 @@ request that is kept needs it. A bundle that is damaged costs what it holds, no 
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -147,8 +148,8 @@ def _put(
     there = tx.execute(BUNDLES, _key(home)).all()
     by_number = {row.number: set(row.refs.split()) for row in there}
     known = set[str]().union(*by_number.values())
-    bodies = {ref: body for ref, body in fresh.items() if ref not in known}
-    bodies = {ref: body for ref, body in bodies.items() if ref not in _elsewhere(tx, home, branch, bodies)}
+    there_too = _elsewhere(tx, home, branch, fresh.keys() - known)
+    bodies = {ref: body for ref, body in fresh.items() if ref not in known and ref not in there_too}
     rewritten = {row.number for row in there if row.size < SMALL}
     if len(rewritten) < FEW:
         rewritten = set()
@@ -163,17 +164,17 @@ def _put(
         tx.execute(sa.delete(inspected_parts).where(MINE, gone), _key(home))
     if bodies := {ref: body for ref, body in sorted(bodies.items()) if ref in stays}:
         number = 1 + max(by_number, default=0)
-        level = 3 if rewritten else 1
-        packed = tx.aside(lambda: pack_named({ref: [body] for ref, body in bodies.items()}, level=level))
+        parts = {ref: [body] for ref, body in bodies.items()}
+        packed = tx.aside(partial(pack_named, parts, level=3 if rewritten else 1))
         own = {"tenant": home[0], "conversation": home[1], "number": number}
         tx.execute(sa.insert(inspected_parts), own | {"refs": " ".join(bodies), "body": packed})
 
 
-def _elsewhere(tx: Transaction, home: Home, branch: str | None, bodies: Mapping[str, bytes]) -> set[str]:
+def _elsewhere(tx: Transaction, home: Home, branch: str | None, refs: AbstractSet[str]) -> set[str]:
     found = set[str]()
-    if branch is not None and any(ref.startswith(OWN) for ref in bodies):
+    if branch is not None and any(ref.startswith(OWN) for ref in refs):
         found |= {ref_of(cut.text) for cut in load_cuts(tx, home[0], branch)}
-    messages = {ref for ref in bodies if not ref.startswith(OWN)}
+    messages = {ref for ref in refs if not ref.startswith(OWN)}
     return found | _archived(tx, home, messages) if len(messages) > FEW else found  # a few are new, in no archive
 
 

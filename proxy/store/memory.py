@@ -410,24 +410,14 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
     tx.many(
         ADD_SNAPSHOT,
         [
-            {"tenant": tenant, "conversation": conversation, "id": row.id, **checkup.snapshot._asdict()}
+            stored(health_snapshots, checkup.snapshot, tenant=tenant, conversation=conversation, id=row.id)
             for (tenant, conversation), row, checkup in found
         ],
     )
     tx.many(
         ADD_ALERT,
         [
-            {
-                "tenant": tenant,
-                "conversation": conversation,
-                "at": alert.at,
-                "kind": alert.kind,
-                "level": alert.level,
-                "category": alert.category,
-                "value": alert.value,
-                "limit": alert.limit,
-                "said": alert.said,
-            }
+            stored(alerts, alert, tenant=tenant, conversation=conversation)
             for (tenant, conversation), _, checkup in found
             for alert in checkup.opened
         ],

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from proxy.store.conversations import listing_of, row_of
 from proxy.store.records import ConversationRow
 from proxy.store.schema import alerts, conversations, exchanges, recorded, same
-from proxy.store.transaction import Place, Transaction, chunks, ordered
+from proxy.store.transaction import Transaction, chunks
 
 NEWEST = 5_000
 
@@ -175,8 +175,7 @@ def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> 
     query = query.where(exchanges.c.at >= since)
     if tenant is not None:
         query = query.where(exchanges.c.tenant == tenant)
-    after: Place | None = None
-    query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
+    query = query.order_by(exchanges.c.at.desc(), exchanges.c.id.desc()).limit(limit)
     return [recorded(Passed, exchanges, row, name=row.name) for row in tx.execute(query)]
 
 

@@ -6,11 +6,9 @@ SQLite 3.7.0 to 3.51.2 can corrupt a WAL database when one connection checkpoint
 * A *server* (one process) uses WAL. It is the only one: it holds ``FILE-server`` for life. SQLite's automatic
   checkpoints are off; the server checkpoints on its own writing connection, where it cannot write meanwhile, and only
   while it holds the lock on ``FILE.lock``. Its second connection is opened ``mode=ro`` and can do neither.
-* A *visitor* (``weir keys create`` beside a running server) holds that same lock for as long as it is open, and never
-  checkpoints: two writers without a checkpointer are safe. The checkpoint that SQLite makes when the last connection
-  closes runs under SQLite's own exclusive lock on the file, when there is nobody else.
-* A *worker* (one of several server processes) shares ``FILE-server`` with other workers only, uses the rollback journal
-  on these versions, and says so.
+* A *visitor* (``weir keys create`` beside a running server) holds that lock while it is open and never checkpoints: two
+  writers without a checkpointer are safe. SQLite's own checkpoint at the last close runs under its exclusive lock.
+* A *worker* (one of several server processes) shares ``FILE-server`` with workers only, by a rollback journal there.
 * A *reader* opens ``mode=ro`` and takes no lock.
 
 ``synchronous=FULL``, ``secure_delete`` and foreign keys are on everywhere; every writing transaction begins IMMEDIATE,
@@ -25,6 +23,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,6 @@ from sqlalchemy.pool import StaticPool
 
 from proxy.store.records import CorruptStore, StoreError, StoreUnavailable, translate
 from proxy.store.schema import check, ensure
-from proxy.store.upkeep import back_up, pragma, shrink
 
 Begin = Literal["BEGIN", "BEGIN IMMEDIATE"]
 T = TypeVar("T")
@@ -216,6 +214,7 @@ class ConnectionWorker:
                 job.settle()
 
 
+PAGES_AT_ONCE = 256
 log = logging.getLogger("weir.store")
 
 Mode = Literal["server", "worker", "visitor", "reader", "copier"]
@@ -572,3 +571,32 @@ def _refuse_foreign(connection: sa.Connection) -> None:
     names = set(connection.scalars(sa.text("SELECT name FROM sqlite_master WHERE type = 'table'")))
     if names and "alembic_version" not in names:
         raise CorruptStore("the file is a database of some other program", reason="foreign")
+
+
+def pragma(driver: sqlite3.Connection, name: str) -> str:
+    return str(driver.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def back_up(driver: sqlite3.Connection, *, path: Path) -> None:
+    """Write a copy of one moment to a new file that only its owner can read; it is there whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.part")
+    try:
+        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(f"{unfinished} cannot be made ({error.strerror})", reason="backup") from None
+    try:
+        with closing(sqlite3.connect(unfinished)) as copy:
+            driver.backup(copy)
+            if (said := pragma(copy, "quick_check")) != "ok":
+                raise CorruptStore(f"the copy is not whole, so the database is damaged: {said}", reason="damaged")
+        os.link(unfinished, path)  # unlike a rename it replaces nothing
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be made ({error.strerror})", reason="backup") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def shrink(driver: sqlite3.Connection) -> bool:
+    before = int(pragma(driver, "freelist_count"))
+    driver.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
+    return 0 < int(pragma(driver, "freelist_count")) < before

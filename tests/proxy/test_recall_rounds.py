@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from policies import ContextSettings
 from policies.settings import Recall
 from proxy.exchange.recall import is_linked
-from proxy.recall.elements import ListView
-from proxy.recall.messages import MessagesRecall
-from proxy.recall.responses import ResponsesRecall
+from proxy.recall.elements import ListView, MessagesRecall, ResponsesRecall
 from proxy.recall.tool import offer_for
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.chat import digest_of

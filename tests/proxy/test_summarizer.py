@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -230,6 +230,8 @@ async def test_what_is_no_whole_answer_is_not_kept(useless: tuple[int, bytes] | 
 class BrokenStore:
     """A store that always fails."""
 
+    shared = False
+
     async def summary(self, tenant: str, key: bytes) -> SummaryRow | None:
         raise StoreUnavailable(f"{tenant} {key!r}")
 
@@ -241,7 +243,7 @@ class BrokenStore:
 async def test_a_store_that_fails_costs_no_answer_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
     with caplog.at_level(logging.WARNING, logger="weir"):
-        async with summarizing(store=BrokenStore()) as summarizer:
+        async with summarizing(store=cast("Store", BrokenStore())) as summarizer:
             for number in range(3):
                 question = replace(QUESTION, key=f"history-{number}")
                 assert said(await summarizer.ask(question, terms=TERMS, send=model)) == NOTES
@@ -586,7 +588,7 @@ async def test_an_allowance_is_of_the_last_hour_and_of_so_many_tenants() -> None
 async def test_what_one_server_learns_of_a_model_the_others_know(postgres_url: str) -> None:
     """Each has a store of its own on the same PostgreSQL."""
     stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
-    first, other = (Summarizer(store=store, book=store) for store in stores)
+    first, other = (Summarizer(store=store) for store in stores)
     schema = replace(QUESTION, key="", schema={"type": "object"})
     refusing = Model(((400, b'{"error": {"message": "response_format is not supported"}}'),))
     assert said(await first.ask(schema, terms=TERMS, send=refusing)) == "! no_schema"
