@@ -301,8 +301,6 @@ def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
 
 
 class Plugin(Protocol):
-    """A subclass need only write the callbacks that it wants."""
-
     async def turn_start(self, turn: Turn) -> None: ...
 
     async def tool_result(self, turn: Turn, result: NewResult) -> None: ...
