@@ -231,7 +231,6 @@ def broken_rules(draft: Draft) -> tuple[str, ...]:
 
 
 LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
-"""Edits that may be made on a protected message, and stay on it."""
 
 
 def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:

@@ -43,7 +43,6 @@ class ContentType(StrEnum):
 
 EVICTABLE = frozenset({ContentType.USER, ContentType.TOOL_RESULT, ContentType.MEMORY})
 BAND = 0.02
-"""Default width within which scores count as equal (ours)."""
 FIFO_DECAY, HALF_LIFE, RECENCY_DECAY = 10.0, 5.0, 15.0
 REUSE_FULL = 5
 NEUTRAL = OTHER_SOURCE = 0.5
@@ -154,7 +153,6 @@ def _unless_decided(formula: Callable[[Block], float]) -> Callable[[Block], floa
 
 
 def _largest(block: Block) -> float:
-    """Scores only rank: none are equal in a band."""
     age = block.age + 1 if block.behind is None else block.behind
     return 1.0 / (1.0 + max(0, age) * max(0, block.tokens))
 

@@ -178,19 +178,15 @@ class _Worker:
 
 
 def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    given = []
-    for place, index in enumerate(effect.indices):
-        message = dict(messages[place])
-        text = effect.texts[place] if effect.texts else None
-        if text is not None:
-            message["content"] = text
-        message[MARK] = {
-            "index": index,
-            "tokens": effect.tokens[place] if effect.tokens else 0,
-            "protected": effect.protected[place] if effect.protected else False,
+    columns = zip(effect.indices, messages, effect.texts, effect.tokens, effect.protected, strict=True)
+    return [
+        {
+            **message,
+            **({} if text is None else {"content": text}),
+            MARK: {"index": index, "tokens": tokens, "protected": protected},
         }
-        given.append(message)
-    return given
+        for index, message, text, tokens, protected in columns
+    ]
 
 
 def _selection(returned: list[Any], given: Sequence[dict[str, Any]], indices: Sequence[int]) -> tuple[Kept, ...]:
@@ -305,8 +301,6 @@ def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
 
 
 class Plugin(Protocol):
-    """A subclass need only write the callbacks that it wants."""
-
     async def turn_start(self, turn: Turn) -> None: ...
 
     async def tool_result(self, turn: Turn, result: NewResult) -> None: ...

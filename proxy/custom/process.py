@@ -17,7 +17,6 @@ from typing import BinaryIO, Self
 
 LENGTH = struct.Struct(">I")
 AT_ONCE = 256 * 1024
-"""Bytes that are written before the event loop does something else."""
 Frames = queue.SimpleQueue[bytes]
 
 

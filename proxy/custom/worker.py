@@ -52,7 +52,6 @@ def load(path: str) -> Function:
 
 
 def work(path: str) -> None:
-    """A first frame says whether the function was found."""
     output, frames = answering()
     try:
         function = load(path)

@@ -182,7 +182,6 @@ def _prefix(plan: Plan, recognized: Recognized, request: ClientRequest, usage: R
 
 
 def hit_ratio(usage: ReportedUsage | None) -> float | None:
-    """At most 1; None where the upstream did not report both."""
     if usage is None or usage.cached is None or not usage.prompt or usage.prompt < 0:
         return None
     return min(1.0, max(0, usage.cached) / usage.prompt)
@@ -236,7 +235,6 @@ def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
 
 
 def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
-    """As it was reported; what was written to the cache has a price of its own."""
     prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
     plain = max(0, prompt - cached - written)
     read = prices.input * plain + prices.cache_read * cached + prices.cache_write * written

@@ -293,7 +293,6 @@ class Alerts:
             self.tell(notice)
 
     async def close(self) -> None:
-        """The webhook has two seconds for what still waits."""
         task, self._task = self._task, None
         if task is None:
             return

@@ -38,7 +38,6 @@ class Frame:
 
 
 def scale(highest: float, *, most: int = MAX_TICKS) -> tuple[float, ...]:
-    """Round values from 0 up to the first that is not below ``highest``, at most ``most`` steps."""
     if highest <= 0:
         return (0.0, 1.0)
     power = 1.0
