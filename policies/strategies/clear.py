@@ -262,7 +262,8 @@ class RetireMedia(Strategy):
     keep: int = whole(1)
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        carrying = [p for p in draft.pieces if p.text is None and _carries(draft, p)]
+        media = {i for i, message in enumerate(draft.transcript.messages) if message.media}
+        carrying = [p for p in draft.pieces if p.text is None and p.index in media]
         newest = {p.index for p in carrying[max(0, len(carrying) - self.keep) :]}
         old = [p for i, p, message in touchable(draft, bounds) if p.text is None and message.media and i not in newest]
         made = ((piece, self._edit(bounds, piece.index or 0)) for piece in old)
@@ -279,10 +280,6 @@ class RetireMedia(Strategy):
         name = 1 + count(body.name) if body.name else 0
         tokens = MESSAGE_OVERHEAD + name + count(body.text) + sum(map(count, lines))
         return replace(edited(bounds, index, "\n".join(lines), EditKind.MEDIA), tokens=tokens)
-
-
-def _carries(draft: Draft, piece: PlannedMessage) -> bool:
-    return piece.index is not None and draft.transcript.messages[piece.index].media > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,9 +65,6 @@ class RewriteTask:
     hard: bool = False
     share: float = MAX_SHARE
 
-    def without_asking(self) -> "RewriteTask":
-        return replace(self, asks=False)
-
 
 class _Text(NamedTuple):
     text: str

@@ -23,6 +23,9 @@ from policies.turns import parse_turn_boundaries
 NOTE_BEGINS = "[weir: "
 OUTSIDE = NOTE_BEGINS + "{count} earlier messages are outside the window; archived as {ref}]"
 REMOVED = NOTE_BEGINS + "{count} earlier messages were removed to fit the context window; archived as {ref}]"
+OWN_WORDS = frozenset(
+    {EditKind.REASONING, EditKind.MEDIA}
+)  # without thinking or media a message still says what it said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +173,7 @@ class Custom(Strategy):
             indices=tuple(p.index for p in given if p.index is not None),
             max_tokens=max(0, bounds.target - others),
             seconds=self.seconds,
-            texts=tuple(p.text if _is_replaced(p) else None for p in given),
+            texts=tuple(None if p.kind in OWN_WORDS else p.text for p in given),
             tokens=tuple(p.tokens for p in given),
             protected=tuple(p.index in guarded for p in given),
         )
@@ -178,10 +181,6 @@ class Custom(Strategy):
             return draft
         trimmed = _without_dropped(_with_texts(draft, bounds, reply.messages), bounds, reply.messages)
         return trimmed if trimmed.tokens < draft.tokens and not broken_rules(trimmed) else draft
-
-
-def _is_replaced(piece: PlannedMessage) -> bool:
-    return piece.text is not None and piece.kind not in (EditKind.REASONING, EditKind.MEDIA)
 
 
 def _is_selection(messages: Sequence[Kept], given: Sequence[PlannedMessage]) -> bool:

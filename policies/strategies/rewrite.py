@@ -8,7 +8,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from policies.draft import Bounds, Draft
@@ -197,7 +197,7 @@ class Progressive(Strategy):
             jobs += [job] if job is not None else []
         asking = sorted((job for job in jobs if job.asks), key=lambda job: (-messages[job.index].tokens, job.index))
         spared = {job.index for job in asking[MAX_ASKED:]}
-        return [job.without_asking() if job.index in spared else job for job in jobs]
+        return [replace(job, asks=False) if job.index in spared else job for job in jobs]
 
 
 def level_now(piece: PlannedMessage) -> int:
