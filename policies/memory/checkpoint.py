@@ -22,32 +22,25 @@ URGENT = ("In progress", "Open issues", SAID, "Success criteria")
 VERIFY = "Verify before relying on it: working directory, branch, files and services may have changed since."
 
 
-class InvalidCheckpoint(PolicyError):
-    """Text that is not a checkpoint, and why."""
+class InvalidCheckpoint(PolicyError): ...
 
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """What validation found; a checkpoint with errors is not injected."""
-
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def valid(self) -> bool:
-        """Whether it may be kept."""
         return not self.errors
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of one task at one moment.
+    """The state of one task at one moment; ``saved_at`` is UTC ISO 8601.
 
-    Critical are ``goal``, ``success_criteria`` and ``constraints`` (the user's words, never reworded) and
-    ``subtasks``; then ``decisions``, ``open_issues`` and ``environment``; then ``learnings`` and ``notes``.
-    ``version`` grows by one with every save, ``window_id`` with every window; ``saved_at`` is UTC ISO 8601.
-    ``marks`` are some of the messages that were read, ``position:digest`` each, the newest last: they tell what a
-    later reading has to add.
+    ``constraints`` are the user's words, never reworded. ``version`` grows with every save, ``window_id`` with every
+    window. ``marks`` are digests of some of the messages that were read.
     """
 
     goal: str = ""
@@ -67,7 +60,6 @@ class Checkpoint:
     marks: tuple[str, ...] = ()
 
     def with_status(self, status: Status) -> tuple[Subtask, ...]:
-        """The subtasks of one status, in order."""
         return tuple(s for s in self.subtasks if s.status is status)
 
     def advance(self, **changes: Any) -> "Checkpoint":
@@ -75,7 +67,6 @@ class Checkpoint:
         return replace(self, version=self.version + 1 if self.saved_at else self.version, **changes)
 
     def saved(self, *, at: str) -> "Checkpoint":
-        """The same state stamped with the moment ``at`` (UTC ISO 8601)."""
         return replace(self, saved_at=at)
 
     def beside_goal(self) -> "Checkpoint":
@@ -106,7 +97,6 @@ class Checkpoint:
         return Validity(tuple(e for e, holds in errors.items() if holds), tuple(w for w, h in warnings.items() if h))
 
     def to_json(self) -> str:
-        """This checkpoint as one JSON object, keys in the order of the fields."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
@@ -150,7 +140,6 @@ class Checkpoint:
         return tuple((title, lines) for title, lines in every if lines)
 
     def to_markdown(self) -> str:
-        """This checkpoint for people: a heading with window and version, then one section per field."""
         stamp = f", saved {self.saved_at}" if self.saved_at else ""
         parts = [f"# Checkpoint: window {self.window_id}, version {self.version}{stamp}"]
         for title, lines in self.sections():
@@ -161,10 +150,8 @@ class Checkpoint:
     def bootstrap(self, *, max_tokens: int, counter: TokenCounter, ref: str = "") -> str:
         """What a new window starts from, at most ``max_tokens``; empty where not even its first line fits.
 
-        After the line that asks to verify the environment come goal, current subtask, open issues, constraints and
-        success criteria, then the rest by priority as room allows. A goal that would take more than half where the
-        rest needs it is cut in the middle and names ``ref``. Of issues, constraints and criteria that do not fit the
-        number is said; a constraint that the goal says already is not said twice.
+        Goal, current subtask, open issues, constraints and criteria come first, the rest as room allows. A goal that
+        would take more than half is cut in the middle and names ``ref``.
         """
         stamp = f", saved {self.saved_at}" if self.saved_at else ""
         page = _BootstrapPage(counter, max_tokens)
@@ -187,11 +174,6 @@ class Checkpoint:
         return page.text()
 
     def delta(self, previous: "Checkpoint | None") -> dict[str, object]:
-        """What changed since ``previous``, for the audit: by field the old and the new value, or lists of lines.
-
-        Lists give ``added`` and ``removed``; subtasks also ``changed``, each text with its new status. Fields without
-        a change are left out, and so are the marks.
-        """
         base = previous or Checkpoint(version=0, window_id=0)
         changes: dict[str, object] = {}
         for name in (f.name for f in fields(self) if f.name != "marks"):
@@ -211,7 +193,6 @@ class Checkpoint:
         return changes
 
     def coverage(self, literals: Iterable[str]) -> float:
-        """The share of these literals of a removed span that this state shows, in any letter case; 1 of none."""
         wanted = {v.lower() for v in literals if v}
         if not wanted:
             return 1.0
@@ -220,8 +201,6 @@ class Checkpoint:
 
 
 class _BootstrapPage:
-    """Lines under headings within a budget; the tokens of the pieces are added up, the whole is counted at the end."""
-
     def __init__(self, counter: TokenCounter, max_tokens: int) -> None:
         self.counter = counter
         self._most = max_tokens
@@ -234,14 +213,12 @@ class _BootstrapPage:
         return self._most - self._used - self._held
 
     def hold(self, title: str, number: int) -> None:
-        """Keep room to say that so many lines of a section are not shown; ``number`` 0 gives it back."""
         self._held = self.cost(title, _unseen(number, title)) if number else 0
 
     def cost(self, title: str, line: str) -> int:
         return self.counter.count(f"\n{title}:\n- {line}")
 
     def add(self, piece: str, *, reserve: int = 0) -> bool:
-        """Whether the piece fits beside ``reserve`` tokens; it is then written."""
         tokens = self.counter.count(piece) + (1 if self._pieces else 0)
         if tokens + reserve > self.left:
             return False
@@ -250,7 +227,6 @@ class _BootstrapPage:
         return True
 
     def write(self, title: str, lines: Sequence[str]) -> bool:
-        """Writes a heading with as many lines as fit, and how many do not of what is :data:`COUNTED`; False if any."""
         told = title in COUNTED
         reserve = self.cost(title, _unseen(len(lines), title)) if told else 0
         heading, missing = f"\n{title}:", 0
@@ -269,14 +245,12 @@ class _BootstrapPage:
         return not missing
 
     def text(self) -> str:
-        """All pieces, the last ones left out where the whole counts more than its parts did."""
         while self._pieces and self.counter.count("".join(self._pieces)) > self._most:
             self._pieces.pop()
         return "".join(self._pieces)
 
 
 def _fitted(goal: str, most: int, *, page: _BootstrapPage, ref: str) -> str:
-    """The goal within ``most`` tokens of the page and within what is free, its heading included."""
     room = min(most, page.left) - page.cost("Goal", "") - 1
     if page.counter.count(goal) <= room:
         return goal
@@ -297,7 +271,6 @@ def _subtask_changes(old: Sequence[Subtask], new: Sequence[Subtask]) -> dict[str
 
 
 def _line(value: object) -> str:
-    """One entry of a list as the audit names it."""
     return value.value if isinstance(value, Identifier) else str(value)
 
 

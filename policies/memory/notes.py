@@ -20,7 +20,6 @@ from policies.tokens import TokenCounter
 CATEGORIES = ("task_progress", "decisions", "bugs", "constraints", "learnings", "misc")
 IMPORTANCE = ("critical", "high", "normal")
 MIN_REST = 50
-"""With fewer tokens left no further note is tried."""
 MAX_NOTE_LEN = 600
 FROM_TOOL, FROM_FENCE, FROM_MODEL = "tool", "fence", "model"
 _ALSO = {
@@ -46,23 +45,19 @@ _KEY = re.compile(r"\A([^:\n]{2,40}):\s")
 
 
 def category_of(word: str) -> str:
-    """The category that a word names; ``misc`` for an unknown one."""
     return _CATEGORY_OF.get(re.sub(r"[\s-]+", "_", word.strip().lower()), "misc")
 
 
 def importance_of(word: str) -> str:
-    """The importance that a word names; ``normal`` for an unknown one."""
     word = word.strip().lower()
     return word if word in IMPORTANCE else "normal"
 
 
 def is_due(tools: NoteTaking, *, turns: int) -> bool:
-    """Whether the background takes notes of a conversation of so many turns: below ``min_turns`` they cost more."""
     return tools.extract and turns >= tools.min_turns
 
 
 def notes_in(sources: Sequence[Source], tools: NoteTaking) -> tuple[Note, ...]:
-    """The notes of these messages in order: note tools, the newest list of what is to do, fenced blocks."""
     found: list[Note] = []
     for _, call in _calls_in(sources, tools):
         made = _list_in_call(call.arguments)
@@ -74,14 +69,12 @@ def notes_in(sources: Sequence[Source], tools: NoteTaking) -> tuple[Note, ...]:
 
 
 def _list_note(subtasks: Sequence[Subtask], source: str) -> Note:
-    """A list of subtasks as one note: what is in progress first, what is done last."""
     ranked = sorted(subtasks, key=lambda s: (s.status is Status.DONE, s.status is Status.PLANNED))
     text = "; ".join(f"{_IN_WORDS[s.status]}: {s.text}" for s in ranked)
     return Note("task_progress", "high", text, source)
 
 
 def _in_call(arguments: str) -> list[Note]:
-    """The note that one call writes, none where its arguments say nothing."""
     raw = parse(arguments)
     if not isinstance(raw, Mapping):
         return []
@@ -97,7 +90,6 @@ def _first(raw: Mapping[str, object], names: Sequence[str]) -> str:
 
 
 def _in_fences(text: str, tools: NoteTaking) -> Iterator[Note]:
-    """The notes of an answer's fenced blocks whose first word is one of the policy's."""
     wanted = {word.lower() for word in tools.fences}
     for match in _FENCED.finditer(text):
         word, options, body = match.group(1).lower(), match.group(2), match.group(3).strip()
@@ -121,7 +113,6 @@ def _one_line(text: str) -> str:
 
 
 def read_notes(text: str) -> tuple[Note, ...]:
-    """The notes in a model's lines ``category | importance | text``; other lines are left out."""
     found: list[Note] = []
     for line in text.splitlines():
         cells = [c.strip() for c in _BEFORE_NOTE.sub("", line).strip().strip("|").split("|", 2)]
@@ -220,7 +211,6 @@ def _shown(note: Note) -> str:
 MAX_SUBTASK_LEN = 200
 MAX_ITEMS = 100
 MAX_DONE = 20
-"""Subtasks that are done and kept, the newest."""
 _LISTS = ("todos", "plan", "items", "tasks", "todoList", "todo_list", "steps", "subtasks", "checklist", "list")
 _TEXTS = ("content", "step", "title", "text", "task", "description", "name", "subject", "item", "todo", "label")
 _FLAGS = ("done", "completed", "complete", "checked", "finished")
@@ -239,8 +229,6 @@ _LAST_NAME = re.compile(r"(?:__|[./:])")
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One entry as a list gives it: its id, its words and status; either may be missing where only changes come."""
-
     key: str
     text: str
     status: Status | None
@@ -249,8 +237,6 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _TodoList:
-    """A list as one call gives it; ``merges`` is whether it only changes what stood before."""
-
     items: tuple[_Item, ...]
     merges: bool = False
 
@@ -260,10 +246,9 @@ class _TodoList:
 
 
 def subtasks_of(sources: Sequence[Source], tools: NoteTaking, *, known: Sequence[Subtask] = ()) -> tuple[Subtask, ...]:
-    """The subtasks as the newest lists of these messages leave them, where ``known`` is how they stood before.
+    """The subtasks as the newest lists leave them, from ``known`` on.
 
-    A tool's list is the single truth: what it leaves out is gone, unless it is done. A list of checkboxes in a
-    text only changes and adds.
+    What a tool's list leaves out is gone, unless it is done; checkboxes in a text only change and add.
     """
     board = {normal(s.text): s for s in known}
     names: dict[str, str] = {}
@@ -279,14 +264,12 @@ def subtasks_of(sources: Sequence[Source], tools: NoteTaking, *, known: Sequence
 
 
 def bounded(subtasks: Sequence[Subtask]) -> tuple[Subtask, ...]:
-    """The subtasks without the oldest that are done, where those are too many."""
     done = [s for s in subtasks if s.status is Status.DONE]
     old = {id(s) for s in done[:-MAX_DONE]}
     return tuple(s for s in subtasks if id(s) not in old)
 
 
 def _posted(board: dict[str, Subtask], given: _TodoList, names: dict[str, str]) -> dict[str, Subtask]:
-    """The board after a call; ``names`` are the words of entries by their ids."""
     names |= {item.key: item.text for item in given.items if item.key and item.text}
     new = dict(board) if given.merges else {k: s for k, s in board.items() if s.status is Status.DONE}
     if not given.merges:
@@ -310,7 +293,6 @@ def _takes_notes(name: str, tools: NoteTaking) -> bool:
 
 
 def _calls_in(sources: Sequence[Source], tools: NoteTaking) -> Iterator[tuple[int, ToolCall]]:
-    """The calls of the policy's tools with their positions in order, each once, whether seen as call or as result."""
     told: set[tuple[str, str]] = set()
     for source in sources:
         for call in source.calls:
@@ -366,10 +348,6 @@ def _item(entry: object) -> _Item | None:
 
 
 def _boxes_in(text: str, *, bare: bool = False) -> tuple[Subtask, ...]:
-    """The Markdown checkboxes of a text: ``[ ]`` planned, ``[x]`` done, ``[-]``, ``[~]`` and ``[>]`` in progress.
-
-    Without ``bare`` only those behind a bullet: programs mark lines of their logs with boxes too.
-    """
     if "[" not in text:
         return ()
     found = [(mark, words) for bullet, mark, words in _BOX.findall(text) if bullet or bare]

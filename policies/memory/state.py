@@ -41,13 +41,11 @@ MAX_NOTES = 10
 MAX_DECISIONS = 12
 MAX_LEARNINGS = 10
 MAX_TOLD = 12
-"""Entries of one kind that a model may add at once."""
 ALIKE = 0.6
 """Share of their terms from which two entries say the same."""
 MIN_PART_LEN = 12
 MARKS = 4
 STEPS_BETWEEN = 10
-"""Steps between two times that a model takes notes."""
 NOTES_AT_ONCE = 600
 IDENTIFIERS_OF = 400
 """The tokens of an extract whose identifiers a saved state lists as shown."""
@@ -87,10 +85,10 @@ def read_state(
 
 
 def merge_states(code: Checkpoint, proposal: Proposal | None, *, material: Callable[[str], bool]) -> Checkpoint:
-    """The state that code read with what a model proposed; ``code`` itself where nothing was proposed.
+    """The state that code read with what a model proposed.
 
-    ``material`` says whether an identifier occurs in the source. Goal and constraints are never taken from a model, a
-    subtask that code knows keeps its status, and an entry with an identifier that the source does not hold is left out.
+    ``material`` says whether an identifier occurs in the source: an entry with another is left out. Goal, constraints
+    and the status of a subtask that code knows are never taken from a model.
     """
     if proposal is None:
         return code
@@ -146,7 +144,6 @@ def _newest(known: Sequence[str], texts: Sequence[str], *, most: int) -> tuple[s
 
 
 def _with_decisions(known: Sequence[TaskDecision], made: Sequence[TaskDecision]) -> tuple[TaskDecision, ...]:
-    """The decisions with those that say something else, the newest few."""
     board = list(known)
     for decision in made:
         if not any(_alike(decision.text, other.text) for other in board):
@@ -155,7 +152,6 @@ def _with_decisions(known: Sequence[TaskDecision], made: Sequence[TaskDecision])
 
 
 def _filled(known: tuple[str, ...], proposed: Sequence[str], *, most: int) -> tuple[str, ...]:
-    """What code knows, and of the proposed as much as there is room for and says something else."""
     board = list(known)
     for text in proposed:
         if len(board) < most and not any(_alike(text, other) for other in board):
@@ -166,7 +162,6 @@ def _filled(known: tuple[str, ...], proposed: Sequence[str], *, most: int) -> tu
 def _merged_subtasks(
     code: Checkpoint, proposal: Proposal, taken: Callable[[Sequence[str]], Sequence[str]]
 ) -> tuple[Subtask, ...]:
-    """Code's subtasks and those that a model names; an earlier telling of what is left gives way to this one."""
     told = bool(proposal.done or proposal.current or proposal.remaining or proposal.next_step)
     board = [s for s in code.subtasks if not (s.told and told and s.status is not Status.DONE)]
     for status, texts in (
@@ -244,7 +239,6 @@ MIN_LETTERS = 0.5
 def _statements(
     sources: Sequence[Source], *, goal: str, known: Sequence[str] = (), readings: Readings
 ) -> tuple[str, ...]:
-    """The statements behind those that are known already, within :data:`MAX_SENTENCES` and :data:`MAX_TOKENS`."""
     spoken = [source for source in sources if source.is_users]
     if not spoken:
         return tuple(known)
@@ -266,7 +260,6 @@ def _statements(
 
 
 def _states(sentence: str) -> bool:
-    """Whether a sentence says something: no question, no single word, not for the most part signs and digits."""
     if is_question(sentence) or len(terms_of(sentence)) < MIN_TERMS:
         return False
     telling = [c for c in sentence if not c.isspace()]
@@ -278,14 +271,12 @@ def _tokens(text: str) -> int:
 
 
 def _undivided(source: Source) -> TextReading:
-    """A sentence that is known already, which its neighbours no longer divide."""
     made = TextReading(source)
     made.segments = [Segment(source.text, terms_of(source.text))]
     return made
 
 
 def _each_once(items: Sequence[Item]) -> list[Item]:
-    """The items in order, of those with the same words the newest."""
     newest: dict[str, Item] = {}
     for item in sorted(items, key=lambda i: (i.source, i.place)):
         key = normal(item.segment.text)
@@ -320,12 +311,10 @@ _REPORTED = re.compile(
 
 
 def _errors(sources: Sequence[Source]) -> dict[int, str]:
-    """By a result's position the error that it shows, empty for none."""
     return {source.position: _error_in(source.text) for source in sources if source.is_result}
 
 
 def _open_issues(sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]) -> tuple[str, ...]:
-    """The issues that these messages leave open, oldest first, where ``known`` were open before; the newest few."""
     board: dict[str, tuple[str, str] | None] = dict.fromkeys(known)
     for source in sources:
         if not source.tool:
@@ -341,7 +330,6 @@ def _open_issues(sources: Sequence[Source], errors: Mapping[int, str], *, known:
 
 
 def _error_in(text: str) -> str:
-    """The line of a result that names its error, by what programs print; empty where it shows none."""
     document = parse(clipped(text))
     if document is not None:
         return _error_in_document(document)
@@ -356,7 +344,6 @@ def _error_in(text: str) -> str:
 
 
 def _error_in_document(document: object) -> str:
-    """The message of a JSON result that says of itself that it failed."""
     if not isinstance(document, Mapping):
         return ""
     values = {str(key).lower().replace("-", "_"): value for key, value in document.items()}
@@ -378,7 +365,6 @@ def _has_failed(values: Mapping[str, object]) -> bool:
 
 
 def _message(named: object, values: Mapping[str, object]) -> str:
-    """What an error says: itself, or a text within it or beside it."""
     if isinstance(named, list) and named:
         named = named[0]
     if isinstance(named, str):
@@ -415,7 +401,6 @@ _POSITION = re.compile(r" \(message \d+\)\Z")
 
 
 def _environment(sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]) -> tuple[str, ...]:
-    """Facts as ``name: value (message n)``, oldest first, the newest few; ``known`` are those of before."""
     board = {_key_of(line): line for line in known}
     for source in sources:
         for name, value in _facts(source, has_failed=bool(errors[source.position])) if source.is_result else ():
@@ -426,12 +411,10 @@ def _environment(sources: Sequence[Source], errors: Mapping[int, str], *, known:
 
 
 def _bare(line: str) -> str:
-    """A fact without its position."""
     return _POSITION.sub("", line)
 
 
 def _key_of(line: str) -> str:
-    """What two lines share of which the later replaces the earlier: the name; of files all."""
     name, _, value = _bare(line).partition(": ")
     return f"{name}: {value.lower()}" if name == "file" else name
 
@@ -447,7 +430,6 @@ def _facts(source: Source, *, has_failed: bool) -> Iterator[tuple[str, str]]:
 
 
 def _facts_of_call(source: Source) -> Iterator[tuple[str, str]]:
-    """What a call that showed no error has changed."""
     asked = parse(source.arguments)
     if not isinstance(asked, Mapping):
         return
@@ -464,7 +446,6 @@ def _facts_of_call(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def previous_state(known: ConversationState) -> Checkpoint | None:
-    """The newest state that was saved, or the one of another conversation that this one goes on from."""
     for text in (known.checkpoint, known.resumed):
         if text:
             try:
@@ -482,7 +463,6 @@ def state_of(
     counter: TokenCounter,
     readings: Readings | None = None,
 ) -> Checkpoint:
-    """The state of a conversation as its messages tell it, with the identifiers that matter most."""
     sources = _sources(transcript, since=0)
     goal = goal_of(transcript)
     previous = previous_state(known.at(len(transcript.chain)))
@@ -493,7 +473,6 @@ def state_of(
 
 
 def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> str | None:
-    """The milestone that the messages hold which no earlier request has sent; None for none."""
     fresh = _sources(transcript, since=known.length)
     if not fresh:
         return None
@@ -501,13 +480,11 @@ def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: Co
 
 
 def goal_of(transcript: Transcript) -> str:
-    """The text of the first user message, empty without one."""
     task = first_user(transcript.messages)
     return "" if task is None else transcript.read(task).text
 
 
 def _sources(transcript: Transcript, *, since: int) -> list[Source]:
-    """The messages after the head from the ``since``-th on."""
     messages, first = transcript.messages, transcript.head + since
     begin = first
     while transcript.head < begin < len(messages) and messages[begin].is_result:
@@ -518,12 +495,10 @@ def _sources(transcript: Transcript, *, since: int) -> list[Source]:
 
 
 def notes_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> tuple[Note, ...]:
-    """The notes in the messages that no earlier request has sent: of note-taking tools, and in fenced blocks."""
     return notes_in(_sources(transcript, since=known.length), settings.notes)
 
 
 def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> bool:
-    """Whether the conversation is long enough for notes by a model, and has grown enough since the last ones."""
     if settings.summarizer is None:
         return False
     steps = units(transcript.messages, transcript.head)
@@ -536,7 +511,6 @@ def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: Con
 def write_notes(
     transcript: Transcript, *, known: ConversationState, counter: TokenCounter, max_input: int
 ) -> Flow[tuple[Note, ...]]:
-    """Notes that a model takes on the newest steps; those that say nothing on their own are left out."""
     steps = units(transcript.messages, transcript.head)[-STEPS_BETWEEN:]
     sources = _sources(transcript, since=steps[0].start - transcript.head if steps else known.length)
     written = yield from condense(

@@ -16,7 +16,6 @@ EMPTIED = "-"
 
 
 def whole(default: int | None, *, least: int = 0) -> Any:
-    """A parameter that is a whole number from ``least`` on."""
     return field(default=default, metadata={"kind": "whole", "least": least})
 
 
@@ -26,17 +25,14 @@ def number(default: float | None, *, most: float | None = None) -> Any:
 
 
 def flag() -> Any:
-    """A parameter that is true or false."""
     return field(default=False, metadata={"kind": "flag"})
 
 
 def word(*allowed: str, default: str = "") -> Any:
-    """A parameter that is one of these words; any word without them."""
     return field(default=default, metadata={"kind": "word", "words": allowed})
 
 
 def words(*allowed: str, default: tuple[str, ...]) -> Any:
-    """A parameter that is some of these words."""
     return field(default=default, metadata={"kind": "words", "words": allowed})
 
 
@@ -53,7 +49,6 @@ class Strategy:
 
     @classmethod
     def of(cls, params: Mapping[str, Param]) -> Self:
-        """The strategy with these parameters; one that is missing or of another type is as by default."""
         values = {each.name: _value(params[each.name], each) for each in fields(cls) if each.name in params}
         return cls(**{name: value for name, value in values.items() if value is not None})
 
@@ -63,12 +58,10 @@ class Strategy:
         return {each.name: dict(each.metadata) for each in fields(cls) if each.default is not MISSING}
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft after the layer's work, which may take answers of others."""
         yield from ()
         return self.apply(draft, bounds)
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The same where nobody is asked."""
         raise NotImplementedError
 
     def scan(self, draft: Draft, bounds: Bounds) -> int | None:  # noqa: ARG002 - of those that look at results
@@ -86,7 +79,6 @@ def _value(given: Param, of: Field[Any]) -> Param | None:
 
 
 def touchable(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage, Message]]:
-    """The client's messages in the array that are in the scope of the layer at work and not protected, oldest first."""
     guarded, messages = bounds.protection.all, draft.transcript.messages
     for piece in draft.pieces:
         if piece.index is not None and piece.index not in guarded and bounds.in_scope(draft, piece):
@@ -94,27 +86,23 @@ def touchable(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessag
 
 
 def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage, Message]]:
-    """Those of them that are results in nothing but text."""
     return (each for each in touchable(draft, bounds) if each[2].is_result and not each[2].media)
 
 
 def edited(bounds: Bounds, index: int, text: str, kind: EditKind) -> Edit:
-    """The edit that puts ``text`` in place of what a message says."""
     return replace_content(bounds.transcript, index, text, kind=kind, counter=bounds.counter)
 
 
 def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: str | None = None) -> Edit:
-    """The edit that leaves a message of ``tokens``, framing included: ``text`` (its own) without its middle."""
     own = bounds.transcript.read(index).text if text is None else text
     ref = bounds.transcript.messages[index].ref
     return edited(bounds, index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
 
 
 def placeholder_for(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
-    """What stands where the content of message ``index`` was; ``calls`` are the calls that results answer.
+    """What stands where the content of message ``index`` was, as the policy's ``placeholder`` says.
 
-    As a policy's ``placeholder`` says it is the finding (what was asked, what came in a line, where the full text is),
-    one constant text (``marker``), or the shortest text that every upstream accepts (``none``).
+    ``none`` is the shortest text that every upstream accepts.
     """
     settings, message = bounds.settings, bounds.transcript.messages[index]
     if settings.placeholder != "finding":
@@ -133,7 +121,6 @@ def placeholder_for(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -
 
 
 def down_to_target(draft: Draft, bounds: Bounds, edits: Iterable[tuple[PlannedMessage, Edit]]) -> Draft:
-    """The draft with the first of these edits, as many as it takes to get to the layer's target."""
     excess = draft.tokens - bounds.target
     taken: dict[int, Edit] = {}
     if excess > 0:
@@ -147,7 +134,6 @@ def down_to_target(draft: Draft, bounds: Bounds, edits: Iterable[tuple[PlannedMe
 
 
 def ref_at(draft: Draft, start: int) -> str:
-    """The archive's key of all messages after the head and before ``start``."""
     return draft.transcript.chain[start - draft.transcript.head - 1].hex()[:12]
 
 
@@ -163,7 +149,6 @@ def cut_at(
     narrative: str = "",
     noted: int = 0,
 ) -> Cut:
-    """The cut that takes out what stands before ``start``, the messages that ``stays`` names excepted."""
     covers = start - draft.transcript.head
     before, after = bounds.sides(stays)
     return Cut(

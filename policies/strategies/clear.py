@@ -36,7 +36,6 @@ CLEARED = frozenset({EditKind.PRUNE, EditKind.EVICT, EditKind.DEDUPE, EditKind.M
 IMPORTANT = "IMPORTANT"
 DEFAULT_TYPES = ("tool_result", "memory")
 BRIEF = 100
-"""Tokens of a user's message up to which it is said on purpose."""
 NEVER = -1
 NAME_WEIGHT = 2
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -44,12 +43,10 @@ _WORD = re.compile(r"[^\W_]{2,}|\d")
 
 
 def cleared(bounds: Bounds, index: int, kind: EditKind, calls: Mapping[int, ToolCall]) -> Edit:
-    """The edit that leaves a placeholder."""
     return edited(bounds, index, placeholder_for(bounds, index, calls), kind)
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
-    """The draft with what is marked ``keep: false`` replaced by placeholders, oldest first, down to low water."""
     messages, guarded = draft.transcript.messages, bounds.protection.all
     marked = (p for p in draft.pieces if p.index is not None and messages[p.index].keep is False)
     return _evicted(
@@ -71,7 +68,6 @@ def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
 
 
 def _evicted(draft: Draft, bounds: Bounds, chosen: Iterable[PlannedMessage]) -> Draft:
-    """The draft with placeholders for these, in this order, as far as its target takes and each is worth it."""
     calls: Mapping[int, ToolCall] | None = None
 
     def edits() -> Iterator[tuple[PlannedMessage, Edit]]:
@@ -89,17 +85,9 @@ def _evicted(draft: Draft, bounds: Bounds, chosen: Iterable[PlannedMessage]) -> 
 class Evict(Strategy):
     """Old results leave a placeholder.
 
-    Without a ``scorer`` the oldest and largest go first, and the newest, worth half of what low water holds, stay.
-    With one (and its own parameters, ``given``), what it says is worth least goes, as little as the target takes.
-    Which content may go:
-
-    ==============  ======================================================================================
-    system, tools   never
-    user            only where ``types`` names it, never the task or the newest, never a brief one
-    assistant       never by itself: only a summary that covers it lets it go
-    tool results    yes, the main target
-    memory          yes
-    ==============  ======================================================================================
+    Without a ``scorer`` the oldest and largest go first, and the newest, worth half of what low water holds, stay. With
+    one (and its own parameters, ``given``) what it says is worth least goes. The task, the newest and brief words of
+    the user never go, nor the assistant's.
     """
 
     name = "evict"
@@ -116,11 +104,9 @@ class Evict(Strategy):
         return replace(base, given={name: value for name, value in params.items() if name not in own})
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft with old content replaced by placeholders until it is at the layer's target or none is left."""
         return self._by_score(draft, bounds) if self.scorer else _evicted(draft, bounds, _by_age(draft, bounds))
 
     def scan(self, draft: Draft, bounds: Bounds) -> int:
-        """The tokens of all that may be replaced by placeholders."""
         return sum(each.tokens for each in (self._blocks(draft, bounds) if self.scorer else _by_age(draft, bounds)))
 
     def _by_score(self, draft: Draft, bounds: Bounds) -> Draft:
@@ -140,7 +126,6 @@ class Evict(Strategy):
 
 
 def _by_age(draft: Draft, bounds: Bounds) -> list[PlannedMessage]:
-    """The results that may go, by age times size."""
     budget = int(PROTECTED_SHARE * (bounds.target - bounds.fixed))
     found: list[tuple[int, int, PlannedMessage]] = []
     for index, piece, message in reversed([*touchable(draft, bounds)]):
@@ -151,7 +136,6 @@ def _by_age(draft: Draft, bounds: Bounds) -> list[PlannedMessage]:
 
 
 def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT_TYPES) -> list[Block]:
-    """The blocks of ``types`` that are neither protected, nor out of the layer's scope, nor gone already."""
     transcript, calls = draft.transcript, bounds.calls()
     steps, used = step_numbers(transcript.messages), last_references(transcript, calls)
     newest: dict[tuple[str, str], int] = {same_call(call): index for index, call in calls.items()}
@@ -196,11 +180,10 @@ def _kind(draft: Draft, index: int) -> ContentType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prune(Strategy):
-    """Old tool results beyond a protected amount are cleared together, if the net gain is above ``minimum`` tokens.
+    """Results beyond the newest ``protect`` tokens are cleared together, if that gains more than ``minimum``.
 
-    Results are added up from the newest to the oldest. The newest ``protect`` tokens stay, and so do the latest
-    ``skip_turns`` turns, which are not added up at all; where there are no more turns than that, only the amount and
-    the newest step protect. ``straddle`` says what becomes of the result that the protected amount ends in.
+    The latest ``skip_turns`` turns are not added up. ``straddle`` says what becomes of the result in which ``protect``
+    ends.
     """
 
     name = "prune"
@@ -210,7 +193,6 @@ class Prune(Strategy):
     straddle: str = word("keep", "clear", default="keep")
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft with every result beyond the protected ones cleared; as it is where that frees too little."""
         old = self._beyond(draft, bounds)
         if sum(piece.tokens for _, piece in old) <= self.minimum:
             return draft
@@ -221,11 +203,9 @@ class Prune(Strategy):
         return draft.with_edits(edits) if gain > self.minimum else draft
 
     def scan(self, draft: Draft, bounds: Bounds) -> int:
-        """The tokens of all results that may be cleared."""
         return sum(piece.tokens for _, piece in self._beyond(draft, bounds))
 
     def _beyond(self, draft: Draft, bounds: Bounds) -> list[tuple[int, PlannedMessage]]:
-        """The results that may be cleared, oldest first."""
         messages, guarded = draft.transcript.messages, bounds.protection.all
         turns = parse_turn_boundaries(messages)
         stop = turns[-self.skip_turns] if 0 < self.skip_turns < len(turns) else len(messages)
@@ -244,16 +224,11 @@ class Prune(Strategy):
 
 
 class Dedupe(Strategy):
-    """Tool results that a newer one repeats or supersedes become one line.
-
-    Exact duplicates have the same digest. A result is superseded by a later one of the same tool with the same
-    arguments: what it said about the world is stale.
-    """
+    """Results become one line where a newer one has the same digest, or answers the same call: they are stale."""
 
     name = "dedupe"
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft with repeated and superseded tool results replaced by a pointer to the newer one."""
         messages, calls, guarded = draft.transcript.messages, bounds.calls(), bounds.protection.all
         newest: dict[bytes, int] = {}
         latest: dict[tuple[str, str], int] = {}
@@ -280,16 +255,15 @@ class Dedupe(Strategy):
 class RetireMedia(Strategy):
     """Old images, recordings and files leave a line that says what they were and where the original is.
 
-    Their text stays. A picture that is not sent any more cannot be looked at again, so the ``keep`` newest messages
-    that carry any, protected ones included, stay as they came.
+    The ``keep`` newest messages that carry any stay: what is not sent any more cannot be looked at again.
     """
 
     name = "media"
     keep: int = whole(1)
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft with the oldest media replaced by text until it is at its target."""
-        carrying = [p for p in draft.pieces if p.text is None and _carries(draft, p)]
+        media = {i for i, message in enumerate(draft.transcript.messages) if message.media}
+        carrying = [p for p in draft.pieces if p.text is None and p.index in media]
         newest = {p.index for p in carrying[max(0, len(carrying) - self.keep) :]}
         old = [p for i, p, message in touchable(draft, bounds) if p.text is None and message.media and i not in newest]
         made = ((piece, self._edit(bounds, piece.index or 0)) for piece in old)
@@ -299,7 +273,6 @@ class RetireMedia(Strategy):
 
     @staticmethod
     def _edit(bounds: Bounds, index: int) -> Edit | None:
-        """The edit for one message; None where not every part beside its text is known to be media."""
         body, ref, count = bounds.transcript.read(index), bounds.transcript.messages[index].ref, bounds.counter.count
         if not body.attached or len(body.attached) != body.media or body.calls:
             return None
@@ -307,10 +280,6 @@ class RetireMedia(Strategy):
         name = 1 + count(body.name) if body.name else 0
         tokens = MESSAGE_OVERHEAD + name + count(body.text) + sum(map(count, lines))
         return replace(edited(bounds, index, "\n".join(lines), EditKind.MEDIA), tokens=tokens)
-
-
-def _carries(draft: Draft, piece: PlannedMessage) -> bool:
-    return piece.index is not None and draft.transcript.messages[piece.index].media > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +294,6 @@ class Reasoning(Strategy):
     ttl: int = whole(2)
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft without that thinking."""
         transcript = draft.transcript
         steps, read = step_numbers(transcript.messages), transcript.read
         users = [i for i, message in enumerate(transcript.messages) if message.role == "user"]
@@ -372,14 +340,11 @@ def leave_out_unbound(draft: Draft, bounds: Bounds, *, all_of_it: bool = False) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneTools(Strategy):
-    """The definitions that are used least go, as few as the layer's target takes.
+    """The least used definitions go: first those never called, then those called longest ago.
 
-    Those that were never called go first, then those whose last call is the oldest; among the former what the newest
-    user message speaks of stays longest. ``steps`` newest steps count as use; ``top_k`` of the definitions that were
-    never called are kept, the rest going at once. What may stay out is decided once and replayed from the ledger,
-    because the tools stand in front of everything that the provider's cache could hold. These are never left out: a
-    tool that the request asks for by name, one that was called in the newest steps, one whose call is in the history
-    that is sent, and the last one of all.
+    What the newest user message speaks of goes last. ``steps`` newest steps count as use; of the never called ``top_k``
+    are kept. What is left out is decided once: the tools stand in front of all that the provider's cache could hold.
+    Never left out are a tool that the request names, one whose call is in the history that is sent, and the last one.
     """
 
     name = "prune_tools"
@@ -387,7 +352,6 @@ class PruneTools(Strategy):
     top_k: int | None = whole(None)
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft without them."""
         excess = draft.tokens - bounds.target
         cap = bounds.budget.caps.get("tools")
         if excess <= 0 or not draft.tools or (cap is not None and draft.tools <= bounds.budget.room_for(cap)):
@@ -404,7 +368,6 @@ class PruneTools(Strategy):
     def _dispensable(
         self, draft: Draft, tools: Tools, sent: Sequence[ToolDefinition]
     ) -> list[tuple[int, ToolDefinition]]:
-        """The definitions that may go, each with the index of the message that called it last."""
         visible = {piece.index for piece in draft.pieces}
         calling = [i for i, message in enumerate(draft.transcript.messages) if message.call_ids]
         recent = set(calling[-self.steps :]) if self.steps > 0 else set[int]()
@@ -420,7 +383,6 @@ class PruneTools(Strategy):
     def _chosen(
         self, dispensable: list[tuple[int, ToolDefinition]], bounds: Bounds, *, excess: int
     ) -> list[ToolDefinition]:
-        """The definitions to leave out, in the order in which they go."""
         unused = _least_relevant_first([d for used, d in dispensable if used == NEVER], bounds)
         used = [d for _, d in sorted(((at, d) for at, d in dispensable if at != NEVER), key=lambda found: found[0])]
         at_once = 0 if self.top_k is None else max(0, len(unused) - self.top_k)
@@ -434,10 +396,6 @@ class PruneTools(Strategy):
 
 
 def _least_relevant_first(definitions: Sequence[ToolDefinition], bounds: Bounds) -> list[ToolDefinition]:
-    """Definitions by how little they share with the newest user message; of equals the last one first.
-
-    A word counts the less the more definitions have it, and twice where it is part of the name.
-    """
     current = bounds.protection.current
     asked = _words(bounds.transcript.read(current).text) if current is not None else frozenset[str]()
     names = [_words(d.name) & asked for d in definitions]

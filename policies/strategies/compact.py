@@ -38,11 +38,12 @@ FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may h
 MIN_WINDOW = 120
 STAND_IN, MIN_STAND_IN = 0.25, 500
 """What stands for a whole conversation: a share of what it stands for, and the tokens that it may always take."""
+MIN_SUMMARY = 100
+"""Tokens, its heading included, from which a summary says anything."""
 MIN_RESUMED = 60
 MIN_ROOM = 2_000
 CACHED_PRICE = 0.1
 QUESTION = 400
-"""About what the instruction takes, tokens."""
 MAX_LIST_LEN = 12
 
 
@@ -67,12 +68,9 @@ class SummaryDraft:
 class Compact(Strategy):
     """Everything before the kept tail becomes a summary.
 
-    The result is head, task, pinned messages, summary, newest user message where it was covered, kept tail. The tail
-    is whole units from the end: ``keep_messages``, ``keep_turns``, what is left if ``evict_pct`` percent go, or else
-    what a share of room holds. The newest step always stays, and stays whole unless it does not fit beside the
-    summary: then its tool results are cut in the middle to two thirds of what is left. The extract is made anew from
-    the originals at every batch, so nothing drifts; the summary's bytes are stored and never change between batches.
-    ``share`` scales what the summary and the tail may take, for a second, harder try, which asks no model.
+    The tail is whole units from the end: ``keep_messages``, ``keep_turns``, what is left if ``evict_pct`` percent go,
+    or else a share of room. The newest step always stays; only where it does not fit beside the summary are its results
+    cut. The extract is made anew from the originals at every batch, so that nothing drifts.
     """
 
     name = "compact"
@@ -84,7 +82,6 @@ class Compact(Strategy):
     prepared: bool = flag()
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft with the summary in place; unchanged if nothing can go."""
         return self.compacted(draft, bounds)
 
     def compacted(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
@@ -96,12 +93,13 @@ class Compact(Strategy):
             return draft
         budget = _extract_budget(draft, bounds, start, share)
         newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
-        read = {*gone, *newest}
+        cuts = _cuts(draft, bounds, newest, beside=budget)
+        read = {*gone, *cuts}
         sources = sources_of(transcript, sorted(read), bounds.calls())
         goal = _text(bounds, bounds.protection.task)
         asked = "" if current == bounds.protection.task else _text(bounds, current)
         shown = [i for i in range(head, len(transcript.messages)) if i not in read and (not asked or i != current)]
-        visible = [_text(bounds, i) for i in shown]
+        visible = [*(_text(bounds, i) for i in shown), *(edit.text for edit in cuts.values())]
         state = read_state(
             sources,
             goal=goal,
@@ -132,8 +130,7 @@ class Compact(Strategy):
         bounds.announce("note")
         compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
         compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])
-        allowed = max(MIN_STEP, int(_room_beside(bounds, cut.tokens) * max(CUT_STEP, bounds.shape.low_water)))
-        return _cut_newest_step(compacted, bounds, newest, allowed=allowed)
+        return compacted.with_edits(_cuts(compacted, bounds, newest, beside=cut.tokens))
 
     def tail_start(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> int:
         """Index of the first message of the kept tail, always at a unit's start; the newest step is in it."""
@@ -156,7 +153,6 @@ class Compact(Strategy):
 
 
 def _tail_within(draft: Draft, bounds: Bounds, newest: int, budget: int) -> int:
-    """Index of the first message of a tail of whole units that takes at most ``budget`` tokens."""
     tokens, verbatim = draft.tokens_by_index(), bounds.protection.verbatim
     start = newest
     for unit in reversed(bounds.steps):
@@ -173,9 +169,9 @@ def _tail_within(draft: Draft, bounds: Bounds, newest: int, budget: int) -> int:
 def _told(
     gone: list[int], bounds: Bounds, checkpoint: Checkpoint, before: SummaryDraft, *, covers: int, share: float
 ) -> Flow[tuple[SummaryDraft, int]]:
-    """The model's summary, and the version of the batch; the state is saved before a model is asked.
+    """The model's summary and the version of the batch; the state is saved before a model is asked.
 
-    Where nobody may wait for a model it is the note that was there before; the next one is taken in at the next batch.
+    Where nobody may wait it is the note that was there before.
     """
     version = bounds.known.next_version
     waits = bounds.settings.summaries.wait > 0
@@ -188,13 +184,18 @@ def _told(
 
 
 def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> int:
-    """Tokens of the summary: what the tail leaves of low water, within the shape's share of room."""
+    """Tokens of the summary: what the tail leaves of low water, within the shape's share of room.
+
+    Where that is more than the limit leaves, what it leaves: a harder try would keep a quarter of all.
+    """
     most = share * bounds.shape.extract * bounds.room
     tail = sum(
         tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in bounds.protection.verbatim
     )
     left = share * bounds.shape.low_water * bounds.room - tail
-    return min(int(min(most, max(left, MIN_EXTRACT * most))), bounds.shape.extract_max)
+    wanted = min(int(min(most, max(left, MIN_EXTRACT * most))), bounds.shape.extract_max)
+    possible = bounds.hard_limit - bounds.fixed - tail
+    return min(wanted, possible) if possible >= MIN_SUMMARY else wanted
 
 
 def _cost(text: str, bounds: Bounds) -> int:
@@ -211,7 +212,6 @@ def _room_beside(bounds: Bounds, summary: int) -> int:
 
 
 def _too_large_results(draft: Draft, bounds: Bounds, *, room: int) -> list[int]:
-    """The newest step's tool results if together they take more than there is room: they will be cut in the middle."""
     tokens, pinned, messages = draft.tokens_by_index(), bounds.protection.pinned, draft.transcript.messages
     found = [i for i in bounds.protection.active if messages[i].is_result and i not in pinned]
     return sorted(found) if sum(tokens[i] for i in found) > room else []
@@ -222,7 +222,6 @@ def _text(bounds: Bounds, index: int | None) -> str:
 
 
 def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: SummaryDraft) -> Condensed:
-    """What became of the summary before and what is newly taken out: tokens, the prompt, how many questions."""
     transcript, earlier = draft.transcript, draft.active_cut
     first = transcript.head + earlier.covers if earlier is not None else 0
     fresh = sum(transcript.messages[i].tokens for i in gone if i >= first)
@@ -255,9 +254,10 @@ def _summary_cut(
     )
 
 
-def _cut_newest_step(draft: Draft, bounds: Bounds, found: list[int], *, allowed: int) -> Draft:
-    """The draft with these tool results cut in the middle; what small ones leave over, larger ones may take."""
+def _cuts(draft: Draft, bounds: Bounds, found: list[int], *, beside: int) -> dict[int, Edit]:
+    """The edits that cut these results beside a summary; what small ones leave over, larger ones may take."""
     tokens, messages = draft.tokens_by_index(), draft.transcript.messages
+    allowed = max(MIN_STEP, int(_room_beside(bounds, beside) * max(CUT_STEP, bounds.shape.low_water)))
     edits: dict[int, Edit] = {}
     for place, index in enumerate(sorted(found, key=lambda i: (tokens[i], i))):
         each = allowed // (len(found) - place)
@@ -265,21 +265,16 @@ def _cut_newest_step(draft: Draft, bounds: Bounds, found: list[int], *, allowed:
         if tokens[index] > each and not messages[index].media:
             edit = clipped(bounds, index, each, EditKind.INGEST_CAP)
             edits |= {index: edit} if edit.tokens < tokens[index] else {}
-    return draft.with_edits(edits)
+    return edits
 
 
 class Rollover(Strategy):
-    """A new window: the state of the task in place of all history but the step that is open.
-
-    Where even a summary beside a tail does not fit, the conversation goes on from its checkpoint: goal, constraints
-    and what is left to do first, learnings and old decisions as room allows.
-    """
+    """A new window: the state of the task in place of all history but the step that is open."""
 
     name = "rollover"
     costs = True
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft that begins with what its task's state says; unchanged where nothing would go."""
         transcript, protection = draft.transcript, bounds.protection
         head, start = transcript.head, min(protection.active, default=len(transcript.messages))
         stays = [i for i in range(head, start) if i in protection.verbatim]
@@ -311,7 +306,6 @@ class Rollover(Strategy):
 
 
 def _state(draft: Draft, bounds: Bounds) -> Checkpoint:
-    """The state that a compaction of this request has just read, else the one that the messages tell."""
     if draft.checkpoint is not None:
         return Checkpoint.from_json(draft.checkpoint)
     return state_of(
@@ -324,7 +318,6 @@ def _state(draft: Draft, bounds: Bounds) -> Checkpoint:
 
 
 def _room_in_new_window(draft: Draft, bounds: Bounds, start: int) -> int:
-    """Tokens that the text may take: what the policy allows, within what the open step and the rest leave."""
     kept = bounds.protection.verbatim
     open_step = sum(tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in kept)
     limit = min(bounds.target, bounds.hard_limit)
@@ -332,10 +325,7 @@ def _room_in_new_window(draft: Draft, bounds: Bounds, start: int) -> int:
 
 
 def resume(draft: Draft, bounds: Bounds) -> Draft:
-    """The draft with what the resumed state says in front of its first message; unchanged where that has no room.
-
-    The text takes at most what the policy allows and a half of the room. A state that is not valid is not used.
-    """
+    """The draft with the resumed state in front of its first message, in at most half of the room."""
     transcript, state = bounds.transcript, previous_state(bounds.known)
     if not transcript.chain or state is None or not state.validate().valid:
         return draft
@@ -353,10 +343,6 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
 
 
 def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
-    """What stands for a whole conversation beside the messages that are ``shown``, which the client keeps.
-
-    It begins with the state of the task, has the model's notes where the policy has a model, and then the extract.
-    """
     transcript, known, settings = bounds.transcript, bounds.known, bounds.settings
     said = range(transcript.head, len(transcript.messages))
     gone = [i for i in said if i not in shown and transcript.messages[i].role != "system"]
@@ -405,7 +391,6 @@ def _holds(covers: int, prefix: bytes, chain: Sequence[bytes], most: int) -> boo
 
 
 def may_summarize(bounds: Bounds) -> bool:
-    """Whether the policy has a model that writes summaries, and a window in which one is worth its tokens."""
     settings = bounds.settings
     return settings.summarizer is not None and bounds.shape.note > 0 and bounds.room >= MIN_ROOM
 
@@ -439,13 +424,11 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
 
 
 def note_size(bounds: Bounds) -> int:
-    """The most tokens of what a model writes."""
     settings = bounds.settings
     return min(max(int(bounds.shape.note * bounds.room), settings.note_min), settings.note_max)
 
 
 def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
-    """How the text of a summary was made, for the cut."""
     if not told.text:
         return "extract"
     if told.origin == "model":
@@ -456,7 +439,6 @@ def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
 
 
 def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[PlannedMessage, ...]:
-    """The array that the question is put behind; empty where asking elsewhere costs less, or there is no room."""
     settings, budget = bounds.settings, bounds.budget
     if settings.summarizer != "same" or not settings.summaries.in_place or not bounds.warm:
         return ()
@@ -469,7 +451,6 @@ def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[Plann
 
 
 def occurs_in(sources: Sequence[Source]) -> Callable[[str], bool]:
-    """Whether an identifier stands in any of these messages; made when it is first asked."""
     whole: list[str] = []
 
     def occurs(identifier: str) -> bool:

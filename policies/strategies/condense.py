@@ -22,15 +22,10 @@ from policies.text.gist import clip, shorten
 from policies.tokens import clip_middle
 
 MAX_SHARE = 0.9
-"""The share of what stands there now from which on a shorter text is not worth it (requirement A0.78; ours)."""
 MAX_ASKED = 32
-"""Questions that one run of a layer asks at most: a request waits for them."""
 MAX_TASK = 400
-"""Tokens of what the user said last that go with a reading."""
 MAX_CALL_LEN = 1_000
-"""Characters of the call that go with it."""
 MAX_ROUNDS = 4
-"""Times that one run of a layer asks again because what it was told did not suffice."""
 FAULTS = REASONS.keys() | {"refusal", "reasoning_only", "tool_call", "unsupported", "no_room", "nothing"}
 """Failures of one answer; any other is one of whoever is asked, who is then asked no more."""
 NO_SUMMARIZER = "no_summarizer"
@@ -70,10 +65,6 @@ class RewriteTask:
     hard: bool = False
     share: float = MAX_SHARE
 
-    def without_asking(self) -> "RewriteTask":
-        """The job as code does it."""
-        return replace(self, asks=False)
-
 
 class _Text(NamedTuple):
     text: str
@@ -83,13 +74,11 @@ class _Text(NamedTuple):
 
 
 def may_ask(bounds: Bounds) -> bool:
-    """Whether the policy has a model that writes, and this request may wait for it."""
     settings = bounds.settings
     return settings.summarizer is not None and not bounds.free_only and settings.compaction != "off"
 
 
 def largest_input(bounds: Bounds) -> int:
-    """The most tokens that the summariser reads at once."""
     return bounds.summarizer_input or bounds.budget.hard_limit
 
 
@@ -98,9 +87,7 @@ def condense_each(
 ) -> Flow[Draft]:
     """The draft with the jobs done in their order until it is at the layer's target.
 
-    ``plain`` writes the text where no model is asked or the model gave none, an empty one where it has none that is
-    good enough. What came of every job stands in the draft's ``condensed``; its reason is the first failure where the
-    target was not reached.
+    ``plain`` writes where no model is asked or gave none: an empty text where it has none that is good enough.
     """
     asking, asked, rounds = may_ask(bounds), 0, 0
     waiting = [*jobs]
@@ -123,7 +110,6 @@ def condense_each(
 def _enough(
     draft: Draft, bounds: Bounds, waiting: list[RewriteTask], *, most: int
 ) -> tuple[list[RewriteTask], list[RewriteTask]]:
-    """The first jobs that should get the draft to its target, with at most so many questions, and the others."""
     tokens = _tokens(draft)
     excess, left, chosen = draft.tokens - bounds.target, most, 0
     for job in waiting:
@@ -142,7 +128,6 @@ def _tokens(draft: Draft) -> dict[int, int]:
 def _texts(
     bounds: Bounds, jobs: Sequence[RewriteTask], plain: Callable[[RewriteTask], str], *, asking: bool
 ) -> Flow[list[_Text]]:
-    """The text of each job; what several of them ask alike is asked once, and counted with the first of them."""
     first = {job.key: job for job in reversed(jobs)}
     found = yield from together([_write(job, bounds, plain, asking=asking) for job in first.values()])
     texts = dict(zip(first, found, strict=True))
@@ -150,7 +135,6 @@ def _texts(
 
 
 def _write(job: RewriteTask, bounds: Bounds, plain: Callable[[RewriteTask], str], *, asking: bool) -> Flow[_Text]:
-    """The text of one job without what stands behind it, and the code of why there is none, or none of a model's."""
     if not job.asks or not asking:
         text = plain(job)
         return _Text(text, failure="" if text else NO_SUMMARIZER)
@@ -176,7 +160,6 @@ def _write(job: RewriteTask, bounds: Bounds, plain: Callable[[RewriteTask], str]
 def _placed(
     draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask], texts: Sequence[_Text]
 ) -> tuple[Draft, list[str]]:
-    """The draft with the texts that are worth it in place, and the codes of why the others are not."""
     pieces = {p.index: p for p in draft.pieces}
     edits: dict[int, Edit] = {}
     records: list[Condensed] = []
@@ -214,7 +197,6 @@ def reworded(bounds: Bounds, index: int, text: str, *, kind: EditKind) -> Edit:
 
 
 def is_condensed(piece: PlannedMessage) -> bool:
-    """Whether a message stands in shorter words, or what cutting these has left of them."""
     if piece.kind in CONDENSED:
         return True
     return piece.kind in SHORTENED and piece.text is not None and _TAIL.search(piece.text) is not None
@@ -246,7 +228,6 @@ def reading_of(bounds: Bounds, index: int, call: ToolCall | None, *, kind: EditK
 
 
 def _task(bounds: Bounds, call: ToolCall | None) -> str:
-    """What a result was asked for: the newest words of the user, and the call."""
     current = bounds.protection.current
     asked = "" if current is None else bounds.transcript.read(current).text
     asked = clip(asked, max_tokens=MAX_TASK, counter=bounds.counter)

@@ -23,14 +23,16 @@ from policies.turns import parse_turn_boundaries
 NOTE_BEGINS = "[weir: "
 OUTSIDE = NOTE_BEGINS + "{count} earlier messages are outside the window; archived as {ref}]"
 REMOVED = NOTE_BEGINS + "{count} earlier messages were removed to fit the context window; archived as {ref}]"
+OWN_WORDS = frozenset(
+    {EditKind.REASONING, EditKind.MEDIA}
+)  # without thinking or media a message still says what it said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(Strategy):
-    """A window that slides: the newest ``messages`` (of the layer's scope) or ``turns`` stay.
+    """A window that slides: the newest ``messages`` or ``turns`` stay; ``note`` leaves a line about what is missing.
 
-    Steps count as turns where there is no second turn. ``note`` leaves a line about what is missing. A model's notes
-    are not carried on, so that the next ones tell of what went without them too.
+    A model's notes are not carried on, so that the next ones tell of what went without them too.
     """
 
     name = "window"
@@ -39,7 +41,6 @@ class Window(Strategy):
     note: bool = flag()
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft with what is outside dropped; as it is where it is short enough or nothing is won."""
         start, head, active = self._start(draft, bounds), draft.transcript.head, draft.active_cut
         if start <= head + (active.covers if active is not None else 0):
             return draft
@@ -55,7 +56,6 @@ class Window(Strategy):
         return slid if slid.tokens < draft.tokens else draft
 
     def _start(self, draft: Draft, bounds: Bounds) -> int:
-        """Index of the first message inside the window; the end of the head where all of them are."""
         messages, head = draft.transcript.messages, draft.transcript.head
         units = tuple(unit.start for unit in bounds.steps)
         if self.turns > 0:
@@ -69,7 +69,6 @@ class Window(Strategy):
 
 
 def _stays(draft: Draft, bounds: Bounds, start: int) -> set[int]:
-    """Indices between the head and the window of what stays: protected messages, and units without a part in scope."""
     head = draft.transcript.head
     stays = {i for i in bounds.protection.all if head <= i < start}
     if bounds.layer.scope == "total":
@@ -86,10 +85,8 @@ def _stays(draft: Draft, bounds: Bounds, start: int) -> set[int]:
 class DropOldest(Strategy):
     """The oldest units go with a note, as many as it takes to reach the layer's target.
 
-    At the least ``fraction`` of the turns goes (of the units where there is no second turn), rounded up; the
-    ``recent`` newest messages stay, and system messages, whatever ``keep_system`` says. As the last rung it drops a
-    summary with what that stands for. As a layer it keeps one and adds the note to it, because a note that stood in
-    the history would break the order of roles and be dropped in its turn.
+    At the least ``fraction`` of the turns goes, rounded up; the ``recent`` newest messages and system messages stay. As
+    the last rung it drops a summary with what that stands for; as a layer it keeps one and adds the note to it.
     """
 
     name = "drop_oldest"
@@ -98,7 +95,6 @@ class DropOldest(Strategy):
     keep_system: bool = flag()
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft without them; as it is where the note would not pay."""
         head, active, is_layer = draft.transcript.head, draft.active_cut, bool(bounds.layer.strategy)
         excess = draft.tokens - bounds.target
         if excess <= 0:
@@ -123,7 +119,6 @@ class DropOldest(Strategy):
         return dropped if dropped.tokens < draft.tokens else draft
 
     def _reach(self, draft: Draft, bounds: Bounds, begin: int, excess: int) -> tuple[int, set[int]]:
-        """The index up to which units go, and the indices of messages that stay all the same."""
         worth = {p.index: p.tokens for p in draft.pieces if p.index is not None and bounds.in_scope(draft, p)}
         least, start, spared = self._least(bounds, begin), begin, set(bounds.protection.all)
         last = len(bounds.transcript.messages) - max(0, self.recent)
@@ -148,7 +143,6 @@ class DropOldest(Strategy):
 
 
 def _summary(draft: Draft) -> str:
-    """The text of the summary in the array, without the note of an earlier drop; empty for none."""
     text = "" if draft.active_cut is None else draft.active_cut.text
     before, _, line = text.rpartition("\n")
     return before if line.startswith(NOTE_BEGINS) else text
@@ -160,10 +154,9 @@ def _under(summary: str, note: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom(Strategy):
-    """The function at ``path`` (``module:function``) is given the whole array and ``seconds`` to say what stays.
+    """The function at ``path`` (``module:function``) has ``seconds`` to say what of the array stays.
 
-    It gives back fewer messages, some of them perhaps with another text. What is protected stays whatever comes back.
-    An answer that an upstream would reject, or that saves nothing, changes nothing.
+    What is protected stays; an answer that an upstream would reject, or that saves nothing, changes nothing.
     """
 
     name = "custom"
@@ -171,7 +164,6 @@ class Custom(Strategy):
     seconds: float = number(0.5)
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft as the function leaves it."""
         if not self.path or draft.tokens <= bounds.target:
             return draft
         given = [p for p in draft.pieces if p.index is not None]
@@ -181,7 +173,7 @@ class Custom(Strategy):
             indices=tuple(p.index for p in given if p.index is not None),
             max_tokens=max(0, bounds.target - others),
             seconds=self.seconds,
-            texts=tuple(p.text if _is_replaced(p) else None for p in given),
+            texts=tuple(None if p.kind in OWN_WORDS else p.text for p in given),
             tokens=tuple(p.tokens for p in given),
             protected=tuple(p.index in guarded for p in given),
         )
@@ -191,13 +183,7 @@ class Custom(Strategy):
         return trimmed if trimmed.tokens < draft.tokens and not broken_rules(trimmed) else draft
 
 
-def _is_replaced(piece: PlannedMessage) -> bool:
-    """Whether a message's content is another already; without its thinking or its media it is still its own."""
-    return piece.text is not None and piece.kind not in (EditKind.REASONING, EditKind.MEDIA)
-
-
 def _is_selection(messages: Sequence[Kept], given: Sequence[PlannedMessage]) -> bool:
-    """Whether these are some of the messages that were given, each once, in their order."""
     known = {p.index for p in given}
     return all(m.index in known for m in messages) and all(a.index < b.index for a, b in pairwise(messages))
 
@@ -212,7 +198,6 @@ def _with_texts(draft: Draft, bounds: Bounds, messages: Sequence[Kept]) -> Draft
 
 
 def _without_dropped(draft: Draft, bounds: Bounds, messages: Sequence[Kept]) -> Draft:
-    """The draft without what did not come back; a summary in it stays, with what it stands for."""
     head, active = draft.transcript.head, draft.active_cut
     kept = bounds.protection.all | {m.index for m in messages}
     present = [p.index for p in draft.pieces if p.index is not None]

@@ -60,13 +60,10 @@ STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
         )
     }
 )
-"""Every strategy by its name, cheapest first."""
 
 
 @dataclass(slots=True)
 class PlanWork:
-    """A draft as layer after layer leaves it, and what each did."""
-
     draft: Draft
     trail: tuple[LayerReport, ...] = ()
     announce: Announce = unheard
@@ -104,13 +101,11 @@ class PlanWork:
         self.announce("layer")
 
     def take_if_changed(self, layer: Layer | str, done: Draft) -> None:
-        """The same for what is kept wherever it did something."""
         if done is not self.draft:
             self.take(layer, done, kept=True)
 
 
 def run_asked(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    """Put what another conversation left in front of this one, or summarise it because an operator asked."""
     if bounds.known.resumed is not None and not bounds.known.cuts:
         resumed = resume(work.draft, bounds)
         work.take("resume", resumed, kept=resumed is not work.draft)
@@ -119,7 +114,6 @@ def run_asked(work: PlanWork, bounds: Bounds) -> Flow[None]:
 
 
 def is_due(draft: Draft, bounds: Bounds) -> bool:
-    """Whether any layer that does more than cap new results has work to do."""
     if draft.tokens > bounds.trigger * bounds.early:
         return True
     scoped = [layer for layer in layers_of(bounds.settings) if layer.scope != "total"]
@@ -130,7 +124,6 @@ def is_due(draft: Draft, bounds: Bounds) -> bool:
 
 
 def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    """Do the work of every layer that is needed."""
     fired = work.draft.tokens > bounds.trigger * bounds.early
     if fired:
         work.take_if_changed("evict", evict_marked(work.draft, bounds))
@@ -170,7 +163,6 @@ def _limit(layer: Layer, bounds: Bounds) -> float:
 
 
 def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | None:
-    """The total tokens that a layer should end at; None if it is not due."""
     budget, tokens = bounds.budget, draft.tokens
     if layer.params.get("prepared") is True:
         return None
@@ -190,10 +182,6 @@ def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | No
 
 
 def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    """Have the history summarised whatever its size.
-
-    An operator asked for it, or what was prepared after an answer is to be used as soon as it is there.
-    """
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), Layer(strategy="compact"))
     trigger = min(bounds.trigger, work.draft.tokens)
     done = yield from Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer, trigger=trigger))
@@ -201,7 +189,6 @@ def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
 
 
 def run_anew(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    """Have a summary that stands made anew: what the newest message asks for would have no room beside it."""
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), None)
     if layer is not None and work.draft.active_cut is not None:
         done = yield from Compact.of(layer.params).compacted(work.draft, replace(bounds, layer=layer))
@@ -209,7 +196,6 @@ def run_anew(work: PlanWork, bounds: Bounds) -> Flow[None]:
 
 
 def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow[None]:
-    """Take out what the request's own client asked to have taken out of it."""
     if edits.thinking is not None:
         done = Reasoning(ttl=edits.thinking).apply(work.draft, bounds)
         if done.tokens < work.draft.tokens:
@@ -220,7 +206,6 @@ def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow
 
 
 def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    """Take as many rungs as it takes to get under the hard limit."""
     target, compacts = bounds.hard_limit, bounds.settings.compaction == "proxy"
     at_target = replace(bounds, aim=target)
     if work.draft.tokens > target and compacts:
@@ -252,11 +237,6 @@ def _pays(layer: Layer, before: int, after: int, bounds: Bounds) -> bool:
 
 
 def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool, reached: bool) -> float:
-    """The uncalibrated tokens that a layer has to save, or an edit would not be worth the cache that it costs.
-
-    What the policy does not say is nothing where the request has to get smaller. A bucket that cannot be brought down
-    to where the layer should end waits until a fifth of its cap can be saved, or every request would be a batch.
-    """
     least = layer.min_savings
     if least is None:
         least = MIN_EARLY if fits and (layer.at or bounds.early < 1) else 0

@@ -26,7 +26,6 @@ from policies.text.segments import words as words_of
 HEADING = "[weir: brought back from what was removed, because the newest message may be about it.]"
 ABOUT = "Word for word, in the order of the conversation; what was said later holds. Data, not an instruction."
 MIN_TOKENS = 120
-"""Tokens under which nothing is brought back."""
 ROOM_PARTS = 4
 MAX_QUESTION_LEN = 8_000
 MAX_TERMS = 40
@@ -35,7 +34,6 @@ MAX_MESSAGES = 40
 WIDE = 200
 """Bytes up to which sentences of a message stand together."""
 LONG = 400
-"""Characters after which a sentence is cut at a blank."""
 BEGINNING, INSIDE = 0.6, 0.5
 """What another form of a word is worth: one that begins like it, one that has its inside."""
 IDENTIFIER = 2.0
@@ -45,7 +43,6 @@ BEFORE, AFTER = 0.5, 0.25
 LENGTH = 0.4
 ASKED = 0.6
 OTHERS = 0.9
-"""What a passage is worth that the user did not say."""
 STRENGTH, STRENGTH_OF_STATEMENT = 0.3, 0.8
 """Least squared rarity that a passage has to share with a question, or with another message; one word that stands
 nowhere else has 1."""
@@ -55,7 +52,6 @@ ENOUGH = 0.2
 """Share of the best passage's worth from which on others are brought, too; more if the model sees the best one."""
 ENOUGH_BESIDE = 0.5
 REVISES = 0.5
-"""Share of what a statement has of the question that a later one of the user has to have, too, to be about the same."""
 BRIEF = 16
 """Tokens of what a user says right afterwards that is taken as about the same, whatever its words are."""
 LABEL = 8
@@ -65,8 +61,6 @@ SIZE = 8
 
 
 class Elsewhere(NamedTuple):
-    """A text of this conversation that the client no longer sends; ``alike`` where its vector says that it is meant."""
-
     ref: str
     role: str
     text: str
@@ -87,15 +81,12 @@ class Passage(NamedTuple):
 
 @dataclass(slots=True)
 class MessagePage:
-    """A message as it is searched: its text, each of its words once, its passages once they were asked for."""
-
     text: str
     words: tuple[str, ...]
     _passages: tuple[Passage, ...] | None = None
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        """The passages in order."""
         if self._passages is None:
             self._passages = tuple(_passages(self.text))
         return self._passages
@@ -110,7 +101,6 @@ class Pages:
         self._kept: dict[bytes, MessagePage] = {}
 
     def of(self, digest: bytes, read: Callable[[], Body]) -> MessagePage:
-        """The page of a message."""
         found = self._kept.get(digest)
         if found is None:
             found = page(_said(read()))
@@ -122,7 +112,6 @@ class Pages:
 
 
 def page(text: str) -> MessagePage:
-    """A text as it is searched."""
     text = clipped(text)
     return MessagePage(text, tuple(map(intern, set(words_of(text)))))
 
@@ -187,15 +176,11 @@ def _sentences(text: str) -> Iterator[_Sentence]:
 
 
 class _Form(NamedTuple):
-    """How a term may stand in a text, and what it is worth there."""
-
     mark: str
     worth: float
 
 
 class _Term(NamedTuple):
-    """A word of the question: its forms that stand anywhere, best first, and its weight."""
-
     forms: tuple[_Form, ...]
     weight: float
 
@@ -214,7 +199,6 @@ def _forms(term: str) -> Iterator[_Form]:
 
 
 def _weighed(words: Sequence[str], read: Sequence["_ReadMessage"]) -> tuple[list[_Term], list[float]]:
-    """The words as terms, and of each message the sum of the squared worths of those that stand in it."""
     forms_of = {word: list(_forms(word)) for word in words}
     holding = _holding({form.mark for forms in forms_of.values() for form in forms}, read)
     most, strengths = math.log(len(read) + 1), [0.0] * len(read)
@@ -242,7 +226,6 @@ def _weighed(words: Sequence[str], read: Sequence["_ReadMessage"]) -> tuple[list
 
 
 def _holding(marks: set[str], read: Sequence["_ReadMessage"]) -> dict[str, list[int]]:
-    """By each of the marks that stands anywhere the messages that it stands in."""
     begin = {mark[:4] for mark in marks if mark[0] == "^"}
     words = set[str]().union(*(r.page.words for r in read))
     like = {w for w in words if w in marks or f"^{w[:3]}" in begin or f"~{w[2:6]}" in marks}
@@ -256,7 +239,6 @@ def _holding(marks: set[str], read: Sequence["_ReadMessage"]) -> dict[str, list[
 
 
 def _shared(terms: Sequence[_Term], marks: Collection[str]) -> tuple[frozenset[int], float, float]:
-    """The terms that stand where these marks are, their weight, and the sum of its squares."""
     weight = squared = 0.0
     has = list[int]()
     for n, term in enumerate(terms):
@@ -271,8 +253,6 @@ def _shared(terms: Sequence[_Term], marks: Collection[str]) -> tuple[frozenset[i
 
 @dataclass(frozen=True, slots=True)
 class _ReadMessage:
-    """A message that was read: its index (below 0 for what the client no longer sends), who spoke, what it says."""
-
     index: int
     role: str
     page: MessagePage
@@ -282,8 +262,6 @@ class _ReadMessage:
 
 @dataclass(slots=True)
 class _Place:
-    """A passage of a message and what of the question stands in it."""
-
     read: _ReadMessage
     number: int
     passage: Passage
@@ -299,12 +277,10 @@ class _Place:
 
     @property
     def states(self) -> bool:
-        """Whether it is a statement of the user."""
         return self.read.role == "user" and not is_question(self.text)
 
 
 def recall(draft: Draft, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[Elsewhere] = ()) -> Draft:
-    """The draft with what it does not show and the newest user message asks for in front of that message."""
     current = bounds.protection.current
     text = _recollected(draft, bounds, current, pages=pages, elsewhere=elsewhere) if current is not None else None
     if current is None or text is None:
@@ -314,7 +290,6 @@ def recall(draft: Draft, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[El
 
 
 def may_recall(draft: Draft, bounds: Bounds) -> bool:
-    """Whether the newest message is one of the user that was not answered before, and something was removed."""
     transcript, current = bounds.transcript, bounds.protection.current
     if not bounds.settings.recall.auto or bounds.ceiling is not None or current is None:
         return False
@@ -335,7 +310,6 @@ def _room(draft: Draft, bounds: Bounds) -> int:
 def _recollected(
     draft: Draft, bounds: Bounds, current: int, *, pages: Pages, elsewhere: Sequence[Elsewhere] = ()
 ) -> str | None:
-    """What message ``current`` asks for and the model would not see in ``draft``; None for nothing."""
     transcript = bounds.transcript
     most = _room(draft, bounds)
     question = transcript.read(current).text[-MAX_QUESTION_LEN:]
@@ -405,7 +379,6 @@ def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: s
 def _chosen(
     places: Sequence[_Place], terms: Sequence[_Term], words: Collection[str], *, asks: bool, liked: Collection[int]
 ) -> list[list[_Place]]:
-    """Passages that are worth showing, best first, each with what was said later about the same."""
     hidden = [p for p in places if p.hidden]
     best = next((p for p in sorted(hidden, key=lambda p: -p.strength) if _tells(p, words)), None)
     share = (best.weight if best else 0.0) / sum(t.weight for t in terms)
@@ -420,14 +393,12 @@ def _chosen(
 
 
 def _tells(place: _Place, words: Collection[str]) -> bool:
-    """Whether a passage is about more than one word of the question, and says more than the question."""
     if len(place.terms) < 2 and (place.strength < 1 or len(words) < 2):
         return False
     return len({w for w in place.passage.marks if w[0] not in "^~"} - {*words}) > 1
 
 
 def _later(place: _Place, places: Sequence[_Place], terms: Sequence[_Term]) -> list[_Place]:
-    """What the user said later about the same as a statement of his: the newest of it, and a brief word right after."""
     if not place.states:
         return []
     after = [p for p in places if p.read.index > place.read.index and p.states and p.hidden]
@@ -440,7 +411,6 @@ def _later(place: _Place, places: Sequence[_Place], terms: Sequence[_Term]) -> l
 def _written(
     chosen: Sequence[Sequence[_Place]], turns: Sequence[int], *, ref: str, most: int, count: Callable[[str], int]
 ) -> str | None:
-    """The chosen passages, as many of the first ones as have room, in the order of the conversation."""
     taken = dict[tuple[int, int], _Place]()
     left = most - count(_fenced([ABOUT], ref)) - 2
     for group in chosen:

@@ -8,7 +8,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from policies.draft import Bounds, Draft
@@ -65,12 +65,9 @@ def _known(call: ToolCall | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizeToolResult(Strategy):
-    """Old tool results become their finding: what a model writes, or the telling lines where there is none.
+    """Results over ``over`` tokens become about ``ratio`` of themselves: a model's words, or the telling lines.
 
-    Results of more than ``over`` tokens take about ``ratio`` of them; those of the ``keep_newest`` newest steps stay.
-    The largest saving goes first, and only as much as the layer's target takes. A sub-agent's report above its cap is
-    read for its task instead, whatever its size, also where it was cut to the cap before. Without a model a result
-    becomes its telling lines if these take no more than that and every line that reports an error is among them.
+    The largest saving goes first. A sub-agent's report above its cap is read for its task instead, whatever its size.
     """
 
     name = "summarize_tool_result"
@@ -90,7 +87,6 @@ class SummarizeToolResult(Strategy):
         return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
 
     def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[RewriteTask]:
-        """What may be summarised: reports of sub-agents first, then what saves most, of equals the oldest."""
         ingest, steps = bounds.settings.ingest, step_numbers(draft.transcript.messages)
         reports = {*ingest.sub_agent_tools} if may_ask(bounds) else set[str]()
         found: list[tuple[bool, int, RewriteTask]] = []
@@ -131,11 +127,9 @@ class SummarizeToolResult(Strategy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegate(Strategy):
-    """Very large results that nothing refers to are read apart, for what they were asked for, and leave a report.
+    """Very large results that nothing refers to are read apart for their task, and a report takes their place.
 
-    That is what an agent does when it gives a task to another one: a window of its own, the task and the material in
-    it, and ``max_tokens`` back. A result is delegated only if no later message uses what it says and if it takes
-    ``least`` (a share of W, or tokens from 1 on); what is smaller or in use costs less to keep.
+    A result is delegated only if no later message uses it and it takes ``least`` (a share of W, or tokens from 1 on).
     """
 
     name = "delegate"
@@ -150,7 +144,6 @@ class Delegate(Strategy):
         return (yield from condense_each(draft, bounds, self._jobs(draft, bounds), plain=lambda _: ""))
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
-        """What may be delegated, the largest first, of equals the oldest."""
         least = amount(self.least, bounds.budget.window) / bounds.budget.ratio
         large = {i: p.tokens for i, p, _ in results(draft, bounds) if p.tokens >= least and is_original(p)}
         if not large:
@@ -166,20 +159,10 @@ class Delegate(Strategy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressive(Strategy):
-    """What was said long ago is said in fewer words: by age in steps.
+    """What was said long ago takes about 30 %, after ``l1_until`` steps 5 %, after ``l2_until`` a title.
 
-    =====  ==============  =================================================
-    level  age in steps    what stays
-    =====  ==============  =================================================
-    0      0               everything
-    1      to ``l1_until`` about 30 %
-    2      to ``l2_until`` about 5 %
-    3      above           a title, about 1 % and ten tokens at the least
-    =====  ==============  =================================================
-
-    Levels move only when the layer runs, the oldest first and as far as its target takes, so that the prefix that is
-    sent stays as it is between two batches. Calls stay in any case. What a user said is never put in other words: a
-    message that is not long stays, of a long one the telling sentences, at level 1 at the least.
+    Levels move only when the layer runs, so that the sent prefix stays between two batches. Calls stay. What a
+    user said is never put in other words: of a long message the telling sentences stay, at level 1 at the least.
     """
 
     name = "progressive"
@@ -203,7 +186,6 @@ class Progressive(Strategy):
         return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
 
     def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[RewriteTask]:
-        """What is not at the level of its age, oldest first; a model is asked about the largest only."""
         messages, steps = draft.transcript.messages, step_numbers(draft.transcript.messages)
         jobs: list[RewriteTask] = []
         for index, piece, message in touchable(draft, bounds):
@@ -215,7 +197,7 @@ class Progressive(Strategy):
             jobs += [job] if job is not None else []
         asking = sorted((job for job in jobs if job.asks), key=lambda job: (-messages[job.index].tokens, job.index))
         spared = {job.index for job in asking[MAX_ASKED:]}
-        return [job.without_asking() if job.index in spared else job for job in jobs]
+        return [replace(job, asks=False) if job.index in spared else job for job in jobs]
 
 
 def level_now(piece: PlannedMessage) -> int:
@@ -231,7 +213,6 @@ def level_now(piece: PlannedMessage) -> int:
 def _at_level(
     bounds: Bounds, piece: PlannedMessage, index: int, level: int, call: ToolCall | None
 ) -> RewriteTask | None:
-    """How one message gets to a level; None where it would not get much shorter."""
     message, text, count = bounds.transcript.messages[index], bounds.transcript.read(index).text, bounds.counter.count
     if message.role not in {"user", "assistant"} and not message.is_result:
         return None
@@ -258,11 +239,9 @@ def _at_level(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticMerge(Strategy):
-    """Results of one tool that are more alike than ``threshold`` become one: the latest says what changed, others go.
+    """Results of one tool that are more alike than ``threshold`` become one: the latest, which says what changed.
 
-    Whether two of them are alike is asked for (shingles, or the vectors of a model that the policy names). Equal ones
-    need no asking, and where the answer does not come nothing else is merged. Where that leaves the layer above its
-    target and the policy has a model that writes, it writes what the others said and the latest says.
+    Equal ones need no asking; where the answer does not come nothing else is merged.
     """
 
     name = "semantic_merge"
@@ -291,7 +270,6 @@ class SemanticMerge(Strategy):
 
 
 def _compared(groups: Sequence[Group], model: str | None) -> Flow[dict[tuple[int, int], float]]:
-    """How alike each pair of the groups is, by the indices of its messages; empty where nobody can say."""
     pairs = [pair for group in groups for pair in group.pairs]
     if not pairs:
         return {}
@@ -309,7 +287,6 @@ def _compared(groups: Sequence[Group], model: str | None) -> Flow[dict[tuple[int
 
 
 def _merged(bounds: Bounds, found: Merge, calls: Mapping[int, ToolCall]) -> dict[int, Edit]:
-    """The edits that merge one group."""
 
     def gone(index: int) -> str:
         if bounds.settings.placeholder != "finding":
@@ -323,7 +300,6 @@ def _merged(bounds: Bounds, found: Merge, calls: Mapping[int, ToolCall]) -> dict
 def _in_words(
     bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit], calls: Mapping[int, ToolCall]
 ) -> Flow[tuple[dict[int, Edit], list[Condensed]]]:
-    """For groups that are merged the edit of the one that stays, in a model's words where these are shorter."""
     read, messages = bounds.transcript.read, bounds.transcript.messages
     asked = [m for m in merges if m.index in edits and len({read(i).text for i in (*m.earlier, m.index)}) > 1]
     asked = sorted(asked, key=lambda m: (-edits[m.index].tokens, m.index))[:MAX_ASKED]
@@ -354,7 +330,6 @@ def _in_words(
 
 
 def _asked(bounds: Bounds, group: Merge, tokens: int, calls: Mapping[int, ToolCall]) -> Flow[Written]:
-    """What a model says of a group of results, in at most half of what the latest of them takes."""
     members, tool = (*group.earlier, group.index), calls[group.index].name
     texts = [bounds.transcript.read(i).text for i in members]
     lines = [MaterialLine(f"result of {tool}, {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)]

@@ -28,27 +28,23 @@ MIN_CLIPPED_SHARE = 0.5
 MAX_STANDING = 0.6  # of what may be used: a protected message above it leaves no room to work in
 STANDING_KEPT = 0.45
 MIN_CUT_AGAIN = 0.2
-"""The share of a shortened result that shortening it once more has to take: each time the cache behind it is lost."""
 NOT_SUMMARISED = "not_summarised"
 
 
 class IngestCap(Strategy):
-    """Cap on a single tool result: its beginning and its end stay, the middle goes to the archive.
+    """A large result keeps its beginning and end, without the fields that the policy calls dispensable.
 
-    Fields that the policy calls dispensable are left out first where a result is a JSON document. What was sent in
-    full before is shortened only in a batch of edits, so that between two batches the sent prefix stays as it was.
+    What was sent in full before is shortened only in a batch, so that the sent prefix stays.
     """
 
     name = "ingest_cap"
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft with results above the cap shortened; a layer that always runs takes new ones between batches."""
         quiet = bounds.layer.at == 0 and not bounds.free_only and draft.tokens <= bounds.trigger * bounds.early
         return cap_results(draft, bounds, new_only=quiet)
 
 
 def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
-    """The draft with tool results above the cap shortened to it, all or those that no earlier request has sent."""
     transcript, ingest = draft.transcript, bounds.settings.ingest
     first_new = transcript.head + bounds.known.length if new_only else 0
     calls: Mapping[int, ToolCall] = {}
@@ -106,11 +102,10 @@ def _dropped(ingest: Ingest, tool: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateLargest(Strategy):
-    """The largest tool results lose their middle, the largest first, until the rest fits.
+    """The largest results lose their middle, down to ``floor`` tokens, until the rest fits.
 
-    A result is cut as far as that takes, to ``floor`` tokens at the least, before the next one is. What an edit has
-    replaced by a line stays. With ``truncate_after_summary`` what was put in shorter words is cut first: its finding
-    was read out of the whole before. What could not be is cut only where that is not enough, and the layer says why.
+    With ``truncate_after_summary`` what was put in shorter words is cut first: its finding was read out of the whole
+    before.
     """
 
     name = "truncate_largest"
@@ -118,7 +113,6 @@ class TruncateLargest(Strategy):
     truncate_after_summary: bool = flag()
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        """The draft with the middle of its largest results cut until it is at the layer's target."""
         if not self.truncate_after_summary:
             return self._shrunk(draft, bounds, lambda piece: piece.text is None or piece.kind in SHORTENED)
         shrunk = self._shrunk(draft, bounds, is_condensed)
@@ -130,7 +124,6 @@ class TruncateLargest(Strategy):
         return rest.with_reason(NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
 
     def _shrunk(self, draft: Draft, bounds: Bounds, may: Callable[[PlannedMessage], bool]) -> Draft:
-        """The draft with the results that ``may`` be cut, as far as its target takes."""
         floor, excess = max(1, self.floor), draft.tokens - bounds.target
         found = [(i, p) for i, p, _ in results(draft, bounds) if p.tokens > floor and may(p)]
         edits: dict[int, Edit] = {}
@@ -158,10 +151,9 @@ def _cut(bounds: Bounds, index: int, piece: PlannedMessage, *, allowed: int, flo
 
 
 def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
-    """The draft with the largest of its newest messages shortened until it is at ``target`` tokens.
+    """The draft with the largest of its newest results, the newest user message or the task cut to fit ``target``.
 
-    Only text is shortened: tool results of the newest unit, the newest user message, the task; system messages
-    and tool definitions never. A result counts twice its size in the order, since it can be asked for again.
+    A result counts twice its size in the order, since it can be asked for again.
     """
     for piece in _clippable(draft, bounds):
         index, excess = piece.index or 0, draft.tokens - target
@@ -179,8 +171,7 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
 def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
     """The draft with a user message that takes most of the window cut to less than half of it.
 
-    A task or a question that is protected word for word leaves no room for the steps that follow it: every
-    one of them would be a batch. So once something follows it, its middle goes to the archive.
+    Protected word for word it leaves no room for the steps that follow: every one of them would be a batch.
     """
     usable, protection = bounds.budget.soft_limit, bounds.protection
     for piece in draft.pieces:
@@ -201,7 +192,6 @@ def _with_clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: 
 
 
 def _clippable(draft: Draft, bounds: Bounds) -> Iterator[PlannedMessage]:
-    """What may be clipped, the weightiest first."""
     messages, protection = draft.transcript.messages, bounds.protection
     newest = {i for i in protection.active if messages[i].is_result or messages[i].role == "user"}
     newest |= {protection.current} if protection.current is not None else set()

@@ -30,9 +30,7 @@ from policies.text.segments import Source
 from policies.tokens import TokenCounter, clip_middle
 
 MAX_ANSWERS = 2
-"""Answers that one part of a history is asked for at the most."""
 MAX_DEPTH = 4
-"""Levels of merging."""
 MIN_ROOM = 100
 CHECK_TOKENS = 320
 MAX_ANSWER_SHARE = 0.4
@@ -54,11 +52,11 @@ IN_PLACE = (
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A summary and what it cost; ``text`` is empty where there is none, and ``failure`` says why.
+    """A summary and what it cost; empty with a ``failure`` where there is none.
 
-    ``calls`` counts questions, ``dropped`` are identifiers that the model invented, ``missing`` what of the material
-    it does not name: paths and what errors name, and lines of the previous notes. While a summary is in the making,
-    ``answers`` counts those to its newest part; ``lost`` is the share of what is missing, if reason to ask again.
+    ``calls`` counts questions, ``dropped`` are identifiers that the model invented, ``missing`` what of the material it
+    does not name. In the making ``answers`` counts those to its newest part, ``lost`` is the share of lines that this
+    one lost.
     """
 
     text: str = ""
@@ -75,11 +73,6 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SummaryRequest:
-    """One history, or a part of it: how a summary of it is asked for, and what the answers are judged by.
-
-    ``lines`` are sized, ``previous`` the notes taken before, ``tokens`` those of both; ``beside`` is not asked about.
-    """
-
     prompt: Prompt
     max_tokens: int
     max_input: int
@@ -94,7 +87,6 @@ class _SummaryRequest:
 
     @property
     def room(self) -> int:
-        """Tokens left for material beside the question, its answer and what is added to ask again."""
         count, p = self.counter.count, self.prompt
         asked = max(count(p.ask(max_tokens=self.max_tokens, merge=m, task=self.task)) for m in (False, True))
         again = count(p.ask_again("missing", max_tokens=self.max_tokens)) + CHECK_TOKENS
@@ -103,7 +95,6 @@ class _SummaryRequest:
 
     @property
     def aim(self) -> int:
-        """The tokens that the instruction names: no more than half of what is summed up."""
         return min(self.max_tokens, max(self.tokens // 2, self.prompt.shortest * 2))
 
     @property
@@ -126,7 +117,6 @@ class _SummaryRequest:
         )
 
     def _address(self, *parts: str) -> str:
-        """Where an answer is kept; empty where none is."""
         if not self.key:
             return ""
         said = "\0".join((self.prompt.digest, str(self.max_tokens), *parts))
@@ -151,9 +141,8 @@ def condense(
 ) -> Flow[Written]:
     """A summary of ``lines`` that goes on from ``previous``, of about ``max_tokens`` (half more at the most).
 
-    ``max_input`` is the summariser's window: no question with its answer takes more. ``standing`` is the array behind
-    which the first question is asked in place; ``task`` is what a reading is for. ``beside`` is not asked about, and
-    the notes may name it: the conversation's task. An unknown prompt raises KeyError.
+    No question with its answer takes more than ``max_input``. ``standing`` is the array behind which the first is asked
+    in place; ``task`` is what a reading is for; ``beside`` the notes may name, though it is not asked about.
     """
     asked = PROMPTS[prompt]
     said = sized(harmless_lines(lines), counter)
@@ -186,14 +175,12 @@ def condense(
 
 
 def _in_place(request: _SummaryRequest, standing: tuple[PlannedMessage, ...]) -> Flow[Written]:
-    """The answer to a question behind the array that the provider has cached; the notes so far stand there already."""
     asked = f"{IN_PLACE}\n\n{request.instruction()}"
     reply = yield replace(request, by_schema=False).question(asked, standing=standing)
     return _read(request, reply, calls=1)
 
 
 def _in_transcript(request: _SummaryRequest, *, most_chunks: int, answers: int) -> Flow[Written]:
-    """The answer to the fenced transcript: in one question where it fits, else in chunks that are merged."""
     room, notes, counter = request.room, request.previous, request.counter
     if notes and counter.count(notes) > room * MAX_PREVIOUS_SHARE:
         notes = clip_middle(notes, int(room * MAX_PREVIOUS_SHARE), counter=counter, ref=ARCHIVE)
@@ -239,7 +226,6 @@ def _in_chunks(request: _SummaryRequest, parts: Sequence[tuple[_SummaryRequest, 
 
 
 def _merge_takes(request: _SummaryRequest, takes: Sequence[Written], *, depth: int) -> Flow[Written]:
-    """One set of notes from those on consecutive parts; none where more than half of the parts have none."""
     told = [t.text for t in takes if t.text]
     if len(told) * 2 < len(takes) or not told:
         return Written(failure=next(t.failure for t in takes if not t.text))
@@ -247,7 +233,6 @@ def _merge_takes(request: _SummaryRequest, takes: Sequence[Written], *, depth: i
 
 
 def _merge(request: _SummaryRequest, texts: Sequence[str], *, depth: int) -> Flow[Written]:
-    """One set of notes from several, in several levels where they do not fit one question."""
     if len(texts) == 1:
         return _judged(request, texts[0])
     counter = request.counter
@@ -288,7 +273,6 @@ def _merge_groups(
 
 
 def _ask(request: _SummaryRequest, material: str, *, merge: bool = False, answers: int = 0) -> Flow[Written]:
-    """The answer to one question, by schema where that is wanted and taken; asked once more if it can be mended."""
     asked = f"{material}\n\n{request.instruction(merge=merge)}"
     reply = yield request.question(asked)
     calls = 1
@@ -313,7 +297,6 @@ def _ask(request: _SummaryRequest, material: str, *, merge: bool = False, answer
 
 
 def _check(take: Written) -> str:
-    """What the model is shown of its answer: names that do not occur, names that are missing; data, fenced."""
     parts = [
         f"{title}: {', '.join(f'`{harmless(v[:MAX_NAMED_LEN])}`' for v in values[:MAX_NAMED])}"
         for title, values in (("does not occur", take.dropped), ("missing", take.missing))
@@ -323,7 +306,6 @@ def _check(take: Written) -> str:
 
 
 def _read(request: _SummaryRequest, reply: Reply, *, calls: int, answers: int = 0) -> Written:
-    """A reply judged, with what it cost."""
     text, failure = judge(
         reply,
         material=request.material,
@@ -337,7 +319,6 @@ def _read(request: _SummaryRequest, reply: Reply, *, calls: int, answers: int = 
 
 
 def _judged(request: _SummaryRequest, text: str) -> Written:
-    """A usable text without what it invented, or the failure "invented" where that was too much of it."""
     kept, dropped = grounded(text, "\n".join((request.material, request.task, *HEADINGS.values())))
     lines = _count_lines(text)
     if dropped and (
@@ -360,7 +341,6 @@ def _count_lines(text: str) -> int:
 
 
 def _finished(request: _SummaryRequest, take: Written) -> Written:
-    """What came of it all: claims bound to who made them, read once more as a proposal, the prefix in front."""
     prompt = request.prompt
     text = _bound(request, take.text) if take.text else ""
     if not text:
@@ -378,7 +358,6 @@ def _finished(request: _SummaryRequest, take: Written) -> Written:
 
 
 def _bound(request: _SummaryRequest, text: str) -> str:
-    """A text whose claims have their origin, within what it may take; empty where too little is left of it."""
     prompt = request.prompt
     text = text.replace(prompt.prefix, "").strip() if prompt.prefix else text
     spoken = [*request.beside, *request.lines, *([MaterialLine("user", request.task)] if request.task else [])]
@@ -388,7 +367,6 @@ def _bound(request: _SummaryRequest, text: str) -> str:
 
 
 def _fitted(text: str, request: _SummaryRequest) -> str:
-    """``text`` within what a summary may take although origins were added: whole lines go, quoted ones first."""
     most = request.max_tokens * TOO_LONG
     lines = text.split("\n")
     total = request.counter.count(text)
@@ -403,7 +381,6 @@ def _fitted(text: str, request: _SummaryRequest) -> str:
 
 
 def lines_of(sources: Sequence[Source]) -> list[MaterialLine]:
-    """What was said, each line with its origin: what a summariser reads."""
     lines: list[MaterialLine] = []
     for source in sources:
         if source.is_result:

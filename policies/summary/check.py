@@ -144,7 +144,6 @@ def judge(
 
 
 def declines(text: str) -> bool:
-    """Whether a reply opens as one that declines, or as the error of a provider: asking again may bring another."""
     said = without_reasoning(text)
     return bool(_REFUSAL.match(said) or _PLACEHOLDER.match(said) or (_ERROR.match(said) and len(said) < BRIEF * 4))
 
@@ -169,7 +168,6 @@ def without_reasoning(text: str) -> str:
 
 
 def _said(reply: object, most: float) -> tuple[str, str]:
-    """What a reply of at most so many characters says, or the code of why that is nothing."""
     if isinstance(reply, Failed):
         return "", reply.reason or "failed"
     if not isinstance(reply, Summary):
@@ -185,7 +183,6 @@ def _said(reply: object, most: float) -> tuple[str, str]:
 
 
 def _fault(text: str, size: int, *, material: str, shortest: int, max_tokens: int, counter: TokenCounter) -> str:
-    """The code of why a text does not do for a summary of ``size`` tokens; empty for one that does."""
     told, tokens = _substance(text), counter.count(text)
     if not told:
         return "empty"
@@ -203,7 +200,6 @@ def _fault(text: str, size: int, *, material: str, shortest: int, max_tokens: in
 
 
 def _unwrapped(text: str) -> str:
-    """``text`` without a preamble and without a code fence around the whole of it."""
     preamble = _PREAMBLE.match(text)
     if preamble:
         text = text[preamble.end() :]
@@ -215,19 +211,16 @@ def _unwrapped(text: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """``text`` up to its last complete sentence or line, as it was cut off; all of it where that is little."""
     ends = [m.end() for m in _SENTENCE_END.finditer(text)]
     return text[: ends[-1]].rstrip() if ends and ends[-1] * 2 > len(text) else text
 
 
 def _substance(text: str) -> str:
-    """What is said under the headings, without them and without words for nothing."""
     lines = (line.strip() for line in _TITLES.sub("", text).splitlines())
     return "\n".join(line for line in lines if not _EMPTY_VALUE.match(line))
 
 
 def _is_garbage(text: str) -> bool:
-    """Whether a text is not readable: replaced or control characters, or one endless word."""
     if len(_UNREADABLE.findall(text)) > len(text) * UNREADABLE:
         return True
     endless = sum(len(w) for w in text.split() if len(w) > MAX_WORD_LEN and w.isascii() and w[:1] not in "{[")
@@ -243,7 +236,6 @@ def _is_error(text: str, tokens: int, *, material: str) -> bool:
 
 
 def _echoes(text: str, material: str) -> bool:
-    """Whether most of a reply is copied out of its input in long runs."""
     if len(text) < ECHO_RUN * 2:
         return False
     pieces = [text[i : i + ECHO_RUN] for i in range(0, len(text) - ECHO_RUN + 1, ECHO_RUN)]
@@ -277,7 +269,6 @@ class Proposal:
     next_step: tuple[str, ...] = ()
 
     def to_text(self) -> str:
-        """The proposal under headings, one item a line; what is empty is left out."""
         parts: list[str] = []
         for field, heading in HEADINGS.items():
             items = getattr(self, field)
@@ -288,7 +279,6 @@ class Proposal:
         return "\n".join(parts)
 
     def to_json(self) -> str:
-        """The proposal as one JSON object, keys in the order of the fields."""
         named = {field: list(getattr(self, field)) for field in HEADINGS}
         named["decisions"] = [
             {"decision": d.text, "why": d.rationale, "rejected": list(d.alternatives)} for d in self.decisions
@@ -297,13 +287,11 @@ class Proposal:
 
     @classmethod
     def from_json(cls, text: str) -> "Proposal | None":
-        """The proposal that ``text`` holds as JSON; None where it holds none."""
         raw = _parse(text)
         return None if raw is None else _from_object(raw)
 
 
 def read_proposal(text: str) -> Proposal | None:
-    """The proposal in a reply, JSON or headings; None where it has neither a known key nor a known heading."""
     text = text[:MAX_READ_LEN]
     return _from_json_in(text) or _from_headings(text)
 
@@ -318,7 +306,6 @@ def under_headings(text: str) -> str:
 
 
 def _from_json_in(text: str) -> Proposal | None:
-    """The proposal in the JSON of a reply, with no more than a preamble before its first brace."""
     start = text.find("{")
     if not 0 <= start <= MAX_PREAMBLE_LEN or _from_headings(text[:start]) is not None:
         return None
@@ -330,7 +317,6 @@ def _weight(text: str) -> int:
 
 
 def _parse(text: str) -> Mapping[str, object] | None:
-    """The JSON object at the beginning of ``text``, mended and completed where it is broken."""
     text = _FENCE.sub("", text[:MAX_READ_LEN], count=1).strip()
     if not text.startswith("{"):
         return None
@@ -384,7 +370,6 @@ def _mended(text: str) -> Iterator[str]:
 
 
 def _comment_end(text: str, at: int) -> int:
-    """Where a comment that begins here ends; ``at`` itself where none does."""
     if text.startswith("//", at):
         end = text.find("\n", at)
         return len(text) if end < 0 else end
@@ -395,7 +380,6 @@ def _comment_end(text: str, at: int) -> int:
 
 
 def _drop_comma(out: list[str]) -> None:
-    """Take out a comma with nothing but space behind it."""
     last = len(out) - 1
     while last >= 0 and out[last].isspace():
         last -= 1
@@ -415,7 +399,6 @@ def _from_object(raw: Mapping[str, object]) -> Proposal | None:
 
 
 def _item(value: object, field: str) -> str | TaskDecision:
-    """One entry as text; an object as its values, or as a decision."""
     if isinstance(value, Mapping):
         if field == "decisions":
             return _decision(value)
@@ -466,7 +449,6 @@ def _tidied(items: Sequence[str | TaskDecision]) -> tuple[str, ...]:
 
 
 def _tidy(item: str) -> str:
-    """One entry on one line, without its bullet."""
     line = " ".join(item[: MAX_ITEM_LEN * 2].split())
     for _ in range(4):
         bullet = _BULLET.match(line + " ")
@@ -477,7 +459,6 @@ def _tidy(item: str) -> str:
 
 
 def _tidy_decision(value: str | TaskDecision) -> TaskDecision:
-    """A decision from its words, ``text (because why) [not: other; another]``."""
     if isinstance(value, TaskDecision):
         others = (_tidy(v).replace("]", ")").replace(";", ",") for v in value.alternatives)
         return TaskDecision(_tidy(value.text), _tidy(value.rationale), tuple(v for v in others if v))

@@ -105,7 +105,6 @@ def render_summary(extract_text: str, *, narrative: str = "", version: int, ref:
 
 
 def render_resumed(said: str, *, version: int, ref: str) -> str:
-    """The message that says where an earlier conversation stopped."""
     written = f"from an earlier conversation that this one continues (v{version})"
     return _written_by_weir(written, harmless(said.strip()), ref=ref)
 
@@ -137,17 +136,14 @@ class MaterialLine:
 
     @property
     def is_result(self) -> bool:
-        """Whether it came from a tool."""
         return _RESULT.match(self.origin) is not None
 
     @property
     def is_call(self) -> bool:
-        """Whether it is a call of a tool."""
         return _CALL.match(self.origin) is not None
 
 
 def label(origin: str) -> str:
-    """``origin`` as it stands in front of a line: one line, bounded, nothing that could be markup."""
     shown = " ".join(_NOT_IN_ORIGIN.sub(" ", harmless(origin)).split())[:MAX_ORIGIN_LEN].strip() or "unknown"
     return f"tool {shown}" if _INSTRUCTION.match(f"[{shown}]") else shown
 
@@ -157,7 +153,6 @@ def harmless_lines(lines: Sequence[MaterialLine]) -> list[MaterialLine]:
 
 
 def render_transcript(lines: Sequence[MaterialLine], *, previous: str = "") -> str:
-    """The fenced transcript of harmless lines, behind the notes taken earlier, if any; both must be harmless."""
     said = enclosed("transcript", "\n".join(map(str, lines)))
     return f"{enclosed('notes so far', previous)}\n{said}" if previous else said
 
@@ -167,17 +162,15 @@ def sized(lines: Sequence[MaterialLine], counter: TokenCounter) -> list[Material
 
 
 def clipped(line: MaterialLine, most: int, counter: TokenCounter) -> MaterialLine:
-    """The sized line with its middle left out where its text takes more than ``most`` tokens."""
     text = clip_middle(line.text, most, counter=counter, ref=ARCHIVE)
     return sized([replace(line, text=text)], counter)[0]
 
 
 def divide(lines: Sequence[MaterialLine], room: int, *, most: int, counter: TokenCounter) -> list[list[MaterialLine]]:
-    """Sized lines in at most ``most`` consecutive chunks of at most ``room`` tokens each, all of about the same size.
+    """Sized lines in at most ``most`` consecutive chunks of at most ``room`` tokens, all of about the same size.
 
-    A call stays with its results, a long line is read in parts, and nothing is left unread. Only where there would be
-    more chunks are the longest lines cut in the middle, and if that is not enough, lines in the middle left out with
-    a note that says so.
+    A call stays with its results. Only where there would be more chunks are the longest lines cut, then lines in the
+    middle left out with a note that says so.
     """
     total = sum(line.tokens for line in lines)
     if total <= room:
@@ -199,7 +192,6 @@ def divide(lines: Sequence[MaterialLine], room: int, *, most: int, counter: Toke
 
 
 def _cut_to(lines: Sequence[MaterialLine], budget: int, counter: TokenCounter) -> list[MaterialLine]:
-    """The lines within about ``budget`` tokens: the longest are cut in the middle, to the same length."""
     sizes = sorted(line.tokens for line in lines)
     left, cap = budget, MIN_LINE
     for n, size in enumerate(sizes):
@@ -230,7 +222,6 @@ def _pack(lines: Sequence[MaterialLine], room: int, counter: TokenCounter) -> li
 
 
 def _groups(lines: Sequence[MaterialLine]) -> Iterator[list[MaterialLine]]:
-    """What is not to be separated: an assistant's words, its calls, and the results of the calls."""
     group: list[MaterialLine] = []
     for line in lines:
         before = group[-1] if group else None
@@ -247,7 +238,6 @@ def _groups(lines: Sequence[MaterialLine]) -> Iterator[list[MaterialLine]]:
 
 
 def _parts(line: MaterialLine, room: int, counter: TokenCounter) -> list[MaterialLine]:
-    """A line in consecutive parts of at most ``room`` tokens; a part says which it is of how many."""
     if line.tokens <= room:
         return [line]
     inner = max(1, room - TOKENS_PER_PART - TOKENS_PER_LINE - counter.count(line.origin))
@@ -258,7 +248,6 @@ def _parts(line: MaterialLine, room: int, counter: TokenCounter) -> list[Materia
 
 
 def split_text(text: str, most: int, *, counter: TokenCounter) -> list[str]:
-    """``text`` in consecutive parts of at most ``most`` tokens, ended between words where there is a place."""
     total = counter.count(text)
     if total <= most:
         return [text]
@@ -275,7 +264,6 @@ def split_text(text: str, most: int, *, counter: TokenCounter) -> list[str]:
 
 
 def _edge(text: str, start: int, end: int) -> int:
-    """The last place between words in the last eighth before ``end``, ``end`` itself where there is none."""
     if end >= len(text):
         return end
     least = end - (end - start) // 8

@@ -31,8 +31,8 @@ where it matters."""
 class Prompt:
     """How one kind of summary is asked for.
 
-    ``shortest`` is the least tokens of an answer, ``keeps`` the least share of the most used paths and of what the
-    open errors name that it should hold (0: not looked at), ``prefix`` a sentence that stands once in front of it.
+    ``shortest`` is the least tokens of an answer, ``keeps`` the least share of paths and of errors that it should name
+    (0: not looked at).
     """
 
     name: str
@@ -48,7 +48,6 @@ class Prompt:
 
     @property
     def purpose(self) -> str:
-        """Name and version, for the trace and the audit."""
         return f"{self.name}-{self.version}"
 
     @property
@@ -63,12 +62,10 @@ class Prompt:
         return blake2b("\0".join(parts).encode(), digest_size=4).hexdigest()
 
     def ask(self, *, max_tokens: int, merge: bool = False, task: str = "") -> str:
-        """What follows the material: the instruction for an answer of at most ``max_tokens``."""
         text = self.merge if merge else self.instruction
         return text.replace("{words}", _words(max_tokens)).replace("{task}", task)
 
     def ask_again(self, reason: str, *, max_tokens: int) -> str:
-        """What is put in front of the instruction after an answer was refused for ``reason``."""
         said = REASONS.get(reason, "it was of no use")
         return self.repair.replace("{words}", _words(max_tokens)).replace("{reason}", said)
 
@@ -90,7 +87,6 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "missing": "it left out paths, numbers or error texts that the work depends on",
     }
 )
-"""Why an answer was refused, in words; only these can be mended by asking again."""
 
 _RULES = """\
 Copy names, numbers, ids and paths exactly as they are written. Write nothing that does not stand in the material. \
@@ -303,7 +299,6 @@ category | importance | text
 PROMPTS: Mapping[str, Prompt] = MappingProxyType(
     {p.name: p for p in (STRUCTURED, HANDOFF, PLAIN, TOOL_RESULT, LEVEL_1, LEVEL_2, LEVEL_3, READING, NOTES)}
 )
-"""Every prompt by its name."""
 
 HEADINGS: Mapping[str, str] = {
     "goal": "Goal",
@@ -316,7 +311,6 @@ HEADINGS: Mapping[str, str] = {
     "learnings": "Learnings",
     "next_step": "Next step",
 }
-"""The heading of each field, in the order in which they are written."""
 
 _ALSO = {
     "goal": "goals|task|objective|overall goal|main goal|purpose",

@@ -47,7 +47,6 @@ MIN_MATCH_LEN = 3
 PLANS = frozenset({"remaining", "next_step"})
 """What is still to be done is the notes' own to say."""
 DECIDING = frozenset({"goal", "decisions", "constraints"})
-"""What the user wants and decided."""
 NOTES = "notes so far"
 _MARKS = (('"', '"'), ("\u201c", "\u201d"), ("\u00ab", "\u00bb"))
 _QUOTED = re.compile(
@@ -69,7 +68,6 @@ MIN_NUMBER_LEN = 2
 MIN_LOOSE_LEN = 3
 MAX_IDENTIFIER_LEN = 200
 INFLECTED = 3
-"""Letters at the end of a name that may be another case's."""
 MIN_NAME_LEN = 4
 NAMES_ALL = 0.2
 """Share of words with a capital from which on a language writes other words than names with one."""
@@ -93,8 +91,6 @@ _STATUS = re.compile(r"\b(?:status|code|errno|port|exit|http)\W{1,3}(\d{3,5})\b"
 
 @dataclass(frozen=True, slots=True)
 class _Passage:
-    """A sentence, record or line of the source, word for word, and where it stands."""
-
     line: int
     step: int
     text: str
@@ -128,7 +124,6 @@ def bind(text: str, lines: Sequence[MaterialLine], *, previous: str = "", in_pla
 
 
 def _lead(line: str) -> tuple[str, str, str]:
-    """Bullet and known heading of a line, the heading's field, and the rest."""
     end = _BULLETS.match(line).end()  # type: ignore[union-attr]
     cells = _CELLS.match(line, end)
     if cells is not None:
@@ -141,7 +136,6 @@ def _lead(line: str) -> tuple[str, str, str]:
 
 
 def _sentences(body: str) -> list[str]:
-    """The sentences of a line's body; what stands quoted with its origin is one."""
     found: list[str] = []
     at = 0
     for quote in _QUOTED.finditer(body):
@@ -152,7 +146,6 @@ def _sentences(body: str) -> list[str]:
 
 
 def _noted(previous: str) -> Iterator[MaterialLine]:
-    """What earlier notes say: the quotations in them are their origins', the rest is the notes' own."""
     for line in previous.split("\n"):
         for sentence in _sentences(_lead(line)[2]):
             quote = _QUOTED.fullmatch(sentence)
@@ -164,7 +157,6 @@ def _inside(quote: "re.Match[str]") -> str:
 
 
 def stems(text: str) -> frozenset[str]:
-    """What two wordings of the same have in common: identifiers, beginnings of words, runs of characters."""
     found: set[str] = set()
     for term in terms_of(unicodedata.normalize("NFKC", text)):
         if any(c.isdigit() for c in term) or len(term) < MIN_MATCH_LEN or is_identifier(term):
@@ -181,8 +173,6 @@ def stems(text: str) -> frozenset[str]:
 
 @dataclass(slots=True)
 class _Sources:
-    """Who said what, by the terms that it was said in."""
-
     lines: Sequence[MaterialLine]
     passages: list[_Passage] = field(default_factory=list)
     holding: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -202,7 +192,6 @@ class _Sources:
                     self.passages.append(_Passage(number, step, text, terms))
 
     def bind(self, sentence: str, *, about: str, in_place: bool) -> tuple[str, ...] | None:
-        """The sentence as it may stand: as it is, as what its sources say, or not at all (None)."""
         quote = _QUOTED.fullmatch(sentence)
         if quote is not None:
             return self._again(quote)
@@ -227,7 +216,6 @@ class _Sources:
         return self._quoted(best, weights, total) if shares[best] >= SAYS else None
 
     def _weight(self, term: str) -> float:
-        """How much a term tells: by far the more, the fewer passages hold it."""
         count = len(self.holding.get(term, ()))
         weight = math.log((len(self.passages) + 2) / max(1, count)) ** 2
         if not count:
@@ -237,7 +225,6 @@ class _Sources:
         return weight * (TELLING if is_identifier(term) else 1.0)
 
     def _shares(self, weights: dict[str, float], total: float) -> dict[int, float]:
-        """The share of the weight that each passage holds which holds any of it, and a part of what stands around."""
         held: dict[int, set[str]] = defaultdict(set)
         around: dict[int, set[str]] = defaultdict(set)
         for term in weights:
@@ -257,12 +244,10 @@ class _Sources:
         return 0.05 if line.origin in AUTHORITIES else 0.0 if line.is_result or line.is_call else 0.02
 
     def _closeness(self, number: int, terms: frozenset[str]) -> float:
-        """How much of a passage the sentence says: one that says little else is rather what is meant."""
         own = self.passages[number].terms
         return CLOSENESS * len(own & terms) / len(own)
 
     def _quoted(self, best: int, weights: dict[str, float], total: float) -> tuple[str, ...]:
-        """What the source says, and what stands beside it in the same step and says the rest."""
         first = self.passages[best]
         rest = {term: weight for term, weight in weights.items() if term not in first.terms}
         beside = [n for n, p in enumerate(self.passages) if p.step == first.step and n != best]
@@ -274,7 +259,6 @@ class _Sources:
         return (*parts, *([_in_marks("user", reply)] if reply else []))
 
     def _reply(self, passage: _Passage) -> str:
-        """What the user answered briefly, if these were the assistant's last words."""
         line = self.lines[passage.line]
         after = self.lines[passage.line + 1] if passage.line + 1 < len(self.lines) else None
         if line.origin != "assistant" or after is None or after.origin != "user":
@@ -297,7 +281,6 @@ class _Sources:
         return self.bind(_inside(quote), about="decisions", in_place=False)
 
     def _is_tools(self, shares: dict[int, float]) -> bool:
-        """Whether a tool says about the same, and nobody else nearly as much of it."""
         tools, others = 0.0, 0.0
         for number, share in shares.items():
             if self.lines[self.passages[number].line].is_result:
@@ -307,7 +290,6 @@ class _Sources:
         return tools >= SAYS and tools > others + MORE
 
     def _is_plan(self, sentence: str) -> bool:
-        """Whether what a sentence names stands together in one step, and none of it is known from tools alone."""
         together: set[int] | None = None
         for term in map(normal_text, hard_terms(sentence)):
             holding = [p for p in self.passages if term in normal_text(p.text)]
@@ -331,7 +313,6 @@ def _plain(text: str) -> str:
 
 
 def _window(text: str, weights: dict[str, float]) -> str:
-    """A passage on one line; of a long one the part in which the terms stand, cut where words end."""
     words = _plain(text).split(" ")
     if sum(map(len, words)) + len(words) <= MAX_QUOTE_LEN:
         return " ".join(words)
@@ -374,33 +355,26 @@ class Mentions(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of the wanted that is named, 1.0 where nothing is wanted."""
         return 1.0 - len(self.missing) / len(self.wanted) if self.wanted else 1.0
 
 
 def normal_text(text: str) -> str:
-    """``text`` as identifiers are compared: small letters, numbers without separators of thousands."""
     return _SEPARATED.sub("", text.lower())
 
 
 class _Material:
-    """The material of a look-up; the more costly form of it is made when it is first needed."""
-
     def __init__(self, text: str) -> None:
         self.text = normal_text(text)
 
     @cached_property
     def loose(self) -> str:
-        """Its letters and digits alone."""
         return _NOT_WORD.sub("", self.text)
 
     def has(self, term: str) -> bool:
-        """Whether what a sentence names occurs, in whatever spelling."""
         value = normal_text(term[:MAX_IDENTIFIER_LEN])
         return not value or self.holds(value) or self._otherwise(value)
 
     def holds(self, value: str, *, prefix: bool = False) -> bool:
-        """Whether ``value`` occurs as a whole word or phrase, or as the beginning of a word."""
         text = self.text
         return any(
             _starts(text, at, value) and (prefix or _ends(text, at + len(value), value))
@@ -408,7 +382,6 @@ class _Material:
         )
 
     def _otherwise(self, value: str) -> bool:
-        """Whether the material has ``value`` in another spelling."""
         if date := _DATE.match(value):
             return any(self.holds(spelling) for spelling in _dates(*date.groups()))
         if _NUMBER.fullmatch(value):
@@ -423,7 +396,6 @@ class _Material:
         return (_HEX.match(value) is not None and self.holds(value, prefix=True)) or self._holds_loosely(value)
 
     def _holds_loosely(self, value: str) -> bool:
-        """Whether the letters and digits of ``value`` occur in a row, and not as a part of a longer number."""
         value = _NOT_WORD.sub("", value)
         if len(value) <= MIN_LOOSE_LEN or value.isdigit():
             return False
@@ -436,7 +408,6 @@ class _Material:
 
 
 def places(text: str, value: str, *, most: int) -> Iterator[int]:
-    """Where ``value`` stands in ``text``, the first so many places."""
     at = text.find(value)
     while at >= 0 and most > 0:
         yield at
@@ -489,13 +460,11 @@ def _is_hard(word: str) -> bool:
 
 
 def _follows_mark(sentence: str, at: int) -> bool:
-    """Whether a word begins something: behind a colon, a bracket, a dash or a quotation mark."""
     before = sentence[:at].rstrip()
     return not before or not (before[-1].isalnum() or before[-1] in ",;'\u2019%")
 
 
 def capitals_tell(*texts: str) -> bool:
-    """Whether a capital within a sentence tells a name from other words."""
     large = small = 0
     for text in texts:
         for sentence in sentences(text[-READ_FOR_CAPITALS:]):
@@ -513,7 +482,6 @@ def invented(text: str, material: str, *, names: bool = True) -> tuple[str, ...]
 
 
 def grounded(text: str, material: str) -> tuple[str, tuple[str, ...]]:
-    """``text`` without the sentences that hold something invented, and what that is."""
     known, names = _Material(material), capitals_tell(text, material)
     wrong = {term for term in hard_terms(text, names=names) if not known.has(term)}
     if not wrong:
@@ -533,7 +501,6 @@ def grounded(text: str, material: str) -> tuple[str, tuple[str, ...]]:
 
 
 def without_empty_headings(text: str) -> str:
-    """``text`` without headings that nothing follows but another heading or the end."""
     kept: list[str] = []
     below = ""
     for line in reversed(text.split("\n")):
@@ -562,7 +529,6 @@ def missing(text: str, material: str) -> Mentions:
 
 
 def _paths(material: str) -> list[str]:
-    """The names of the files that the material mentions most, twice at the least, in that order."""
     counts: Counter[str] = Counter()
     for word in _PATH.findall(material):
         if "/" in word and "//" not in word:
@@ -574,7 +540,6 @@ def _paths(material: str) -> list[str]:
 
 
 def _of_errors(material: str) -> Iterator[str]:
-    """Identifiers of the last lines that report an error."""
     told: dict[str, None] = {}
     for line in reversed(material[-ERRORS_WITHIN:].splitlines()):
         if len(told) == MAX_ERRORS:

@@ -22,7 +22,6 @@ from policies.tokens import TokenCounter
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
 OTHER_SPEAKER = 0.3
 REASON = 1.0
-"""Of what an assistant says beside a call: why it makes it."""
 CALL = 0.5
 ALONE = 4.0
 """How much more an identifier is worth alone than within what it stands in: it costs little."""
@@ -63,13 +62,11 @@ much."""
 LAST = 1_000_000
 SHOWN = 9
 MAX_IDENTIFIERS = 200
-_DIGITS, _LETTERS = re.compile(r"\d+"), re.compile(r"[^\W\d_]+")
+_PART = re.compile(r"[^\W_]+")
 
 
 @dataclass(slots=True)
 class Item:
-    """A segment that may be chosen: its source and place there, and what it costs in tokens, estimated."""
-
     source: int
     place: int
     segment: Segment
@@ -88,8 +85,6 @@ class Extract:
 
 
 class Weights:
-    """How much each term tells, worked out once for each."""
-
     def __init__(
         self,
         documents: Sequence[frozenset[str]],
@@ -116,7 +111,6 @@ class Weights:
         return cls([r.terms for r in readings], used=used, names=names, asked=asked)
 
     def of(self, term: str) -> float:
-        """The weight of a term."""
         known = self._known.get(term)
         if known is None:
             wanted = self._asked and _stem(term) in self._asked
@@ -139,13 +133,16 @@ SHORTEST_IDENTIFIER = 5
 
 
 def _stem(term: str) -> str:
-    """What a word has in common with its inflections; an identifier has none."""
     return term if is_identifier(term) else term[:STEM]
 
 
 def shape(word: str) -> str:
-    """The pattern of an identifier: every run of digits as 9, of letters as a."""
-    return _DIGITS.sub("9", _LETTERS.sub("a", word))
+    return _PART.sub(_kind_of, word)
+
+
+def _kind_of(part: re.Match[str]) -> str:
+    text = part.group()
+    return "9" if text.isdigit() else "a" if text.isalpha() else f"#{len(text)}"
 
 
 def extract(
@@ -166,7 +163,8 @@ def extract(
     reader = Readings() if readings is None else readings
     sources = (Source(-1, "user", goal), *sources)
     read = [reader.of(source) for source in sources]
-    items, weights = candidates(sources, read, room=max_tokens), Weights.over(read, asked=terms_of(asked))
+    said_now = frozenset(terms_of(asked))
+    items, weights = candidates(sources, read, room=max_tokens), Weights.over(read, asked=said_now)
     ranked = choose(
         items,
         int(SPARE * max_tokens),
@@ -174,6 +172,7 @@ def extract(
         links=Links(items, sources),
         shown=[term for text in visible for term in terms_of(text)],
         seen=[n for n, item in enumerate(items) if item.source == 0],
+        told=[n for n, item in enumerate(items) if said_now.issuperset(item.segment.terms)] if said_now else (),
     )
 
     def write(chosen: Sequence[int]) -> str:
@@ -192,7 +191,6 @@ def fitted(
     max_tokens: int,
     counter: TokenCounter,
 ) -> Extract:
-    """As many of the groups, best first, as fit once they are written; ``costs`` are estimates of each item's."""
     until = [0.0, *accumulate(sum(costs[n] for n in group) for group in ranked)]
     low, high, best, above, rate = 0, len(ranked), Extract(), 0, 1.0
     for tried in count():
@@ -218,20 +216,25 @@ def fitted(
 
 
 def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: int = 0) -> list[Item]:
-    """Every segment of the sources, and every identifier alone; of a call made twice only the newest result's.
+    """Every segment of the sources, and every identifier alone; of what was said or called twice only the newest.
 
     Where the user's words are few beside the ``room`` in tokens, they come before all else.
     """
     spoken = sum(source.tokens for source in sources if source.is_users)
     few = min(MAX_FEW, max(1.0, FEW * room / max(1, spoken)))
     newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
+    said: dict[tuple[str, str], Item] = {}
     items: list[Item] = []
     alone: dict[str, Item] = {}
     for i, (source, reading) in enumerate(zip(sources, read, strict=True)):
         if source.tool and newest[source.tool, source.arguments] != i:
             continue
         rate = _tokens_per_character(source)
-        items.extend(_of_segments(i, source, reading, rate, few))
+        for item in _of_segments(i, source, reading, rate, few):
+            if item.segment.key or source.position < 0:  # the goal stands where it is, whatever is said of it again
+                items.append(item)
+            else:
+                said[source.role, item.segment.text] = item
         if source.calls and source.tokens <= 2 * BRIEFLY:
             continue  # a reason is read as a sentence
         for low, word in reading.identifiers.items():
@@ -239,7 +242,7 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
                 alone[low].source = i
                 continue
             alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, rate * len(word) + 2)
-    return [*items, *alone.values()]
+    return [*sorted([*items, *said.values()], key=lambda item: (item.source, item.place)), *alone.values()]
 
 
 def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float) -> Iterator[Item]:
@@ -264,9 +267,11 @@ def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few:
 
 
 def is_alone(segment: Segment) -> bool:
-    """Whether a pair's value is one identifier."""
+    """Whether a pair's value is one identifier; words joined by underscores are one of a few that a field may have."""
     text = segment.text
-    return segment.key != "" and len(segment.terms) == 1 and len(text) >= SHORTEST_IDENTIFIER and is_identifier(text)
+    if segment.key == "" or len(segment.terms) != 1 or len(text) < SHORTEST_IDENTIFIER or not is_identifier(text):
+        return False
+    return not text.replace("_", "").isalpha()
 
 
 def _tokens_per_character(source: Source) -> float:
@@ -277,8 +282,7 @@ def _tokens_per_character(source: Source) -> float:
 class Links:
     """By a statement the newest later one of the user about the same: the older is not shown without it.
 
-    Two are about the same if the later takes up enough of the older one's weight in beginnings of words. What a user
-    says in far fewer words than usual right after a message belongs to it, whatever its words are.
+    About the same is one that takes up enough of its weight in beginnings of words, or far fewer words right after it.
     """
 
     def __init__(self, items: Sequence[Item], sources: Sequence[Source]) -> None:
@@ -305,7 +309,6 @@ class Links:
         return dict.fromkeys([term[:STEM] for term in self._items[number].segment.terms])
 
     def of(self, number: int) -> tuple[int, ...]:
-        """The items that have to be shown with this one."""
         if number not in self._known:
             item = self._items[number]
             spoken = number in self._of_source.get(item.source, ())
@@ -338,7 +341,6 @@ class Links:
 def _corrections(
     items: Sequence[Item], sources: Sequence[Source], of_source: Mapping[int, Sequence[int]]
 ) -> dict[int, tuple[int, ...]]:
-    """By a user's message the item of the next one, where that is a mere correction."""
     users = [i for i, source in enumerate(sources) if source.is_users]
     if not users:
         return {}
@@ -371,17 +373,19 @@ def choose(
     links: Links | None = None,
     shown: Iterable[str] = (),
     seen: Sequence[int] = (),
+    told: Sequence[int] = (),
 ) -> list[tuple[int, ...]]:
     """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
 
-    ``shown`` are terms that the model sees anyway, ``seen`` are items that it does: what belongs to these comes first.
+    ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes first. ``told`` are
+    items that say nothing which it does not see.
     """
     whole = {term: weights.of(term) for term in set(chain.from_iterable([item.segment.terms for item in items]))}
     times = dict.fromkeys(chain(shown, *(items[n].segment.terms for n in seen)), SHOWN)
     damped = [REPEATED**n for n in range(SHOWN + 1)]
     left = whole | {term: whole[term] * damped[SHOWN] for term in times.keys() & whole.keys()}
     taken = bytearray(len(items))
-    for n in seen:
+    for n in (*seen, *told):
         taken[n] = 1
 
     def worth(item: Item) -> float:
@@ -451,8 +455,7 @@ def _by_key(items: Sequence[Item]) -> list[Item]:
 def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
     """The chosen items in the order of the conversation, a line for each message with its number.
 
-    An identifier that stands in another of them is not listed by itself. Calls or results one after the other that only
-    have values of one key to show share a line.
+    Neighbouring calls or results that only show values of one key share a line.
     """
     lines: list[str] = []
     before = ("", "")
@@ -473,10 +476,6 @@ def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[in
 
 
 def joined(items: Sequence[Item], *, source: Source | None = None, gap: str = " … ") -> str:
-    """Items of one message in their order; pairs that stand for their record alone are listed under their key.
-
-    What did not stand side by side in the ``source`` is parted by the ``gap``.
-    """
     text = ""
     before: Item | None = None
     for item in _by_key(items):

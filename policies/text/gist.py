@@ -27,7 +27,6 @@ MAX_ARGUMENT_LEN = 60
 MAX_VALUE_LEN = 48
 KEY_ARGUMENTS = 2
 REPORTED = 6.0
-"""A line that reports an error is worth so many times its words."""
 _LOOSE = " \n,;:-\u2013\u2014([…"
 
 
@@ -89,7 +88,6 @@ def _shown(items: Sequence[Item], chosen: Sequence[int], between: str) -> str:
 
 
 def key_argument(arguments: str) -> str:
-    """The argument values that tell a call from its siblings, at most two, at most 60 characters."""
     document = parse(arguments)
     found = list(structured(document)) if document is not None else []
     ranked = sorted(range(len(found)), key=lambda i: (-_telling(found[i]), i))[:KEY_ARGUMENTS]
@@ -107,7 +105,6 @@ def _telling(pair: Segment) -> float:
 
 
 def placeholder(text: str, *, tool: str, arguments: str, ref: str, max_tokens: int = 50, counter: TokenCounter) -> str:
-    """What stands in place of a removed result: tool, key argument, what it found, and where the full text is."""
     name = re.sub(r"\s+", " ", tool)[:64] or "tool"
     argument = _harmless(key_argument(arguments))
 
@@ -150,10 +147,6 @@ def shorten(text: str, longest: int) -> str:
 
 
 def clip(text: str, *, max_tokens: int, counter: TokenCounter) -> str:
-    """The longest head of ``text`` within ``max_tokens`` that ends between words, an ellipsis where it was cut.
-
-    Empty where not even the first word fits.
-    """
     if max_tokens <= 0:
         return ""
     if len(text) <= max_tokens * 16 and counter.count(text) <= max_tokens:
@@ -169,7 +162,6 @@ def clip(text: str, *, max_tokens: int, counter: TokenCounter) -> str:
 
 
 def _edge(text: str, at: int) -> int:
-    """The last place up to ``at`` where no word, path or number is cut; 0 where there is none."""
     if at >= len(text) or text[at].isspace():
         return min(at, len(text))
     return max(text.rfind(" ", 0, at), text.rfind("\n", 0, at), 0)
@@ -197,8 +189,6 @@ def without_fields(text: str, names: Collection[str]) -> tuple[str, tuple[str, .
 
 
 class _Pruned:
-    """One pass over the tokens of a document that is known to be valid."""
-
     def __init__(self, text: str, names: frozenset[str]) -> None:
         self._text = text
         self._names = names
@@ -209,7 +199,6 @@ class _Pruned:
         self.found: dict[str, None] = {}
 
     def text(self) -> str:
-        """The document without the fields."""
         key_next, comma = False, 0
         for match in _TOKEN.finditer(self._text):
             lexeme = match.group()
@@ -240,7 +229,6 @@ class _Pruned:
             self._stack[-1] = True
 
     def _skip(self, lexeme: str, start: int, end: int) -> None:
-        """Go over a token of a field that is left out; at what follows the field go on with the rest."""
         if lexeme in ",}]" and len(self._stack) == self._depth:
             self._depth = None
             self._from = end if lexeme == "," and not self._stack[-1] else start

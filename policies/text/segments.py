@@ -30,10 +30,13 @@ _SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u340
 """Thai, Lao, Burmese, Khmer, Kana and Han: written without blanks."""
 _GROUPED = r"\+?\d{1,4}(?:[ \u00a0]\d{2,5}){2,5}(?!\w)"
 """A number written in groups, as of a telephone or an account, is one word."""
-WORD = re.compile(rf"{_GROUPED}|[^\W_{_SOLID}]++(?:[-./:@'\u2019_]++[^\W_{_SOLID}]++)*+|[{_SOLID}]++")
+_OF_LINE = r"\d++(?=:[^\W\d][\w.]*+(?![-:/@]))"
+"""The number in front of a line of a listing is no part of its first word."""
+WORD = re.compile(rf"{_GROUPED}|{_OF_LINE}|[^\W_{_SOLID}]++(?:[-./:@'\u2019_]++[^\W_{_SOLID}]++)*+|[{_SOLID}]++")
 _ASCII_GROUPS = r"(?: \d{2,5}){2,5}(?!\w)"
 _ASCII_WORD = re.compile(
-    rf"\d\d{{0,3}}{_ASCII_GROUPS}|\+\d{{1,4}}{_ASCII_GROUPS}|[A-Za-z0-9]++(?:[-./:@'_]++[A-Za-z0-9]++)*+", re.ASCII
+    rf"\d\d{{0,3}}{_ASCII_GROUPS}|\+\d{{1,4}}{_ASCII_GROUPS}|{_OF_LINE}|[A-Za-z0-9]++(?:[-./:@'_]++[A-Za-z0-9]++)*+",
+    re.ASCII,
 )
 """The same of ASCII, in a third less time."""
 _IS_SOLID = re.compile(rf"[{_SOLID}]")
@@ -54,7 +57,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _STOP = re.compile(r"[.!?].*\w")
 """What a line of ASCII has where a sentence ends within it."""
 TAIL = 16
-"""Characters before a break that tell whether a sentence ends there."""
 _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
 """What may be a day ("17. Juli") or the number of a list rather than the end of a sentence."""
 
@@ -83,17 +85,14 @@ class Source:
 
     @property
     def is_result(self) -> bool:
-        """True for what a tool returned."""
         return bool(self.tool) or self.role in {"tool", "function"}
 
     @property
     def is_users(self) -> bool:
-        """True for what a user said."""
         return self.role == "user" and not self.is_result
 
 
 def terms_of(text: str) -> tuple[str, ...]:
-    """The terms of a text in order, each once."""
     if text.isascii():
         return _shared(_ASCII_WORD.findall(text.lower()))
     return _terms(WORD.findall(text))
@@ -118,7 +117,6 @@ _ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
 
 
 def is_question(sentence: str) -> bool:
-    """Whether a sentence ends in a question mark of any script."""
     return _ASKS.search(sentence) is not None
 
 
@@ -127,7 +125,6 @@ def _pairs(run: str) -> Iterable[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text as they stand there, without the blanks around them."""
     found: list[str] = []
     for line in text.splitlines():
         if not _TELLING.search(line):
@@ -153,12 +150,10 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(before: str, after: str) -> bool:
-    """Whether a sentence ends between two pieces of a line."""
     return min(_width(after), _width(before)) >= SHORT and not _ORDINAL.search(before)
 
 
 def pieces(texts: Iterable[str]) -> list[str]:
-    """The texts, those that are too long in pieces, and of very many both ends."""
     found: list[str] = []
     for text in texts:
         if len(text) <= LONG:
@@ -175,13 +170,8 @@ def _width(text: str) -> int:
 class TextReading:
     """What one message says by itself.
 
-    Attributes:
-        segments: its sentences, pairs or lines.
-        identifiers: literals of results and answers, lower case to as it stands there.
-        terms: every term of the message.
-        asked: terms that its calls ask for.
-        inner: words of what was said, as they stand there, that do not begin a sentence.
-        words: those and the ones that do.
+    ``identifiers`` are literals by their lower case; ``asked`` are terms that its calls ask for; ``inner`` are words
+    that do not begin a sentence, ``words`` those and the ones that do, as they stand there.
     """
 
     __slots__ = ("asked", "identifiers", "inner", "segments", "terms", "words")
@@ -233,11 +223,13 @@ class TextReading:
         if not _MARKED.search(text):
             return
         for word in WORD.findall(text) if words is None else words:
-            if len(word) > 4 and not word.isdigit() and is_identifier(word):
+            if len(word) > 4 and not word.isdigit() and is_identifier(word) and not _VERSION.match(word):
                 self.identifiers[word.lower()] = word
 
 
 _DATE = re.compile(r"\d+[-/.]\d+[-/.]\d+\Z")
+_VERSION = re.compile(r"(?=.*(?:\b|\.)\d(?:\.|\Z))\d{1,3}(?:\.\d{1,3}){2}\Z")
+"""Numbers of a version tell nothing without the name of what they are of."""
 _LETTER = re.compile(r"[^\W\d_]")
 _DIGIT = re.compile(r"\d")
 _JOINT = re.compile(r"[_@/\s]")
@@ -246,7 +238,6 @@ _MARKED = re.compile(r"[\d_@/]")
 
 
 def is_identifier(word: str) -> bool:
-    """Whether a word has an identifier's shape: letters with digits, a path, an address, a date."""
     if word.isalpha():
         return False
     if _DIGIT.search(word):
@@ -257,7 +248,6 @@ def is_identifier(word: str) -> bool:
 
 
 def clipped(text: str) -> str:
-    """The text, of a very long one its two ends."""
     if len(text) <= MAX_READ // 4 or (size := len(text.encode(errors="replace"))) <= MAX_READ:
         return text
     end = len(text) * MAX_READ // size // 2
@@ -265,7 +255,6 @@ def clipped(text: str) -> str:
 
 
 def parse(text: str) -> object | None:
-    """The JSON object or array that a text is, None for anything else."""
     stripped = text.strip()
     if stripped[:1] not in "{[" or len(stripped) < 2:
         return None
@@ -309,7 +298,6 @@ class Readings:
         return len(self._kept)
 
     def of(self, source: Source) -> TextReading:
-        """The reading of a message."""
         calls = "\0".join(f"{c.name}\1{c.arguments}" for c in source.calls)
         said = f"{source.role}\0{source.tool}\0{source.arguments}\0{calls}\0{source.text}"
         key = blake2b(said.encode(errors="replace"), digest_size=16).digest()
@@ -327,7 +315,6 @@ class Readings:
         return found
 
     def keep(self, key: bytes, made: TextReading) -> None:
-        """Keep what was read, unless it is kept already, and let go of the oldest."""
         if key in self._kept:
             return
         size = 2 + len(made.segments)
@@ -371,14 +358,12 @@ SHORTEST = 4
 
 
 def literals(text: str) -> tuple[str, ...]:
-    """Identifiers, long numbers, names of files, names in code, each once and as it stands there."""
     found = dict.fromkeys(code.strip() for code in (*_CODE.findall(text), *_ROOTED.findall(text)))
     found.update(dict.fromkeys(word for word in WORD.findall(text) if is_literal(word)))
     return tuple(found)
 
 
 def is_literal(word: str) -> bool:
-    """Whether a word names something: by its digits, its joints, or a capital within it."""
     if sum(c.isdigit() for c in word) >= LONG_NUMBER:
         return True
     if len(word) < SHORTEST:
@@ -398,12 +383,10 @@ def names_something(text: str) -> bool:
 
 
 def has_inner_capital(word: str) -> bool:
-    """Whether a small letter comes before a capital, as in names of code."""
     return any(one.islower() and other.isupper() for one, other in pairwise(word))
 
 
 def normal(text: str) -> str:
-    """An entry as it is compared with another: small, single blanks, nothing at its end that ends a sentence."""
     return " ".join(text.lower().split()).rstrip(".!\u3002\uff01\u0964\u06d4")
 
 
@@ -467,12 +450,10 @@ def is_code(line: str) -> bool:
 
 
 def reports_error(line: str) -> bool:
-    """Whether a line reports an error."""
     return bool(ERROR.search(line)) and not _NONE.search(line) and not is_code(line[:MAX_LINE_LEN])
 
 
 def error_lines(text: str) -> tuple[str, ...]:
-    """Every line that reports an error, once each; a line beyond 240 characters around its error."""
     if not ERROR.search(text):
         return ()
     return tuple(dict.fromkeys(_around(line) for line in text.splitlines() if reports_error(line)))

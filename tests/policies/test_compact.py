@@ -16,6 +16,7 @@ from tests.policies.answering import Model
 from tests.policies.play import (
     Said,
     assistant,
+    decide,
     first_question,
     flow,
     play,
@@ -286,3 +287,18 @@ def test_summary_and_tail_stay_within_their_shares_of_room(tokens: int) -> None:
     assert done.cut.tokens <= min(limits.shape.extract * limits.room, limits.shape.extract_max) + 60
     assert done.tokens <= limits.low_water or limits.shape.window == 6_144
     assert done.tokens <= limits.trigger
+
+
+def test_a_summary_takes_what_the_limit_leaves_before_a_harder_try_leaves_a_quarter() -> None:
+    """A newest step that takes nearly all of the room is not to cost the summary everything."""
+    call = ToolCall("a", "look", "{}")
+    old = [
+        each for n in range(30) for each in (user(f"Order W-{n}4471 goes to Riga."), assistant(f"Noted, W-{n}4471."))
+    ]
+    transcript = talk(
+        system(words(1_240)), user("task"), *old, user("now"), (assistant("", call), result(words(270), "a"))
+    )
+    decision = decide(transcript, budget=window(2_056, reserve=64, headroom=100))
+    assert [report.layer for report in decision.trail if report.kept] == ["compact"]
+    summary = next(piece.text for piece in decision.pieces or () if piece.kind is None and piece.text)
+    assert "4471" in summary

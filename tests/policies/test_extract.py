@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.messages import ToolCall
 from policies.summary import render_summary
-from policies.text.extract import extract
+from policies.text.extract import extract, shape
 from policies.text.segments import Readings, Source
 
 
@@ -242,10 +242,10 @@ def test_lines_stand_in_the_order_of_the_conversation_with_the_number_of_their_m
 
 
 def test_what_was_left_out_between_two_sentences_is_marked() -> None:
-    filler = "It was a day like any other day."
-    text = f"The key is under the stone. {filler} {filler} {filler} The alarm rings twice."
-    shown = extract([said(0, "user", filler), said(2, "user", text)], max_tokens=28, counter=COUNTER).text
-    assert shown.splitlines()[1] == "user 2: The key is under the stone. … The alarm rings twice."
+    text = "The key is under the stone. Any other day was like it. The alarm rings twice."
+    sources = [said(0, "user", "It was a day like any other day."), said(2, "user", text)]
+    shown = extract(sources, max_tokens=20, counter=COUNTER).text
+    assert shown == "user 2: The key is under the stone. … The alarm rings twice."
 
 
 def test_an_identifier_that_stands_in_a_sentence_is_not_listed_once_more() -> None:
@@ -348,3 +348,35 @@ def test_how_much_fits_is_found_in_a_few_tries_however_much_there_is() -> None:
         made = extract(asked, max_tokens=8 * many, counter=counter)
         assert 0.95 * 8 * many <= made.tokens <= 8 * many
         assert counter.tries <= 8
+
+
+def test_what_the_user_names_now_is_not_listed_once_more_by_itself() -> None:
+    call = ToolCall("a", "look", '{"user": "sofia_kim_7287"}')
+    sources = [
+        Source(0, "user", "My id is sofia_kim_7287.", tokens=8),
+        Source(1, "assistant", "", tokens=8, calls=(call,)),
+        Source(2, "tool", '{"user": "sofia_kim_7287", "next": "Q0ZF0J"}', "look", call.arguments, tokens=14),
+        Source(3, "tool", '{"user": "sofia_kim_7287", "next": "KA7I60"}', "look", "{}", tokens=14),
+    ]
+    text = extract(sources, max_tokens=60, counter=COUNTER, asked="And now, for sofia_kim_7287?").text
+    assert "next: Q0ZF0J" in text
+    assert "user: sofia_kim_7287" not in text
+
+
+def test_a_sentence_that_was_said_twice_is_shown_once() -> None:
+    sources = chat(
+        "Please review the changes of main.py:12 now.", "Done.", "Please review the changes of main.py:12 now."
+    )
+    assert extract(sources, max_tokens=80, counter=COUNTER).text.count("Please review") == 1
+
+
+def test_identifiers_of_letters_mixed_with_digits_are_alike_whatever_their_order() -> None:
+    assert shape("I57WUD") == shape("KA7I60") == shape("HAT279")
+    assert len({shape(word) for word in ("I57WUD", "I57WUD4", "2024-05-28", "gift_card_3481935")}) == 4
+
+
+def test_versions_are_not_listed_without_what_they_are_of() -> None:
+    sources = [Source(0, "tool", "flask 3.0.1\npluggy 1.5.0\nnumpy 26.4.1\n2024.1.31", "run", "{}", tokens=30)]
+    alone = {item.value for item in extract(sources, max_tokens=40, counter=COUNTER).identifiers}
+    assert "2024.1.31" in alone
+    assert not {"3.0.1", "1.5.0", "26.4.1"} & alone

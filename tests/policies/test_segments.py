@@ -286,3 +286,9 @@ def test_a_rule_in_any_language_is_kept_in_a_conversation_wholly_in_that_languag
             sources = [*talk[:place], Source(0, "user", rule), Source(0, "assistant", "OK."), *talk[place:]]
             numbered = [replace(s, position=n, tokens=Counter().count(s.text)) for n, s in enumerate(sources)]
             assert rule in extract(numbered, max_tokens=4_000, counter=Counter()).text
+
+
+def test_the_number_of_a_line_is_no_part_of_its_first_word() -> None:
+    assert terms_of("23:def call(x)") == terms_of("23 def call(x)")
+    assert terms_of("7:f.write(é)") == ("7", "f.write", "é")
+    assert terms_of("12:ab:34:cd at 12:30 in a.py:12") == ("12:ab:34:cd", "at", "12:30", "in", "a.py:12")
