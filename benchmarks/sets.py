@@ -402,11 +402,11 @@ def _long_chat(data: Path, count: int, random: Random) -> list[list[Message]]:
     chats = [_copied(chat) for chat in windows(data)]
     writer = Writer("en", random)
     missing = count - sum(len(chat) for chat in chats)
-    shortest = 22 if chats else 24  # recorded chats have the longer turns
+    words = (22, 28) if chats else (24, 30)  # recorded chats have the longer turns
     turns: list[list[Message]] = []
     for number, chat in enumerate([*chats, []], 1):
         share = missing * number // (len(chats) + 1) - missing * (number - 1) // (len(chats) + 1)
-        turns += [writer.pasted() if random.random() < 0.2 else writer.turn(shortest, shortest + 6) for _ in range(share)]
+        turns += [writer.pasted() if random.random() < 0.2 else writer.turn(*words) for _ in range(share)]
         turns += chat
     return turns
 

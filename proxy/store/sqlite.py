@@ -89,10 +89,8 @@ def _run_all(jobs: list[_Job]) -> None:
 class ConnectionWorker:
     """One connection in its own thread, used by one transaction at a time, in the order of asking.
 
-    A statement through SQLAlchemy's asyncio layer crosses threads four times, a transaction of five statements
-    more than twenty times, and a task cancelled between two of them leaves the lock behind. So a transaction is
-    one synchronous function over SQLAlchemy Core that runs in the connection's thread from BEGIN to COMMIT in one
-    call: there is nothing in between where a cancellation could strike. Reads that wait together cross together.
+    A transaction is one synchronous function that runs in the connection's thread from BEGIN to COMMIT, so that no
+    cancellation can strike in between and leave the lock behind. Reads that wait together cross together.
     """
 
     def __init__(self, thread: _Thread, *, begin: Begin, patience: float) -> None:
