@@ -5,26 +5,23 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 65_300,
-    "files": 231,
+    "lines": 61_600,
+    "files": 222,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
-    "longest chain of imports": 27,
+    "longest chain of imports": 25,
     "class names that stand twice": 0,
     "longest file": 600,
     "longest function": 60,
-    "files of a warm request": 64,
-    "jumps of a warm request": 360,
-    "files of a first batch": 73,
+    "files of a warm request": 60,
+    "jumps of a warm request": 300,
+    "files of a first batch": 65,
 }
 """To be lowered with every room that is furnished, never raised without a word about why.
 
-Before Responses and Messages, the simulator of all three endpoints, the dashboard and the commands of the first ten
-minutes were built the house had 53,540 lines in 180 files, and a warm request went through 62 of them. What limits a
-key and shows how the store grows is 290 lines and a migration. Plans in
-processes of their own took 700 lines in three files, one of them on the way of a batch. Compactions that
-clients ask for, and what upstreams do not have, took 600 more in 3 files.
-A first batch comes with a request that is close to its trigger, which is stored before it goes up: one file more.
+Responses and Messages, the simulator of all three endpoints, the dashboard, processes that plan and compactions that
+clients ask for have added 11,600 lines since the house stood at 53,540 lines in 180 files; what only repeated a name
+has gone since.
 """
 
 
