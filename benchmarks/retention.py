@@ -18,9 +18,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import yaml
 
@@ -31,6 +32,7 @@ from benchmarks.served import Ask, Chat, Override, play, size, tokens, written
 from benchmarks.sets import SETS, load
 from policies.quality.advise import PROVIDERS, request_cost
 from policies.text import extract
+from proxy import app
 
 PLANS: Mapping[str, tuple[float, ...]] = {
     "tau_airline": (3_000, 2_000, 1_800),
@@ -165,15 +167,13 @@ def measure(plan: Plan) -> Row:
 
 @contextmanager
 def weighing(weights: Mapping[str, object]) -> Iterator[None]:
-    """Has the extract weigh otherwise meanwhile: the server is in this process."""
-    before = {name: getattr(extract, name) for name in weights}
-    try:
+    """Has the extract weigh otherwise meanwhile: in this process, so that no other one may plan."""
+    with ExitStack() as stack:
+        if weights:
+            stack.enter_context(patch.object(app, "workers_for", lambda _: 0))
         for name, value in weights.items():
-            setattr(extract, name, value)
+            stack.enter_context(patch.object(extract, name, value))
         yield
-    finally:
-        for name, value in before.items():
-            setattr(extract, name, value)
 
 
 def looked_up(played: Played, missing: list[str]) -> dict[str, float]:
