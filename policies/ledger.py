@@ -165,6 +165,8 @@ class Condensed:
 
 
 class Status(StrEnum):
+    """How far a subtask is; ``planned`` means that nothing of it has been done."""
+
     PLANNED = "planned"
     IN_PROGRESS = "in_progress"
     DONE = "done"

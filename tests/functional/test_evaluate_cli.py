@@ -57,7 +57,8 @@ def panel(wrong: int) -> tuple[Callable[[Request], str], list[Request]]:
             bad.setdefault(question, len(bad) < wrong)
             return "not yes" if bad[question] else "Yes."
         side = "short" if "[notes on earlier messages]" in parts.get("transcript", "") else "long"
-        many = len(re.findall(r"^\d+: ", parts["questions"], re.MULTILINE))
+        listed = parts["questions"] if "questions" in parts else parts["answers from consecutive parts"]
+        many = len(re.findall(r"^\d+: ", listed, re.MULTILINE))
         return "\n".join(f"{n}: {side} answer number {n}" for n in range(1, many + 1))
 
     return answer, seen

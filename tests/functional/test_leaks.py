@@ -519,7 +519,7 @@ async def test_no_failure_tells_a_secret_or_what_was_said(tmp_path: Path) -> Non
             await fails(run)
             await search(run, name)
         stored = columns(run.database)
-        assert found_in(stored["originals.body"], [CONTENT["result"]]), "content is kept where it should be"
+        assert found_in(stored["frames.body"], [CONTENT["result"]]), "content is kept where it should be"
         run.ears.forget()
     assert not leaked(run.ears.logged())
     assert not leaked(files(run.database), content=False)

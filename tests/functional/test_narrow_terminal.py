@@ -1,6 +1,7 @@
 """Tables on a terminal of 80 columns: no line is longer, no word is broken, and keys go by their names."""
 
 import asyncio
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 await Talk(target.client("sk-of-the-bot", **named)).agent(16)
 
     asyncio.run(talk())
+    with contextlib.chdir(folder):
+        shown("keys", "create", "--name", "night-shift", "--models", "gpt-*", "--config", "weir.yaml")
     return folder
 
 

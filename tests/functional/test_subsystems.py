@@ -24,6 +24,7 @@ from tests.functional.harness import (
     EVICTING,
     TOOLS,
     Deployment,
+    InTurns,
     RunningWeir,
     Talk,
     answered,
@@ -394,7 +395,7 @@ async def test_a_managed_conversation_may_hold_every_form_of_content(
             talk.messages.append({"role": "assistant", "content": "Seen."})
         last = answered(upstream)[-1].json()["messages"]
         gone = {digest_of(m) for m in talk.messages[:-1]} - {digest_of(m) for m in last}
-        originals = await restored(target, last)
+        originals = await restored(InTurns([target]), last)
     assert [s.status for s in answered(upstream)] == [200] * 10
     assert talk.actions()[-1] != "none"
     assert last[0] == talk.messages[0]
