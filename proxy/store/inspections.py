@@ -156,7 +156,7 @@ def _put(
     stays = known | bodies.keys()
     if left is not None:
         needed = tx.aside(partial(_needed, left))
-        stays &= needed - _archived(tx, home, known & needed)
+        stays &= needed - _archived(tx, home, stays & needed)
         rewritten |= {number for number, refs in by_number.items() if not refs <= stays}
     if rewritten:
         bodies = _said(tx, home, rewritten) | bodies
