@@ -28,8 +28,9 @@ from rich.table import Table
 
 from benchmarks.processes import ROOT, Cores, Running, companion, weir
 
-CASES = ("small", "agent", "responses", "messages", "stream", "alone", "growth", "cold")
-CONNECTIONS = {"small": 32, "agent": 8, "responses": 8, "messages": 8, "stream": 64}
+STREAMS = {"stream": 64, "responses stream": 64, "messages stream": 64}
+CONNECTIONS = {"small": 32, "agent": 8, "responses": 8, "messages": 8, **STREAMS}
+CASES = (*CONNECTIONS, "alone", "growth", "cold")
 WINDOW = 200_000
 WIDE_WINDOW = 400_000
 COLD_REQUESTS = 8
@@ -77,7 +78,7 @@ class Bench:
     def in_turns(self, subjects: Sequence[Running], case: str, *, label: str, connections: int, **more: Any) -> None:
         """``rounds`` rounds of each subject, one after the other, every second time the other way round."""
         seconds = self.seconds
-        if case == "stream":
+        if case in STREAMS:
             seconds, more = STREAM_SECONDS, {**more, "spread": 0.8 * STREAM_SECONDS}
         for subject in subjects:
             self.measure(subject, case, label=f"{label} (warm-up)", connections=connections, seconds=WARM_UP, **more)
@@ -148,7 +149,7 @@ def run(cases: Sequence[str], *, seconds: float, rounds: int, otlp: bool, consol
         for case in cases:
             say(f"{case} …")
             if case in CONNECTIONS:
-                compared = [stub, *subjects] if case == "stream" else subjects
+                compared = [stub, *subjects] if case in STREAMS else subjects
                 bench.in_turns(compared, case, label=case, connections=CONNECTIONS[case])
             elif case == "alone":
                 bench.in_turns([stub, *subjects], "agent", label=case, connections=1)
@@ -203,9 +204,9 @@ def _figures(
     if "alone" in cases:
         added = _added(bench, "alone", "p50_ms")
         targets.append(Target("agent: added p50 at one connection", added, MAX_ALONE_MS, "ms"))
-    if "stream" in cases:
-        added = _added(bench, "stream", "first_byte_p50_ms")
-        targets.append(Target("stream: first byte after direct's", added, MAX_FIRST_BYTE_MS, "ms"))
+    for case in (each for each in STREAMS if each in cases):
+        added = _added(bench, case, "first_byte_p50_ms")
+        targets.append(Target(f"{case}: first byte after direct's", added, MAX_FIRST_BYTE_MS, "ms"))
     if "growth" in cases:
         short, long = (bench.of(f"growth {n}", "wide", "cpu_ms") for n in (200, 400))
         targets.append(

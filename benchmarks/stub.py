@@ -9,7 +9,9 @@ proxy under test must have changed nothing. With ``--any`` the body may be any. 
 import argparse
 import asyncio
 import json
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import uvloop
 import xxhash
@@ -64,29 +66,56 @@ def completion(size: int, path: str = "/chat/completions") -> bytes:
     ).encode()
 
 
-def events() -> tuple[bytes, ...]:
-    """The answer to a streamed request: a role, words, the reason of the end, and ``[DONE]`` with the last chunk."""
-    deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
-    deltas += [({"content": f" word{i:02d}"}, None) for i in range(CHUNKS - 2)]
-    deltas.append(({}, "stop"))
-    out = [
-        b"data: %b\n\n" % json.dumps(
-            {
-                "id": "chatcmpl-bench",
-                "object": "chat.completion.chunk",
-                "created": 1_700_000_000,
-                "model": "gpt-4o-mini",
-                "system_fingerprint": "fp_bench",
-                "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}],
-            },
-            separators=(",", ":"),
-        ).encode()
-        for delta, reason in deltas
-    ]  # fmt: skip
-    return (*out[:-1], out[-1] + b"data: [DONE]\n\n")
+def events(path: str = "/chat/completions") -> tuple[bytes, ...]:
+    """The answer to a streamed request in CHUNKS pieces: what begins it, words, and with the last what ends it."""
+    if path == "/chat/completions":
+        deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
+        deltas += [({"content": word}, None) for word in _WORDS]
+        deltas.append(({}, "stop"))
+        out = [
+            _event(
+                id="chatcmpl-bench",
+                object="chat.completion.chunk",
+                created=1_700_000_000,
+                model="gpt-4o-mini",
+                system_fingerprint="fp_bench",
+                choices=[{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}],
+            )
+            for delta, reason in deltas
+        ]
+        return (*out[:-1], out[-1] + b"data: [DONE]\n\n")
+    whole = json.loads(completion(0, path))
+    if path == "/messages":
+        begun = whole | {"content": [], "stop_reason": None}
+        ends = {"stop_reason": "end_turn", "stop_sequence": None}
+        return (
+            _event("message_start", message=begun)
+            + _event("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+            *(_event("content_block_delta", index=0, delta={"type": "text_delta", "text": word}) for word in _WORDS),
+            _event("content_block_stop", index=0)
+            + _event("message_delta", delta=ends, usage={"output_tokens": 10})
+            + _event("message_stop"),
+        )
+    begun, [item] = whole | {"status": "in_progress", "output": [], "usage": None}, whole["output"]
+    place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+    return (
+        _event("response.created", response=begun)
+        + _event("response.output_item.added", output_index=0, item=item | {"content": []})
+        + _event("response.content_part.added", **place, part=item["content"][0] | {"text": ""}),
+        *(_event("response.output_text.delta", **place, delta=word) for word in _WORDS),
+        _event("response.output_item.done", output_index=0, item=item) + _event("response.completed", response=whole),
+    )
 
 
-_CHUNKED = tuple(b"%x\r\n%b\r\n" % (len(event), event) for event in events())
+_WORDS = tuple(f" word{i:02d}" for i in range(CHUNKS - 2))
+
+
+def _event(kind: str = "", **said: Any) -> bytes:
+    data = json.dumps(({"type": kind} if kind else {}) | said, separators=(",", ":")).encode()
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if kind else b"data: %b\n\n" % data
+
+
+_CHUNKED = {path: tuple(b"%x\r\n%b\r\n" % (len(each), each) for each in events(path)) for path in PATHS}
 
 
 class Upstream(asyncio.Protocol):
@@ -136,7 +165,7 @@ class Upstream(asyncio.Protocol):
         elif b'"stream":true' in body[:80]:
             assert self._transport is not None
             self._transport.write(_STREAM)
-            self._stream(0)
+            self._stream(_CHUNKED[path], 0)
         else:
             self._answer_json(200, completion(len(body), path))
 
@@ -144,17 +173,17 @@ class Upstream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(_JSON % (status, b"OK" if status == 200 else b"Refused", len(body), body))
 
-    def _stream(self, index: int) -> None:
+    def _stream(self, chunks: Sequence[bytes], index: int) -> None:
         if self._transport is None:
             return
-        if index == len(_CHUNKED) - 1:
-            self._transport.write(_CHUNKED[index] + _END)
+        if index == len(chunks) - 1:
+            self._transport.write(chunks[index] + _END)
             return
-        self._transport.write(_CHUNKED[index])
+        self._transport.write(chunks[index])
         if index:
-            self._loop.call_later(PACE, self._stream, index + 1)
-        else:  # the first word follows the role at once, as it does from real servers
-            self._loop.call_soon(self._stream, 1)
+            self._loop.call_later(PACE, self._stream, chunks, index + 1)
+        else:  # the first word follows at once what begins the answer, as it does from real servers
+            self._loop.call_soon(self._stream, chunks, 1)
 
 
 def _field(head: bytes, name: bytes) -> bytes:

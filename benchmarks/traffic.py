@@ -94,7 +94,7 @@ _TOOLS = json.dumps(
     ],
     separators=(",", ":"),
 ).encode()
-_STREAMED = b"".join(events())
+_STREAMED = {path: b"".join(events(path)) for path in ("/chat/completions", "/responses", "/messages")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,8 @@ def source(case: str, *, seed: int, messages: int = MESSAGES) -> Source:
             return _Chats(rng).next
         case "stream":
             return _Chats(rng, stream=True).next
+        case "responses stream" | "messages stream":
+            return _Chats(rng, stream=True, path=f"/{case.split()[0]}").next
         case "agent":
             return partial(next, _one_after_another(rng, messages=messages, path="/chat/completions"))
         case "responses" | "messages":
@@ -212,22 +214,23 @@ class Conversation:
 class _Chats:
     """Chats of about 1 KB: a few turns, each request the one before and a turn more; then another chat."""
 
-    def __init__(self, rng: random.Random, *, stream: bool = False) -> None:
+    def __init__(self, rng: random.Random, *, stream: bool = False, path: str = "/chat/completions") -> None:
         self._rng = rng
         self._stream = stream
+        self._path = path
         self._messages: list[bytes] = []
 
     def next(self) -> Request:
         if not self._messages or len(self._messages) > 2 * (TURNS_OF_A_CHAT - 1):
-            self._messages = [_message("system", "You help customers of an airline. Be brief and kind. " * 8)]
+            role = "user" if self._path == "/messages" else "system"
+            self._messages = [_message(role, "You help customers of an airline. Be brief and kind. " * 8)]
         else:
             self._messages.append(_message("assistant", line(self._rng)))
         self._messages.append(_message("user", f"{line(self._rng)} {self._rng.getrandbits(48)}"))
-        head = b'{"model":"%b",%b"max_tokens":256,"messages":[' % (
-            MODEL.encode(),
-            b'"stream":true,' if self._stream else b"",
-        )
-        return _whole(head + b",".join(self._messages) + b"]}", stream=self._stream)
+        limit, array = ("max_output_tokens", "input") if self._path == "/responses" else ("max_tokens", "messages")
+        stream = '"stream":true,' if self._stream else ""
+        head = f'{{"model":"{MODEL}",{stream}"{limit}":256,"{array}":['.encode()
+        return _whole(head + b",".join(self._messages) + b"]}", stream=self._stream, path=self._path)
 
 
 def line(rng: random.Random) -> str:
@@ -248,4 +251,4 @@ def _whole(body: bytes, *, stream: bool = False, path: str = "/chat/completions"
         b"Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: OpenAI/Python 2.8.0\r\n"
         b"X-Bench-Digest: %b\r\nContent-Length: %d\r\n\r\n" % (path.encode(), KEY.encode(), digest(body), len(body))
     )
-    return Request(head + body, _STREAMED if stream else completion(len(body), path))
+    return Request(head + body, _STREAMED[path] if stream else completion(len(body), path))
