@@ -24,7 +24,7 @@ from policies.quality.health import Snapshot
 from proxy.store import records
 from proxy.store.chain import AuditRow
 from proxy.store.packing import FRAME, Damaged, pack_text, pack_words, unpack_text, unpack_words
-from proxy.store.records import SchemaTooNew, StoreError
+from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
 R = TypeVar("R")
 REVISIONS = ("0013", "0016", "0017", "0018")
@@ -469,6 +469,8 @@ def ensure(connection: sa.Connection) -> None:
         try:
             importlib.import_module("proxy.store.migrations").upgrade(connection)
         except Exception as fault:
+            if is_disconnect(fault) or is_retried(fault):
+                raise
             why = fault.orig if isinstance(fault, sa.exc.DBAPIError) else fault
             said = NOT_MIGRATED.format(found=found, head=HEAD, why=why or type(fault).__name__)
             raise StoreError(said, reason="migration") from fault
