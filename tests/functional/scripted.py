@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,6 +123,31 @@ async def scripted(say: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIt
         for writer in tuple(open_ones):
             writer.close()
         await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def one_by_one(given: Sequence[bytes], step: asyncio.Semaphore) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that streams an event whenever ``step`` lets it; and the bodies that it was asked."""
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
+        asked.append(await reader.readexactly(int(fields[b"content-length"])))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for event in given:
+            await step.acquire()
+            writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", asked
+    finally:
+        server.close()
 
 
 async def _serve(running: ScriptedUpstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, RunningWeir, weir
+from tests.functional.scripted import one_by_one
 from tests.functional.test_compactions import CLAUDE_TOOL, TOOL, items, messages
 
 WINDOW = 8_192
@@ -55,38 +56,13 @@ async def written(endpoint: str) -> list[bytes]:
             return [event async for event in events(response)]
 
 
-@asynccontextmanager
-async def one_by_one(given: Sequence[bytes], seen: asyncio.Semaphore) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that writes an event only once its client has seen the one before; and what it was asked."""
-    asked: list[bytes] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
-        asked.append(await reader.readexactly(int(fields[b"content-length"])))
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        for event in given:
-            writer.write(b"%x\r\n%s\r\n" % (len(event), event))
-            await writer.drain()
-            await seen.acquire()
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", asked
-    finally:
-        server.close()
-
-
 @pytest.mark.requirement("P5")
 @pytest.mark.parametrize("steps", [2, 40], ids=["as it came", "edited"])
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 async def test_every_event_is_with_the_client_before_the_next_is_made(endpoint: str, steps: int) -> None:
     given = await written(endpoint)
     assert len(given) > 15
-    seen, got = asyncio.Semaphore(0), list[bytes]()
+    seen, got = asyncio.Semaphore(1), list[bytes]()
     async with (
         asyncio.timeout(PATIENCE),
         one_by_one(given, seen) as (url, asked),

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -13,35 +12,11 @@ import pytest
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
+from tests.functional.scripted import one_by_one
 from tests.misbehaving import ALL_FAULTS
 
 CHUNKS = 5
 PATIENCE = 30.0
-
-
-@asynccontextmanager
-async def stepping_upstream(step: asyncio.Semaphore) -> AsyncIterator[str]:
-    """A server that streams a chunk whenever it may; role first, as OpenAI does."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
-        await reader.readexactly(int(fields.get(b"content-length", b"0")))
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        for number in range(CHUNKS):
-            await step.acquire()
-            data = chunk(number)
-            writer.write(b"%x\r\n%s\r\n" % (len(data), data))
-            await writer.drain()
-        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-    finally:
-        server.close()
 
 
 def chunk(number: int) -> bytes:
@@ -57,7 +32,8 @@ def chunk(number: int) -> bytes:
 async def test_every_chunk_of_a_stream_is_with_the_client_before_the_next_is_made(large: bool) -> None:
     """``large``: of a conversation that Weir has to edit."""
     step = asyncio.Semaphore(1)
-    async with asyncio.timeout(PATIENCE), stepping_upstream(step) as url, weir(url) as target:
+    chunks = [*map(chunk, range(CHUNKS)), b"data: [DONE]\n\n"]
+    async with asyncio.timeout(PATIENCE), one_by_one(chunks, step) as (url, _), weir(url) as target:
         talk = Talk(target.client(), opening())
         talk.grow(18 if large else 2, kind="agent")
         stream = await talk.client.chat.completions.create(
