@@ -120,8 +120,8 @@ MAX_DOUBLINGS = 10
 MAX_KNOWN = 1_024
 MAX_ANSWER = 4 * 1024 * 1024
 LEARNED_FOR = 3_600.0
-NO_SCHEMA, FORM, LIMIT = "no_schema", "form", "limit"
-"""What is learned of a model: it takes no JSON by schema, it reasons, how many tokens it holds."""
+NO_SCHEMA, FORM, LIMIT, RESTS = "no_schema", "form", "limit", "rests"
+"""What is learned of a model: it takes no JSON by schema, it reasons, how many tokens it holds, how often it failed."""
 BYTES_A_TOKEN = 4
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
@@ -184,7 +184,6 @@ class _ModelQueue:
     waiting: int = 0
     failures: int = 0
     rests: int = 0
-    until: float = 0.0
 
     @property
     def is_failing(self) -> bool:
@@ -192,7 +191,7 @@ class _ModelQueue:
 
 
 class _Learned:
-    """What was learned of models, each for an hour; the one learned first goes first.
+    """What was learned of models, each for a while; the one learned first goes first.
 
     Servers with a ``book`` tell one another. Each asks it before it asks a model, and goes by its own memory where the
     book fails.
@@ -208,18 +207,18 @@ class _Learned:
         value, until = self._known.get(_named(what, scope), (None, 0.0))
         return value if until > self._clock() else None
 
-    async def put(self, what: str, scope: Sequence[str], value: str) -> None:
+    async def put(self, what: str, scope: Sequence[str], value: str, *, seconds: float = LEARNED_FOR) -> None:
         name = _named(what, scope)
-        self._remember(name, value, LEARNED_FOR)
+        self._remember(name, value, seconds)
         if self._book is not None:
             now = self._now()
             with suppress(StoreError):  # the others learn it by themselves
-                await self._book.tell(name, value, until=now + LEARNED_FOR, at=now)
+                await self._book.tell(name, value, until=now + seconds, at=now)
 
     async def ask_others(self, terms: SummarizerTerms) -> None:
         if self._book is None:
             return
-        names = [_named(NO_SCHEMA, terms.served), _named(FORM, terms.scope), _named(LIMIT, terms.scope)]
+        names = [_named(NO_SCHEMA, terms.served), *(_named(what, terms.scope) for what in (FORM, LIMIT, RESTS))]
         now = self._now()
         with suppress(StoreError):
             for name, (value, until) in (await self._book.facts(names, now)).items():
@@ -359,14 +358,15 @@ class Summarizer:
         held = await self.allowance.reserve(terms.tenant, reserved, limit=terms.tokens_per_hour)
         if held is None:
             return _refused("budget")
-        started, used = self._clock(), len(question.body) // BYTES_A_TOKEN
-        rests, line.until = line.rests, started + terms.seconds  # while a failing model is tried nobody else asks it
+        started, used, rests = self._clock(), len(question.body) // BYTES_A_TOKEN, line.rests
         try:
+            if line.is_failing:  # while it is tried nobody else asks it
+                await self._learned.put(RESTS, terms.scope, str(line.failures), seconds=terms.seconds)
             reply, usage = await self._call(question)
             used = _used(reply, usage, asked=used)
         finally:
             await self.allowance.settle(terms.tenant, held, used=used)
-        self._note(line, reply, rests=rests)
+        await self._note(line, terms, reply, rests=rests)
         if isinstance(reply, Summary) and _by_schema(question.effect) and _is_without_form(reply):
             await self._learned.put(NO_SCHEMA, terms.served, "1")
         if isinstance(reply, Summary) and question.address:
@@ -376,7 +376,9 @@ class Summarizer:
     def _refusal(self, question: _Question, line: _ModelQueue) -> str:
         if _by_schema(question.effect) and self._learned.get(NO_SCHEMA, question.terms.served):
             return "no_schema"
-        return "backing_off" if line.is_failing and line.until > self._clock() else ""
+        failures = int(self._learned.get(RESTS, question.terms.scope) or 0)
+        line.failures = max(line.failures, failures)
+        return "backing_off" if failures else ""
 
     async def _call(self, question: _Question) -> tuple[Summary | Failed, ReportedUsage | None]:
         """The reply of the model, and what it reported; asked once more where it takes its limits in another form."""
@@ -411,14 +413,17 @@ class Summarizer:
             return "no_schema"
         return f"status_{status}"
 
-    def _note(self, line: _ModelQueue, reply: Summary | Failed, *, rests: int) -> None:
+    async def _note(self, line: _ModelQueue, terms: SummarizerTerms, reply: Summary | Failed, *, rests: int) -> None:
         if isinstance(reply, Summary) or reply.reason in NO_FAULT_OF_THE_MODEL:
-            line.failures, line.until = 0, 0.0
+            was_failing, line.failures = line.is_failing, 0
+            if was_failing:
+                await self._learned.put(RESTS, terms.scope, "0")
         elif line.rests == rests:
             line.failures += 1
             if line.is_failing:
+                line.rests += 1
                 pause = BACK_OFF_FIRST * 2 ** min(line.failures - BACK_OFF_AFTER, MAX_DOUBLINGS)
-                line.rests, line.until = rests + 1, self._clock() + min(pause, MAX_BACK_OFF)
+                await self._learned.put(RESTS, terms.scope, str(line.failures), seconds=min(pause, MAX_BACK_OFF))
 
     def _tidy(self, scope: tuple[str, str, str], line: _ModelQueue) -> None:
         if not line.waiting and not line.failures:

@@ -609,6 +609,47 @@ async def test_what_one_server_learns_of_a_model_the_others_know(postgres_url: s
         await store.close()
 
 
+@pytest.mark.requirement("P9", "R.50")
+async def test_a_model_that_failed_one_server_rests_for_the_others_too(postgres_url: str) -> None:
+    """Each has a store and a clock of its own; the time of day is everybody's."""
+    stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
+    clocks, today = [Clock(), Clock(5_000.0)], Clock(1_000_000.0)
+    first, other = (
+        Summarizer(store=store, clock=clock, now=today) for store, clock in zip(stores, clocks, strict=True)
+    )
+    failing, asked = Model(((500, b"{}"),)), Model()
+
+    def pass_time(seconds: float) -> None:
+        for each in (*clocks, today):
+            each.at += seconds
+
+    async def ask(summarizer: Summarizer, model: Model, tenant: str = TERMS.tenant) -> str:
+        return said(await summarizer.ask(UNKEYED, terms=replace(TERMS, tenant=tenant), send=model))
+
+    assert [await ask(first, failing) for _ in range(BACK_OFF_AFTER)] == ["! status_500"] * BACK_OFF_AFTER
+    assert await ask(other, asked) == "! backing_off"
+    assert await ask(other, asked, tenant="somebody else") == NOTES
+    pass_time(BACK_OFF_FIRST + 1)
+    assert await ask(other, failing) == "! status_500", "it is tried once"
+    for each in (first, other):
+        assert await ask(each, asked) == "! backing_off", "and rests for twice as long then"
+    pass_time(BACK_OFF_FIRST + 1)
+    assert await ask(first, asked) == "! backing_off"
+    pass_time(BACK_OFF_FIRST)
+    gate = asyncio.Event()
+    slow = Model(gate=gate)
+    trial = asyncio.create_task(ask(first, slow))
+    await slow.entered.wait()
+    assert await ask(other, asked) == "! backing_off", "another server is trying it"
+    gate.set()
+    assert await trial == NOTES
+    assert await ask(other, asked) == NOTES, "it answers one, so all ask it again"
+    for each in (first, other):
+        await each.close()
+    for store in stores:
+        await store.close()
+
+
 # The end
 
 
