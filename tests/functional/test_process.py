@@ -13,6 +13,7 @@ import pytest
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
+from tests.functional.test_store_failures import until
 
 CONFIG = """
 upstreams: {{main: {{base_url: "{upstream}"}}}}
@@ -44,13 +45,18 @@ async def test_a_reload_takes_effect_and_a_bad_file_leaves_the_old_one_in_force(
             assert weir.process is not None
             path.write_text(path.read_text().replace("default_policy: balanced", "default_polizy: balanced"))
             weir.tell(signal.SIGHUP)
-            await asyncio.sleep(0.5)
+
+            async def refused() -> bool:
+                return any("default_policy" in line for line in weir.log)
+
+            async def switched_off() -> bool:
+                return not await policy_in_force(weir)
+
+            await until(refused, 60)
             assert await policy_in_force(weir)
-            assert any("default_policy" in line for line in weir.log)
             configured(tmp_path, simulator.base_url, policy='"off"')
             weir.tell(signal.SIGHUP)
-            await asyncio.sleep(0.5)
-            assert not await policy_in_force(weir)
+            await until(switched_off, 60)
 
 
 @pytest.mark.requirement("R.73")

@@ -4,11 +4,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import asyncpg
 import httpx
 import openai
 import pytest
@@ -148,6 +149,17 @@ class Scene:
         options = {"yaml": self.yaml, "folder": self.folder, "window": None}
         self.weir = await self.stack.enter_async_context(self.deployment.serving(self.upstream.base_url, **options))
         return self.weir
+
+    async def lose_store(self) -> InTurns:
+        """Those on an empty database in the place of the one before."""
+        await self.stack.aclose()
+        if isinstance(self.deployment.store, Path):
+            self.deployment = replace(self.deployment, store=self.folder / "another.db")
+        else:
+            connection = await asyncpg.connect(self.deployment.store)
+            await connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+            await connection.close()
+        return await self.start()
 
     async def client(self, steps: int = 22, *, secret: str = SECRET, **options: Any) -> Client:
         """A conversation that has outgrown its window."""
@@ -570,8 +582,7 @@ async def test_a_conversation_goes_on_whose_hidden_rounds_were_lost_with_the_sto
         assert kinds(answer).count("thought") == 3
         [own] = [each for each in elements(answer) if each.type in ("function_call", "tool_use")]
         client.answer(getattr(own, "call_id", own.id), "It is empty.")
-        on.deployment = Deployment(tmp_path / "another.db")
-        client.at = await on.start()
+        client.at = await on.lose_store()
         for _ in range(2):
             answer = await client.ask(stream=stream)
             assert texts(answer) == ["Reading."]

@@ -6,15 +6,18 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, Talk, answered, opening, ruled
+from tests.functional.test_store_failures import until
 
 STALLED = {"x-sim-fault": "stall"}
 
@@ -67,6 +70,13 @@ async def running(
     config.write_text(ruled(upstream, rules))
     async with deployment.started("--config", str(config)) as target:
         yield target
+
+
+async def are_written(target: InTurns, requests: int) -> bool:
+    """Whether the database has so many requests: they are written behind their answers."""
+    async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}, timeout=60) as http:
+        found = (await http.get(f"{target.root()}/weir/conversations")).json()
+    return sum(row["requests"] for row in found["data"]) == requests
 
 
 async def in_flight(talk: Talk, simulator: RunningSimulator) -> "asyncio.Task[Any]":
@@ -136,7 +146,7 @@ async def test_a_kill_right_after_the_answer_before_changes_nothing_about_a_requ
         for _ in range(4):
             talk.add_step(words=120)
             await talk.ask()
-        await asyncio.sleep(0.5)  # what is written behind waits 150 ms at most
+        await until(partial(are_written, target, 4), 60)
         for words in (380, 600):
             assert last(simulator) == talk.messages
             talk.add_step(words=words)
