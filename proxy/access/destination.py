@@ -80,6 +80,11 @@ class Caller:
     def is_restricted(self) -> bool:
         return bool(self.models) and "*" not in self.models
 
+    @property
+    def may_relay(self) -> bool:
+        """Whether the key may ask for stored objects, which can be another key's or name any model."""
+        return not self.is_restricted or "relay" in self.allow
+
     def allows(self, model: str) -> bool:
         return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
 
@@ -335,7 +340,7 @@ def _asked_of_a_model(parts: list[str]) -> Route | None:
 
 def admit(caller: Caller, route: Route) -> None:
     """Forbidden for a key that may use some models only on a route where a model cannot be told."""
-    if caller.is_restricted and route.kind == "other" and "relay" not in caller.allow:
+    if route.kind == "other" and not caller.may_relay:
         raise Forbidden(
             "This key may use some models only, and what is asked for here names none that could be judged. "
             "The operator can allow it: give the key the permission relay."

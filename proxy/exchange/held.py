@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from policies import ContextSettings, Mode
-from proxy.errors import InvalidRequest
+from proxy.access.destination import Caller
+from proxy.errors import Forbidden, InvalidRequest
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest
 from proxy.runtime import Runtime
@@ -93,9 +94,27 @@ class HeldState:
 NOTHING_HELD = HeldState()
 
 
-async def held_by(runtime: Runtime, chat: ClientRequest, tenant: str, settings: ContextSettings) -> HeldState:
-    """What the provider holds behind a request. Raises InvalidRequest where the policy wants all of it sent."""
-    codec, fields = chat.codec, chat.fields
+async def held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
+    """What the provider holds behind a request.
+
+    Raises InvalidRequest where the policy wants all of it sent, Forbidden where it may be another key's.
+    """
+    codec, fields, held = chat.codec, chat.fields, await _held_by(runtime, chat, caller, settings)
+    if caller.may_relay:
+        return held
+    links = [name for name in fields if name.casefold() in (codec.link, "conversation")]
+    is_odd = any(name != codec.link and bytes(fields[name]) != b"null" for name in links)
+    is_strange = codec.parent(fields) is not None and not held.chain
+    if is_odd or is_strange or not held.known.keys() >= codec.references(fields):
+        raise Forbidden(
+            "What this request goes on from is not on record as this key's: send the whole history. "
+            "The operator can allow it: give the key the permission relay."
+        )
+    return held
+
+
+async def _held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
+    codec, fields, tenant = chat.codec, chat.fields, caller.tenant
     parent, keeps = codec.parent(fields), codec.is_kept(fields)
     if settings.mode is Mode.OFF or codec.is_held_elsewhere(fields):
         return HeldState(elsewhere=True)
@@ -104,7 +123,8 @@ async def held_by(runtime: Runtime, chat: ClientRequest, tenant: str, settings: 
         if linked and settings.server_state == "refuse":
             raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
         return HeldState(elsewhere=linked)
-    names = codec.names(fields) if keeps else ()
+    names = {*codec.names(fields)} if keeps else set[str]()
+    names |= set[str]() if caller.may_relay else codec.references(fields)
     known = await runtime.answers.elements(tenant, names, codec) if names else NOTHING
     chain = await runtime.answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
     unknown = parent is not None and not chain

@@ -219,7 +219,7 @@ class ExchangeHandler:
             runtime.hooks.turn_start(progress.turn)
         held = NOTHING_HELD
         if self.codec.link is not None:
-            held = await held_by(runtime, progress.chat, caller.tenant, settings)
+            held = await held_by(runtime, progress.chat, caller, settings)
         progress.request = request = request_for(
             runtime,
             progress.chat,

@@ -475,3 +475,48 @@ async def as_proxy(target: RunningWeir, url: str, body: object) -> int:
     answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return int(answer.split()[1])
+
+
+STORED = """
+upstreams: {{one: {{base_url: "{one}", api_key: {operator}}}}}
+models: [{{match: "*", upstream: one, window: 32768}}]
+"""
+SECRET = "the vault code is zx-4471-quebec"
+
+
+@pytest.mark.requirement("P7", "P8", "S.7")
+async def test_a_key_with_models_goes_on_from_its_own_answers_and_from_nobody_elses(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(window=32_768), counter=COUNTER) as upstream:
+        names = {"operator": OPERATOR, "limited": LIMITED, "relaying": RELAYING, "free": FREE, "mine": MINE}
+        yaml = (STORED + KEYS).format(one=upstream.base_url, **names)
+        async with (
+            weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target,
+            httpx.AsyncClient(timeout=30) as http,
+        ):
+
+            async def ask(key: str, path: str = "/v1/responses", **more: Any) -> httpx.Response:
+                body = {"model": MINE, "input": "And now?", **more}
+                return await http.post(f"{target.root}{path}", json=body, headers={"authorization": f"Bearer {key}"})
+
+            answers = {key: (await ask(key, input=SECRET)).json() for key in (FREE, LIMITED)}
+            (strange, item), (own, own_item) = ((a["id"], a["output"][0]["id"]) for a in answers.values())
+            before = len(upstream.ledger)
+            reaching: tuple[dict[str, Any], ...] = (
+                {"previous_response_id": strange},
+                {"Previous_Response_Id": strange},
+                {"previous_response_id": own, "PREVIOUS_RESPONSE_ID": strange},
+                {"conversation": "conv_1"},
+                {"conversation": {"id": "conv_1"}, "previous_response_id": None},
+                {"input": [{"type": "item_reference", "id": item}]},
+                {"input": [{"id": item}], "store": False},
+                {"input": [{"type": None, "id": item}]},
+                {"input": [{"type": "item_reference", "id": own_item}, {"type": "message", "id": item}]},
+            )
+            for more in reaching:
+                for path in ("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens", "/v1//responses/"):
+                    refused = await ask(LIMITED, path, **more)
+                    assert refused.status_code in (400, 403), (path, more)
+            assert len(upstream.ledger) == before
+            for more in ({"previous_response_id": own}, {"input": [{"type": "item_reference", "id": own_item}]}):
+                assert (await ask(LIMITED, **more)).status_code == 200
+            assert (await ask(RELAYING, previous_response_id=strange)).status_code == 200
