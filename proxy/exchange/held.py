@@ -123,12 +123,13 @@ async def _held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settin
         if linked and settings.server_state == "refuse":
             raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
         return HeldState(elsewhere=linked)
-    names = {*codec.names(fields)} if keeps else set[str]()
-    names |= set[str]() if caller.may_relay else codec.references(fields)
+    names = {**dict.fromkeys(() if caller.may_relay else codec.references(fields), True), **codec.names(fields)}
     known = await runtime.answers.elements(tenant, names, codec) if names else NOTHING
     chain = await runtime.answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
-    unknown = parent is not None and not chain
-    return HeldState(parent=parent, chain=chain, keeps=keeps, known=known, elsewhere=unknown)
+    unknown = next((name for name, alone in names.items() if alone and name not in known), None)
+    elsewhere = unknown is not None or (parent is not None and not chain)
+    # what goes on from the answer to an unknown item is unknown, too: nothing is on record behind a name
+    return HeldState(parent=parent or unknown, chain=chain, keeps=keeps, known=known, elsewhere=elsewhere)
 
 
 async def record_answer(

@@ -39,7 +39,7 @@ from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
 from proxy.exchange.request import COMPACT_PATH, Request, opened_for, request_for, settings_for
-from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error, was_truncated
+from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Rounds, follow_whole
@@ -463,12 +463,12 @@ class ExchangeHandler:
         progress = self.progress
         rounds = () if progress.attempts is None else progress.attempts.rounds
         usage = rounds[0] if rounds else progress.seen.usage
-        if usage is None or usage.prompt is None or progress.request is None or progress.request.asked is None:
+        if usage is None or progress.request is None or progress.request.asked is None:
             return
         accepted, asked = progress.status is not None and progress.status < 400, progress.request.asked
-        if progress.attempts is not None and was_truncated(self.runtime, progress.plan, asked, prompt=usage.prompt):
+        cut = learn_from_answer(self.runtime, progress.plan, asked, usage=usage, accepted=accepted)
+        if cut and progress.attempts is not None:
             progress.attempts.overflows += 1
-        learn_from_answer(self.runtime, progress.plan, asked, prompt=usage.prompt, accepted=accepted)
 
     def _explain(self, error: Exception) -> ProxyError:
         if self.stopping:

@@ -1,5 +1,6 @@
 """One request to the upstream: what it may ask for, what its answer says about size, what is learned from it."""
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ import msgspec
 
 from policies import ContextSettings
 from proxy.access.destination import Destination
+from proxy.conversation.thread import Still, Thread
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.exchange.replies import address_of, provider_of
 from proxy.planning.values import Plan, PlanRequest
@@ -43,9 +45,17 @@ MIN_OUTPUT = 16
 CLAMP_MARGIN = 8
 TRUNCATED = 0.1
 """Share of an estimate that no answered prompt has reached, for the usage to be that of a truncated one."""
+GROWN = 0.1
+BELOW_WINDOW = 1 / 8
+TIMES_NEW = 3  # estimates are not calibrated here: the usage may have spoilt that
+CUT_IN_SILENCE = (
+    "%s reads %d tokens of a request of %d, and said nothing: a window of %d is taken for its own; "
+    "set num_ctx (Ollama) or what the server calls it, or state the window under models"
+)
 BETA = b"anthropic-beta"
 DROPPED = frozenset({b"accept-encoding"})
 DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
+log = logging.getLogger("weir.windows")
 OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
 
 
@@ -276,29 +286,69 @@ def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:
         windows.calibrate(known.counted, estimated=plan.sent, reported=verdict.prompt)
 
 
-def learn_from_answer(runtime: Runtime, plan: Plan, asked: PlanRequest, *, prompt: int, accepted: bool) -> None:
-    """Learn from what the upstream says that the forwarded request took: ``prompt`` tokens."""
-    known, recognized = plan.limits, plan.recognized
-    if known is None or recognized is None:
-        return
-    if accepted and was_truncated(runtime, plan, asked, prompt=prompt):
-        runtime.windows.refused(known.scope, known.budget.estimate(plan.sent))
-        return
+def learn_from_answer(
+    runtime: Runtime, plan: Plan, asked: PlanRequest, *, usage: ReportedUsage, accepted: bool
+) -> bool:
+    """Learn from what the upstream says that the forwarded request took; whether it has read only a part of it."""
+    known, recognized, prompt = plan.limits, plan.recognized, usage.prompt
+    if known is None or recognized is None or prompt is None:
+        return False
+    windows, has_media = runtime.windows, recognized.has_media
+    if accepted and _is_too_little(plan, prompt, largest=windows.largest(known.scope)):
+        if may_be_truncated(asked.request.fields):
+            windows.refused(known.scope, known.budget.estimate(plan.sent))
+            return True
+        window = _cut_at(plan, usage)
+        if window is not None and not _stays(recognized.thread, prompt, plan.sent, window):
+            return False
+        if window is not None:
+            log.warning(CUT_IN_SILENCE, asked.request.model[:200], prompt, known.budget.estimate(plan.sent), window)
+            windows.learn_cut(known.scope, window, counted=known.counted)
+            return True
+    recognized.thread.still = None
     if accepted:
-        runtime.windows.passed(known.scope, prompt)
-    if not (recognized.has_media or recognized.sampled):
-        runtime.windows.calibrate(known.counted, estimated=plan.sent, reported=prompt)
-    elif recognized.has_media and plan.body is asked.request.body:
+        windows.passed(known.scope, prompt)
+    if not (has_media or recognized.sampled):
+        windows.calibrate(known.counted, estimated=plan.sent, reported=prompt)
+    elif has_media and plan.body is asked.request.body:
         beyond = prompt - known.budget.estimate(plan.sent)
         runtime.planner.transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
+    return False
 
 
-def was_truncated(runtime: Runtime, plan: Plan, asked: PlanRequest, *, prompt: int) -> bool:
-    """Whether the provider has dropped the beginning of a request that lets it, and answered the rest: ``prompt``.
-
-    Such a request is longer than any that was answered, and its usage is not: a window ends there.
-    """
-    if plan.limits is None or plan.has_media or plan.sampled or not may_be_truncated(asked.request.fields):
+def _is_too_little(plan: Plan, prompt: int, *, largest: int) -> bool:
+    """Whether a request is longer than any that was answered, and its usage is not: a window ends there."""
+    if plan.limits is None or plan.has_media or plan.sampled:
         return False
-    largest, budget = runtime.windows.largest(plan.limits.scope), plan.limits.budget
+    budget = plan.limits.budget
     return budget.reported and prompt <= largest < (1.0 - TRUNCATED) * budget.estimate(plan.sent)
+
+
+def _cut_at(plan: Plan, usage: ReportedUsage) -> int | None:
+    """The window in which a server may have cut what it was not asked to cut (Ollama), None where it may not.
+
+    A server that counts only what its cache did not give reports about what is new in a request, one that reads from
+    a cache says so, and one that cuts leaves out whole messages: what it has read ends just below its window.
+    """
+    recognized, decision, prompt = plan.recognized, plan.decision, usage.prompt or 0
+    if recognized is None or decision is None or decision.is_new or usage.cached:
+        return None
+    transcript = recognized.transcript
+    known = len(transcript.messages) - len(transcript.chain) + recognized.length
+    window = 1 << max(0, prompt - 1).bit_length()
+    is_full = prompt >= (1.0 - BELOW_WINDOW) * window
+    is_more_than_new = prompt > TIMES_NEW * sum(message.tokens for message in transcript.messages[known:])
+    return window if recognized.length and is_full and is_more_than_new else None
+
+
+def _stays(thread: Thread, prompt: int, sent: int, window: int) -> bool:
+    """Whether what a server reads of a conversation has stayed the same while that has grown."""
+    first = thread.still
+    if first is None or first.window != window or sent < first.sent:
+        thread.still = Still(prompt=prompt, sent=sent, window=window)
+        return False
+    growth = sent / first.sent - 1.0
+    if growth >= GROWN and prompt > first.prompt * (1.0 + growth / 4):
+        thread.still = Still(prompt=prompt, sent=sent, window=window)
+        return False
+    return growth >= GROWN

@@ -315,6 +315,14 @@ class ModelLimitsResolver:
         self._revision += 1
         self._keep(self._limits.learn(scope, limit, now=self._clock()))
 
+    def learn_cut(self, scope: str, window: int, *, counted: str) -> None:
+        """A window in which the upstream cuts in silence, as two requests have shown; what it counted was not all."""
+        for _ in range(2):
+            self.learn(scope, window)
+        self._calibrations.pop(counted, None)
+        self._observed.pop(counted, None)
+        self._save_soon(counted)
+
     def refused(self, scope: str, tokens: int) -> None:
         self._revision += 1
         self._keep(self._limits.refused(scope, tokens, now=self._clock()))

@@ -184,8 +184,9 @@ class Codec:
     def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
         return {}
 
-    def names(self, fields: Mapping[str, Raw]) -> Collection[str]:
-        return ()
+    def names(self, fields: Mapping[str, Raw]) -> Mapping[str, bool]:
+        """The elements that the provider has to know, and whether a name is all that the request has of them."""
+        return {}
 
     def references(self, fields: Mapping[str, Raw]) -> frozenset[str]:
         """Ids of elements that are only named, in any spelling."""

@@ -9,7 +9,7 @@ provided without its required 'reasoning' item").
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -153,12 +153,12 @@ class ResponsesCodec(Codec):
         share = b',"%b":%d}' % (SEALED.encode(), reasoned // max(1, len(hidden)))
         return {item.id: bytes(raw)[:-1] + share if raw in hidden else raw for item, raw in items if item.id}
 
-    def names(self, fields: Mapping[str, Raw]) -> Collection[str]:
+    def names(self, fields: Mapping[str, Raw]) -> Mapping[str, bool]:
         said = bytes(fields.get("input", b""))
-        if b'"item_reference"' not in said and b'"reasoning"' not in said:
-            return ()
+        if b'"item_reference"' not in said and not (b'"reasoning"' in said and self.is_kept(fields)):
+            return {}
         found = [(_read(raw), raw) for raw in split_array(said) or ()]
-        return {item.id for item, raw in found if item.id and _is_named_only(item, raw)}
+        return {item.id: item.type != "reasoning" for item, raw in found if item.id and _is_named_only(item, raw)}
 
     def references(self, fields: Mapping[str, Raw]) -> frozenset[str]:
         items = map(_read, split_array(fields.get("input", b"[]")) or ())

@@ -293,13 +293,24 @@ class Naming:
         self.client = client
         self.items: list[Any] = [{"role": "user", "content": TASK}]
         self.headers: list[Mapping[str, str]] = []
+        self.sent: list[bytes] = []
+        self.last: Any = None
+        client._client.event_hooks["request"] = [self.note]
 
-    async def step(self, number: int) -> None:
+    async def note(self, request: Any) -> None:
+        self.sent.append(request.content)
+
+    async def step(self, number: int, *, linked: bool = False) -> None:
+        """One more step; a ``linked`` one goes on from the last answer and names nothing."""
+        link = {"previous_response_id": self.last.id} if linked and self.last is not None else {}
+        if link:
+            self.items = [item for item in self.items if item.get("type") == "function_call_output"][-1:]
         raw = await self.client.responses.with_raw_response.create(
-            model="sim", tools=[READ], input=self.items, max_output_tokens=512
+            model="sim", tools=[READ], input=self.items, max_output_tokens=512, **link
         )
         self.headers.append(raw.headers)
-        for item in raw.parse().output:
+        self.last = raw.parse()
+        for item in self.last.output:
             if item.type == "function_call":
                 named = ("call_id", "name", "arguments", "type")
                 self.items.append({name: getattr(item, name) for name in named})
@@ -326,8 +337,50 @@ async def test_an_item_that_nobody_knows_is_the_providers_to_find() -> None:
         client.items.insert(1, {"type": "item_reference", "id": "rs_of_somebody_else"})
         with pytest.raises(openai.NotFoundError, match="rs_of_somebody_else"):
             await client.step(2)
-        assert json.loads(simulator.answered()[-1].body)["input"] == client.items
+        assert bodies(simulator) == client.sent
         assert simulator.answered()[-1].status == 404
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["whole", "linked"])
+async def test_a_request_with_an_item_that_is_known_no_more_is_relayed_and_so_is_its_error(linked: bool) -> None:
+    async with upstream() as simulator:
+        async with weir(simulator.base_url) as running:
+            before = Naming(running.client())
+            for step in range(1, 4):
+                await before.step(step)
+        async with weir(simulator.base_url) as running:
+            client = Naming(running.client())
+            client.items = before.items
+            refused = None
+            for step in range(4, STEPS):
+                try:
+                    await client.step(step, linked=linked)
+                except openai.BadRequestError as error:
+                    refused = error
+                    break
+            assert refused is not None
+            assert refused.code == "context_length_exceeded"
+            assert bodies(simulator)[3:] == client.sent
+            assert {each["x-weir-actions"] for each in client.headers} == {"none"}
+            assert not any("x-weir-conversation" in each for each in client.headers)
+
+
+async def test_what_a_client_no_longer_names_is_missed_no_more() -> None:
+    async with upstream() as simulator:
+        async with weir(simulator.base_url) as running:
+            before = Naming(running.client())
+            await before.step(1)
+        async with weir(simulator.base_url) as running:
+            client = Naming(running.client())
+            client.items = list(before.items)
+            await client.step(2)
+            assert "x-weir-conversation" not in client.headers[-1]
+            del client.items[1 : len(before.items)]
+            for step in range(3, 20):
+                await client.step(step)
+            assert all("x-weir-conversation" in each for each in client.headers[1:])
+            assert any("compact" in each["x-weir-actions"] for each in client.headers)
+            assert {each.status for each in simulator.answered()} == {200}
 
 
 @pytest.mark.requirement("S.1")

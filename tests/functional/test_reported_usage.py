@@ -6,7 +6,7 @@ asking makes them thrash.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from proxy.simulator import SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
+from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, prose, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
 
 WINDOW = 8_192
@@ -227,3 +227,82 @@ async def test_cached_tokens_are_part_of_the_prompt_and_are_passed_on() -> None:
         stream = await chat.create(stream=True, stream_options={"include_usage": True}, **body)
         (two,) = [c.usage.model_dump(exclude_unset=True) async for c in stream if c.usage]
     assert one == two == given["usage"]
+
+
+OLLAMAS = 4_096
+Reading = Callable[[list[dict[str, Any]]], tuple[int, dict[str, Any]]]
+
+
+def size(messages: list[dict[str, Any]]) -> int:
+    return sum(4 + COUNTER.count(message["content"]) for message in messages)
+
+
+def as_ollama(messages: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """The system and as many of the newest messages as there is room for, as Ollama's ``chatPrompt`` has it."""
+    system, rest = messages[:1], messages[1:]
+    while len(rest) > 1 and size(system) + size(rest) > OLLAMAS:
+        rest = rest[1:]
+    return min(OLLAMAS, size(system) + size(rest)), {}
+
+
+def only_uncached(messages: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """What the cache did not give, as old servers of llama.cpp report it."""
+    return size(messages[-2:]), {}
+
+
+def uncached_beside_cached(messages: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """The same of a cache that is behind by some turns, and how much that gave."""
+    return size(messages[-12:]), {"prompt_tokens_details": {"cached_tokens": size(messages[:-12])}}
+
+
+async def talk_with(reading: Reading, target_window: int, *, first: int, words: int, turns: int) -> tuple[Any, ...]:
+    """A conversation whose turns have so many words: the requests, and Weir's window, ratio and estimates after it."""
+    asked: list[list[dict[str, Any]]] = []
+
+    def say(request: Asked) -> Reply:
+        asked.append(request.json["messages"])
+        given = completion("Going on. " + prose(words // 2, seed=len(asked)))
+        prompt, more = reading(asked[-1])
+        given["usage"] = {**more, "prompt_tokens": prompt, "completion_tokens": 5, "total_tokens": prompt + 5}
+        return as_asked(request, given)
+
+    messages = [{"role": "system", "content": "You are careful."}]
+    told = []
+    async with scripted(say) as upstream, weir(upstream.base_url, window=target_window) as target:
+        client = target.client()
+        for turn in range(turns):
+            messages.append({"role": "user", "content": prose(words if turn else first, seed=1_000 + turn)})
+            raw = await client.chat.completions.with_raw_response.create(
+                model="llama", messages=messages, max_tokens=64
+            )
+            messages.append({"role": "assistant", "content": raw.parse().choices[0].message.content})
+            told.append(raw.headers["x-weir-tokens"])
+        learned = [row.limit for row in target.runtime.windows.learned()]
+        counts = list(target.runtime.windows._calibrations.values())
+    return asked, learned, counts, told
+
+
+@pytest.mark.requirement("P4", "P16")
+@pytest.mark.parametrize("first", [200, 4_000], ids=["grown past it", "past it from the start"])
+async def test_a_server_that_cuts_in_silence_teaches_its_window(first: int, caplog: pytest.LogCaptureFixture) -> None:
+    asked, learned, counts, told = await talk_with(as_ollama, 32_768, first=first, words=220, turns=40)
+    assert learned == [OLLAMAS]
+    assert [r.levelname for r in caplog.records if "said nothing" in r.getMessage()] == ["WARNING"]
+    cut = [n for n, messages in enumerate(asked) if size(messages) > OLLAMAS]
+    assert max(cut) < len(asked) - 10  # from then on nothing is cut any more
+    assert 0.9 < counts[-1].ratio < 1.1
+    assert all(int(each.rpartition("limit=")[2]) < OLLAMAS for each in told[-10:])
+
+
+@pytest.mark.requirement("P16")
+@pytest.mark.parametrize(
+    ("reading", "first", "words"), [(only_uncached, 1_450, 795), (uncached_beside_cached, 1_400, 125)]
+)
+async def test_a_server_that_counts_otherwise_is_not_taken_for_one_that_cuts(
+    reading: Reading, first: int, words: int
+) -> None:
+    """Though what it counts stays the same, nearly a power of two and less than it has counted before."""
+    asked, learned, _, _ = await talk_with(reading, 131_072, first=first, words=words, turns=16)
+    assert learned == []
+    counts = [reading(messages)[0] for messages in asked]
+    assert all(1_792 < count <= max(counts[:8]) for count in counts[8:])
