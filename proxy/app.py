@@ -66,7 +66,7 @@ from proxy.telemetry.metrics import (
     UNAUTHORISED,
     WINDOWS_LEARNED,
 )
-from proxy.telemetry.process import give_back, watch_loop, watch_process
+from proxy.telemetry.process import give_back, keep_little, watch_loop, watch_process
 from proxy.upstream.client import Client
 from proxy.upstream.providers import LitellmProvider, Upstreams
 from proxy.wire.counting import Tokenizer, installed_estimators
@@ -360,6 +360,7 @@ def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], floa
     watch(BODIES_HELD, lambda: {(): runtime.admission.held})
     watch(CONNECTIONS, partial(_connections, runtime))
     watch_process(runtime.telemetry.metrics)
+    keep_little()
     watch(WINDOWS_LEARNED, learned)
     _begin_counting(runtime.telemetry.metrics, runtime.config)
 

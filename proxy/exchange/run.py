@@ -207,7 +207,7 @@ class ExchangeHandler:
     async def read(self, body: bytes, caller: Caller) -> Request:
         progress, runtime = self.progress, self.runtime
         progress.chat = chat = self.codec.parse(body)
-        if OWN in body:
+        if self.codec.name != "chat" and OWN in body:
             progress.chat = chat = opened_for(runtime, caller, chat)
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers

@@ -2,7 +2,7 @@
 
 import datetime as dt
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -12,10 +12,9 @@ from policies.effects import Effect, Reply
 from policies.ledger import ConversationState, EditKind
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import Body, ToolDefinition, Transcript
+from policies.messages import ToolDefinition, Transcript
 from policies.pressure import Trend
 from policies.settings import ClientEdits, ContextSettings
-from policies.turns import first_user
 from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.evictions import evicted_calls, figures_of
@@ -27,6 +26,7 @@ from proxy.telemetry import NULL_SPAN, AnySpan, Trace
 from proxy.wire.codec import ClientRequest, tool_definitions, tool_description
 from proxy.wire.counting import MAX_ERROR, TextCounter
 from proxy.wire.raw import Raw, read_value
+from proxy.wire.transcripts import skimmed
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
@@ -98,49 +98,6 @@ class PlanRequest(msgspec.Struct, kw_only=True):
         if self.resume is None or self.resumes is None or thread.known.resumed is not None:
             return False
         return all(m.role != "assistant" for m in transcript.messages)
-
-
-MAX_READ = 500_000
-"""Tokens of a history that are read to plan it."""
-MIN_SKIMMED = 160
-CHARS_OF_A_TOKEN = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SkimmedBodies:
-    read: Callable[[int], Body]
-    whole: frozenset[int]
-    users: frozenset[int]
-    most: int
-
-    def __call__(self, index: int) -> Body:
-        body = self.read(index)
-        if index in self.whole:
-            return body
-        if index not in self.users:
-            return replace(body, text="", reasoning="")
-        ends = f"{body.text[: self.most // 2]}\n{body.text[-self.most // 2 :]}"
-        return body if len(body.text) <= self.most else replace(body, text=ends)
-
-
-def skimmed(transcript: Transcript, *, window: int) -> Transcript:
-    """A transcript of which no more is read than a plan may take: the head, the task, the newest messages are whole.
-
-    What may be forwarded is among the newest: a window and half of it again.
-    """
-    if transcript.tokens <= max(MAX_READ, 2 * window):
-        return transcript
-    messages, left = transcript.messages, max(MAX_READ // 2, window + window // 2)
-    task = first_user(messages)
-    whole = {*range(transcript.head), *(() if task is None else (task,))}
-    for index in range(len(messages) - 1, transcript.head - 1, -1):
-        left -= messages[index].tokens
-        if left < 0:
-            break
-        whole.add(index)
-    users = frozenset(i for i, m in enumerate(messages) if m.role == "user" and i not in whole)
-    most = max(MIN_SKIMMED, MAX_READ // 2 * CHARS_OF_A_TOKEN // max(1, len(users)))
-    return replace(transcript, read=SkimmedBodies(transcript.read, frozenset(whole), users, most))
 
 
 class Recognized(msgspec.Struct, frozen=True, kw_only=True):

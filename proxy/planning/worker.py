@@ -26,7 +26,7 @@ from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from proxy.custom.process import Frames, answering, write_frame
 from proxy.effects.perform import Returned, SharedReadings, by_shingles, step
-from proxy.telemetry.process import give_back
+from proxy.telemetry.process import give_back, keep_little
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT
 from proxy.wire.codecs import codec_of
@@ -63,6 +63,7 @@ def _side() -> _Side:
 def work() -> None:
     side = _side()
     os.nice(NICENESS)
+    keep_little()
     side.answer("ready")
     while True:
         asked, buffers = side.frames.get(), [side.frames.get() for _ in range(int(side.frames.get()))]

@@ -40,7 +40,7 @@ HUGE = "huge"
 START_WITHIN = 30.0
 IDLE = 300.0
 LARGE = 192 * 2**20
-"""Bytes that a process may keep from one plan to the next."""
+"""Bytes that a process may keep from one plan to the next; after an enormous one it ends."""
 MAX_FRAME = 2**32
 MAX_WORKERS = 8
 TRIES = 2
@@ -222,7 +222,7 @@ class Workers:
                 yield found
             finally:
                 self._working.discard(found)
-                if found.rests and resident(found.process.pid) <= LARGE:
+                if found.rests and key != HUGE and resident(found.process.pid) <= LARGE:
                     found.knows.append(branch)
                     found.leaving = asyncio.get_running_loop().call_later(self._idle, self._leave, found)
                     self._resting.append(found)

@@ -6,7 +6,7 @@ request that is kept needs it. A bundle that is damaged costs what it holds, no 
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -48,7 +48,7 @@ Home = tuple[str, str]
 Made = Sequence[tuple[ExchangeRow, Inspection]]
 FEW = 8
 """So many arrays may stay beyond those that are kept, so many bundles be small, and so many messages new at once."""
-SMALL = 32 << 10
+SMALL, LARGE = 32 << 10, 4 << 20
 BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
 INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
     of(inspected, "tenant"), inspected.c.conversation.in_(sa.bindparam("ids", expanding=True))
@@ -163,11 +163,22 @@ def _put(
         gone = inspected_parts.c.number.in_(rewritten)
         tx.execute(sa.delete(inspected_parts).where(MINE, gone), _key(home))
     if bodies := {ref: body for ref, body in sorted(bodies.items()) if ref in stays}:
-        number = 1 + max(by_number, default=0)
-        parts = {ref: [body] for ref, body in bodies.items()}
-        packed = tx.aside(partial(pack_named, parts, level=3 if rewritten else 1))
-        own = {"tenant": home[0], "conversation": home[1], "number": number}
-        tx.execute(sa.insert(inspected_parts), own | {"refs": " ".join(bodies), "body": packed})
+        level, own = 3 if rewritten else 1, {"tenant": home[0], "conversation": home[1]}
+        for number, part in enumerate(_bundled(bodies), 1 + max(by_number, default=0)):
+            packed = tx.aside(partial(pack_named, part, level=level))
+            tx.execute(sa.insert(inspected_parts), own | {"number": number, "refs": " ".join(part), "body": packed})
+
+
+def _bundled(bodies: Mapping[str, bytes]) -> Iterator[dict[str, list[bytes]]]:
+    part, size = dict[str, list[bytes]](), 0
+    for ref, body in bodies.items():
+        part[ref] = [body]
+        size += len(body)
+        if size >= LARGE:
+            yield part
+            part, size = {}, 0
+    if part:
+        yield part
 
 
 def _elsewhere(tx: Transaction, home: Home, branch: str | None, refs: AbstractSet[str]) -> set[str]:

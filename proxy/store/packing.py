@@ -214,7 +214,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     content: bool
     messages: Sequence[Message]
     pieces: Sequence[PlannedMessage] | None
-    raws: Sequence[bytes | bytearray | memoryview]
+    raws: Sequence[bytes]
     first: int
     pruned: tuple[str, ...] = ()
     tools: int = 0
@@ -235,7 +235,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     def bodies(self) -> dict[str, bytes]:
         first = self.first
-        found = {self.messages[first + n].ref: bytes(raw) for n, raw in enumerate(self.raws)} if self.content else {}
+        found = {self.messages[first + n].ref: raw for n, raw in enumerate(self.raws)} if self.content else {}
         for piece in self.pieces or () if self.content else ():
             if piece.text is not None:
                 found[ref_of(piece.text)] = piece.text.encode("utf-8", "surrogatepass")

@@ -13,6 +13,7 @@ import contextlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
+from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -21,7 +22,6 @@ from proxy.errors import ProxyError, RequestTooLarge, UpstreamTimeout
 from proxy.server import DISCONNECT
 from proxy.tap import StreamTap, Tap
 from proxy.telemetry import AnySpan
-from proxy.telemetry.process import give_back
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
 from proxy.wire.codec import CHAT, Codec
@@ -30,10 +30,6 @@ from proxy.wire.raw import DONE, Decoder, Lines
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = Sequence[tuple[bytes, bytes]]
 Hold = Callable[[int], Awaitable[None]]
-
-
-LARGE = 8 * 2**20
-"""Bytes of a body whose parts are worth giving back to the system: the allocator would keep them."""
 
 
 class ClientGone(Exception): ...
@@ -59,20 +55,16 @@ async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -
 
     ``hold`` is told of each part that comes, and may take its time.
     """
-    parts: list[bytes] = []
-    size = 0
+    whole = BytesIO()
     while True:
-        part, more = await read_part(receive, size, limit=limit)
-        size += len(part)
+        part, more = await read_part(receive, whole.tell(), limit=limit)
         if hold is not None:
             await hold(len(part))
-        parts.append(part)
+        if not (more or whole.tell()):
+            return part
+        whole.write(part)
         if not more:
-            whole = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
-            if size > LARGE:
-                give_back()
-            return whole
+            return whole.getvalue()  # what it has grown to, uncopied
 
 
 async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> bytes:

@@ -22,6 +22,8 @@ from proxy.telemetry.metrics import (
 
 EVERY = 0.5
 SELF = Path("/proc/self")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGE_BLOCK = 2**20
 _STARTED = time.time()
 
 
@@ -36,6 +38,17 @@ def watch_process(metrics: Metrics) -> None:
     }
     for instrument, read in reads.items():
         metrics.watch(instrument, _reading(read))
+
+
+def keep_little() -> None:
+    """Have the allocator take large blocks from the system and return them once they are free.
+
+    glibc does so only until the first of them is free: from then on what is as large comes from the heap, and stays.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        mallopt(M_TRIM_THRESHOLD, 16 * LARGE_BLOCK)
 
 
 def give_back() -> None:

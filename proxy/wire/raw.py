@@ -29,6 +29,7 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _KEY = re.compile(rb'\s*[{,]\s*("(?:[^"\\]++|\\.)*+")\s*:\s*', re.DOTALL)
 _CLOSE = re.compile(rb"\s*\}")
 _BLANK = " \t\n\r"
+COMPARED_AT_ONCE = 1 << 20
 
 
 def split_object(body: bytes) -> Mapping[str, Raw]:
@@ -178,12 +179,19 @@ def _locate(body: bytes, fields: Mapping[str, Raw]) -> dict[str, tuple[int, int]
     spans: dict[str, tuple[int, int]] = {}
     index = 0
     for key, value in fields.items():
-        found, raw = _KEY.match(body, index), bytes(value)
-        if found is None or json.loads(found[1]) != key or not body.startswith(raw, found.end()):
+        found = _KEY.match(body, index)
+        if found is None or json.loads(found[1]) != key or not _stands_at(body, found.end(), memoryview(value)):
             return None
-        index = found.end() + len(raw)
+        index = found.end() + len(value)
         spans[key] = (found.end(), index)
     return spans if not spans or _CLOSE.match(body, index) else None
+
+
+def _stands_at(body: bytes, start: int, value: memoryview) -> bool:
+    return all(
+        body.startswith(bytes(value[at : at + COMPARED_AT_ONCE]), start + at)
+        for at in range(0, len(value), COMPARED_AT_ONCE)
+    )
 
 
 def read_value(raw: Raw) -> object:

@@ -9,8 +9,9 @@ its slice.
 import asyncio
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -19,7 +20,8 @@ import msgspec
 import xxhash
 
 from policies.limits import Summed, tokens_by_role
-from policies.messages import Body, Message, ToolDefinition, Tools, chain_of, extend_chain, head_length
+from policies.messages import Body, Message, ToolDefinition, Tools, Transcript, chain_of, extend_chain, head_length
+from policies.turns import first_user
 from proxy.errors import Busy, InvalidJSON, RequestTooLarge
 from proxy.wire.chat import SEALED, body_of, message_of, named_files
 from proxy.wire.codec import (
@@ -414,3 +416,46 @@ class _Bodies:
             body = self._read[index] = body_of(self._codec.view(raw))
             self._held += len(body.text)
         return body
+
+
+MAX_READ = 500_000
+"""Tokens of a history that are read to plan it."""
+MIN_SKIMMED = 160
+CHARS_OF_A_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SkimmedBodies:
+    read: Callable[[int], Body]
+    whole: frozenset[int]
+    users: frozenset[int]
+    most: int
+
+    def __call__(self, index: int) -> Body:
+        body = self.read(index)
+        if index in self.whole:
+            return body
+        if index not in self.users:
+            return replace(body, text="", reasoning="")
+        ends = f"{body.text[: self.most // 2]}\n{body.text[-self.most // 2 :]}"
+        return body if len(body.text) <= self.most else replace(body, text=ends)
+
+
+def skimmed(transcript: Transcript, *, window: int) -> Transcript:
+    """A transcript of which no more is read than a plan may take: the head, the task, the newest messages are whole.
+
+    What may be forwarded is among the newest: a window and half of it again.
+    """
+    if transcript.tokens <= max(MAX_READ, 2 * window):
+        return transcript
+    messages, left = transcript.messages, max(MAX_READ // 2, window + window // 2)
+    task = first_user(messages)
+    whole = {*range(transcript.head), *(() if task is None else (task,))}
+    for index in range(len(messages) - 1, transcript.head - 1, -1):
+        left -= messages[index].tokens
+        if left < 0:
+            break
+        whole.add(index)
+    users = frozenset(i for i, m in enumerate(messages) if m.role == "user" and i not in whole)
+    most = max(MIN_SKIMMED, MAX_READ // 2 * CHARS_OF_A_TOKEN // max(1, len(users)))
+    return replace(transcript, read=SkimmedBodies(transcript.read, frozenset(whole), users, most))

@@ -7,13 +7,11 @@ import pytest
 
 from policies.messages import Transcript
 from proxy.errors import Busy
-from proxy.planning import values
-from proxy.planning.values import skimmed
 from proxy.wire import transcripts
 from proxy.wire.codec import CHAT
 from proxy.wire.counting import Tokenizer
 from proxy.wire.raw import write_value
-from proxy.wire.transcripts import RequestTranscript, Transcripts
+from proxy.wire.transcripts import RequestTranscript, Transcripts, skimmed
 from tests.functional.harness import prose
 from tests.functional.test_oversized import png
 
@@ -96,7 +94,7 @@ async def test_the_event_loop_goes_on_while_a_long_history_is_read(monkeypatch: 
 
 
 async def long_transcript(monkeypatch: pytest.MonkeyPatch, *, messages: int = 300) -> Transcript:
-    monkeypatch.setattr(values, "MAX_READ", 4_000)
+    monkeypatch.setattr(transcripts, "MAX_READ", 4_000)
     return (await read(history(messages))).transcript
 
 

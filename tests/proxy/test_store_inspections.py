@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from policies import Message
-from proxy.store import Store
+from proxy.store import Store, inspections
 from proxy.store.packing import Inspection
 from proxy.store.records import ConversationRow
+from proxy.wire.raw import split_array
 from tests.proxy.store_rows import digest, exchange, url
 from tests.proxy.test_store_archive import raw
 
@@ -65,6 +66,24 @@ async def test_what_the_newest_requests_said_is_kept_in_few_bundles(store: Store
     assert len(bundles) <= 10
     refs = " ".join(str(refs) for (refs,) in bundles).split()
     assert sorted(refs) == sorted(message(n)[0].ref for n in range(2 * STEPS))
+
+
+@pytest.mark.requirement("A0.148", "S.26")
+async def test_what_a_huge_request_said_is_packed_a_part_at_a_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspections, "LARGE", 4_000)
+    said = dict(map(message, range(60)))
+    slices = split_array(b"[" + b",".join(said.values()) + b"]")
+    assert slices is not None
+    whole = Inspection(keep=KEPT, content=True, messages=list(said), pieces=None, raws=slices, first=0)
+    await store.record([replace(exchange(1), inspection=whole)])
+    _, kept = await store.inspection(await only(store), exchange(1).id)
+    assert kept is not None
+    assert kept.bodies == {each.ref: body for each, body in said.items()}
+    sizes = [len(str(refs).split()) for (refs,) in raw(tmp_path / "w.db", "SELECT refs FROM inspected_parts")]
+    assert sum(sizes) == len(said)
+    assert max(sizes) <= 1 + 4_000 // min(map(len, said.values()))
 
 
 @pytest.mark.requirement("A0.148", "R.67")

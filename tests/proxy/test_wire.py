@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from policies import PlannedMessage
 from proxy.errors import InvalidJSON, InvalidRequest
+from proxy.wire import raw
 from proxy.wire.chat import body_of, digest_of, message_of
 from proxy.wire.client import name_from, wants_no_editing
 from proxy.wire.codec import parse_chat, rewritten, with_fields
@@ -132,6 +133,15 @@ def test_a_replaced_field_leaves_every_other_byte_alone() -> None:
     assert with_fields(b'{"max_tokens": 9, "x": 1.0}', max_tokens=3) == b'{"max_tokens": 3, "x": 1.0}'
     assert json.loads(with_fields(b'{"x": 1}', max_tokens=3)) == {"x": 1, "max_tokens": 3}
     assert json.loads(with_fields(b"{}", max_tokens=3)) == {"max_tokens": 3}
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 8])
+def test_long_values_are_found_again_in_parts(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw, "COMPARED_AT_ONCE", at_once)
+    body = b'{"messages": [1, 2, 3, 4], "x": 1}'
+    assert replace_fields(body, split_object(body), {"x": b"2"}) == body.replace(b'"x": 1', b'"x": 2')
+    twice = b'{"messages": [1, 2, 3, 4], "messages": [1, 2, 3, 5], "x": 1}'
+    assert json.loads(replace_fields(twice, split_object(twice), {"x": b"2"})) == {"messages": [1, 2, 3, 5], "x": 2}
 
 
 def test_of_a_repeated_field_the_last_one_counts_and_is_replaced() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -22,12 +23,13 @@ from proxy.errors import Busy
 from proxy.planning import worker, workers
 from proxy.planning.workers import BACKGROUND, HUGE, Turns, WorkerDied, Workers
 from proxy.telemetry import NULL_SPAN
+from proxy.wire import transcripts
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, Codec
 from proxy.wire.counting import Tokenizer
 from proxy.wire.raw import write_value
 from proxy.wire.responses import RESPONSES
-from proxy.wire.transcripts import Transcripts
+from proxy.wire.transcripts import Transcripts, skimmed
 from tests.functional.harness import TOOLS, prose
 
 COUNTER = Tokenizer().counter("o200k_base")
@@ -190,6 +192,25 @@ async def test_what_an_answer_raises_leaves_the_process_to_the_next_plan(pool: W
     assert len(asked) == 1
     assert (await pool.run(planning(transcript), key="a", branch="b", ask=nobody)).cut is not None
     assert pids(pool) == [process]
+
+
+@pytest.mark.requirement("S.26")
+async def test_a_process_that_plans_loads_neither_database_nor_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcripts, "MAX_READ", 4_000)
+    whole = await transcript_of()
+    asked = skimmed(whole, window=1_000)
+    assert asked is not whole
+    frame, count, *_ = worker.packed(planning(asked))
+    code = f"""
+import pickle, sys
+from proxy.planning import worker
+pickle.loads(sys.stdin.buffer.read(), buffers=[b"[]"] * {int(count)})
+print(sorted({{"sqlalchemy", "pydantic", "aiohttp"}} & sys.modules.keys()))"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate(bytes(frame))
+    assert (process.returncode, said) == (0, b"[]\n")
 
 
 @pytest.mark.requirement("P5", "S.26")
