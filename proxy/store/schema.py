@@ -467,7 +467,7 @@ def ensure(connection: sa.Connection) -> None:
         make(connection)
     elif found != HEAD:
         try:
-            importlib.import_module("proxy.store.migrations").upgrade(connection)
+            importlib.import_module("proxy.store.migrations").upgrade(connection, found=found)
         except Exception as fault:
             if is_disconnect(fault) or is_retried(fault):
                 raise
