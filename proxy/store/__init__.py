@@ -16,10 +16,9 @@ from typing import Self
 import sqlalchemy as sa
 
 from proxy.store import answers as answers_
-from proxy.store import archive, configuration, exchanges, inspections, maintenance, memory, overview
+from proxy.store import archive, configuration, exchanges, inspections, ledger, maintenance, memory, overview
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
-from proxy.store import evictions as evictions_
 from proxy.store.answers import AnswerRow
 from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
 from proxy.store.schema import HEAD
@@ -102,7 +101,7 @@ class Store(Transactions):
     find = timed("find")(reading(conversations_.find))
     branch = timed("branch")(reading(conversations_.branch))
     named = reading(conversations_.named)
-    newest_branch = reading(memory.newest_branch)
+    newest_branch = reading(ledger.newest_branch)
     commit = timed("commit")(writing(conversations_.commit))
     fork = timed("fork")(writing(conversations_.fork))
     restate = writing(conversations_.restate)
@@ -134,15 +133,15 @@ class Store(Transactions):
     correct = writing(memory.correct)
 
     original = timed("original")(reading(archive.original))
-    covered = timed("covered")(reading(archive.covered))
+    covered = timed("covered")(reading(ledger.covered))
     held = reading(archive.held)
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
     nearest = reading(archive.nearest)
-    removed = reading(evictions_.all_removed)
-    removed_after = reading(evictions_.removed_after)
-    evictions = reading(evictions_.listed)
-    eviction_sums = reading(evictions_.sums)
+    removed = reading(ledger.all_removed)
+    removed_after = reading(ledger.removed_after)
+    evictions = reading(ledger.listed)
+    eviction_sums = reading(ledger.sums)
 
     answers = timed("answers")(reading(answers_.line))
     known_answers = timed("known_answers")(reading(answers_.known))

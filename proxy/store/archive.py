@@ -21,7 +21,6 @@ from unicodedata import normalize
 import sqlalchemy as sa
 
 from policies.text.segments import SOLID, words
-from proxy.store.ledger import covered_refs
 from proxy.store.packing import Damaged, pack_message, pack_messages, unpack_message, unpack_messages
 from proxy.store.records import Change, Original
 from proxy.store.schema import (
@@ -83,10 +82,6 @@ MATCH_POSTGRESQL = (
 
 def original(tx: Transaction, tenant: str, ref: str) -> Original | None:
     return next(iter(originals_with(tx, tenant, [ref])), None)
-
-
-def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
-    return originals_with(tx, tenant, covered_refs(tx, tenant, ref))
 
 
 def held(tx: Transaction, tenant: str, conversation: str) -> set[str]:

@@ -20,9 +20,9 @@ from proxy.store import ledger, memory
 from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append, of_change, of_conversation
 from proxy.store.chain import AuditEvent, AuditType
-from proxy.store.evictions import add_evictions, load_evicted
 from proxy.store.inspections import keep_texts
-from proxy.store.memory import NEWEST, is_undone, key_of, newest_row, read_spans
+from proxy.store.ledger import NEWEST, key_of
+from proxy.store.memory import is_undone, newest_row, read_spans
 from proxy.store.records import (
     Arrival,
     Branch,
@@ -148,7 +148,7 @@ def commit(tx: Transaction, change: Change) -> int:
     ledger.add_cut(tx, change, batch=version)
     if tx.full:
         memory.add_checkpoint(tx, change, version=version)
-    add_evictions(tx, change, version=version)
+    ledger.add_evictions(tx, change, version=version)
     add_originals(tx, change)
     append(tx, (*of_change(change, conversation=advanced.conversation, version=version), *change.audited))
     return version
@@ -453,7 +453,7 @@ def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: in
         length=length,
         longest=row.longest,
         trend=None if row.trend is None else Trend.from_json(row.trend),
-        evicted=load_evicted(tx, tenant, row.branch) if is_touched else (),
+        evicted=ledger.load_evicted(tx, tenant, row.branch) if is_touched else (),
         prepared=prepared,
         wanted=row.wanted,
         resumed=row.resumed,

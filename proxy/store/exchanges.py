@@ -18,7 +18,7 @@ from proxy.store import inspections
 from proxy.store.answers import AnswerRow, add_answers
 from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
 from proxy.store.conversations import open_conversations, touch_chains
-from proxy.store.evictions import mark_asked_again
+from proxy.store.ledger import mark_asked_again
 from proxy.store.memory import add_checkups, follow_others, rate
 from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
