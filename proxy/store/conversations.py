@@ -18,7 +18,7 @@ from policies.ledger import Cut, Edit, Prepared
 from policies.pressure import Trend
 from proxy.store import ledger, memory
 from proxy.store.archive import add_originals, hold
-from proxy.store.audit import append, of_change, of_conversation
+from proxy.store.audit import append, of_change
 from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
@@ -231,8 +231,7 @@ def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float 
     if row is None or not _set(tx, tenant, branch, wanted=what):
         return False
     at = time.time() if at is None else at
-    told = {"tenant": tenant, "at": at, "conversation": row.conversation, "branch": branch}
-    append(tx, [AuditEvent(**told, type=AuditType.WANT, facts={"what": what})])
+    append(tx, [AuditEvent(tenant, at, AuditType.WANT, row.conversation, branch, facts={"what": what})])
     return True
 
 
@@ -262,7 +261,7 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
     if state is not None:
         memory.insert(tx, tenant, replace(state, version=head.version + 1, at=at, reason="rollback"))
     facts = {"from": head.version, "to": version, "version": head.version + 1}
-    append(tx, [of_conversation(conversation, AuditType.ROLLBACK, at=at, branch=head.branch, facts=facts)])
+    append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, conversation.id, head.branch, facts=facts)])
     return int(head.version) + 1
 
 
@@ -271,7 +270,7 @@ def close_conversation(tx: Transaction, conversation: ConversationRow, at: float
     mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
     found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
     if found:
-        append(tx, [of_conversation(conversation, AuditType.CLOSE, at=at)])
+        append(tx, [AuditEvent(conversation.tenant, at, AuditType.CLOSE, conversation.id)])
     return found
 
 

@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from policies.pressure import Trend
 from proxy.store import inspections
 from proxy.store.answers import AnswerRow, add_answers
-from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
+from proxy.store.audit import REFUSED, append, of_exchange
+from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.conversations import open_conversations, touch_chains
 from proxy.store.ledger import mark_asked_again
 from proxy.store.memory import add_checkups, follow_others, rate
@@ -141,7 +142,8 @@ def evaluated(tx: Transaction, tenant: str, exchange: str, fidelity: Mapping[str
     score = fidelity.get("score")
     if isinstance(score, float):
         rate(tx, tenant, home.conversation, score)
-    append(tx, [of_evaluation(tenant, home.conversation, branch=home.branch, request=exchange, at=at, facts=fidelity)])
+    kind = AuditType.EVALUATION
+    append(tx, [AuditEvent(tenant, at, kind, home.conversation, home.branch, exchange, facts=fidelity)])
     return True
 
 
