@@ -15,12 +15,10 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from proxy.store import answers as answers_
 from proxy.store import archive, configuration, exchanges, inspections, ledger, maintenance, memory, overview
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
-from proxy.store.answers import AnswerRow
-from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
+from proxy.store.records import AnswerRow, ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
 from proxy.store.schema import HEAD
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transactions, reading, timed, writing
@@ -143,10 +141,10 @@ class Store(Transactions):
     evictions = reading(ledger.listed)
     eviction_sums = reading(ledger.sums)
 
-    answers = timed("answers")(reading(answers_.line))
-    known_answers = timed("known_answers")(reading(answers_.known))
-    answers_with = timed("answers_with")(reading(answers_.with_items))
-    forget_answer = writing(answers_.forget)
+    answers = timed("answers")(reading(exchanges.answers_behind))
+    known_answers = timed("known_answers")(reading(exchanges.known_answers))
+    answers_with = timed("answers_with")(reading(exchanges.answers_with))
+    forget_answer = writing(exchanges.forget_answer)
 
     arrive = timed("arrive")(writing(exchanges.arrive))
     timeline = reading(exchanges.timeline)
