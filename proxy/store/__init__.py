@@ -21,7 +21,7 @@ from proxy.store import conversations as conversations_
 from proxy.store.records import AnswerRow, ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
 from proxy.store.schema import HEAD
 from proxy.store.sqlite import Mode, SqliteDatabase
-from proxy.store.transaction import Content, Database, Transactions, reading, timed, writing
+from proxy.store.transaction import Content, Database, Transaction, Transactions, reading, writing
 
 POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
@@ -31,6 +31,7 @@ ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
 class Store(Transactions):
+    schema = HEAD
     _secret: bytes | None = None
 
     @classmethod
@@ -74,18 +75,6 @@ class Store(Transactions):
         await self._database.ping()
 
     @property
-    def schema(self) -> str:
-        return HEAD
-
-    @property
-    def shared(self) -> bool:
-        return self._database.shared
-
-    @property
-    def keeps_content(self) -> bool:
-        return self._full
-
-    @property
     def damaged(self) -> int:
         return len(self._damaged)
 
@@ -96,12 +85,12 @@ class Store(Transactions):
     def load(self) -> dict[str, int]:
         return self._database.load()
 
-    find = timed("find")(reading(conversations_.find))
-    branch = timed("branch")(reading(conversations_.branch))
+    find = reading(conversations_.find, "find")
+    branch = reading(conversations_.branch, "branch")
     named = reading(conversations_.named)
     newest_branch = reading(ledger.newest_branch)
-    commit = timed("commit")(writing(conversations_.commit))
-    fork = timed("fork")(writing(conversations_.fork))
+    commit = writing(conversations_.commit, "commit")
+    fork = writing(conversations_.fork, "fork")
     restate = writing(conversations_.restate)
     prepare = writing(conversations_.prepare)
     claim = writing(conversations_.claim)
@@ -122,16 +111,16 @@ class Store(Transactions):
 
     checkpoints = reading(memory.listed)
     checkpoint_at = reading(memory.at_version)
-    latest_checkpoint = timed("latest_checkpoint")(reading(conversations_.latest_checkpoint))
-    notes = timed("notes")(reading(memory.all_notes))
+    latest_checkpoint = reading(conversations_.latest_checkpoint, "latest_checkpoint")
+    notes = reading(memory.all_notes, "notes")
     add_notes = writing(memory.add_notes)
-    summary = timed("summary")(reading(memory.summary))
+    summary = reading(memory.summary, "summary")
     keep_summary = writing(memory.keep_summary)
     reserve = writing(memory.reserve)
     correct = writing(memory.correct)
 
-    original = timed("original")(reading(archive.original))
-    covered = timed("covered")(reading(ledger.covered))
+    original = reading(archive.original, "original")
+    covered = reading(ledger.covered, "covered")
     held = reading(archive.held)
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
@@ -141,12 +130,12 @@ class Store(Transactions):
     evictions = reading(ledger.listed)
     eviction_sums = reading(ledger.sums)
 
-    answers = timed("answers")(reading(exchanges.answers_behind))
-    known_answers = timed("known_answers")(reading(exchanges.known_answers))
-    answers_with = timed("answers_with")(reading(exchanges.answers_with))
+    answers = reading(exchanges.answers_behind, "answers")
+    known_answers = reading(exchanges.known_answers, "known_answers")
+    answers_with = reading(exchanges.answers_with, "answers_with")
     forget_answer = writing(exchanges.forget_answer)
 
-    arrive = timed("arrive")(writing(exchanges.arrive))
+    arrive = writing(exchanges.arrive, "arrive")
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)
     annotate = writing(exchanges.annotate)
@@ -187,7 +176,6 @@ class Store(Transactions):
             self._database.seed = partial(configuration.keep_secret, value=self._secret)
         return self._secret
 
-    @timed("record")
     async def record(self, rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
 
@@ -198,17 +186,24 @@ class Store(Transactions):
         """
         if not rows:
             return ()
-        stored = await self._write(partial(exchanges.record, batch=rows, shared=self.shared))
-        await self._index(INDEXED_AT_ONCE)
-        await self._database.tend()
+
+        def work(tx: Transaction) -> tuple[Sequence[ExchangeRow], bool]:
+            return exchanges.record(tx, rows, shared=self.shared), archive.waits_for_index(tx)
+
+        with self.timed("record"):
+            stored, waits = await self._write(work)
+            if waits:
+                await self._index(INDEXED_AT_ONCE)
+            await self._database.tend()
         return stored
 
-    @timed("search")
     async def search(
         self, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
     ) -> list[Original]:
-        await self._index()
-        return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
+        with self.timed("search"):
+            if self._database.writable and await self._read(archive.waits_for_index):
+                await self._index()
+            return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
 
     async def usage(self, tenant: str | None, *, since: float, by: exchanges.By | None = None) -> list[UsageRow]:
         rows: list[UsageRow] = []
@@ -280,10 +275,9 @@ class Store(Transactions):
 
     async def _index(self, steps: int | None = None) -> None:
         """Index the words that wait, of a database that was made anew from an older one for a long time."""
-        if self._full and self._database.writable and await self._read(archive.unindexed):
-            for _ in count() if steps is None else range(steps):
-                if not await self._write(archive.index_some):
-                    break
+        for _ in count() if steps is None else range(steps):
+            if not await self._write(archive.index_some):
+                break
 
 
 async def _opened(url: str, *, mode: Mode, patience: float, connections: int) -> Database:

@@ -46,6 +46,7 @@ MERGED_AT_ONCE = 16
 MERGE = sa.text("INSERT INTO originals_fts (originals_fts, rank) VALUES ('merge', :pages)")
 MAX_WORDS_LEN = 200_000  # characters; PostgreSQL takes no more than 1 MB of them
 INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
+WAITS_FOR_INDEX = sa.select(sa.select(sa.func.max(originals.c.id)).scalar_subquery() > INDEXED)
 INDEX = sa.text("INSERT INTO originals_fts (rowid, text) VALUES (:id, :text)")
 UNINDEX = sa.text("INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', :id, :text)")
 SET_WORDS = sa.text("UPDATE originals SET words = to_tsvector('simple', :text) WHERE tenant = :tenant AND ref = :ref")
@@ -238,11 +239,8 @@ def message_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> tuple[bytes, s
         raise Damaged("the frame has no such message") from None
 
 
-def unindexed(tx: Transaction) -> bool:
-    if tx.dialect != "sqlite":
-        return False
-    newest = sa.select(sa.func.coalesce(sa.func.max(originals.c.id), 0)).scalar_subquery()
-    return bool(tx.execute(sa.select(newest > INDEXED)).scalar_one())
+def waits_for_index(tx: Transaction) -> bool:
+    return tx.full and tx.dialect == "sqlite" and bool(tx.scalar(WAITS_FOR_INDEX))
 
 
 def index_some(tx: Transaction) -> bool:
