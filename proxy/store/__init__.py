@@ -190,20 +190,26 @@ class Store(Transactions):
         def work(tx: Transaction) -> tuple[Sequence[ExchangeRow], bool]:
             return exchanges.record(tx, rows, shared=self.shared), archive.waits_for_index(tx)
 
-        with self.timed("record"):
+        begun = time.perf_counter()
+        try:
             stored, waits = await self._write(work)
             if waits:
                 await self._index(INDEXED_AT_ONCE)
             await self._database.tend()
+        finally:
+            self.tell_time("record", begun)
         return stored
 
     async def search(
         self, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
     ) -> list[Original]:
-        with self.timed("search"):
+        begun = time.perf_counter()
+        try:
             if self._database.writable and await self._read(archive.waits_for_index):
                 await self._index()
             return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
+        finally:
+            self.tell_time("search", begun)
 
     async def usage(self, tenant: str | None, *, since: float, by: exchanges.By | None = None) -> list[UsageRow]:
         rows: list[UsageRow] = []

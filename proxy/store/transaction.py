@@ -7,7 +7,7 @@ of such functions, which are told to ``took`` under the name that is given; they
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache, wraps
 from itertools import chain, islice
 from pathlib import Path
@@ -176,14 +176,9 @@ class Transactions:
         self._damaged: set[tuple[str, str, str]] = set()
         self._unmarked: set[tuple[str, str]] = set()
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            if name:
-                self.took(name, time.perf_counter() - begun)
+    def tell_time(self, name: str, begun: float) -> None:
+        if name:
+            self.took(name, time.perf_counter() - begun)
 
     async def _read(self, work: Callable[[Transaction], T]) -> T:
         found = await self._database.read(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
@@ -208,8 +203,11 @@ def reading(
 
     @wraps(work)
     async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.timed(told):
+        begun = time.perf_counter()
+        try:
             return await self._read(lambda tx: work(tx, *args, **kwargs))
+        finally:
+            self.tell_time(told, begun)
 
     return method
 
@@ -220,8 +218,11 @@ def writing(
 
     @wraps(work)
     async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.timed(told):
+        begun = time.perf_counter()
+        try:
             return await self._write(lambda tx: work(tx, *args, **kwargs))
+        finally:
+            self.tell_time(told, begun)
 
     return method
 
