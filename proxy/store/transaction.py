@@ -46,11 +46,9 @@ class Database(Protocol):
 
     journal: str
     notices: tuple[str, ...]
-    opened: int
-    seed: Callable[[sa.Connection], None] | None
-
-    @property
-    def shared(self) -> bool: ...
+    shared: bool
+    opened: int = 0
+    seed: Callable[[sa.Connection], None] | None = None
 
     @property
     def writable(self) -> bool: ...
@@ -63,9 +61,11 @@ class Database(Protocol):
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T: ...
 
-    async def tend(self, *, force: bool = False) -> bool: ...
+    async def tend(self, *, force: bool = False) -> bool:  # noqa: ARG002 - a server looks after itself
+        return False
 
-    async def shrink(self) -> bool: ...
+    async def shrink(self) -> bool:
+        return False
 
     async def backup(self, path: Path) -> None: ...
 
