@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from proxy.store import Store
-from proxy.store.answers import AnswerRow
-from proxy.store.records import ConversationRow, StoreError
+from proxy.store.records import AnswerRow, ConversationRow, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.wire.codec import Codec
 from proxy.wire.raw import Raw

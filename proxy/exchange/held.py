@@ -18,7 +18,7 @@ from proxy.errors import Forbidden, InvalidRequest
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest
 from proxy.runtime import Runtime
-from proxy.store.answers import AnswerRow
+from proxy.store.records import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
 from proxy.wire.codec import NOTHING, ClientRequest, Segments, opening_of, with_history, without_marks
 from proxy.wire.compaction import OWN

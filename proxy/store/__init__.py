@@ -15,16 +15,13 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from proxy.store import answers as answers_
-from proxy.store import archive, configuration, exchanges, inspections, maintenance, memory, overview
+from proxy.store import archive, configuration, exchanges, inspections, ledger, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
-from proxy.store import evictions as evictions_
-from proxy.store.answers import AnswerRow
-from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
+from proxy.store.records import AnswerRow, ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
 from proxy.store.schema import HEAD
 from proxy.store.sqlite import Mode, SqliteDatabase
-from proxy.store.transaction import Content, Database, Transactions, reading, timed, writing
+from proxy.store.transaction import Content, Database, Transaction, Transactions, reading, writing
 
 POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
@@ -34,6 +31,7 @@ ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
 class Store(Transactions):
+    schema = HEAD
     _secret: bytes | None = None
 
     @classmethod
@@ -77,18 +75,6 @@ class Store(Transactions):
         await self._database.ping()
 
     @property
-    def schema(self) -> str:
-        return HEAD
-
-    @property
-    def shared(self) -> bool:
-        return self._database.shared
-
-    @property
-    def keeps_content(self) -> bool:
-        return self._full
-
-    @property
     def damaged(self) -> int:
         return len(self._damaged)
 
@@ -99,12 +85,12 @@ class Store(Transactions):
     def load(self) -> dict[str, int]:
         return self._database.load()
 
-    find = timed("find")(reading(conversations_.find))
-    branch = timed("branch")(reading(conversations_.branch))
+    find = reading(conversations_.find, "find")
+    branch = reading(conversations_.branch, "branch")
     named = reading(conversations_.named)
-    newest_branch = reading(memory.newest_branch)
-    commit = timed("commit")(writing(conversations_.commit))
-    fork = timed("fork")(writing(conversations_.fork))
+    newest_branch = reading(ledger.newest_branch)
+    commit = writing(conversations_.commit, "commit")
+    fork = writing(conversations_.fork, "fork")
     restate = writing(conversations_.restate)
     prepare = writing(conversations_.prepare)
     claim = writing(conversations_.claim)
@@ -114,42 +100,42 @@ class Store(Transactions):
 
     conversations = reading(conversations_.listed)
     conversation = reading(conversations_.one)
-    figures = reading(overview.figures)
-    overheads = reading(overview.overheads)
-    beside = reading(overview.beside)
-    fullest = reading(overview.fullest)
-    dearest = reading(overview.dearest)
-    passed = reading(overview.passed)
+    figures = reading(exchanges.figures)
+    overheads = reading(exchanges.overheads)
+    beside = reading(conversations_.beside)
+    fullest = reading(conversations_.fullest)
+    dearest = reading(exchanges.dearest)
+    passed = reading(exchanges.passed)
     close_conversation = writing(conversations_.close_conversation)
     export = reading(maintenance.export)
 
     checkpoints = reading(memory.listed)
     checkpoint_at = reading(memory.at_version)
-    latest_checkpoint = timed("latest_checkpoint")(reading(conversations_.latest_checkpoint))
-    notes = timed("notes")(reading(memory.all_notes))
+    latest_checkpoint = reading(conversations_.latest_checkpoint, "latest_checkpoint")
+    notes = reading(memory.all_notes, "notes")
     add_notes = writing(memory.add_notes)
-    summary = timed("summary")(reading(memory.summary))
+    summary = reading(memory.summary, "summary")
     keep_summary = writing(memory.keep_summary)
     reserve = writing(memory.reserve)
     correct = writing(memory.correct)
 
-    original = timed("original")(reading(archive.original))
-    covered = timed("covered")(reading(archive.covered))
+    original = reading(archive.original, "original")
+    covered = reading(ledger.covered, "covered")
     held = reading(archive.held)
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
     nearest = reading(archive.nearest)
-    removed = reading(evictions_.all_removed)
-    removed_after = reading(evictions_.removed_after)
-    evictions = reading(evictions_.listed)
-    eviction_sums = reading(evictions_.sums)
+    removed = reading(ledger.all_removed)
+    removed_after = reading(ledger.removed_after)
+    evictions = reading(ledger.listed)
+    eviction_sums = reading(ledger.sums)
 
-    answers = timed("answers")(reading(answers_.line))
-    known_answers = timed("known_answers")(reading(answers_.known))
-    answers_with = timed("answers_with")(reading(answers_.with_items))
-    forget_answer = writing(answers_.forget)
+    answers = reading(exchanges.answers_behind, "answers")
+    known_answers = reading(exchanges.known_answers, "known_answers")
+    answers_with = reading(exchanges.answers_with, "answers_with")
+    forget_answer = writing(exchanges.forget_answer)
 
-    arrive = timed("arrive")(writing(exchanges.arrive))
+    arrive = writing(exchanges.arrive, "arrive")
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)
     annotate = writing(exchanges.annotate)
@@ -190,7 +176,6 @@ class Store(Transactions):
             self._database.seed = partial(configuration.keep_secret, value=self._secret)
         return self._secret
 
-    @timed("record")
     async def record(self, rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
 
@@ -201,17 +186,30 @@ class Store(Transactions):
         """
         if not rows:
             return ()
-        stored = await self._write(partial(exchanges.record, batch=rows, shared=self.shared))
-        await self._index(INDEXED_AT_ONCE)
-        await self._database.tend()
+
+        def work(tx: Transaction) -> tuple[Sequence[ExchangeRow], bool]:
+            return exchanges.record(tx, rows, shared=self.shared), archive.waits_for_index(tx)
+
+        begun = time.perf_counter()
+        try:
+            stored, waits = await self._write(work)
+            if waits:
+                await self._index(INDEXED_AT_ONCE)
+            await self._database.tend()
+        finally:
+            self.tell_time("record", begun)
         return stored
 
-    @timed("search")
     async def search(
         self, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
     ) -> list[Original]:
-        await self._index()
-        return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
+        begun = time.perf_counter()
+        try:
+            if self._database.writable and await self._read(archive.waits_for_index):
+                await self._index()
+            return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
+        finally:
+            self.tell_time("search", begun)
 
     async def usage(self, tenant: str | None, *, since: float, by: exchanges.By | None = None) -> list[UsageRow]:
         rows: list[UsageRow] = []
@@ -283,10 +281,9 @@ class Store(Transactions):
 
     async def _index(self, steps: int | None = None) -> None:
         """Index the words that wait, of a database that was made anew from an older one for a long time."""
-        if self._full and self._database.writable and await self._read(archive.unindexed):
-            for _ in count() if steps is None else range(steps):
-                if not await self._write(archive.index_some):
-                    break
+        for _ in count() if steps is None else range(steps):
+            if not await self._write(archive.index_some):
+                break
 
 
 async def _opened(url: str, *, mode: Mode, patience: float, connections: int) -> Database:

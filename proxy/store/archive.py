@@ -21,7 +21,6 @@ from unicodedata import normalize
 import sqlalchemy as sa
 
 from policies.text.segments import SOLID, words
-from proxy.store.ledger import covered_refs
 from proxy.store.packing import Damaged, pack_message, pack_messages, unpack_message, unpack_messages
 from proxy.store.records import Change, Original
 from proxy.store.schema import (
@@ -47,6 +46,7 @@ MERGED_AT_ONCE = 16
 MERGE = sa.text("INSERT INTO originals_fts (originals_fts, rank) VALUES ('merge', :pages)")
 MAX_WORDS_LEN = 200_000  # characters; PostgreSQL takes no more than 1 MB of them
 INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
+WAITS_FOR_INDEX = sa.select(sa.select(sa.func.max(originals.c.id)).scalar_subquery() > INDEXED)
 INDEX = sa.text("INSERT INTO originals_fts (rowid, text) VALUES (:id, :text)")
 UNINDEX = sa.text("INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', :id, :text)")
 SET_WORDS = sa.text("UPDATE originals SET words = to_tsvector('simple', :text) WHERE tenant = :tenant AND ref = :ref")
@@ -83,10 +83,6 @@ MATCH_POSTGRESQL = (
 
 def original(tx: Transaction, tenant: str, ref: str) -> Original | None:
     return next(iter(originals_with(tx, tenant, [ref])), None)
-
-
-def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
-    return originals_with(tx, tenant, covered_refs(tx, tenant, ref))
 
 
 def held(tx: Transaction, tenant: str, conversation: str) -> set[str]:
@@ -243,11 +239,8 @@ def message_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> tuple[bytes, s
         raise Damaged("the frame has no such message") from None
 
 
-def unindexed(tx: Transaction) -> bool:
-    if tx.dialect != "sqlite":
-        return False
-    newest = sa.select(sa.func.coalesce(sa.func.max(originals.c.id), 0)).scalar_subquery()
-    return bool(tx.execute(sa.select(newest > INDEXED)).scalar_one())
+def waits_for_index(tx: Transaction) -> bool:
+    return tx.full and tx.dialect == "sqlite" and bool(tx.scalar(WAITS_FOR_INDEX))
 
 
 def index_some(tx: Transaction) -> bool:

@@ -36,7 +36,7 @@ from proxy.store.chain import (
     name_digest,
 )
 from proxy.store.packing import Damaged, unpack_words
-from proxy.store.records import Change, ConversationRow, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
+from proxy.store.records import Change, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
 from proxy.store.schema import BRANCH, CONVERSATION, OF_TENANT, REQUEST, TENANT, audit, of, recorded, stored
 from proxy.store.transaction import Place, Transaction, ordered
 
@@ -134,7 +134,7 @@ def seal_one(tx: Transaction, *, before: float, at: float) -> bool:
             "after": last.hash,
             "older_than": before,
         }
-        append(tx, [AuditEvent(tenant=tenant, at=at, type=AuditType.SEAL, sealed=end - 1, facts=facts)])
+        append(tx, [AuditEvent(tenant, at, AuditType.SEAL, sealed=end - 1, facts=facts)])
         return True
     return False
 
@@ -179,15 +179,7 @@ def of_change(change: Change, *, conversation: str, version: int | None) -> list
 def _of_request(
     by: Change | ExchangeRow, conversation: str, kind: AuditType, request: str, facts: Mapping[str, object]
 ) -> AuditEvent:
-    return AuditEvent(
-        tenant=by.tenant,
-        at=by.at,
-        type=kind,
-        conversation=conversation,
-        branch=by.branch,
-        request=request,
-        facts=facts,
-    )
+    return AuditEvent(by.tenant, by.at, kind, conversation, by.branch, request, facts=facts)
 
 
 def _type_of(cut: Cut) -> AuditType:
@@ -295,15 +287,6 @@ def _alerts(checkup: Checkup) -> dict[str, object]:
     return {"opened": opened, "closed": [{"kind": each.kind, "since": each.at} for each in checkup.closed]}
 
 
-def of_evaluation(
-    tenant: str, conversation: str, *, branch: str, request: str, at: float, facts: Mapping[str, object]
-) -> AuditEvent:
-    kind = AuditType.EVALUATION
-    return AuditEvent(
-        tenant=tenant, at=at, type=kind, conversation=conversation, branch=branch, request=request, facts=facts
-    )
-
-
 def _event(event: Event) -> dict[str, object]:
     facts = {name: value.replace(" ", "_") if isinstance(value, str) else value for name, value in event.facts.items()}
     return {"kind": event.kind, **facts}
@@ -316,17 +299,11 @@ def _over(refusal: Mapping[str, object]) -> dict[str, object]:
     return {"kind": "hard_violation", "allowed": False, "reason": "over_its_cap", **facts}
 
 
-def of_conversation(
-    of: ConversationRow, kind: AuditType, *, at: float, branch: str = "", facts: Mapping[str, object] | None = None
-) -> AuditEvent:
-    return AuditEvent(tenant=of.tenant, at=at, type=kind, conversation=of.id, branch=branch, facts=facts or {})
-
-
 def of_deletion(
     tenant: str, conversation: str, *, name: str, at: float, reason: str, counts: Mapping[str, int]
 ) -> AuditEvent:
     facts = {"reason": reason, "name": name_digest(tenant, name), **counts}
-    return AuditEvent(tenant=tenant, at=at, type=AuditType.DELETE, conversation=conversation, facts=facts)
+    return AuditEvent(tenant, at, AuditType.DELETE, conversation, facts=facts)
 
 
 def of_notes(tenant: str, conversation: str, notes: Sequence[NoteRow]) -> AuditEvent:
@@ -336,15 +313,14 @@ def of_notes(tenant: str, conversation: str, notes: Sequence[NoteRow]) -> AuditE
         "sources": Counter(note.source for note in notes),
         "ids": [note.id for note in notes[:MAX_REFS]],
     }
-    at = max(note.at for note in notes)
-    return AuditEvent(tenant=tenant, at=at, type=AuditType.NOTE, conversation=conversation, facts=facts)
+    return AuditEvent(tenant, max(note.at for note in notes), AuditType.NOTE, conversation, facts=facts)
 
 
 def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
     facts: dict[str, object] = {"change": "removed", "policy": row}
     if isinstance(row, PolicyRow):
         facts = {"change": "set", "policy": row.name, "document": digest_of(row.document)}
-    return AuditEvent(tenant=OPERATOR, at=at, type=AuditType.POLICY_CHANGE, facts=facts)
+    return AuditEvent(OPERATOR, at, AuditType.POLICY_CHANGE, facts=facts)
 
 
 def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEvent:
@@ -353,7 +329,7 @@ def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEve
         own = {"key": key.name, "policy": key.policy, "models": len(key.models), "allow": list(key.allow)}
         limits = {name: getattr(key, name) for name in ("concurrency", "requests_per_minute", "expires")}
         facts = {"change": change, "digest": key.digest, **own, **{n: v for n, v in limits.items() if v is not None}}
-    return AuditEvent(tenant=OPERATOR, at=at, type=AuditType.KEY_CHANGE, facts=facts)
+    return AuditEvent(OPERATOR, at, AuditType.KEY_CHANGE, facts=facts)
 
 
 def _mappings(value: object) -> list[Mapping[str, object]]:
@@ -440,25 +416,19 @@ class _Walk:
         self._heads = heads
         self._found: set[bytes] = set()
         self._good = 0
-        self._at = FIRST
         self._seq, self._link = 0, GENESIS
         self._sealed, self._seal_link = self._last_seal()
         self._broken: Broken | None = None
 
     def pages(self) -> Iterator[int]:
-        looked, begun = 0, False
-        while True:
-            rows = [_raw(row) for row in self._tx.execute(PAGE, {"tenant": self._tenant, "seq": self._at})]
-            if not rows:
+        at, looked = FIRST, 0
+        while rows := [_raw(row) for row in self._tx.execute(PAGE, {"tenant": self._tenant, "seq": at})]:
+            if looked == 0:
+                self._begin(rows[0])
+            self._broken = next((broken for row in rows if (broken := self._look(row)) is not None), None)
+            if self._broken is not None:
                 return
-            for row in rows:
-                if not begun:
-                    begun = True
-                    self._begin(row)
-                self._look(row)
-                if self._broken is not None:
-                    return
-            looked += len(rows)
+            at, looked = self._seq, looked + len(rows)
             yield looked
 
     def result(self, size: int) -> Verified:
@@ -486,29 +456,26 @@ class _Walk:
         if self._seal_link is None or first == 1 or not isinstance(first, int):
             return
         if first > self._sealed:
-            self._seq, self._link = self._sealed, self._seal_link
-            self._note(self._link)
+            self._advance(self._sealed, self._seal_link)
         elif 1 < first <= self._sealed and isinstance(row.prev, bytes):
             self._seq, self._link = first - 1, row.prev
 
-    def _look(self, row: AuditRow) -> None:
+    def _look(self, row: AuditRow) -> Broken | None:
         expected = self._seq + 1
-        if row.seq == expected and row.prev == self._link and _is_at(row, expected) and self._agrees(row):
-            self._seq = self._at = expected
-            self._link = row.hash
-            self._good += 1
-            self._note(row.hash)
-            return
-        self._broken = self._diagnosed(row, expected)
+        if row.seq != expected or row.prev != self._link or not _is_at(row, expected) or not self._agrees(row):
+            return self._diagnosed(row, expected)
+        self._advance(expected, row.hash)
+        self._good += 1
+        return None
 
     def _agrees(self, row: AuditRow) -> bool:
         if row.seq == self._sealed and row.hash != self._seal_link:
             return False
         return (row.type == AuditType.SEAL) == (row.sealed > 0)
 
-    def _note(self, link: bytes) -> None:
-        if link in self._heads:
-            self._found.add(link)
+    def _advance(self, seq: int, link: bytes) -> None:
+        self._seq, self._link = seq, link
+        self._found |= self._heads & {link}
 
     def _diagnosed(self, row: AuditRow, expected: int) -> Broken:
         if not isinstance(row.seq, int) or row.seq < 1:

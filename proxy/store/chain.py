@@ -43,7 +43,7 @@ class AuditType(StrEnum):
     SEAL = "seal"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AuditEvent:
     """Something that is to be remembered for good; ``conversation`` and ``branch`` are ids, empty for none.
 
@@ -61,7 +61,7 @@ class AuditEvent:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AuditRow:
     tenant: str
     seq: int
@@ -95,25 +95,10 @@ def linked(events: Iterable[AuditEvent], *, seq: int, prev: bytes) -> list[Audit
     rows: list[AuditRow] = []
     for event in events:
         seq += 1
-        facts = _ENCODER.encode(harmless(event.facts))
-        fields = (event.conversation, event.branch, event.request, event.sealed, facts)
-        link = hash_of(event.tenant, seq, float(event.at), str(event.type), *fields, prev)
-        rows.append(
-            AuditRow(
-                tenant=event.tenant,
-                seq=seq,
-                at=float(event.at),
-                type=str(event.type),
-                conversation=event.conversation,
-                branch=event.branch,
-                request=event.request,
-                sealed=event.sealed,
-                facts=facts,
-                prev=prev,
-                hash=link,
-            )
-        )
-        prev = link
+        told = (event.conversation, event.branch, event.request, event.sealed, _ENCODER.encode(harmless(event.facts)))
+        fields = (event.tenant, seq, float(event.at), str(event.type), *told, prev)
+        prev = hash_of(*fields)
+        rows.append(AuditRow(*fields, prev))
     return rows
 
 

@@ -18,11 +18,11 @@ from policies.ledger import Cut, Edit, Prepared
 from policies.pressure import Trend
 from proxy.store import ledger, memory
 from proxy.store.archive import add_originals, hold
-from proxy.store.audit import append, of_change, of_conversation
+from proxy.store.audit import append, of_change
 from proxy.store.chain import AuditEvent, AuditType
-from proxy.store.evictions import add_evictions, load_evicted
 from proxy.store.inspections import keep_texts
-from proxy.store.memory import NEWEST, is_undone, key_of, newest_row, read_spans
+from proxy.store.ledger import NEWEST, key_of
+from proxy.store.memory import is_undone, newest_row, read_spans
 from proxy.store.records import (
     Arrival,
     Branch,
@@ -37,6 +37,7 @@ from proxy.store.schema import (
     OF_CONVERSATION,
     OF_TENANT,
     ExactText,
+    alerts,
     branches,
     chains,
     conversations,
@@ -49,8 +50,9 @@ from proxy.store.schema import (
     of,
     plain_text,
     recorded,
+    total,
 )
-from proxy.store.transaction import Place, Rows, Transaction, ordered
+from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
@@ -148,7 +150,7 @@ def commit(tx: Transaction, change: Change) -> int:
     ledger.add_cut(tx, change, batch=version)
     if tx.full:
         memory.add_checkpoint(tx, change, version=version)
-    add_evictions(tx, change, version=version)
+    ledger.add_evictions(tx, change, version=version)
     add_originals(tx, change)
     append(tx, (*of_change(change, conversation=advanced.conversation, version=version), *change.audited))
     return version
@@ -231,8 +233,7 @@ def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float 
     if row is None or not _set(tx, tenant, branch, wanted=what):
         return False
     at = time.time() if at is None else at
-    told = {"tenant": tenant, "at": at, "conversation": row.conversation, "branch": branch}
-    append(tx, [AuditEvent(**told, type=AuditType.WANT, facts={"what": what})])
+    append(tx, [AuditEvent(tenant, at, AuditType.WANT, row.conversation, branch, facts={"what": what})])
     return True
 
 
@@ -262,7 +263,7 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
     if state is not None:
         memory.insert(tx, tenant, replace(state, version=head.version + 1, at=at, reason="rollback"))
     facts = {"from": head.version, "to": version, "version": head.version + 1}
-    append(tx, [of_conversation(conversation, AuditType.ROLLBACK, at=at, branch=head.branch, facts=facts)])
+    append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, conversation.id, head.branch, facts=facts)])
     return int(head.version) + 1
 
 
@@ -271,7 +272,7 @@ def close_conversation(tx: Transaction, conversation: ConversationRow, at: float
     mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
     found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
     if found:
-        append(tx, [of_conversation(conversation, AuditType.CLOSE, at=at)])
+        append(tx, [AuditEvent(conversation.tenant, at, AuditType.CLOSE, conversation.id)])
     return found
 
 
@@ -313,6 +314,52 @@ def listed(
     columns = conversations.c
     order = ((columns.updated, True), (columns.id, False), (columns.tenant, False))
     return [row_of(row) for row in tx.execute(ordered(query, order, after=after, limit=limit))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    before: int = 0
+    after: int = 0
+    cost: float | None = None
+    cost_saved: float | None = None
+    policy: str = ""
+    alerts: int = 0
+
+
+def beside(tx: Transaction, rows: Sequence[ConversationRow]) -> dict[tuple[str, str], Beside]:
+    x, found = exchanges.c, dict[tuple[str, str], Beside]()
+    for some in chunks(rows):
+        ids = [row.id for row in some]
+        newest = sa.func.max(x.at).label("newest")
+        sums = (total(x.tokens_before), total(x.tokens_after), sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
+        query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
+        summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
+        last = sa.select(x.tenant, x.conversation, x.policy).where(
+            sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
+        )
+        policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
+        a = alerts.c
+        open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
+        counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
+        for row in some:
+            key = (row.tenant, row.id)
+            _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
+            found[key] = Beside(
+                before=int(before),
+                after=int(after),
+                cost=cost,
+                cost_saved=saved,
+                policy=policies.get(key, ""),
+                alerts=counts.get(key, 0),
+            )
+    return found
+
+
+def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[ConversationRow]:
+    share = conversations.c.tokens_after * 1.0 / conversations.c.limit
+    query = listing_of(tenant).where(conversations.c.updated >= since, conversations.c.limit > 0)
+    query = query.where(conversations.c.closed.is_(None))
+    return [row_of(row) for row in tx.execute(query.order_by(share.desc(), conversations.c.id).limit(limit))]
 
 
 def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow | None:
@@ -453,7 +500,7 @@ def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: in
         length=length,
         longest=row.longest,
         trend=None if row.trend is None else Trend.from_json(row.trend),
-        evicted=load_evicted(tx, tenant, row.branch) if is_touched else (),
+        evicted=ledger.load_evicted(tx, tenant, row.branch) if is_touched else (),
         prepared=prepared,
         wanted=row.wanted,
         resumed=row.resumed,

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 
 from policies.quality.health import KEPT, Health, Snapshot, check
 from proxy.store.audit import append, of_notes
-from proxy.store.ledger import cuts_of
+from proxy.store.ledger import LINES, cuts_of, key_of
 from proxy.store.packing import Damaged, pack_text, unpack_text
 from proxy.store.records import AlertRow, Change, CheckpointRow, ConversationRow, ExchangeRow, NoteRow, SummaryRow
 from proxy.store.schema import (
@@ -64,17 +64,6 @@ ONE_CHECKPOINT = sa.select(checkpoints).where(ONE)
 BASES = sa.select(checkpoints.c.version, checkpoints.c.base).where(CHECKPOINTS_OF_BRANCH)
 BASES = BASES.order_by(checkpoints.c.version.desc())
 OF_NEWEST_CUT = sa.select(sa.func.max(cuts.c.batch)).where(of(cuts, "tenant", "branch"))
-LINES = (
-    sa.select(branches.c.branch, branches.c.version, branches.c.undone)
-    .where(of(branches, "tenant", "conversation"))
-    .order_by(branches.c.updated.desc(), branches.c.created.desc(), branches.c.branch)
-)
-NEWEST = LINES.limit(1)
-
-
-def newest_branch(tx: Transaction, conversation: ConversationRow) -> str | None:
-    found: str | None = tx.scalar(NEWEST, key_of(conversation))
-    return found
 
 
 def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow]:
@@ -191,10 +180,6 @@ def read_spans(text: str | None) -> Spans:
 
 def is_undone(version: int, undone: Spans) -> bool:
     return any(first <= version <= last for first, last in undone)
-
-
-def key_of(conversation: ConversationRow) -> dict[str, str]:
-    return {"of_tenant": conversation.tenant, "of_conversation": conversation.id}
 
 
 def _rows(tx: Transaction, conversation: ConversationRow, *where: sa.ColumnElement[bool]) -> list[CheckpointRow]:

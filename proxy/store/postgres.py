@@ -30,52 +30,27 @@ from sqlalchemy.util import await_only
 
 from proxy.store.records import StoreError, StoreUnavailable, is_disconnect, is_retried, translate
 from proxy.store.schema import check, ensure
-from proxy.store.transaction import ASIDE
+from proxy.store.transaction import ASIDE, Database
 
+FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
 DRIVER = frozenset(
-    [
-        "host",
-        "port",
-        "dbname",
-        "database",
-        "user",
-        "password",
-        "passfile",
-        "sslmode",
-        "sslcert",
-        "sslkey",
-        "sslrootcert",
-        "sslcrl",
-        "sslpassword",
-        "ssl_min_protocol_version",
-        "ssl_max_protocol_version",
-        "sslnegotiation",
+    (
+        *("host", "port", "dbname", "database", "user", "password", "service", "krbsrvname", "gsslib", *FILES),
+        *("sslmode", "sslpassword", "sslnegotiation", "ssl_min_protocol_version", "ssl_max_protocol_version"),
         "target_session_attrs",
-        "krbsrvname",
-        "gsslib",
-        "service",
-    ]
+    )
 )
 SERVER = frozenset({"application_name", "options"})
 TUNING = frozenset(
-    [
-        "keepalives",
-        "keepalives_idle",
-        "keepalives_interval",
-        "keepalives_count",
-        "tcp_user_timeout",
-        "gssencmode",
-        "sslsni",
-        "sslcompression",
-        "client_encoding",
-        "fallback_application_name",
-    ]
+    (
+        *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"),
+        *("gssencmode", "sslsni", "sslcompression", "client_encoding", "fallback_application_name"),
+    )
 )
 """What only tunes a connection, or is so anyway: taken and left aside."""
 OURS = frozenset({"connect_timeout", "channel_binding", "ssl"})
 MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 SERVERS = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
-FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
 SWITCH = {"true": "require", "on": "require", "1": "require", "false": "disable", "off": "disable", "0": "disable"}
 NOT_BOUND = (
     "channel_binding=require: the driver asyncpg cannot bind the channel; the connection is encrypted all the same, "
@@ -181,7 +156,7 @@ LIMITS = sa.select(
 )
 
 
-class PostgresDatabase:
+class PostgresDatabase(Database):
     """A pool of connections to a database server; there is nothing to tend.
 
     With ``limits`` every transaction begins by setting them: a pooler gives each transaction another connection of
@@ -190,8 +165,6 @@ class PostgresDatabase:
 
     journal = "server"
     shared = True
-    opened = 0
-    seed: Callable[[sa.Connection], None] | None = None
 
     def __init__(
         self,
@@ -203,7 +176,7 @@ class PostgresDatabase:
         notices: tuple[str, ...] = (),
     ) -> None:
         event.listen(engine.sync_engine, "before_cursor_execute", _go_on)
-        self.writable = writable
+        self._writes = writable
         self.notices = notices
         self._engine = engine
         self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
@@ -250,6 +223,10 @@ class PostgresDatabase:
         await database.ping()
         return database
 
+    @property
+    def writable(self) -> bool:
+        return self._writes
+
     def load(self) -> dict[str, int]:
         pool = self._engine.pool
         if not isinstance(pool, QueuePool):
@@ -272,15 +249,9 @@ class PostgresDatabase:
             raise StoreUnavailable("the store is open for reading only", reason="read_only")
         return await self._run(self._engine, work)
 
-    async def tend(self, *, force: bool = False) -> bool:  # noqa: ARG002 - the server looks after itself
-        return False
-
     async def backup(self, path: Path) -> None:
         dump = f"pg_dump --format=custom --file={path} DATABASE"
         raise StoreError(f"PostgreSQL is backed up by its own tools, also while Weir runs: {dump}", reason="backup")
-
-    async def shrink(self) -> bool:
-        return False
 
     async def close(self) -> None:
         if self._looking is not None:

@@ -368,6 +368,34 @@ class RelayedRow:
     cost: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRow:
+    """One answer, and what came to the history since the one before.
+
+    Attributes:
+        id: the provider's; ``parent`` that of the answer that its request went on from, None where it had all.
+        conversation: empty where the request was not recognised.
+        tokens: of all up to the end of the answer, as the provider counts; ``reasoned`` those of its own reasoning.
+        length: messages of the history up to its request's end.
+        given: the elements that the request added, ``output`` those of the answer, with commas between.
+        opening: the request's fields that hold for all that goes on from it, as an object.
+        items: ids by which later requests may name elements of ``output``.
+    """
+
+    tenant: str
+    id: str
+    parent: str | None
+    conversation: str
+    at: float
+    tokens: int = 0
+    reasoned: int = 0
+    length: int = 0
+    given: bytes
+    output: bytes
+    opening: bytes = b"{}"
+    items: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class UsageRow:
     """What the requests of one key took, of one ``group`` (a model, policy, day or conversation), None for all.

@@ -467,7 +467,7 @@ def ensure(connection: sa.Connection) -> None:
         make(connection)
     elif found != HEAD:
         try:
-            importlib.import_module("proxy.store.migrations").upgrade(connection)
+            importlib.import_module("proxy.store.migrations").upgrade(connection, found=found)
         except Exception as fault:
             if is_disconnect(fault) or is_retried(fault):
                 raise
@@ -555,6 +555,10 @@ def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
 
 def same(one: sa.FromClause, other: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
     return sa.and_(*(one.c[name] == other.c[name] for name in names))
+
+
+def total(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(sa.func.sum(value), 0)
 
 
 OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.c.conversation == conversations.c.id)

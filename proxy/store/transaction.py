@@ -1,12 +1,12 @@
 """Transactions: synchronous functions over SQLAlchemy Core that a database runs whole, from BEGIN to COMMIT.
 
 A function of the store takes a :class:`Transaction` first. :func:`reading` and :func:`writing` make methods of a store
-of such functions; they call each other within one transaction.
+of such functions, which are told to ``took`` under the name that is given; they call each other within one transaction.
 """
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, wraps
 from itertools import chain, islice
@@ -19,7 +19,6 @@ from proxy.store.records import StoreError
 from proxy.store.schema import Upsert, of, originals
 
 P = ParamSpec("P")
-S = TypeVar("S", bound="Transactions")
 T = TypeVar("T")
 Content = Literal["full", "digest"]
 Damage = Callable[[str, str, str], None]
@@ -47,11 +46,9 @@ class Database(Protocol):
 
     journal: str
     notices: tuple[str, ...]
-    opened: int
-    seed: Callable[[sa.Connection], None] | None
-
-    @property
-    def shared(self) -> bool: ...
+    shared: bool
+    opened: int = 0
+    seed: Callable[[sa.Connection], None] | None = None
 
     @property
     def writable(self) -> bool: ...
@@ -64,9 +61,11 @@ class Database(Protocol):
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T: ...
 
-    async def tend(self, *, force: bool = False) -> bool: ...
+    async def tend(self, *, force: bool = False) -> bool:  # noqa: ARG002 - a server looks after itself
+        return False
 
-    async def shrink(self) -> bool: ...
+    async def shrink(self) -> bool:
+        return False
 
     async def backup(self, path: Path) -> None: ...
 
@@ -161,8 +160,9 @@ def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) 
 class Transactions:
     """A database, and what was found damaged in it.
 
-    ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what to say loudly at start. ``took``
-    is told operations that requests wait for, and the seconds of each.
+    ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what to say loudly at start. Others may
+    write the same conversations where it is ``shared``. ``took`` is told operations that requests wait for, and the
+    seconds of each.
     """
 
     took: Callable[[str, float], None] = staticmethod(lambda _name, _seconds: None)
@@ -170,13 +170,18 @@ class Transactions:
     def __init__(self, database: Database, *, content: Content) -> None:
         self.journal = database.journal
         self.notices = database.notices
+        self.shared = database.shared
+        self.keeps_content = content == "full"
         self._database = database
-        self._full = content == "full"
         self._damaged: set[tuple[str, str, str]] = set()
         self._unmarked: set[tuple[str, str]] = set()
 
+    def tell_time(self, name: str, begun: float) -> None:
+        if name:
+            self.took(name, time.perf_counter() - begun)
+
     async def _read(self, work: Callable[[Transaction], T]) -> T:
-        found = await self._database.read(lambda c: work(Transaction(c, full=self._full, damage=self._damage)))
+        found = await self._database.read(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
         if self._unmarked and self._database.writable:
             fresh, self._unmarked = self._unmarked, set()
             with suppress(StoreError):  # what was read is absent either way; the next read marks it
@@ -184,7 +189,7 @@ class Transactions:
         return found
 
     async def _write(self, work: Callable[[Transaction], T]) -> T:
-        return await self._database.write(lambda c: work(Transaction(c, full=self._full, damage=self._damage)))
+        return await self._database.write(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
 
     def _damage(self, kind: str, tenant: str, key: str) -> None:
         self._damaged.add((kind, tenant, key))
@@ -193,45 +198,33 @@ class Transactions:
 
 
 def reading(
-    work: Callable[Concatenate[Transaction, P], T],
+    work: Callable[Concatenate[Transaction, P], T], told: str = ""
 ) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
 
     @wraps(work)
     async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._read(lambda tx: work(tx, *args, **kwargs))
+        begun = time.perf_counter()
+        try:
+            return await self._read(lambda tx: work(tx, *args, **kwargs))
+        finally:
+            self.tell_time(told, begun)
 
     return method
 
 
 def writing(
-    work: Callable[Concatenate[Transaction, P], T],
+    work: Callable[Concatenate[Transaction, P], T], told: str = ""
 ) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
 
     @wraps(work)
     async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._write(lambda tx: work(tx, *args, **kwargs))
+        begun = time.perf_counter()
+        try:
+            return await self._write(lambda tx: work(tx, *args, **kwargs))
+        finally:
+            self.tell_time(told, begun)
 
     return method
-
-
-def timed(
-    name: str,
-) -> Callable[[Callable[Concatenate[S, P], Awaitable[T]]], Callable[Concatenate[S, P], Coroutine[Any, Any, T]]]:
-
-    def watched(
-        method: Callable[Concatenate[S, P], Awaitable[T]],
-    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-        @wraps(method)
-        async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            begun = time.perf_counter()
-            try:
-                return await method(self, *args, **kwargs)
-            finally:
-                self.took(name, time.perf_counter() - begun)
-
-        return call
-
-    return watched
 
 
 def chunks(items: Iterable[T], size: int = AT_ONCE) -> Iterator[list[T]]:

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from proxy.store import Store
-from proxy.store.answers import AnswerRow
 from proxy.store.audit import of_change
-from proxy.store.records import Change, ExchangeRow, RelayedRow, StaleVersion, StoreError
+from proxy.store.records import AnswerRow, Change, ExchangeRow, RelayedRow, StaleVersion, StoreError
 
 log = logging.getLogger("weir.settle")
 

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from click.testing import CliRunner
 from sqlalchemy.dialects import postgresql
 
@@ -75,11 +73,8 @@ async def test_a_database_of_before_has_exactly_the_tables_that_the_code_knows(t
 
 
 def test_the_code_knows_every_revision_and_its_order() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(migrations.HERE))
-    script = ScriptDirectory.from_config(config)
-    assert tuple(reversed([r.revision for r in script.walk_revisions()])) == schema.REVISIONS
-    assert script.get_current_head() == schema.HEAD
+    assert tuple(migrations.STEPS) == schema.REVISIONS[1:]
+    assert sorted(schema.REVISIONS) == list(schema.REVISIONS)
 
 
 @pytest.mark.requirement("R.67")

@@ -1,19 +1,54 @@
-"""Originals in frames, checkpoints by difference, what requests say in bundles; which summaries were of no use."""
+"""The schema's history: what brings an older database to the tables of today.
+
+A new database is made by :func:`proxy.store.schema.make`. The first schema that databases are brought up from is the
+first of :data:`~proxy.store.schema.REVISIONS`, each other one has a step here.
+"""
+
+from collections.abc import Callable, Mapping
 
 import sqlalchemy as sa
-from alembic import op
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
 
 from proxy.store.packing import Damaged, pack_named, unpack
-from proxy.store.schema import FULL_TEXT, frames, inspected_parts, meta
+from proxy.store.schema import (
+    FULL_TEXT,
+    HEAD,
+    REVISIONS,
+    alembic_version,
+    answer_items,
+    answers,
+    exchanges,
+    frames,
+    inspected,
+    inspected_parts,
+    meta,
+)
 
-revision = "0018"
-down_revision = "0017"
-branch_labels = None
-depends_on = None
+
+def upgrade(connection: sa.Connection, *, found: str) -> None:
+    """Work on the connection, and in the transaction, that is given; ``found`` is the revision that it has."""
+    op = Operations(MigrationContext.configure(connection))
+    for revision in REVISIONS[REVISIONS.index(found) + 1 :]:
+        STEPS[revision](connection, op)
+    connection.execute(sa.update(alembic_version).values(version_num=HEAD))
 
 
-def upgrade() -> None:
-    connection = op.get_bind()
+def add_answers(connection: sa.Connection, _: Operations) -> None:
+    for table in (answers, answer_items, inspected, inspected_parts):
+        table.create(connection)
+
+
+def limit_keys(connection: sa.Connection, op: Operations) -> None:
+    for name, kind in (("concurrency", sa.BigInteger), ("requests_per_minute", sa.BigInteger), ("expires", sa.Double)):
+        op.add_column("keys", sa.Column(name, kind))
+    op.drop_index("exchanges_of_conversation", "exchanges")
+    for index in exchanges.indexes:
+        if index.name in ("exchanges_of_conversation", "exchanges_of_tenant"):
+            index.create(connection)
+
+
+def frame_originals(connection: sa.Connection, op: Operations) -> None:
     op.add_column("originals", sa.Column("frame", sa.BigInteger))
     op.add_column("checkpoints", sa.Column("base", sa.Integer))
     op.add_column("branches", sa.Column("failed", sa.Integer))
@@ -47,3 +82,10 @@ def upgrade() -> None:
         op.execute("DROP TABLE originals_fts")
         op.execute(FULL_TEXT)
         connection.execute(sa.update(meta).where(meta.c.name == "indexed").values(number=0))
+
+
+STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
+    "0016": add_answers,
+    "0017": limit_keys,
+    "0018": frame_originals,
+}
