@@ -377,8 +377,8 @@ def choose(
 ) -> list[tuple[int, ...]]:
     """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
 
-    ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes first. ``told`` are
-    items that say nothing which it does not see.
+    ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes first, unless it
+    repeats one. ``told`` are items that say nothing which it does not see.
     """
     whole = {term: weights.of(term) for term in set(chain.from_iterable([item.segment.terms for item in items]))}
     times = dict.fromkeys(chain(shown, *(items[n].segment.terms for n in seen)), SHOWN)
@@ -391,7 +391,8 @@ def choose(
     def worth(item: Item) -> float:
         return item.factor * sum(map(left.__getitem__, item.segment.terms))
 
-    first = {other for n in seen for other in _together(n, links, taken)[1:]}
+    known = {items[n].segment.text for n in seen}
+    first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
     per = [(item.cost + OVERHEAD) ** POWER for item in items]
     heap = [
         (-math.inf if number in first else -worth(item) / per[number], number)

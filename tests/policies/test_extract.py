@@ -203,6 +203,14 @@ def test_a_later_statement_about_what_the_task_says_comes_first() -> None:
     assert goal not in made.text
 
 
+def test_the_task_said_again_takes_no_room_from_what_else_was_said() -> None:
+    goal = "Book the Old Mill for the summer party."
+    sources = chat(*(f"Guest {n} eats only dish-{n}." for n in range(20)), goal)
+    made = extract(sources, max_tokens=20, counter=COUNTER, goal=goal)
+    assert "dish-" in made.text
+    assert goal not in made.text
+
+
 def test_a_brief_correction_right_after_a_message_comes_with_it() -> None:
     asked, corrected = "Please paint the front door and both of its frames in Oxford Blue.", "No, make it green."
     talk = [f"Tell me a little about the history of the town of number {n} on the list." for n in range(10)]
