@@ -265,13 +265,13 @@ def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, 
 
 def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
     settings, tokens = limits.settings, grown.tokens
-    if tokens > limits.trigger or is_urgent(grown, limits=limits, tokens=tokens):
+    if tokens > limits.trigger or (settings.preempt and is_urgent(grown, limits=limits, tokens=tokens)):
         return False
     if settings.ingest.from_start:
         cap = ingest_cap_for(settings, limits.budget)
         if any(m.is_result and m.tokens > cap for m in transcript.messages) or settings.ingest.is_particular:
             return False
-    return limits.has_room(grown.charged)
+    return all(grown.charged.get(name, 0) <= most for name, most in (*limits.scoped, *limits.refused))
 
 
 def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:
@@ -280,7 +280,7 @@ def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> 
     """
     settings, tokens = bounds.settings, draft.tokens
     fits = bounds.ceiling is None and bounds.soft_fits(tokens)
-    if fits and is_urgent(grown, limits=limits, tokens=tokens):
+    if fits and settings.preempt and is_urgent(grown, limits=limits, tokens=tokens):
         return replace(bounds, early=0.0, free_only=True)
     if grown.cold and settings.cold_at is not None and bounds.known.triggered:
         return replace(bounds, early=settings.cold_at)

@@ -13,8 +13,8 @@ import msgspec
 
 from policies import ContextSettings, Decision, WindowPressure
 from policies.ledger import DROPPING
-from policies.limits import lift, zones_for
-from policies.pressure import Event, read_pressure
+from policies.limits import zones_for
+from policies.pressure import Event, lift, read_pressure
 from policies.quality.health import Checkup
 from policies.turns import follow_calls
 from proxy.access.destination import CHAT, Caller, Route

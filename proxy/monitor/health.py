@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 
 from policies.decision import Decision
 from policies.ledger import EditKind
-from policies.limits import Limits, raw_buckets
-from policies.pressure import WindowPressure
+from policies.limits import Limits
+from policies.pressure import WindowPressure, raw_buckets
 from policies.quality.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.settings import ContextSettings, HealthRules
 from policies.turns import Run
