@@ -340,9 +340,6 @@ class Limits:
     refused: tuple[tuple[str, int], ...]
     bloat: float
 
-    def is_close(self, tokens: int) -> bool:
-        return tokens > CLOSE * self.trigger
-
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
     scoped = [layer for layer in layers_of(settings) if layer.scope != "total"]

@@ -24,7 +24,7 @@ from proxy.custom.functions import Hooks, Plugin
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
-from proxy.exchange.run import answering
+from proxy.exchange.run import ExchangeHandler
 from proxy.http.endpoints import Api, HealthRoutes
 from proxy.http.reports import store_growth
 from proxy.http.request import counted, respond, respond_error
@@ -111,7 +111,7 @@ class App:
         if self.runtime is not None and scope["type"] == "http" and scope["method"] == "POST":
             route = MANAGED.get(scope["path"])
             if route is not None:
-                return answering(self.runtime, scope, receive, send, route)
+                return ExchangeHandler(self.runtime, scope, receive, send, route).run()
         return self._answer(scope, receive, send)
 
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -266,7 +266,7 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         busy_timeout=config.store.timeout,
         connections=config.store.pool,
     )
-    store.took = lambda operation, seconds: metrics.record(STORE_LATENCY, seconds, operation)
+    store.took = partial(metrics.timed, STORE_LATENCY)
     for notice in store.notices:
         log.warning("%s", notice)
     return store
@@ -290,9 +290,8 @@ async def _assemble(
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
     add = telemetry.metrics.add
-    settler = WriteBehindQueue(
-        store, degraded=partial(add, DEGRADED), stored=alerts.tell_stored if store.shared else lambda _: None
-    )
+    told = {"stored": alerts.tell_stored} if store.shared else {}
+    settler = WriteBehindQueue(store, degraded=partial(add, DEGRADED), **told)
     limits = LearnedLimits(await store.limits())
     windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, learn=store.learn)
     windows.follow(await store.calibrations())

@@ -133,3 +133,6 @@ class Spent:
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
+
+NOTHING_SPENT = Spent()

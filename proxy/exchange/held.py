@@ -84,7 +84,7 @@ class HeldState:
         new = [m.tokens for m in recognized.transcript.messages[last.length :] if m.role != "assistant"]
         held, planned = last.tokens + budget.estimate(sum(new)), budget.estimate(plan.sent)
         is_same = SAME * held <= planned <= held / SAME
-        if held <= budget.estimate(planner.limits_of(asked.settings, budget).trigger):
+        if held <= budget.estimate(recognized.policy_limits.trigger):
             return own if is_same else msgspec.structs.replace(own, sent=0)
         smaller = await planner.harder(asked, plan, attempt=1) if planned > SAME * held else plan
         return own if smaller is None else msgspec.structs.replace(smaller, restarted=True)
@@ -125,7 +125,7 @@ async def record_answer(
             tenant=tenant,
             id=given.id,
             parent=held.parent,
-            conversation="" if recognized is None else recognized.branch.conversation,
+            conversation="" if recognized is None else recognized.thread.branch.conversation,
             at=runtime.planner.clock(),
             tokens=(usage.prompt or 0) + (usage.completion or 0) if usage.prompt else 0,
             reasoned=usage.reasoning or 0,

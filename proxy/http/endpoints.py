@@ -39,8 +39,8 @@ from proxy.access.destination import (
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.record import CLIENT_CLOSED
-from proxy.exchange.replies import address_of, provider_of
 from proxy.exchange.run import answering
+from proxy.exchange.send import service_of
 from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
@@ -209,10 +209,10 @@ class RelayedRequest:
         )
         operation = OPERATIONS.get(f"/v1{self.route.path}")
         if destination is not None and operation is not None:
-            address, port = address_of(destination.upstream)
+            provider, address, port = service_of(destination.upstream)
             metrics.called(
                 ModelCall(
-                    provider=provider_of(destination.upstream),
+                    provider=provider,
                     model=model,
                     seconds=time.perf_counter() - self.started,
                     operation=operation,
@@ -250,8 +250,9 @@ def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destinatio
     trace.identify(conversation=named, tenant=destination.caller.tenant, policy=NO_POLICY, model=model)
     operation = OPERATIONS.get(f"/v1{destination.path}") if scope["method"] == "POST" else None
     if operation is None:
-        return trace.relayed(scope["method"], *address_of(upstream))
-    return trace.attempt(model, provider_of(upstream), *address_of(upstream), operation=operation)
+        _, address, port = service_of(upstream)
+        return trace.relayed(scope["method"], address, port)
+    return trace.attempt(model, *service_of(upstream), operation=operation)
 
 
 def _is_plain_json(answer: Answer) -> bool:

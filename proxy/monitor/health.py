@@ -64,7 +64,7 @@ class HealthBook:
         """A request that only repeats the last one says nothing new."""
         if recognized.length != len(recognized.transcript.chain) or (decision is not None and decision.is_new):
             return True
-        branch = recognized.branch
+        branch = recognized.thread.branch
         return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
 
     def run_of(self, thread: Thread) -> Run:

@@ -208,8 +208,8 @@ class Managed:
             tokens = script.transcript(length).tokens
             why = _why(error, budget)
             return Forwarded(pieces=None, tokens=tokens, limit=budget.usable, action="refused", why=why)
-        if plan.branch is not None:
-            self._conversation = plan.branch.conversation
+        if plan.recognized is not None:
+            self._conversation = plan.recognized.thread.branch.conversation
         decision = plan.decision
         if decision is None or "plan" in plan.degraded:
             action, pieces = ("refused", None) if plan.refused else ("failed", script.raw_pieces(length))
