@@ -24,7 +24,7 @@ from proxy.custom.functions import Hooks, Plugin
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
-from proxy.exchange.run import ExchangeHandler
+from proxy.exchange.run import answering
 from proxy.http.endpoints import Api, HealthRoutes
 from proxy.http.reports import store_growth
 from proxy.http.request import counted, respond, respond_error
@@ -111,7 +111,7 @@ class App:
         if self.runtime is not None and scope["type"] == "http" and scope["method"] == "POST":
             route = MANAGED.get(scope["path"])
             if route is not None:
-                return ExchangeHandler(self.runtime, scope, receive, send, route).run()
+                return answering(self.runtime, scope, receive, send, route)
         return self._answer(scope, receive, send)
 
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:

@@ -16,7 +16,6 @@ from policies.ledger import DROPPING
 from policies.limits import zones_for
 from policies.pressure import Event, lift, read_pressure
 from policies.quality.health import Checkup
-from policies.turns import follow_calls
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.custom.functions import Turn
 from proxy.effects.allowance import NOTHING_SPENT, Spent
@@ -25,7 +24,6 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.request import Request
 from proxy.exchange.send import Attempts
 from proxy.monitor.caching import CacheUse, follow
-from proxy.monitor.health import sample_of
 from proxy.planning.values import NO_PLAN, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
@@ -273,7 +271,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
     request, ending, reported = progress.request, progress.ending(), progress.reported()
     billed = progress.billed()
     events, cache = _events(runtime, progress, ending), _cache_use(progress, billed, at=at)
-    checkup, ratios = _check_up(runtime, progress, tokens, at=at)
+    checkup = _check_up(runtime, progress, tokens, at=at)
     failed = "" if progress.label == "ok" else progress.label
     return ExchangeRecord(
         id=progress.id,
@@ -310,7 +308,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         cache=cache,
         events=events,
         checkup=checkup,
-        ratios=ratios,
+        ratios=() if checkup is None or checkup.sample is None else checkup.sample.ratios,
         recalls=progress.recalls,
         spent=NOTHING_SPENT if request is None or request.replies is None else request.replies.spent,
         refusal=progress.refusal,
@@ -326,33 +324,18 @@ def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
     return runtime.planner.conversations.answered(recognized.thread, recognized.transcript, answers)
 
 
-def _check_up(
-    runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float
-) -> tuple[Checkup | None, tuple[float, ...]]:
-    plan, settings, recognized, nothing = progress.plan, progress.settings, progress.plan.recognized, (None, ())
+def _check_up(runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float) -> Checkup | None:
+    plan, settings, recognized = progress.plan, progress.settings, progress.plan.recognized
     if tokens is None or settings is None or recognized is None or not settings.health.enabled:
-        return nothing
-    health, rules, thread = runtime.health, settings.health, recognized.thread
-    if not health.is_news(plan.decision, recognized):
-        return nothing
+        return None
+    evicted = evictions_alone(plan) if plan.evictions else 0
     try:
-        length = recognized.length
-        run = follow_calls(recognized.transcript, health.run_of(thread), length=length, most=rules.loop)
-        sample = sample_of(
-            plan.decision,
-            recognized,
-            settings,
-            limits=recognized.policy_limits,
-            used=tokens.after,
-            pressure=tokens.pressure,
-            evicted=evictions_alone(plan),
-            repeats=run.longest,
-            at=at,
+        return runtime.health.check_up(
+            plan, recognized, settings, used=tokens.after, pressure=tokens.pressure, evicted=evicted, at=at
         )
-        return health.see(thread, sample, rules, run=run), sample.ratios
     except Exception:  # what is watched must not suffer from being watched
         log.exception("the health of a conversation could not be told")
-        return nothing
+        return None
 
 
 def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, at: float) -> CacheUse | None:

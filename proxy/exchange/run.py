@@ -24,7 +24,6 @@ from policies import Mode
 from proxy.access.admission import without_grants
 from proxy.access.destination import CHAT, MANAGED, Caller, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
-from proxy.effects.evictions import stage_of, strategy_of
 from proxy.errors import (
     ContextLengthExceeded,
     EndpointMissing,
@@ -532,8 +531,8 @@ class ExchangeHandler:
             velocity=reading.velocity_tokens_per_turn or 0.0 if reading is not None else 0.0,
             turns_until_red=reading.turns_until_red if reading is not None else None,
             source=reading.source if reading is not None else "client_estimated",
-            stage=stage_of(decision, settings, base=base),
-            strategy=strategy_of(decision),
+            stage=decision.stage(settings, base=base),
+            strategy=decision.strategy,
             evicted=evicted_count(plan),
             before_percent=round(100 * decision.before / base, 1),
         )

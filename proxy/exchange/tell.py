@@ -12,7 +12,7 @@ from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
 from proxy.effects.allowance import NOTHING_SPENT
-from proxy.effects.evictions import condensed_in, layers_in, stage_of, strategy_of
+from proxy.effects.evictions import condensed_in, layers_in
 from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
 from proxy.monitor.caching import cost_of, prices_of
 from proxy.monitor.health import Notice
@@ -373,10 +373,10 @@ def row_of(
         overhead_ms=record.overhead_ms,
         duration_ms=1000 * record.duration,
         attempts=1 + record.retries,
-        action="none" if decision is None else stage_of(decision, settings, base=base),
+        action="none" if decision is None else decision.stage(settings, base=base),
         observed=record.observed,
         evicted=evicted_count(plan) if plan.evictions else 0,
-        strategy="" if decision is None or not decision.trail else strategy_of(decision),
+        strategy="" if decision is None or not decision.trail else decision.strategy,
         pressure_before=tokens.before / base,
         velocity=reading.velocity_tokens_per_turn if reading is not None else None,
         turns_until_red=reading.turns_until_red if reading is not None else None,
