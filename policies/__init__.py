@@ -11,7 +11,8 @@ from policies.planner import compacted, plan, trim
 from policies.preparing import is_soft, prepare
 from policies.pressure import WindowPressure
 from policies.settings import ClientEdits, ContextSettings, Mode
-from policies.strategies import STRATEGIES, Elsewhere, Pages
+from policies.strategies.layers import STRATEGIES
+from policies.strategies.recall import Elsewhere, Pages
 from policies.tokens import TokenCounter
 
 __all__ = [

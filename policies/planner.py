@@ -35,27 +35,12 @@ from policies.pressure import (
     measure,
 )
 from policies.settings import ClientEdits, ContextSettings
-from policies.strategies import (
-    DropOldest,
-    Elsewhere,
-    Pages,
-    PlanWork,
-    PruneTools,
-    cap_results,
-    clip,
-    is_crowded,
-    is_due,
-    leave_out_unbound,
-    may_recall,
-    recall,
-    run_anew,
-    run_asked,
-    run_client_edits,
-    run_layers,
-    run_rungs,
-    shorten_standing,
-    stand_in,
-)
+from policies.strategies.clear import PruneTools, leave_out_unbound
+from policies.strategies.compact import stand_in
+from policies.strategies.drop import DropOldest
+from policies.strategies.layers import PlanWork, is_due, run_anew, run_asked, run_client_edits, run_layers, run_rungs
+from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall
+from policies.strategies.shorten import cap_results, clip, shorten_standing
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from policies.turns import parse_turn_boundaries, protect, units

@@ -16,15 +16,8 @@ from policies.limits import TokenBudget, asks_from, charged, compaction_layer, l
 from policies.messages import Transcript
 from policies.pressure import UNKNOWN, Trend
 from policies.settings import ContextSettings
-from policies.strategies import (
-    STRATEGIES,
-    Compact,
-    PlanWork,
-    known_summary,
-    may_summarize,
-    run_layers,
-    summarize,
-)
+from policies.strategies.compact import Compact, known_summary, may_summarize, summarize
+from policies.strategies.layers import STRATEGIES, PlanWork, run_layers
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 

@@ -16,7 +16,8 @@ from policies import ContextSettings, Mode, compacted
 from policies.summary import inside
 from proxy.config.values import UpstreamSettings
 from proxy.effects.perform import drive, step
-from proxy.exchange.request import COMPACT_PATH, Request, is_native
+from proxy.exchange.held import Request
+from proxy.exchange.request import COMPACT_PATH, is_native
 from proxy.planning.values import Plan, Recognized
 from proxy.runtime import Runtime
 from proxy.stream.relay import UpstreamResponse

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from policies import ContextSettings, Mode
+from proxy.access.destination import Destination
 from proxy.errors import InvalidRequest
 from proxy.planning.planner import Planner
-from proxy.planning.values import Plan, PlanRequest
+from proxy.planning.values import Paid, Plan, PlanRequest
 from proxy.runtime import Runtime
 from proxy.store.answers import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
@@ -91,6 +92,22 @@ class HeldState:
 
 
 NOTHING_HELD = HeldState()
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
+
+    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history compacted and
+    nothing else, which Weir may do.
+    """
+
+    client: ClientRequest
+    chat: ClientRequest
+    destination: Destination
+    held: HeldState
+    asked: PlanRequest | None = None
+    replies: Paid | None = None
+    compacts: bool = False
 
 
 async def held_by(runtime: Runtime, chat: ClientRequest, tenant: str, settings: ContextSettings) -> HeldState:

@@ -18,10 +18,10 @@ from policies.pressure import Event, lift, read_pressure
 from policies.quality.health import Checkup
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.custom.functions import Turn
-from proxy.effects.allowance import NOTHING_SPENT, Spent
 from proxy.effects.evictions import CUT
+from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.exchange.request import Request
+from proxy.exchange.held import Request
 from proxy.exchange.send import Attempts
 from proxy.monitor.caching import CacheUse, follow
 from proxy.planning.values import NO_PLAN, Plan, PlanRequest

@@ -11,16 +11,24 @@ from policies.quality.advise import TokenPrices
 from policies.quality.fidelity import JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
 from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
-from proxy.effects.allowance import NOTHING_SPENT, Patience, Spent
-from proxy.effects.perform import MAX_EMBEDDED_LEN, PATIENCE, EffectHandler, by_vectors, embed
+from proxy.effects.perform import (
+    MAX_EMBEDDED_LEN,
+    NOTHING_SPENT,
+    PATIENCE,
+    EffectHandler,
+    Patience,
+    Spent,
+    by_vectors,
+    embed,
+)
 from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
-from proxy.exchange.send import service_of
 from proxy.monitor.caching import prices_of
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
 from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
+from proxy.telemetry.names import service_at
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
 from proxy.wire.codec import ClientRequest, Codec
@@ -79,7 +87,7 @@ class Replies(EffectHandler):
             tokens_per_hour=int(tokens * EVALUATION_SHARE) if purpose in _EVALUATING else tokens,
             codec=codec,
         )
-        with self.trace.summarizer(model, *service_of(upstream)) as span:
+        with self.trace.summarizer(model, *service_at(upstream.address, upstream.name, upstream.provider)) as span:
             told = await runtime.summarizer.ask(
                 effect, terms=terms, send=partial(self._post, destination, codec, span), compose=compose, waits=waits
             )

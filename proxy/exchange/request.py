@@ -4,20 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import msgspec
-
 from policies import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
 from proxy.config.values import UpstreamSettings
-from proxy.effects.allowance import Patience
+from proxy.effects.perform import Patience
 from proxy.errors import InvalidRequest
-from proxy.exchange.held import NOTHING_HELD, HeldState
+from proxy.exchange.held import NOTHING_HELD, HeldState, Request
 from proxy.exchange.replies import Replies, summarizer_input
-from proxy.exchange.send import service_of
 from proxy.models.facts import binds_reasoning
 from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
 from proxy.telemetry import Trace
+from proxy.telemetry.names import service_at
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.client import (
     EDITS,
@@ -39,22 +37,6 @@ CODEX_TURN = b"x-codex-turn-metadata"
 SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
 
 Headers = Sequence[tuple[bytes, bytes]]
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
-
-    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history compacted and
-    nothing else, which Weir may do.
-    """
-
-    client: ClientRequest
-    chat: ClientRequest
-    destination: Destination
-    held: HeldState
-    asked: PlanRequest | None = None
-    replies: Replies | None = None
-    compacts: bool = False
 
 
 def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextSettings:
@@ -177,7 +159,8 @@ def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientR
 
 
 def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
-    return bool(chat.codec.providers) and service_of(upstream)[0] in chat.codec.providers
+    known = chat.codec.providers
+    return bool(known) and service_at(upstream.address, upstream.name, upstream.provider)[0] in known
 
 
 def _is_codex_compaction(headers: Headers) -> bool:

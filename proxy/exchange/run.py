@@ -34,10 +34,10 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction, make_compaction, natively
-from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
+from proxy.exchange.held import NOTHING_HELD, Request, held_by, record_answer
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
-from proxy.exchange.request import COMPACT_PATH, Request, opened_for, request_for, settings_for
+from proxy.exchange.request import COMPACT_PATH, opened_for, request_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest

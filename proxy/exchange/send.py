@@ -8,7 +8,6 @@ import msgspec
 
 from policies import ContextSettings
 from proxy.access.destination import Destination
-from proxy.config.values import UpstreamSettings
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.runtime import Runtime
@@ -47,11 +46,6 @@ BETA = b"anthropic-beta"
 DROPPED = frozenset({b"accept-encoding"})
 DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
 OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
-
-
-def service_of(upstream: UpstreamSettings) -> tuple[str, str, int | None]:
-    """Who answers at an upstream, by the conventions' name, and its host and port."""
-    return service_at(upstream.base_url or upstream.api_base or "", upstream.name, upstream.provider)
 
 
 class Attempts(msgspec.Struct):
@@ -110,10 +104,10 @@ class Attempts(msgspec.Struct):
         return received, verdict
 
     def _begin_span(self, body: bytes, plan: Plan) -> AnySpan:
-        observes = self.policy is not None and self.policy.observes
+        observes, upstream = self.policy is not None and self.policy.observes, self.destination.upstream
         span = self.trace.attempt(
             self.request.model,
-            *service_of(self.destination.upstream),
+            *service_at(upstream.address, upstream.name, upstream.provider),
             request=self._asked(),
             compacted=plan.decision is not None and "compact" in plan.decision.applied and not observes,
         )
@@ -133,7 +127,8 @@ class Attempts(msgspec.Struct):
         begun, self.called = self.called, None
         if begun is None:
             return None
-        provider, address, port = service_of(self.destination.upstream)
+        upstream = self.destination.upstream
+        provider, address, port = service_at(upstream.address, upstream.name, upstream.provider)
         return ModelCall(
             provider=provider,
             model=self.request.model,

@@ -11,8 +11,8 @@ from policies.settings import Inspect
 from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
-from proxy.effects.allowance import NOTHING_SPENT
 from proxy.effects.evictions import condensed_in, layers_in
+from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
 from proxy.monitor.caching import cost_of, prices_of
 from proxy.monitor.health import Notice

@@ -17,9 +17,8 @@ from policies.pressure import Trend
 from policies.settings import ClientEdits, ContextSettings
 from policies.turns import first_user
 from proxy.conversation.thread import Thread
-from proxy.effects.allowance import Patience, Spent
 from proxy.effects.evictions import evicted_calls, figures_of
-from proxy.effects.perform import Ask
+from proxy.effects.perform import Ask, Patience, Spent
 from proxy.errors import ContextLengthExceeded
 from proxy.models.limits import ModelLimits
 from proxy.store.records import Change, EvictionRow, Original

@@ -20,8 +20,7 @@ from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advis
 from policies.settings import ContextSettings, Mode
 from policies.tokens import Calibration
 from proxy.conversation.book import Conversations
-from proxy.effects.allowance import Patience
-from proxy.effects.perform import Ask, EffectHandler
+from proxy.effects.perform import Ask, EffectHandler, Patience
 from proxy.errors import ContextLengthExceeded
 from proxy.models.facts import ModelFacts
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits
