@@ -97,7 +97,7 @@ class Recalling(msgspec.Struct):
             tenant=asked.tenant,
             conversation=thread.branch.conversation,
             store=self.runtime.store,
-            settler=self.runtime.settler,
+            unstored=self.runtime.settler.original,
             ask=asked.ask,
             model=asked.settings.embeddings,
             embeddings=asked.settings.recall.embeddings,
