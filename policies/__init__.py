@@ -8,10 +8,11 @@ from policies.limits import BucketExceeded, BudgetUnreachable, TokenBudget, divi
 from policies.memory import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.messages import Body, InvalidConversation, Message, PolicyError, ToolCall, Transcript
 from policies.planner import compacted, plan, trim
-from policies.preparing import is_near, is_soft, prepare
+from policies.preparing import is_soft, prepare
 from policies.pressure import WindowPressure
 from policies.settings import ClientEdits, ContextSettings, Mode
-from policies.strategies import STRATEGIES, Elsewhere, Pages
+from policies.strategies.layers import STRATEGIES
+from policies.strategies.recall import Elsewhere, Pages
 from policies.tokens import TokenCounter
 
 __all__ = [
@@ -49,7 +50,6 @@ __all__ = [
     "WindowPressure",
     "compacted",
     "divide",
-    "is_near",
     "is_soft",
     "milestone_of",
     "notes_of",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from policies.ledger import Condensed, Cut, Edit, PlannedMessage
 from policies.pressure import UNKNOWN, Event, PressureReading, Trend, WindowPressure
+from policies.settings import ContextSettings
 
 
 class Action(StrEnum):
@@ -72,3 +73,25 @@ class Decision(NamedTuple):
     @property
     def is_new(self) -> bool:
         return bool(self.edits) or self.cut is not None
+
+    @property
+    def strategy(self) -> str:
+        """The layers whose work was kept."""
+        return "+".join(dict.fromkeys(report.layer for report in self.trail if report.kept))
+
+    def stage(self, settings: ContextSettings, *, base: int) -> str:
+        """How far the management of a request had to go, in a word (requirement A0.148).
+
+        ``none`` while there is room, ``evaluate`` from yellow on and at a spike, ``evict_and_compress`` for a new
+        batch, ``emergency_compaction`` if that was a summary from red on or one of the last rungs,
+        ``cross_window_save`` if the conversation went on in a new window. ``base`` is the denominator of the pressure.
+        """
+        kept = [report for report in self.trail if report.kept]
+        if any(report.layer == "rollover" for report in kept):
+            return "cross_window_save"
+        if self.is_new:
+            late = self.cut is not None and self.due >= settings.zones.red_at * base
+            rung = self.pressure.status == "emergency" or any(report.rung for report in kept)
+            return "emergency_compaction" if late or rung else "evict_and_compress"
+        spiked = self.reading is not None and self.reading.spike
+        return "none" if self.pressure.zone == "green" and not spiked else "evaluate"

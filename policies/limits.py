@@ -15,10 +15,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
-from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, PolicyError, Transcript
-from policies.settings import Bucket, ContextSettings, Layer, Memory, Zones, amount
+from policies.messages import Message, PolicyError, Transcript
+from policies.settings import Bucket, ContextSettings, Layer, Memory, Zones
 
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 RESERVED = ("working", "headroom")
@@ -60,7 +61,7 @@ class BucketExceeded(BudgetUnreachable):
         self.args = (f"bucket {bucket} holds {used} tokens, {used - cap} more than its cap of {cap}",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenBudget:
     window: int
     reserve: int
@@ -71,7 +72,7 @@ class TokenBudget:
     caps: Mapping[str, int] = field(default_factory=dict)
     reported: bool = False
 
-    @property
+    @cached_property
     def usable(self) -> int:
         """W - R - H, at least 1: also the ``limit`` that clients are told."""
         return max(1, self.window - self.reserve - self.headroom)
@@ -93,12 +94,12 @@ class TokenBudget:
         """The uncalibrated tokens that stay within ``tokens`` even if the estimate errs by the margin."""
         return max(0, math.floor(round(tokens / (self.ratio * (1 + self.margin)), 6)))
 
-    @property
+    @cached_property
     def hard_limit(self) -> int:
         limit = self.room_for(self.window - self.reserve)
         return limit if self.max_input is None else min(limit, self.room_for(self.max_input))
 
-    @property
+    @cached_property
     def soft_limit(self) -> int:
         return min(self.hard_limit, self.room_for(self.window - self.reserve - self.headroom))
 
@@ -161,16 +162,16 @@ def divide(
 
 
 def scaled(value: float, window: int, scale: float) -> int:
-    return amount(value, window) if value < 1 else math.floor(round(value * scale, 6))
+    return math.floor(round(value * (window if value < 1 else scale), 6))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Summed(Transcript):
     """A long transcript that is added up no more slowly than a short one."""
 
     by_role: Mapping[str, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         return sum(self.by_role.values()) + self.tools + self.priming
 
@@ -180,26 +181,6 @@ def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None
     for message in messages:
         result[message.role] = result.get(message.role, 0) + message.tokens
     return result
-
-
-def raw_buckets(transcript: Transcript) -> dict[str, int]:
-    by_role = transcript.by_role if isinstance(transcript, Summed) else tokens_by_role(transcript.messages)
-    result = dict.fromkeys(BUCKETS, 0)
-    result["tools"] = transcript.tools
-    result["history"] = transcript.priming
-    for role, tokens in by_role.items():
-        result[_bucket_of(role)] += tokens
-    for index in transcript.memory:
-        message = transcript.messages[index]
-        result[_bucket_of(message.role)] -= message.tokens
-        result["memory"] += message.tokens
-    return result
-
-
-def _bucket_of(role: str) -> str:
-    if role in HEAD_ROLES:
-        return "system"
-    return "tool_outputs" if role in RESULT_ROLES else "history"
 
 
 def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
@@ -267,11 +248,8 @@ def _bucket_layers(settings: ContextSettings) -> Iterator[Layer]:
 
 
 def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
-    limit = budget.soft_limit
-    for layer in settings.layers:
-        if layer.scope == "total" and layer.at != 0:
-            limit = min(limit, limit_for(layer, settings, budget))
-    return limit
+    shares = {layer.at: layer for layer in settings.layers if layer.scope == "total" and layer.at != 0}
+    return min([budget.soft_limit, *(limit_for(layer, settings, budget) for layer in shares.values())])
 
 
 def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
@@ -325,21 +303,6 @@ def zones_for(settings: ContextSettings, window: int) -> Zones:
     return SMALL_ZONES if window <= SMALL_WINDOW else LARGE_ZONES
 
 
-def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
-    if not fits or level >= zones.critical_at:
-        return "critical"
-    if level >= zones.red_at:
-        return "red"
-    if level >= zones.orange_at:
-        return "orange"
-    return "yellow" if level >= zones.yellow_at else "green"
-
-
-def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
-    rot_guard = soft is not None and tokens > soft
-    return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
-
-
 def tokens_at(base: int, share: float) -> int:
     """Rounded down as if shares were exact decimals: 142,800 is .85 of 168,000."""
     return math.floor(round(base * share, 6))
@@ -376,12 +339,6 @@ class Limits:
     scoped: tuple[tuple[str, int], ...]
     refused: tuple[tuple[str, int], ...]
     bloat: float
-
-    def has_room(self, buckets: Mapping[str, int]) -> bool:
-        return all(buckets.get(name, 0) <= most for name, most in (*self.scoped, *self.refused))
-
-    def is_close(self, tokens: int) -> bool:
-        return tokens > CLOSE * self.trigger
 
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:

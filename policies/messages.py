@@ -7,6 +7,7 @@ acts, because a request resends hundreds of messages that nobody has to look at.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 
 HASH_SIZE = 16
@@ -102,7 +103,7 @@ def no_tools() -> Tools:
     return Tools()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Transcript:
     """``read(i)`` gives the body of message ``i``. ``chain[j]`` is the rolling hash over the messages from ``head`` to
     ``head + j`` inclusive. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
@@ -121,7 +122,7 @@ class Transcript:
     read_tools: Callable[[], Tools] = no_tools
     binds: bool = False
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         return sum(m.tokens for m in self.messages) + self.tools + self.priming
 

@@ -35,27 +35,12 @@ from policies.pressure import (
     measure,
 )
 from policies.settings import ClientEdits, ContextSettings
-from policies.strategies import (
-    DropOldest,
-    Elsewhere,
-    Pages,
-    PlanWork,
-    PruneTools,
-    cap_results,
-    clip,
-    is_crowded,
-    is_due,
-    leave_out_unbound,
-    may_recall,
-    recall,
-    run_anew,
-    run_asked,
-    run_client_edits,
-    run_layers,
-    run_rungs,
-    shorten_standing,
-    stand_in,
-)
+from policies.strategies.clear import PruneTools, leave_out_unbound
+from policies.strategies.compact import stand_in
+from policies.strategies.drop import DropOldest
+from policies.strategies.layers import PlanWork, is_due, run_anew, run_asked, run_client_edits, run_layers, run_rungs
+from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall
+from policies.strategies.shorten import cap_results, clip, shorten_standing
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from policies.turns import parse_turn_boundaries, protect, units
@@ -265,13 +250,13 @@ def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, 
 
 def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
     settings, tokens = limits.settings, grown.tokens
-    if tokens > limits.trigger or is_urgent(grown, limits=limits, tokens=tokens):
+    if tokens > limits.trigger or (settings.preempt and is_urgent(grown, limits=limits, tokens=tokens)):
         return False
     if settings.ingest.from_start:
         cap = ingest_cap_for(settings, limits.budget)
         if any(m.is_result and m.tokens > cap for m in transcript.messages) or settings.ingest.is_particular:
             return False
-    return limits.has_room(grown.charged)
+    return all(grown.charged.get(name, 0) <= most for name, most in (*limits.scoped, *limits.refused))
 
 
 def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:
@@ -280,7 +265,7 @@ def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> 
     """
     settings, tokens = bounds.settings, draft.tokens
     fits = bounds.ceiling is None and bounds.soft_fits(tokens)
-    if fits and is_urgent(grown, limits=limits, tokens=tokens):
+    if fits and settings.preempt and is_urgent(grown, limits=limits, tokens=tokens):
         return replace(bounds, early=0.0, free_only=True)
     if grown.cold and settings.cold_at is not None and bounds.known.triggered:
         return replace(bounds, early=settings.cold_at)

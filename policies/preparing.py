@@ -12,19 +12,12 @@ from policies.decision import LayerReport
 from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
 from policies.ledger import ConversationState, Prepared
-from policies.limits import Limits, TokenBudget, asks_from, charged, compaction_layer, layers_of, limit_for
+from policies.limits import TokenBudget, asks_from, charged, compaction_layer, layers_of, limit_for
 from policies.messages import Transcript
 from policies.pressure import UNKNOWN, Trend
 from policies.settings import ContextSettings
-from policies.strategies import (
-    STRATEGIES,
-    Compact,
-    PlanWork,
-    known_summary,
-    may_summarize,
-    run_layers,
-    summarize,
-)
+from policies.strategies.compact import Compact, known_summary, may_summarize, summarize
+from policies.strategies.layers import STRATEGIES, PlanWork, run_layers
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 
@@ -154,7 +147,3 @@ def _growth(trend: Trend, scope: str) -> float:
     burns = {burn.bucket: burn.deltas for burn in trend.burn}
     deltas = trend.deltas if scope == "total" else burns.get(scope, ())
     return max(sum(deltas) / len(deltas), deltas[-1]) if deltas else math.inf
-
-
-def is_near(tokens: int, limits: Limits, *, share: float) -> bool:
-    return limits.compacts is not None and tokens > share * limits.compacts

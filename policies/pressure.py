@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from policies.limits import Limits, Source, charged, is_over, is_soft, lift, raw_buckets, zone_of
-from policies.messages import PolicyError, Transcript
+from policies.limits import BUCKETS, Limits, Source, Summed, charged, is_over, is_soft, tokens_by_role
+from policies.messages import HEAD_ROLES, RESULT_ROLES, PolicyError, Transcript
 from policies.settings import TrendRules, Zones
 
 MAX_TOKENS = 1_000_000_000
@@ -197,6 +197,21 @@ class PressureReading(NamedTuple):
     rot_guard: bool
 
 
+def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
+    if not fits or level >= zones.critical_at:
+        return "critical"
+    if level >= zones.red_at:
+        return "red"
+    if level >= zones.orange_at:
+        return "orange"
+    return "yellow" if level >= zones.yellow_at else "green"
+
+
+def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
+    rot_guard = soft is not None and tokens > soft
+    return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
+
+
 def read_pressure(
     used: int,
     base: int,
@@ -363,10 +378,30 @@ class PressureReport(NamedTuple):
     events: tuple[Event, ...]
 
 
+def raw_buckets(transcript: Transcript) -> dict[str, int]:
+    by_role = transcript.by_role if isinstance(transcript, Summed) else tokens_by_role(transcript.messages)
+    result = dict.fromkeys(BUCKETS, 0)
+    result["tools"] = transcript.tools
+    result["history"] = transcript.priming
+    for role, tokens in by_role.items():
+        result[_bucket_of(role)] += tokens
+    for index in transcript.memory:
+        message = transcript.messages[index]
+        result[_bucket_of(message.role)] -= message.tokens
+        result["memory"] += message.tokens
+    return result
+
+
+def _bucket_of(role: str) -> str:
+    if role in HEAD_ROLES:
+        return "system"
+    return "tool_outputs" if role in RESULT_ROLES else "history"
+
+
 def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float | None) -> Growth:
     settings, budget, tokens = limits.settings, limits.budget, transcript.tokens
     uncalibrated = raw_buckets(transcript)
-    counted = charged(uncalibrated, settings.buckets)
+    counted = charged(uncalibrated, settings.buckets) if settings.buckets else uncalibrated
     idle = None if at is None or trend.at is None else at - trend.at
     return Growth(
         tokens=tokens,
@@ -392,8 +427,6 @@ def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
 
     Where buckets only warn, a full one is no reason to act: its share is full for as long as the whole has room.
     """
-    if not limits.settings.preempt:
-        return False
     if limits.settings.enforce == "bucket" and report_buckets(grown, limits=limits).critical:
         return True
     return should_preempt(

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal
 
 
@@ -167,13 +168,13 @@ class Ingest:
         return bool(self.tools or self.sub_agent_tools or self.drop_fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     tags: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def is_declared(self) -> bool:
         return bool(self.tags or self.names or self.patterns)
 
@@ -279,7 +280,7 @@ class ClientEdits:
     native: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ContextSettings:
     """One policy, complete. Amounts are tokens from 1 on and a share of W below.
 
@@ -335,7 +336,7 @@ class ContextSettings:
     server_state: Literal["follow", "refuse", "relay"] = "follow"
     cache_breakpoint: Literal["off", "5m", "1h"] = "off"
 
-    @property
+    @cached_property
     def observes(self) -> bool:
         return self.mode is Mode.OBSERVE or self.enforce == "observe" or self.compaction == "provider"
 

@@ -266,7 +266,7 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         busy_timeout=config.store.timeout,
         connections=config.store.pool,
     )
-    store.took = lambda operation, seconds: metrics.record(STORE_LATENCY, seconds, operation)
+    store.took = partial(metrics.timed, STORE_LATENCY)
     for notice in store.notices:
         log.warning("%s", notice)
     return store
@@ -290,9 +290,8 @@ async def _assemble(
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
     add = telemetry.metrics.add
-    settler = WriteBehindQueue(
-        store, degraded=partial(add, DEGRADED), stored=alerts.tell_stored if store.shared else lambda _: None
-    )
+    told = {"stored": alerts.tell_stored} if store.shared else {}
+    settler = WriteBehindQueue(store, degraded=partial(add, DEGRADED), **told)
     limits = LearnedLimits(await store.limits())
     windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, learn=store.learn)
     windows.follow(await store.calibrations())

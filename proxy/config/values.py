@@ -141,6 +141,10 @@ class UpstreamSettings:
         return (self.base_url or "").endswith(".azure.com/openai")
 
     @cached_property
+    def address(self) -> str:
+        return self.base_url or self.api_base or ""
+
+    @cached_property
     def origin(self) -> str:
         """``https://host:port`` of the base URL; ``litellm:provider`` where there is none."""
         base = self.base_url or self.api_base

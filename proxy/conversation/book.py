@@ -58,7 +58,7 @@ class Conversations:
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
-        self._shared = store.shared
+        self.shared = store.shared
         self._clock = clock
         self._ends: OrderedDict[bytes, tuple[str, bool]] = OrderedDict()
         self._threads: OrderedDict[str, Thread] = OrderedDict()
@@ -84,16 +84,16 @@ class Conversations:
         tried = _tried(doors, chain, opening, found, name)
         mine = self._behind_doors(tried, chain, messages, found) if self._has_resumed else None
         strays = found is None or found.length < min(found.thread.longest, len(chain))
-        if self._shared or (mine is None and answered and strays):
+        if self.shared or (mine is None and answered and strays):
             try:
                 found = await self._in_store(tenant, chain, found)
             except StoreError:
                 if mine is None:
                     raise
         tried = _tried(doors, chain, opening, found, name)
-        if self._shared and mine is not None:  # what was not known in the open may be another's
+        if self.shared and mine is not None:  # what was not known in the open may be another's
             mine = self._behind_doors(tried, chain, messages, found)
-        if mine is None or self._shared:
+        if mine is None or self.shared:
             mine = await self._behind_stored_doors(tenant, tried, chain, opening, found, mine)
         found = mine or found
         if resumes is not None and not answered and not (found is not None and found.is_repeat(chain)):
@@ -114,7 +114,7 @@ class Conversations:
 
         Of a shared store nobody knows whether another process has resumed one.
         """
-        resumed = self._shared or self._has_resumed or thread.known.resumed is not None
+        resumed = self.shared or self._has_resumed or thread.known.resumed is not None
         return resumed and _opening(transcript.chain, transcript.messages) == len(transcript.chain)
 
     def answered(self, thread: Thread, transcript: Transcript, answers: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -132,10 +132,6 @@ class Conversations:
         recognised = new_thread(tenant, conversation, name)
         self._remember(recognised.thread, chain)
         return recognised
-
-    @property
-    def announces(self) -> bool:
-        return self._shared
 
     async def announce(
         self,
@@ -296,7 +292,7 @@ class Conversations:
         mine: Match | None,
     ) -> Match | None:
         for door in doors:
-            if not (self._shared or found is None or (door[0] != ANSWER and found.length <= opening)):
+            if not (self.shared or found is None or (door[0] != ANSWER and found.length <= opening)):
                 continue
             near = (*chain[: opening + 1], *chain[max(opening + 1, len(chain) - NEAR) :])
             try:
@@ -324,7 +320,7 @@ class Conversations:
     async def _in_store(self, tenant: str, chain: Sequence[bytes], found: Match | None) -> Match | None:
         try:
             branch = await self._store.find(tenant, chain)
-            if self._shared and found is not None and await self._is_deleted(found.thread, branch):
+            if self.shared and found is not None and await self._is_deleted(found.thread, branch):
                 found = None
         except StoreError:
             if found is not None:
@@ -354,7 +350,7 @@ class Conversations:
     async def _continue(self, found: Match, chain: Sequence[bytes], opening: int, name: str | None) -> Match:
         thread, length = found.thread, found.length
         more = thread.longest - length if length < len(chain) else 0
-        two_answers = found.is_resumed and length <= opening + 1  # of two that resumed alike each has its own
+        two_answers = length <= opening + 1 and found.is_resumed  # of two that resumed alike each has its own
         diverges = more > (0 if two_answers else REWRITTEN_END)
         renamed = name is not None and name != thread.branch.name
         asked_for = found.door is not None and found.door[0] == RESUME

@@ -321,11 +321,9 @@ class Hooks:
             if wrong:
                 raise TypeError(f"the plugin {_named(plugin)} has no async {', '.join(wrong)}")
         self._seconds = seconds
+        self.plugins = tuple(plugins)
         self._queues: list[tuple[Plugin, asyncio.Queue[Call]]] = [(p, asyncio.Queue(most)) for p in plugins]
         self._tasks: list[asyncio.Task[None]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._queues)
 
     def start(self) -> None:
         if not self._tasks:

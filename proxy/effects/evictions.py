@@ -170,10 +170,10 @@ def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> d
     """
     figures: dict[str, object] = {
         "policy": settings.name,
-        "action": stage_of(decision, settings, base=base),
+        "action": decision.stage(settings, base=base),
         "utilization_before": round(decision.before / base, 4),
         "utilization_after": round(decision.after / base, 4),
-        "compression_strategy": strategy_of(decision),
+        "compression_strategy": decision.strategy,
         "new_window_id": decision.window_id,
     }
     condensed = condensed_in(decision)
@@ -205,25 +205,3 @@ def layers_in(decision: Decision) -> list[dict[str, object]]:
         }
         for report in decision.trail[:MAX_LAYERS]
     ]
-
-
-def stage_of(decision: Decision, settings: ContextSettings, *, base: int) -> str:
-    """How far the management of a request had to go, in a word (requirement A0.148).
-
-    ``none`` while there is room, ``evaluate`` from yellow on and at a spike, ``evict_and_compress`` for a new batch,
-    ``emergency_compaction`` if that was a summary from red on or one of the last rungs, ``cross_window_save`` if the
-    conversation went on in a new window. ``base`` is the denominator of the pressure, tokens.
-    """
-    kept = [report for report in decision.trail if report.kept]
-    if any(report.layer == "rollover" for report in kept):
-        return "cross_window_save"
-    if decision.is_new:
-        late = decision.cut is not None and decision.due >= settings.zones.red_at * base
-        rung = decision.pressure.status == "emergency" or any(report.rung for report in kept)
-        return "emergency_compaction" if late or rung else "evict_and_compress"
-    spiked = decision.reading is not None and decision.reading.spike
-    return "none" if decision.pressure.zone == "green" and not spiked else "evaluate"
-
-
-def strategy_of(decision: Decision) -> str:
-    return "+".join(dict.fromkeys(report.layer for report in decision.trail if report.kept))

@@ -8,6 +8,7 @@ them (bottom-k sketch, A. Broder 1997), which estimates the same share to within
 
 import asyncio
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -226,6 +227,42 @@ class EffectHandler(ABC):
     async def trim(self, effect: Trim) -> Reply:
         del effect
         return Failed("replay")
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long one client's request may wait for what models write, in all: from the first wait on."""
+
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    _until: float | None = None
+
+    def left(self) -> float:
+        if self._until is None:
+            self._until = self.clock() + self.seconds
+        return max(0.0, self._until - self.clock())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    calls: int = 0
+    shared: int = 0
+    kept: int = 0
+    asked: int = 0
+    answered: int = 0
+    cached: int = 0
+    seconds: float = 0.0
+    dollars: float = 0.0
+
+    @property
+    def any(self) -> bool:
+        return bool(self.calls or self.shared or self.kept)
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
+
+NOTHING_SPENT = Spent()
 
 
 @dataclass(frozen=True, slots=True)

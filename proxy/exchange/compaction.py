@@ -16,7 +16,8 @@ from policies import ContextSettings, Mode, compacted
 from policies.summary import inside
 from proxy.config.values import UpstreamSettings
 from proxy.effects.perform import drive, step
-from proxy.exchange.request import COMPACT_PATH, Request, is_native
+from proxy.exchange.held import Request
+from proxy.exchange.request import COMPACT_PATH, is_native
 from proxy.planning.values import Plan, Recognized
 from proxy.runtime import Runtime
 from proxy.stream.relay import UpstreamResponse
@@ -82,7 +83,7 @@ async def _made(runtime: Runtime, request: Request, recognized: Recognized, *, n
         transcript,
         settings=asked.settings,
         budget=budget,
-        known=recognized.known(observed=observes),
+        known=recognized.thread.known_at(recognized.length, observed=observes),
         counter=asked.counter,
         summarizer_input=asked.summarizer_input,
         readings=runtime.planner.readings,
@@ -100,7 +101,7 @@ async def _made(runtime: Runtime, request: Request, recognized: Recognized, *, n
     )
 
 
-def natively(runtime: Runtime, request: Request, plan: Plan) -> Plan:
+def natively(request: Request, plan: Plan) -> Plan:
     """The plan asking the provider to compact, where the policy leaves it to the provider and it can.
 
     Nothing is asked twice: what the client says itself holds.
@@ -109,7 +110,7 @@ def natively(runtime: Runtime, request: Request, plan: Plan) -> Plan:
     if asked is None or recognized is None or not _may_ask(asked.settings, chat, request.destination.upstream):
         return plan
     budget = recognized.limits.budget
-    size = budget.estimate(runtime.planner.limits_of(asked.settings, budget).trigger)
+    size = budget.estimate(recognized.policy_limits.trigger)
     size = max(size, LEAST_TRIGGER) if chat.codec is MESSAGES else size
     if budget.estimate(recognized.transcript.tokens) < math.floor(NEAR * size):
         return plan

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from policies import ContextSettings, Mode
-from proxy.access.destination import Caller
+from proxy.access.destination import Caller, Destination
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.planning.planner import Planner
-from proxy.planning.values import Plan, PlanRequest
+from proxy.planning.values import Paid, Plan, PlanRequest
 from proxy.runtime import Runtime
 from proxy.store.records import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
@@ -85,13 +85,29 @@ class HeldState:
         new = [m.tokens for m in recognized.transcript.messages[last.length :] if m.role != "assistant"]
         held, planned = last.tokens + budget.estimate(sum(new)), budget.estimate(plan.sent)
         is_same = SAME * held <= planned <= held / SAME
-        if held <= budget.estimate(planner.limits_of(asked.settings, budget).trigger):
+        if held <= budget.estimate(recognized.policy_limits.trigger):
             return own if is_same else msgspec.structs.replace(own, sent=0)
         smaller = await planner.harder(asked, plan, attempt=1) if planned > SAME * held else plan
         return own if smaller is None else msgspec.structs.replace(smaller, restarted=True)
 
 
 NOTHING_HELD = HeldState()
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
+
+    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history compacted and
+    nothing else, which Weir may do.
+    """
+
+    client: ClientRequest
+    chat: ClientRequest
+    destination: Destination
+    held: HeldState
+    asked: PlanRequest | None = None
+    replies: Paid | None = None
+    compacts: bool = False
 
 
 async def held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
@@ -146,7 +162,7 @@ async def record_answer(
             tenant=tenant,
             id=given.id,
             parent=held.parent,
-            conversation="" if recognized is None else recognized.branch.conversation,
+            conversation="" if recognized is None else recognized.thread.branch.conversation,
             at=runtime.planner.clock(),
             tokens=(usage.prompt or 0) + (usage.completion or 0) if usage.prompt else 0,
             reasoned=usage.reasoning or 0,

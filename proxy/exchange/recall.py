@@ -37,12 +37,12 @@ class Recalling(msgspec.Struct):
         The plan comes back, with what the definition costs added to what it says is sent.
         """
         before, self.offer, asked = self.offer, None, self.asked
-        if plan.limits is None or not asked.settings.recall.tool or not is_due(plan) or self._is_refused(plan):
+        if plan.recognized is None or not asked.settings.recall.tool or not is_due(plan) or self._is_refused(plan):
             return plan
         if asked.request.codec is not CHAT and not self.runtime.store.keeps_content:
             return plan  # after a restart nothing would be known of hidden rounds that its answers depend on
         offer = before or offer_for(asked.request, asked.settings, asked.counter)
-        if offer is None or not plan.limits.budget.hard_fits(plan.sent + offer.tokens):
+        if offer is None or not plan.recognized.limits.budget.hard_fits(plan.sent + offer.tokens):
             return plan
         self.offer = offer
         return msgspec.structs.replace(plan, sent=plan.sent + offer.tokens)
@@ -76,12 +76,12 @@ class Recalling(msgspec.Struct):
         return body if self.offer is None else with_tool(body, self.offer.definition)
 
     def _is_refused(self, plan: Plan) -> bool:
-        return plan.limits is not None and plan.limits.scope in self.runtime.without_tools
+        return plan.recognized is not None and plan.recognized.limits.scope in self.runtime.without_tools
 
     def _note_refusal(self, plan: Plan) -> None:
         self.offer = None
-        if plan.limits is not None and len(self.runtime.without_tools) < MAX_SCOPES:
-            self.runtime.without_tools.add(plan.limits.scope)
+        if plan.recognized is not None and len(self.runtime.without_tools) < MAX_SCOPES:
+            self.runtime.without_tools.add(plan.recognized.limits.scope)
 
     def rounds(self, body: bytes, plan: Plan) -> Rounds | None:
         """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""
@@ -97,7 +97,7 @@ class Recalling(msgspec.Struct):
             tenant=asked.tenant,
             conversation=thread.branch.conversation,
             store=self.runtime.store,
-            settler=self.runtime.settler,
+            unstored=self.runtime.settler.original,
             ask=asked.ask,
             model=asked.settings.embeddings,
             embeddings=asked.settings.recall.embeddings,

@@ -13,26 +13,24 @@ import msgspec
 
 from policies import ContextSettings, Decision, WindowPressure
 from policies.ledger import DROPPING
-from policies.limits import lift, zones_for
-from policies.pressure import Event, read_pressure
+from policies.limits import zones_for
+from policies.pressure import Event, lift, read_pressure
 from policies.quality.health import Checkup
-from policies.turns import follow_calls
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.custom.functions import Turn
-from proxy.effects.allowance import Spent
 from proxy.effects.evictions import CUT
+from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.exchange.request import Request
+from proxy.exchange.held import Request
 from proxy.exchange.send import Attempts
 from proxy.monitor.caching import CacheUse, follow
-from proxy.monitor.health import sample_of
 from proxy.planning.values import NO_PLAN, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
 from proxy.stream.relay import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import AnySpan, ModelCall, Trace
-from proxy.upstream.overflow import Ending, ending_of, is_cut_short
+from proxy.upstream.overflow import LENGTHS, Ending, ending_of
 from proxy.wire.anthropic import DROPS_UNBOUND
 from proxy.wire.chat import digest_of
 from proxy.wire.codec import ClientRequest
@@ -105,21 +103,22 @@ class ExchangeProgress(msgspec.Struct):
         return 0 if self.attempts is None else self.attempts.retries
 
     def billed(self) -> ReportedUsage | None:
-        return self.seen.usage if self.attempts is None else self.attempts.billed(self.seen.usage)
+        usage, attempts = self.seen.usage, self.attempts
+        return usage if attempts is None or not attempts.rounds else attempts.billed(usage)
 
     def reported(self) -> ReportedUsage:
-        usage = self.seen.usage if self.attempts is None else self.attempts.reported(self.seen.usage)
-        return usage or NO_USAGE
+        usage, attempts = self.seen.usage, self.attempts
+        return (usage if attempts is None or not attempts.rounds else attempts.reported(usage)) or NO_USAGE
 
     def begin_stream(self) -> None:
         if self.attempts is not None:
             self.attempts.begin_stream()
 
     def ending(self) -> Ending | None:
-        reasons, limits = self.seen.finish_reasons, self.plan.limits
-        if self.chat is None or not is_cut_short(reasons):
+        reasons, recognized = self.seen.finish_reasons, self.plan.recognized
+        if self.chat is None or LENGTHS.isdisjoint(reasons):
             return None
-        usage, budget = self.reported(), None if limits is None else limits.budget
+        usage, budget = self.reported(), None if recognized is None else recognized.limits.budget
         prompt = usage.prompt
         if prompt is None and budget is not None:
             prompt = budget.estimate(self.plan.sent)
@@ -205,12 +204,12 @@ class ExchangeProgress(msgspec.Struct):
 
 
 def evicted_count(plan: Plan) -> int:
-    return len([row for row in plan.evictions if row.kind != CUT or row.tool]) if plan.evictions else 0
+    return len([row for row in plan.evictions if row.kind != CUT or row.tool])
 
 
 def evictions_alone(plan: Plan) -> int:
     """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
-    return len([row for row in plan.evictions if row.kind != CUT or row.layer in DROPPING]) if plan.evictions else 0
+    return len([row for row in plan.evictions if row.kind != CUT or row.layer in DROPPING])
 
 
 log = logging.getLogger("weir.settlement")
@@ -272,7 +271,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
     request, ending, reported = progress.request, progress.ending(), progress.reported()
     billed = progress.billed()
     events, cache = _events(runtime, progress, ending), _cache_use(progress, billed, at=at)
-    checkup, ratios = _check_up(runtime, progress, tokens, at=at)
+    checkup = _check_up(runtime, progress, tokens, at=at)
     failed = "" if progress.label == "ok" else progress.label
     return ExchangeRecord(
         id=progress.id,
@@ -309,9 +308,9 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         cache=cache,
         events=events,
         checkup=checkup,
-        ratios=ratios,
+        ratios=() if checkup is None or checkup.sample is None else checkup.sample.ratios,
         recalls=progress.recalls,
-        spent=request.replies.spent if request is not None and request.replies is not None else Spent(),
+        spent=NOTHING_SPENT if request is None or request.replies is None else request.replies.spent,
         refusal=progress.refusal,
         answers=listened(runtime, progress) if tokens is not None else (),
     )
@@ -325,33 +324,18 @@ def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
     return runtime.planner.conversations.answered(recognized.thread, recognized.transcript, answers)
 
 
-def _check_up(
-    runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float
-) -> tuple[Checkup | None, tuple[float, ...]]:
-    plan, settings, recognized, nothing = progress.plan, progress.settings, progress.plan.recognized, (None, ())
+def _check_up(runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float) -> Checkup | None:
+    plan, settings, recognized = progress.plan, progress.settings, progress.plan.recognized
     if tokens is None or settings is None or recognized is None or not settings.health.enabled:
-        return nothing
-    health, rules, thread = runtime.health, settings.health, recognized.thread
-    if not health.is_news(plan.decision, recognized):
-        return nothing
+        return None
+    evicted = evictions_alone(plan) if plan.evictions else 0
     try:
-        length = recognized.length
-        run = follow_calls(recognized.transcript, health.run_of(thread), length=length, most=rules.loop)
-        sample = sample_of(
-            plan.decision,
-            recognized,
-            settings,
-            limits=runtime.planner.limits_of(settings, recognized.limits.budget),
-            used=tokens.after,
-            pressure=tokens.pressure,
-            evicted=evictions_alone(plan),
-            repeats=run.longest,
-            at=at,
+        return runtime.health.check_up(
+            plan, recognized, settings, used=tokens.after, pressure=tokens.pressure, evicted=evicted, at=at
         )
-        return health.see(thread, sample, rules, run=run), sample.ratios
     except Exception:  # what is watched must not suffer from being watched
         log.exception("the health of a conversation could not be told")
-        return nothing
+        return None
 
 
 def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, at: float) -> CacheUse | None:
@@ -375,7 +359,7 @@ def _events(runtime: Runtime, progress: ExchangeProgress, ending: Ending | None)
     events = plan.decision.events if plan.decision is not None else ()
     if ending is Ending.RESERVE_EXHAUSTED:
         events = (_exhausted(progress, ending), *events)
-    drift = None if plan.limits is None else runtime.windows.take_drift(plan.limits.counted)
+    drift = None if plan.recognized is None else runtime.windows.take_drift(plan.recognized.limits.counted)
     if drift is None:
         return events
     facts = {"estimated": drift.predicted, "reported": drift.reported, "ratio": round(drift.ratio, 3)}
@@ -384,10 +368,10 @@ def _events(runtime: Runtime, progress: ExchangeProgress, ending: Ending | None)
 
 
 def _exhausted(progress: ExchangeProgress, ending: Ending) -> Event:
-    usage, limits = progress.reported(), progress.plan.limits
+    usage, recognized = progress.reported(), progress.plan.recognized
     found = {
         "reason": progress.seen.finish_reasons[-1],
-        "limit": limits.budget.window if limits is not None else None,
+        "limit": recognized.limits.budget.window if recognized is not None else None,
         "tokens": usage.prompt,
         "count": usage.completion,
         "asked": progress.chat.max_tokens if progress.chat is not None else None,

@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from functools import partial
 
 from policies import ContextSettings, Failed, Reply, Summarize, Summary
 from policies.effects import Compare, Embed, Trim, Vectors
@@ -12,9 +11,16 @@ from policies.quality.advise import TokenPrices
 from policies.quality.fidelity import JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
 from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
-from proxy.config import UpstreamSettings
-from proxy.effects.allowance import Patience, Spent
-from proxy.effects.perform import MAX_EMBEDDED_LEN, PATIENCE, EffectHandler, by_vectors, embed
+from proxy.effects.perform import (
+    MAX_EMBEDDED_LEN,
+    NOTHING_SPENT,
+    PATIENCE,
+    EffectHandler,
+    Patience,
+    Spent,
+    by_vectors,
+    embed,
+)
 from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
 from proxy.monitor.caching import prices_of
@@ -22,7 +28,7 @@ from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
 from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
-from proxy.telemetry.names import provider_name
+from proxy.telemetry.names import service_at
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
 from proxy.wire.codec import ClientRequest, Codec
@@ -53,7 +59,7 @@ class Replies(EffectHandler):
     trace: Trace = NULL_TRACE
     pruned: Collection[str] = ()
     patience: Patience | None = None
-    spent: Spent = field(default_factory=Spent)
+    spent: Spent = NOTHING_SPENT
     said: Sequence[tuple[bytes, bytes]] = ()
     clock: Callable[[], float] = time.monotonic
     _until: float | None = None
@@ -81,7 +87,7 @@ class Replies(EffectHandler):
             tokens_per_hour=int(tokens * EVALUATION_SHARE) if purpose in _EVALUATING else tokens,
             codec=codec,
         )
-        with self.trace.summarizer(model, provider_of(upstream), *address_of(upstream)) as span:
+        with self.trace.summarizer(model, *service_at(upstream.address, upstream.name, upstream.provider)) as span:
             told = await runtime.summarizer.ask(
                 effect, terms=terms, send=partial(self._post, destination, codec, span), compose=compose, waits=waits
             )
@@ -212,17 +218,3 @@ def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
     is_long = prices.cliff is not None and prompt > prices.cliff.above
     factor = prices.cliff.output if is_long and prices.cliff is not None else 1.0
     return read * prices.factor(prompt) + prices.output * (usage.completion or 0) * factor
-
-
-def provider_of(upstream: UpstreamSettings) -> str:
-    return provider_name(upstream.name, host=address_of(upstream)[0], provider=upstream.provider)
-
-
-def address_of(upstream: UpstreamSettings) -> tuple[str, int | None]:
-    return _host_and_port(upstream.base_url or upstream.api_base or "")
-
-
-@lru_cache(maxsize=256)
-def _host_and_port(base: str) -> tuple[str, int | None]:
-    parts = urlsplit(base)
-    return parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)

@@ -4,20 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import msgspec
-
 from policies import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
 from proxy.config.values import UpstreamSettings
-from proxy.effects.allowance import Patience
+from proxy.effects.perform import Patience
 from proxy.errors import InvalidRequest
-from proxy.exchange.held import NOTHING_HELD, HeldState
-from proxy.exchange.replies import Replies, provider_of, summarizer_input
+from proxy.exchange.held import NOTHING_HELD, HeldState, Request
+from proxy.exchange.replies import Replies, summarizer_input
 from proxy.models.facts import binds_reasoning
-from proxy.models.limits import ModelLimits
 from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
 from proxy.telemetry import Trace
+from proxy.telemetry.names import service_at
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.client import (
     EDITS,
@@ -39,26 +37,6 @@ CODEX_TURN = b"x-codex-turn-metadata"
 SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
 
 Headers = Sequence[tuple[bytes, bytes]]
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
-
-    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history compacted and
-    nothing else, which Weir may do.
-    """
-
-    client: ClientRequest
-    chat: ClientRequest
-    destination: Destination
-    held: HeldState
-    asked: PlanRequest | None = None
-    replies: Replies | None = None
-    compacts: bool = False
-
-    @property
-    def managed_by(self) -> ContextSettings | None:
-        return None if self.asked is None else self.asked.settings
 
 
 def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextSettings:
@@ -99,9 +77,10 @@ def request_for(
     upstream, is_managed = destination.upstream, settings.mode is not Mode.OFF and not held.elsewhere
     if not (is_managed and _is_manageable(runtime, upstream, chat)):
         return Request(client=client, chat=client, destination=destination, held=held)
-    compacts = _may_compact(chat, destination, settings)
+    is_aside = chat.codec.is_aside(chat.fields)
+    compacts = _may_compact(chat, destination, settings, is_aside=is_aside)
     own = SETTING & {name for name, _ in headers}
-    if chat.codec.is_aside(chat.fields) or (CODEX_TURN in own and _is_codex_compaction(headers)):
+    if is_aside or (CODEX_TURN in own and _is_codex_compaction(headers)):
         settings = _aside(settings)
     if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
@@ -112,20 +91,32 @@ def request_for(
     pruned, patience = set[str](), Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
     said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
     replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
+    name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
+    resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
+    reads_itself = settings.summarizer in (None, "same")
     asked = PlanRequest(
         request=chat,
         tenant=caller.tenant,
-        name=name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage),
+        name=name,
         settings=settings,
         counter=counter,
-        limits=partial(_limits_of, runtime, chat, settings, destination, exact=counter.is_exact),
+        limits=partial(
+            runtime.windows.resolve_limits,
+            chat.model,
+            settings=settings,
+            upstream=upstream,
+            caller=caller,
+            max_tokens=chat.max_tokens,
+            exact=counter.is_exact,
+        ),
         ask=replies,
         patience=patience,
         ask_later=partial(Replies, runtime, chat, caller, settings, pruned=pruned, said=said),
         ask_about=Replies(runtime, chat, caller, settings, said=said) if settings.evaluate.sample else None,
         pruned=pruned,
-        summarizer_input=summarizer_input(runtime, settings, caller),
-        resume=conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None,
+        summarizer_input=None if reads_itself else summarizer_input(runtime, settings, caller),
+        resume=resume,
+        resumes=_resumes(settings, resume, name),
         parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
         edits=edits,
         binds=chat.codec is MESSAGES
@@ -144,27 +135,20 @@ def request_for(
     )
 
 
-async def _limits_of(
-    runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
-) -> ModelLimits:
-    return await runtime.windows.resolve_limits(
-        chat.model,
-        settings=settings,
-        upstream=destination.upstream,
-        caller=destination.caller,
-        max_tokens=chat.max_tokens,
-        exact=exact,
-    )
-
-
 def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientRequest) -> bool:
     lacking, where = runtime.lacking, (upstream.name, chat.codec.path)
     is_there = chat.codec.name in upstream.endpoints and not (lacking.until and where in lacking)
     return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
 
 
-def _may_compact(chat: ClientRequest, destination: Destination, settings: ContextSettings) -> bool:
-    is_asked = chat.codec.is_aside(chat.fields) or destination.path.endswith(COMPACT_PATH)
+def _resumes(settings: ContextSettings, resume: str | None, name: str | None) -> str | None:
+    if settings.resume == "off" or settings.observes:
+        return None
+    return resume or (name if settings.resume == "auto" else None)
+
+
+def _may_compact(chat: ClientRequest, destination: Destination, settings: ContextSettings, *, is_aside: bool) -> bool:
+    is_asked = is_aside or destination.path.endswith(COMPACT_PATH)
     is_weirs = settings.compaction == "proxy" and not settings.observes
     return is_asked and is_weirs and not is_native(chat, destination.upstream)
 
@@ -175,7 +159,8 @@ def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientR
 
 
 def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
-    return provider_of(upstream) in chat.codec.providers
+    known = chat.codec.providers
+    return bool(known) and service_at(upstream.address, upstream.name, upstream.provider)[0] in known
 
 
 def _is_codex_compaction(headers: Headers) -> bool:
@@ -190,8 +175,8 @@ def _aside(settings: ContextSettings) -> ContextSettings:
 
 
 def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool) -> ClientEdits | None:
-    edits = client_edits(chat.fields)
-    if edits is None or observes:
+    edits = client_edits(chat.fields) if EDITS in chat.fields and not observes else None
+    if edits is None:
         return None
     if is_native(chat, upstream):
         return replace(edits, native=True)
@@ -203,5 +188,5 @@ def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: 
 def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:
     if settings.estimator != "tokenizer":
         return runtime.tokenizer.counter(settings.estimator)
-    rule = runtime.config.rule(model)
+    rule = runtime.config.rule(model) if runtime.config.models else None
     return runtime.tokenizer.counter(rule.tokenizer if rule and rule.tokenizer else model)

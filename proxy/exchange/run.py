@@ -22,9 +22,8 @@ import msgspec
 
 from policies import Mode
 from proxy.access.admission import without_grants
-from proxy.access.destination import CHAT, Caller, Route, for_managed
+from proxy.access.destination import CHAT, MANAGED, Caller, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
-from proxy.effects.evictions import stage_of, strategy_of
 from proxy.errors import (
     ContextLengthExceeded,
     EndpointMissing,
@@ -35,10 +34,10 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction, make_compaction, natively
-from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
+from proxy.exchange.held import NOTHING_HELD, Request, held_by, record_answer
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
-from proxy.exchange.request import COMPACT_PATH, Request, opened_for, request_for, settings_for
+from proxy.exchange.request import COMPACT_PATH, opened_for, request_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
@@ -60,10 +59,10 @@ from proxy.stream.relay import (
     while_connected,
 )
 from proxy.tap import Tap
-from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
+from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, AnySpan, RequestContext, Trace
 from proxy.upstream.client import Answer, came_through
 from proxy.upstream.lacking import has_no_route
-from proxy.upstream.overflow import Kind, Verdict
+from proxy.upstream.overflow import NONE, Kind, Verdict
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
@@ -73,7 +72,10 @@ from proxy.wire.raw import write_value
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 MAX_RETRIES = 2
 NO_SUCH_ROUTE = frozenset({404, 405})
+REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})
 MAX_BINDING = 1_000
+
+CODECS = {route.path: codec_of(route.path) for route in MANAGED.values()}
 
 log = logging.getLogger("weir.exchange")
 
@@ -116,16 +118,18 @@ class ExchangeHandler:
 
     def __post_init__(self) -> None:
         headers, client = self.scope["headers"], self.scope.get("client")
-        self.codec = codec_of(self.route.path)
-        trace = self.runtime.telemetry.exchange(
-            "POST",
-            f"/v1{self.route.path}",
-            headers,
-            server=self.scope.get("server"),
-            client=client[0] if client else None,
-            scheme=self.scope.get("scheme", "http"),
-            request_id=self.id,
-        )
+        self.codec = CODECS.get(self.route.path) or codec_of(self.route.path)
+        trace: Trace = NULL_TRACE
+        if self.runtime.telemetry.recording is not None:
+            trace = self.runtime.telemetry.exchange(
+                "POST",
+                f"/v1{self.route.path}",
+                headers,
+                server=self.scope.get("server"),
+                client=client[0] if client else None,
+                scheme=self.scope.get("scheme", "http"),
+                request_id=self.id,
+            )
         query = self.scope.get("query_string", b"")
         self.progress = ExchangeProgress(self.id, self.started, trace, query, headers, self.route)
 
@@ -151,7 +155,8 @@ class ExchangeHandler:
                 body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
                 if stay.waited:
                     progress.since = time.monotonic() - stay.waited
-                progress.trace.root.since(progress.trace.root.started, "receive")
+                if progress.trace.recorded:
+                    progress.trace.root.since(progress.trace.root.started, "receive")
                 self.task = asyncio.current_task()
                 await while_connected(self.scope, self.receive, self._answer(body, caller))
         except ClientGone:
@@ -214,7 +219,7 @@ class ExchangeHandler:
         )
         settings = settings_for(runtime, caller, progress.headers)
         progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
-        if runtime.hooks:
+        if runtime.hooks.plugins:
             progress.turn = Turn(request=self.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name)
             runtime.hooks.turn_start(progress.turn)
         held = NOTHING_HELD
@@ -235,26 +240,33 @@ class ExchangeHandler:
         return request
 
     async def plan(self, request: Request) -> Plan:
-        progress, planner, asked = self.progress, self.runtime.planner, request.asked
+        progress, asked = self.progress, request.asked
         progress.plan = Plan(body=request.chat.body)
         if asked is None:
             return progress.plan
-        with progress.trace.plan() as span:
-            asked.span = span
-            recognized = await planner.recognize(asked)
-            if recognized is not None:
-                degraded = recognized.degraded
-                progress.plan = Plan(body=request.chat.body, recognized=recognized, degraded=degraded)
-            try:
-                plan = await planner.first(asked, recognized)
-                if request.client is not asked.request:
-                    plan = await request.held.followed(planner, asked, request.client, plan)
-                progress.plan = plan = natively(self.runtime, request, plan) if asked.settings.observes else plan
-            except ContextLengthExceeded:
-                self._tell_overflow(Overflow(source="planned"))
-                raise
-            self._note_plan(span, plan)
-        self._tell_results(plan)
+        if progress.trace.recorded:
+            with progress.trace.plan() as asked.span:
+                plan = await self._plan(request, asked)
+                self._note_plan(asked.span, plan)
+        else:
+            plan = await self._plan(request, asked)
+        if progress.turn is not None:
+            self._tell_results(plan, progress.turn)
+        return plan
+
+    async def _plan(self, request: Request, asked: PlanRequest) -> Plan:
+        progress, planner = self.progress, self.runtime.planner
+        recognized = await planner.recognize(asked)
+        if recognized is not None:
+            progress.plan = Plan(body=request.chat.body, recognized=recognized, degraded=recognized.degraded)
+        try:
+            plan = await planner.first(asked, recognized)
+            if request.client is not asked.request:
+                plan = await request.held.followed(planner, asked, request.client, plan)
+            progress.plan = plan = natively(request, plan) if asked.settings.observes else plan
+        except ContextLengthExceeded:
+            self._tell_overflow(Overflow(source="planned"))
+            raise
         return plan
 
     async def _compact(self, request: Request, received: UpstreamResponse | None = None) -> bool:
@@ -300,7 +312,7 @@ class ExchangeHandler:
             progress.headers,
             progress.query,
             progress.trace,
-            request.managed_by,
+            None if asked is None else asked.settings,
         )
         if asked is None or not asked.settings.recall.tool or is_linked(request.client):
             return attempts, None
@@ -318,13 +330,13 @@ class ExchangeHandler:
         body = attempts.within_window(plan)
         while True:
             received, verdict = await make(body, plan)
-            if (valid := await self._without_reasoning(request, plan, verdict)) is not None:
+            if verdict.kind in REFUSES_REASONING and (valid := await self._without_reasoning(request, plan, verdict)):
                 received.answer.close()
                 attempts.retries += 1
                 plan = self.progress.plan = valid if recalling is None else recalling.consider(valid)
                 body = attempts.within_window(plan)
                 continue
-            if not verdict.is_overflow or asked is None:
+            if verdict is NONE or not verdict.is_overflow or asked is None:
                 return received, body
             self._tell_overflow(Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit))
             if asked.settings.observes:
@@ -347,12 +359,11 @@ class ExchangeHandler:
     async def _smaller(
         self, asked: PlanRequest, plan: Plan, recalling: Recalling | None, *, attempt: int
     ) -> Plan | None:
-        with self.progress.trace.plan() as span:
-            asked.span = span
+        with self.progress.trace.plan() as asked.span:
             smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt)
             if smaller is None:
                 return None
-            self._note_plan(span, smaller)
+            self._note_plan(asked.span, smaller)
             return smaller if recalling is None else recalling.consider(smaller)
 
     async def _without_reasoning(self, request: Request, plan: Plan, verdict: Verdict) -> Plan | None:
@@ -362,9 +373,7 @@ class ExchangeHandler:
         changed it, or the rounds are lost that stood in it. None where that was tried, or is not for Weir to do.
         """
         asked, recognized, known = request.asked, plan.recognized, self.runtime.binding
-        if verdict.kind not in (Kind.BINDING, Kind.CHANGED) or asked is None or recognized is None:
-            return None
-        if asked.unbinds or asked.settings.observes:
+        if asked is None or recognized is None or asked.unbinds or asked.settings.observes:
             return None
         asked.unbinds = True
         if verdict.kind is Kind.CHANGED and asked.drops_unbound:
@@ -381,7 +390,7 @@ class ExchangeHandler:
             tenant, body = request.destination.caller.tenant, bytes(progress.listener.held)
             await record_answer(runtime, request.held, request.client, progress.plan, tenant, body)
         recognized = progress.plan.recognized
-        if recognized is None or not runtime.planner.conversations.announces:
+        if recognized is None or not runtime.planner.conversations.shared:
             return
         answers = listened(runtime, progress)
         if answers and not await runtime.planner.announce(recognized, self.id, model=progress.model, answers=answers):
@@ -497,10 +506,10 @@ class ExchangeHandler:
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _note_plan(self, span: AnySpan, plan: Plan) -> None:
-        decision, limits = plan.decision, plan.limits
-        if span is NULL_SPAN or decision is None or limits is None:
+        decision, recognized = plan.decision, plan.recognized
+        if not span.recorded or decision is None or recognized is None:
             return
-        tokens = limits.budget.estimate
+        tokens = recognized.limits.budget.estimate
         for report in decision.trail:
             span.layer(
                 report.layer,
@@ -510,8 +519,7 @@ class ExchangeHandler:
                 ref=report.ref,
                 reason=report.reason,
             )
-        settings, reading = self.progress.policy, decision.reading
-        base = limits.budget.base(settings)
+        settings, reading, base = self.progress.policy, decision.reading, recognized.policy_limits.base
         span.decide(
             decision.action.value,
             before=decision.before,
@@ -523,17 +531,17 @@ class ExchangeHandler:
             velocity=reading.velocity_tokens_per_turn or 0.0 if reading is not None else 0.0,
             turns_until_red=reading.turns_until_red if reading is not None else None,
             source=reading.source if reading is not None else "client_estimated",
-            stage=stage_of(decision, settings, base=base),
-            strategy=strategy_of(decision),
+            stage=decision.stage(settings, base=base),
+            strategy=decision.strategy,
             evicted=evicted_count(plan),
             before_percent=round(100 * decision.before / base, 1),
         )
 
-    def _tell_results(self, plan: Plan) -> None:
-        turn, recognized, hooks = self.progress.turn, plan.recognized, self.runtime.hooks
-        if turn is None or recognized is None:
+    def _tell_results(self, plan: Plan, turn: Turn) -> None:
+        recognized, hooks = plan.recognized, self.runtime.hooks
+        if recognized is None:
             return
-        self.progress.turn = turn = replace(turn, conversation=recognized.branch.name)
+        self.progress.turn = turn = replace(turn, conversation=recognized.thread.branch.name)
         for result in new_results(recognized.transcript, recognized.length):
             hooks.tool_result(turn, result)
         tokens = recognized.transcript.tokens if plan.decision is None else plan.decision.raw_after

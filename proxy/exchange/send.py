@@ -11,8 +11,7 @@ from policies import ContextSettings
 from proxy.access.destination import Destination
 from proxy.conversation.thread import Still, Thread
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
-from proxy.exchange.replies import address_of, provider_of
-from proxy.planning.values import Plan, PlanRequest
+from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.runtime import Runtime
 from proxy.stream.relay import (
     IN_THE_MIDDLE,
@@ -25,8 +24,8 @@ from proxy.stream.relay import (
     open_stream,
 )
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
-from proxy.telemetry import CONTEXT_HEADERS, AnySpan, ModelCall, Trace
-from proxy.telemetry.names import REQUEST_PARAMS
+from proxy.telemetry import CONTEXT_HEADERS, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry.names import REQUEST_PARAMS, service_at
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import (
     NONE,
@@ -86,20 +85,11 @@ class Attempts(msgspec.Struct):
     first_chunk: float | None = None
 
     async def make(self, body: bytes, plan: Plan) -> tuple[UpstreamResponse, Verdict]:
-        upstream, observes = self.destination.upstream, self.policy is not None and self.policy.observes
+        upstream = self.destination.upstream
         self.made += 1
-        self.span = span = self.trace.attempt(
-            self.request.model,
-            provider_of(upstream),
-            *address_of(upstream),
-            request=self._asked() if self.trace.recorded else None,
-            compacted=plan.decision is not None and "compact" in plan.decision.applied and not observes,
-        )
+        self.span = span = self._begin_span(body, plan) if self.trace.recorded else NULL_SPAN
         self.called, self.received, self.first_chunk = time.perf_counter(), None, None
-        if self.room is not None and self.request.max_tokens is not None:
-            span.clamp(self.request.max_tokens, self.room)
-        span.asked(body)
-        context = span.propagation() if upstream.forward_trace else ()
+        context = span.propagation() if span.recorded and upstream.forward_trace else ()
         drop = DROPPED_WITH_CONTEXT if context or not upstream.forward_trace else DROPPED
         try:
             answer = await self.runtime.upstreams.send(
@@ -110,17 +100,31 @@ class Attempts(msgspec.Struct):
                 body=body,
                 attempt=self.made - 1,
             )
-            span.arrived(answer.status)
+            if span.recorded:
+                span.arrived(answer.status)
             received, verdict = await self._look(answer, plan, span)
         except ProxyError as error:
             span.failed(error.code)
             self.count_call(error=error.code)
             raise
-        if answer.status >= 400 or verdict.is_overflow:
+        if answer.status >= 400 or (verdict is not NONE and verdict.is_overflow):
             reason = "context_length_exceeded" if verdict.is_overflow else error_code(received.body or b"")
             span.failed(reason or str(answer.status))
             self.count_call(error=reason or str(answer.status))
         return received, verdict
+
+    def _begin_span(self, body: bytes, plan: Plan) -> AnySpan:
+        observes, upstream = self.policy is not None and self.policy.observes, self.destination.upstream
+        span = self.trace.attempt(
+            self.request.model,
+            *service_at(upstream.address, upstream.name, upstream.provider),
+            request=self._asked(),
+            compacted=plan.decision is not None and "compact" in plan.decision.applied and not observes,
+        )
+        if self.room is not None and self.request.max_tokens is not None:
+            span.clamp(self.request.max_tokens, self.room)
+        span.asked(body)
+        return span
 
     def begin_stream(self) -> None:
         if self.first_chunk is None and self.called is not None:
@@ -133,9 +137,10 @@ class Attempts(msgspec.Struct):
         begun, self.called = self.called, None
         if begun is None:
             return None
-        address, port = address_of(self.destination.upstream)
+        upstream = self.destination.upstream
+        provider, address, port = service_at(upstream.address, upstream.name, upstream.provider)
         return ModelCall(
-            provider=provider_of(self.destination.upstream),
+            provider=provider,
             model=self.request.model,
             seconds=(self.received or time.perf_counter()) - begun,
             response_model=(seen.model if seen is not None else None) or "",
@@ -213,12 +218,11 @@ class Attempts(msgspec.Struct):
         if seen is not None and seen.truncated and answer.ended:
             answer.close()
             raise UpstreamUnreachable(IN_THE_MIDDLE)
-        if seen is not None:
+        if seen is not None and span.captures:
             span.said_whole(body)
         if seen is not None and seen.said:
             return UpstreamResponse(answer, body=body, seen=seen), NONE
-        window = plan.limits.budget.window if plan.limits is not None else None
-        verdict = classify(answer.status, body, window=window)
+        verdict = classify(answer.status, body, window=_window(plan))
         if seen is not None and verdict.kind is not Kind.CONTEXT:
             verdict = NONE  # an answer that was only cut short
         return UpstreamResponse(answer, body=body, seen=seen), verdict
@@ -234,14 +238,15 @@ class Attempts(msgspec.Struct):
             prompt=seen.usage.prompt,
             completion=seen.usage.completion,
             max_tokens=self.request.max_tokens,
-            window=plan.limits.budget.window if plan.limits is not None else None,
+            window=_window(plan),
         )
         return verdict if verdict.kind is Kind.CONTEXT else NONE
 
     def within_window(self, plan: Plan) -> bytes:
-        limits, decision = plan.limits, plan.decision
-        if self.policy is None or self.policy.observes or limits is None or decision is None:
+        recognized, decision = plan.recognized, plan.decision
+        if self.policy is None or self.policy.observes or recognized is None or decision is None:
             return plan.body
+        limits = recognized.limits
         if not self.runtime.windows.is_strict(limits.scope):
             return plan.body
         used = math.ceil(decision.after * (1 + limits.budget.margin))
@@ -270,11 +275,15 @@ def _with_betas(headers: list[tuple[bytes, bytes]], betas: Sequence[bytes]) -> l
     return [*(header for header in headers if header[0] != BETA), (BETA, b",".join((*named, *betas)))]
 
 
+def _window(plan: Plan) -> int | None:
+    return None if plan.recognized is None else plan.recognized.limits.budget.window
+
+
 def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:
-    known, windows = plan.limits, runtime.windows
-    if known is None:
+    recognized, windows = plan.recognized, runtime.windows
+    if recognized is None:
         return
-    is_counted = not (plan.has_media or plan.sampled)
+    known, is_counted = recognized.limits, not (recognized.has_media or recognized.sampled)
     if verdict.kind is Kind.COMPLETION:
         windows.mark_strict(known.scope)
     limit = plausible_limit(verdict)
@@ -290,15 +299,15 @@ def learn_from_answer(
     runtime: Runtime, plan: Plan, asked: PlanRequest, *, usage: ReportedUsage, accepted: bool
 ) -> bool:
     """Learn from what the upstream says that the forwarded request took; whether it has read only a part of it."""
-    known, recognized, prompt = plan.limits, plan.recognized, usage.prompt
-    if known is None or recognized is None or prompt is None:
+    recognized, prompt = plan.recognized, usage.prompt
+    if recognized is None or prompt is None:
         return False
-    windows, has_media = runtime.windows, recognized.has_media
-    if accepted and _is_too_little(plan, prompt, largest=windows.largest(known.scope)):
+    windows, known, has_media = runtime.windows, recognized.limits, recognized.has_media
+    if accepted and _is_too_little(recognized, plan.sent, prompt, largest=windows.largest(known.scope)):
         if may_be_truncated(asked.request.fields):
             windows.refused(known.scope, known.budget.estimate(plan.sent))
             return True
-        window = _cut_at(plan, usage)
+        window = _cut_at(plan, recognized, usage)
         if window is not None and not _stays(recognized.thread, prompt, plan.sent, window):
             return False
         if window is not None:
@@ -316,22 +325,22 @@ def learn_from_answer(
     return False
 
 
-def _is_too_little(plan: Plan, prompt: int, *, largest: int) -> bool:
+def _is_too_little(recognized: Recognized, sent: int, prompt: int, *, largest: int) -> bool:
     """Whether a request is longer than any that was answered, and its usage is not: a window ends there."""
-    if plan.limits is None or plan.has_media or plan.sampled:
+    if recognized.has_media or recognized.sampled:
         return False
-    budget = plan.limits.budget
-    return budget.reported and prompt <= largest < (1.0 - TRUNCATED) * budget.estimate(plan.sent)
+    budget = recognized.limits.budget
+    return budget.reported and prompt <= largest < (1.0 - TRUNCATED) * budget.estimate(sent)
 
 
-def _cut_at(plan: Plan, usage: ReportedUsage) -> int | None:
+def _cut_at(plan: Plan, recognized: Recognized, usage: ReportedUsage) -> int | None:
     """The window in which a server may have cut what it was not asked to cut (Ollama), None where it may not.
 
     A server that counts only what its cache did not give reports about what is new in a request, one that reads from
     a cache says so, and one that cuts leaves out whole messages: what it has read ends just below its window.
     """
-    recognized, decision, prompt = plan.recognized, plan.decision, usage.prompt or 0
-    if recognized is None or decision is None or decision.is_new or usage.cached:
+    decision, prompt = plan.decision, usage.prompt or 0
+    if decision is None or decision.is_new or usage.cached:
         return None
     transcript = recognized.transcript
     known = len(transcript.messages) - len(transcript.chain) + recognized.length

@@ -11,7 +11,8 @@ from policies.settings import Inspect
 from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
-from proxy.effects.evictions import condensed_in, layers_in, stage_of, strategy_of
+from proxy.effects.evictions import condensed_in, layers_in
+from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
 from proxy.monitor.caching import cost_of, prices_of
 from proxy.monitor.health import Notice
@@ -103,7 +104,8 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
     runtime.settler.put(row_of(record, record.tokens, record.plan.recognized, inspection))
     if record.asked is None or record.label != "ok":
         return
-    save = CRITICAL if record.checkup is not None and record.checkup.is_critical else None
+    checkup = record.checkup
+    save = CRITICAL if checkup is not None and checkup.opened and checkup.is_critical else None
     runtime.preparation.after(record.asked, record.plan, save=save, trace=record.trace)
     if record.asked.ask_about is not None:
         runtime.evaluation.after(record.asked, record.plan, record.trace)
@@ -144,11 +146,12 @@ def _end(record: ExchangeRecord) -> TurnEnd:
 
 def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
     """Tell what began with the request; where servers share a store, the one that stores its row does."""
-    branch = record.plan.branch
-    if record.checkup is None or branch is None or runtime.store.shared:
+    checkup, recognized = record.checkup, record.plan.recognized
+    if checkup is None or not checkup.opened or recognized is None or runtime.store.shared:
         return
+    branch = recognized.thread.branch
     whose = {"tenant": branch.tenant, "conversation": branch.name, "policy": record.settings.name, "request": record.id}
-    for alert in record.checkup.opened:
+    for alert in checkup.opened:
         runtime.alerts.tell(Notice(alert=alert, **whose))
 
 
@@ -262,8 +265,8 @@ def _note_events(record: ExchangeRecord) -> None:
 
 
 def _note_refusal(record: ExchangeRecord) -> None:
-    tokens, limits, root = record.tokens, record.plan.limits, record.trace.root
-    if tokens is None or limits is None or not (record.refusal or record.plan.refused):
+    tokens, recognized, root = record.tokens, record.plan.recognized, record.trace.root
+    if tokens is None or recognized is None or not (record.refusal or record.plan.refused):
         return
     root.decide(
         "refuse" if record.refusal else "observe",
@@ -272,7 +275,7 @@ def _note_refusal(record: ExchangeRecord) -> None:
         limit=tokens.limit,
         pressure=tokens.pressure.level,
         zone=tokens.pressure.zone,
-        base=limits.budget.base(record.settings),
+        base=recognized.policy_limits.base,
     )
     buckets = record.refusal.get("buckets")
     root.buckets(buckets if isinstance(buckets, Mapping) else {})
@@ -280,7 +283,8 @@ def _note_refusal(record: ExchangeRecord) -> None:
 
 def _identify(record: ExchangeRecord) -> None:
     """Tell the trace whose request it was, as far as that is known: a stranger's word for it is not taken."""
-    caller, branch = record.caller, record.plan.branch
+    caller, recognized = record.caller, record.plan.recognized
+    branch = None if recognized is None else recognized.thread.branch
     if caller is None:
         return
     fields = record.request.fields if record.request is not None else {}
@@ -294,7 +298,8 @@ def _identify(record: ExchangeRecord) -> None:
 
 
 def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
-    tokens, branch, done = record.tokens, record.plan.branch, record.carried_out
+    tokens, recognized, done = record.tokens, record.plan.recognized, record.carried_out
+    branch = None if recognized is None else recognized.thread.branch
     scanned, prunable = _scan(record)
     line = ExchangeLine(
         request=record.id,
@@ -324,11 +329,12 @@ def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
 
 
 def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
-    decision, limits = record.carried_out, record.plan.limits
-    for report in decision.trail if decision is not None and limits is not None else ():
-        if report.scanned is not None and limits is not None:
-            return round(report.scanned * limits.budget.ratio), round((report.prunable or 0) * limits.budget.ratio)
-    return None, None
+    decision, recognized = record.carried_out, record.plan.recognized
+    if decision is None or recognized is None:
+        return None, None
+    ratio = recognized.limits.budget.ratio
+    scans = (report for report in decision.trail if report.scanned is not None)
+    return next(((round((s.scanned or 0) * ratio), round((s.prunable or 0) * ratio)) for s in scans), (None, None))
 
 
 def row_of(
@@ -338,7 +344,7 @@ def row_of(
     thread, chain = recognized.thread, recognized.transcript.chain
     ends = [(end, len(chain)) for end in thread.ends(recognized.transcript)]
     usage, pressure = record.seen.usage, decision.pressure if decision is not None else tokens.pressure
-    base = max(1, recognized.limits.budget.base(settings))
+    base = max(1, recognized.policy_limits.base)
     reading = decision.reading if decision is not None else None
     return ExchangeRow(
         id=record.id,
@@ -367,10 +373,10 @@ def row_of(
         overhead_ms=record.overhead_ms,
         duration_ms=1000 * record.duration,
         attempts=1 + record.retries,
-        action="none" if decision is None else stage_of(decision, settings, base=base),
+        action="none" if decision is None else decision.stage(settings, base=base),
         observed=record.observed,
-        evicted=evicted_count(plan),
-        strategy="" if decision is None else strategy_of(decision),
+        evicted=evicted_count(plan) if plan.evictions else 0,
+        strategy="" if decision is None or not decision.trail else decision.strategy,
         pressure_before=tokens.before / base,
         velocity=reading.velocity_tokens_per_turn if reading is not None else None,
         turns_until_red=reading.turns_until_red if reading is not None else None,
@@ -389,7 +395,7 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     decision, budget, detail = record.plan.decision, recognized.limits.budget, dict[str, object]()
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
-    detail["base"], detail["window"] = budget.base(record.settings), budget.window
+    detail["base"], detail["window"] = recognized.policy_limits.base, budget.window
     if budget.caps:
         detail["caps"] = dict(budget.caps)
     if record.trace.recorded:
@@ -408,7 +414,7 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
         detail["tools"] = tools
     if record.cache is not None:
         detail |= record.cache.facts()
-    if record.spent.any:
+    if record.spent is not NOTHING_SPENT and record.spent.any:
         detail["summarizer"] = asdict(record.spent)
     if record.recalls:
         detail["recall"] = [asdict(each) for each in record.recalls]

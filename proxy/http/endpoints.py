@@ -39,7 +39,6 @@ from proxy.access.destination import (
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.record import CLIENT_CLOSED
-from proxy.exchange.replies import address_of, provider_of
 from proxy.exchange.run import answering
 from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond, respond_error, respond_json
@@ -60,7 +59,7 @@ from proxy.tap import Reported, ReportedUsage, Tap, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.exposition import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE
 from proxy.telemetry.metrics import REQUESTS
-from proxy.telemetry.names import OPERATIONS
+from proxy.telemetry.names import OPERATIONS, service_at
 from proxy.upstream.client import Answer, StreamBroken, came_through
 from proxy.wire.client import name_from
 from proxy.wire.raw import read_value, split_object
@@ -209,10 +208,11 @@ class RelayedRequest:
         )
         operation = OPERATIONS.get(f"/v1{self.route.path}")
         if destination is not None and operation is not None:
-            address, port = address_of(destination.upstream)
+            upstream = destination.upstream
+            provider, address, port = service_at(upstream.address, upstream.name, upstream.provider)
             metrics.called(
                 ModelCall(
-                    provider=provider_of(destination.upstream),
+                    provider=provider,
                     model=model,
                     seconds=time.perf_counter() - self.started,
                     operation=operation,
@@ -249,9 +249,10 @@ def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destinatio
     named, upstream, model = name_from(scope["headers"], {}), destination.upstream, destination.model
     trace.identify(conversation=named, tenant=destination.caller.tenant, policy=NO_POLICY, model=model)
     operation = OPERATIONS.get(f"/v1{destination.path}") if scope["method"] == "POST" else None
+    provider, address, port = service_at(upstream.address, upstream.name, upstream.provider)
     if operation is None:
-        return trace.relayed(scope["method"], *address_of(upstream))
-    return trace.attempt(model, provider_of(upstream), *address_of(upstream), operation=operation)
+        return trace.relayed(scope["method"], address, port)
+    return trace.attempt(model, provider, address, port, operation=operation)
 
 
 def _is_plain_json(answer: Answer) -> bool:

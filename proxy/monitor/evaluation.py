@@ -79,10 +79,10 @@ class OnlineEvaluation:
             return
         if settings.evaluate.model is None and settings.summarizer is None:
             return  # nobody who could be asked: Weir spends no money unasked
-        if recognized.branch.branch in self._background or not self._background.has_room:
+        if recognized.thread.branch.branch in self._background or not self._background.has_room:
             return
         work = _Work(asked, asked.ask_about, recognized, decision, trace)
-        self._background.start(recognized.branch.branch, partial(self._do, work))
+        self._background.start(recognized.thread.branch.branch, partial(self._do, work))
 
     async def close(self) -> None:
         await self._background.close()
@@ -102,7 +102,7 @@ class OnlineEvaluation:
             trace.end(None)
 
     async def _measure(self, work: _Work, trace: Trace) -> None:
-        settings, pieces, branch = work.asked.settings, work.decision.pieces or (), work.recognized.branch
+        settings, pieces, branch = work.asked.settings, work.decision.pieces or (), work.recognized.thread.branch
         contexts = await asyncio.to_thread(contexts_of, work.recognized.transcript, pieces)
         coverage = await asyncio.to_thread(coverage_of, contexts, tools=settings.notes)
         fidelity = await self._asked(work, contexts)

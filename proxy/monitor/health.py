@@ -27,16 +27,16 @@ from urllib.parse import urlsplit
 
 from policies.decision import Decision
 from policies.ledger import EditKind
-from policies.limits import Limits, raw_buckets
-from policies.pressure import WindowPressure
+from policies.limits import Limits
+from policies.pressure import WindowPressure, raw_buckets
 from policies.quality.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
-from policies.settings import ContextSettings, HealthRules
-from policies.turns import Run
+from policies.settings import ContextSettings
+from policies.turns import Run, follow_calls
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings
 from proxy.conversation.thread import Thread
 from proxy.errors import ProxyError
-from proxy.planning.values import Recognized
+from proxy.planning.values import Plan, Recognized
 from proxy.store.records import ExchangeRow
 from proxy.telemetry import LOG_CONTEXT, AlertLine, Metrics, log_alert
 from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED
@@ -60,25 +60,51 @@ class HealthBook:
         self._most = most
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
-    def is_news(self, decision: Decision | None, recognized: Recognized) -> bool:
-        """A request that only repeats the last one says nothing new."""
-        if recognized.length != len(recognized.transcript.chain) or (decision is not None and decision.is_new):
-            return True
-        branch = recognized.branch
-        return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
+    def check_up(
+        self,
+        plan: Plan,
+        recognized: Recognized,
+        settings: ContextSettings,
+        *,
+        used: int,
+        evicted: int,
+        at: float,
+        pressure: WindowPressure,
+    ) -> Checkup | None:
+        """The conversation's health after a request; None for one that says nothing new.
 
-    def run_of(self, thread: Thread) -> Run:
-        known = self._known.get((thread.branch.tenant, thread.branch.conversation))
-        return Run() if known is None else known.run
-
-    def see(self, thread: Thread, sample: Sample, rules: HealthRules, *, run: Run) -> Checkup:
+        ``used`` are the calibrated tokens of what went up, ``pressure`` is theirs, ``evicted`` what a batch took out.
+        """
+        if not self._is_news(plan.decision, recognized):
+            return None
+        rules, thread = settings.health, recognized.thread
         key = (thread.branch.tenant, thread.branch.conversation)
+        known = self._known.get(key)
+        before = Run() if known is None else known.run
+        run = follow_calls(recognized.transcript, before, length=recognized.length, most=rules.loop)
+        sample = sample_of(
+            plan.decision,
+            recognized,
+            settings,
+            used=used,
+            pressure=pressure,
+            evicted=evicted,
+            repeats=run.longest,
+            at=at,
+        )
         checkup = check(self._health(key, thread), sample, rules)
         self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
         self._known.move_to_end(key)
         if len(self._known) > self._most:
             self._known.popitem(last=False)
         return checkup
+
+    def _is_news(self, decision: Decision | None, recognized: Recognized) -> bool:
+        """A request that only repeats the last one says nothing new."""
+        if recognized.length != len(recognized.transcript.chain) or (decision is not None and decision.is_new):
+            return True
+        branch = recognized.thread.branch
+        return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
 
     def rate(self, tenant: str, conversation: str, fidelity: float) -> bool:
         """An evaluated fidelity (0 to 1) holds from the conversation's next request on; False if it is unknown."""
@@ -117,16 +143,14 @@ def sample_of(
     recognized: Recognized,
     settings: ContextSettings,
     *,
-    limits: Limits,
     used: int,
     pressure: WindowPressure,
     evicted: int,
     repeats: int,
     at: float,
 ) -> Sample:
-    """``used`` are the calibrated tokens of what went up, ``pressure`` is theirs. What was only observed took nothing
-    out.
-    """
+    """What a request says; what was only observed took nothing out."""
+    limits = recognized.policy_limits
     bloat_limit = None if pressure.zone == ROOMY else limits.bloat
     left = _requests_left(decision, settings, limits=limits, used=used)
     if decision is None:

@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -34,21 +34,24 @@ from policies import (
     trim,
 )
 from policies.effects import BEFORE_MODEL, Save, StateSaved
-from policies.limits import Limits, limits_for
+from policies.ledger import EditKind
+from policies.limits import CLOSE, Limits, limits_for
 from policies.memory.checkpoint import Checkpoint
+from policies.messages import ToolDefinition, Transcript
 from policies.turns import last_user
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.evictions import asked_again, evictions_of
 from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.models.limits import UNSURE
 from proxy.planning.values import (
     Plan,
     PlanRequest,
     Recognized,
     change_of,
     empty_change,
-    pruned_tools,
+    readable,
     stamped,
     too_long,
 )
@@ -60,11 +63,12 @@ from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
-from proxy.wire.codec import rewritten, without_marks
+from proxy.wire.codec import rewritten, tool_definitions, without_marks
 from proxy.wire.render import render
 from proxy.wire.transcripts import RequestTranscript, Transcripts
 
 log = logging.getLogger("weir.planning")
+T = TypeVar("T")
 
 MAX_REPLANS = 4
 CLAIMED = 60.0
@@ -98,39 +102,41 @@ class Planner:
     _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
-        degraded, span = ["store"] if self.settler.failing else [], asked.span
+        degraded, timed = ["store"] if self.settler.failing else [], partial(_timed, asked.span)
         try:
-            at = span.now()
-            read = await self._read(asked, may_sample=True)
-            transcript, at = read.transcript, span.since(at, "read")
+            read = await timed("read", self._read(asked, may_sample=True))
+            transcript = read.transcript
             try:
-                match = await self.conversations.recognise(
-                    asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
+                match = await timed(
+                    "recognise",
+                    self.conversations.recognise(
+                        asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
+                    ),
                 )
             except StoreError as error:
                 log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
                 degraded.append("store")
                 match = self.conversations.begin(asked.tenant, transcript.chain, name=asked.name)
-            thread, at = match.thread, span.since(at, "recognise")
-            if asked.is_refused_state(thread, transcript):
+            thread = match.thread
+            if asked.resume is not None and _is_refused_state(asked, thread, transcript):
                 degraded.append("resume")
             if (about := LOG_CONTEXT.get()) is not None:
                 about.conversation = thread.branch.name
-            again, trend = asked_again(thread.evicted, transcript, match.length), thread.trend
-            for _, call in again:
-                del thread.evicted[call]
-            limits = await asked.limits()
-            at = span.since(at, "limits")
-            if read.sampled:
-                own = self.limits_of(asked.settings, limits.budget)
-                if asked.needs_exactly(thread.known, transcript.tokens, own):
-                    read = await self._read(asked)
-                    span.since(at, "read")
+            trend, again = thread.trend, tuple[tuple[str, bytes], ...]()
+            if thread.evicted:
+                again = asked_again(thread.evicted, transcript, match.length)
+                for _, call in again:
+                    del thread.evicted[call]
+            limits = await timed("limits", asked.limits())
+            policy_limits = self.limits_of(asked.settings, limits.budget)
+            if read.sampled and asked.needs_exactly(thread.known, transcript.tokens, policy_limits):
+                read = await timed("read", self._read(asked))
             return Recognized(
                 transcript=read.transcript,
                 thread=thread,
                 length=match.length,
                 limits=limits,
+                policy_limits=policy_limits,
                 trend=trend,
                 marked=read.marked,
                 has_media=read.has_media,
@@ -193,14 +199,16 @@ class Planner:
             refusal = too_long(error)
             if asked.settings.observes:
                 refused = refusal.code
-            elif isinstance(error, BucketExceeded) or recognized.is_window_known:
+            elif isinstance(error, BucketExceeded) or recognized.limits.facts.source not in UNSURE:
                 raise refusal from None
         except Exception:
             log.exception("planning failed; the request goes on without it")
             decided, degraded = _trimmed(asked, recognized), (*degraded, "plan")
         sent = None if asked.settings.observes or decided is None else decided.decision.raw_after
-        early = sent is not None and self.limits_of(asked.settings, recognized.limits.budget).is_close(sent)
-        if not await self.announce(recognized, asked.id, model=asked.request.model, early=early, span=asked.span):
+        early = sent is not None and sent > CLOSE * recognized.policy_limits.trigger
+        if (early or self.conversations.shared) and not await self.announce(
+            recognized, asked.id, model=asked.request.model, early=early, span=asked.span
+        ):
             degraded = (*degraded, "store")
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
         return self._written(asked, recognized, plan, decided)
@@ -210,7 +218,9 @@ class Planner:
             return None
         sent = before.sent or before.recognized.transcript.tokens
         try:
-            recognized = msgspec.structs.replace(before.recognized, limits=await asked.limits())
+            limits = await asked.limits()
+            policy_limits = self.limits_of(asked.settings, limits.budget)
+            recognized = msgspec.structs.replace(before.recognized, limits=limits, policy_limits=policy_limits)
             if recognized.sampled:
                 read = await self._read(asked)
                 recognized = msgspec.structs.replace(recognized, transcript=read.transcript, sampled=False)
@@ -250,7 +260,7 @@ class Planner:
 
         ``early`` is one that this process itself has to know again, whatever becomes of it.
         """
-        if not (self.conversations.announces or (early and not self.settler.failing)):
+        if not (self.conversations.shared or (early and not self.settler.failing)):
             return True
         at = span.now()
         try:
@@ -298,7 +308,7 @@ class Planner:
             thread.has_notes = True
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-        branch, transcript, budget = recognized.branch, recognized.transcript, recognized.limits.budget
+        branch, transcript, budget = recognized.thread.branch, recognized.transcript, recognized.limits.budget
         key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
         case = (asked.settings, budget.window, budget.hard_limit, asked.edits)
         before, facts = self._refused.get(key, (None, {}))
@@ -323,10 +333,10 @@ class Planner:
             await self._take_notes(thread)
             beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
             span.since(at, "store")
-        asked.pruned.update(pruned_tools(asked, thread))
+            asked.pruned.update(_pruned_tools(asked, thread))
         planning = partial(
             plan,
-            recognized.readable,
+            readable(recognized),
             settings=asked.settings,
             budget=budget,
             counter=asked.counter,
@@ -334,7 +344,7 @@ class Planner:
             ceiling=ceiling,
             summarizer_input=asked.summarizer_input,
             readings=self.readings,
-            limits=self.limits_of(asked.settings, budget),
+            limits=recognized.policy_limits,
             pages=self.pages,
             elsewhere=beside,
             edits=asked.edits,
@@ -344,10 +354,11 @@ class Planner:
         run = partial(self.workers.run, key=asked.tenant, span=span, since=asked.since)
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
-            known = recognized.known(observed=observed)
+            known = thread.known_at(recognized.length, observed=observed)
             work = partial(planning, known=known, at=self.clock())
             flow = work()
-            span.begin()
+            if span.recorded:
+                span.begin()
             effect = step(flow)
             if isinstance(effect, Returned):
                 thread.trend = effect.value.trend
@@ -506,7 +517,8 @@ class Planner:
         if request.messages is None:
             return request.body, sent
         pieces = decision.pieces if decision is not None and not observes else None
-        marker = {} if observes else breakpoint_for(asked.settings.cache_breakpoint, request.body)
+        where = "off" if observes else asked.settings.cache_breakpoint
+        marker = {} if where == "off" else breakpoint_for(where, request.body)
         marked = partial(rewritten, request, head=transcript.head, marker=marker)
         if pieces is not None and decision is not None:
             at = asked.span.now()
@@ -556,6 +568,29 @@ class _Turn:
 
 
 class _DoneMeanwhile(Exception): ...
+
+
+def _timed(span: AnySpan, what: str, work: Awaitable[T]) -> Awaitable[T]:
+    return _shown(span, what, work) if span.recorded else work
+
+
+async def _shown(span: AnySpan, what: str, work: Awaitable[T]) -> T:
+    at = span.now()
+    done = await work
+    span.since(at, what)
+    return done
+
+
+def _is_refused_state(asked: PlanRequest, thread: Thread, transcript: Transcript) -> bool:
+    if asked.resumes is None or thread.known.resumed is not None:
+        return False
+    return all(m.role != "assistant" for m in transcript.messages)
+
+
+def _pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
+    edits = thread.known.edits
+    if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
+        yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
 def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:

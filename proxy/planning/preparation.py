@@ -17,7 +17,6 @@ import msgspec
 from policies import (
     ConversationState,
     Decision,
-    is_near,
     is_soft,
     milestone_of,
     notes_of,
@@ -32,7 +31,7 @@ from policies.memory.checkpoint import Checkpoint
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import Ask, Background, drive, step
 from proxy.planning.planner import CLAIMED, Planner
-from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.planning.values import Plan, PlanRequest, Recognized, readable
 from proxy.planning.workers import BACKGROUND
 from proxy.store import Store
 from proxy.store.records import NoteRow, StoreError
@@ -99,21 +98,26 @@ class Preparation:
         if decision is None or recognized is None or settings.observes:
             return None
         thread, length, budget = recognized.thread, len(recognized.transcript.chain), recognized.limits.budget
-        known = thread.known
-        soft = not decision.is_new and is_soft(
-            decision.raw_after,
-            length,
-            settings=settings,
-            budget=budget,
-            known=known,
-            buckets=decision.buckets,
-            trend=decision.trend,
+        known, is_new, compacts = thread.known, decision.is_new, recognized.policy_limits.compacts
+        soft = (
+            not is_new
+            and settings.summarizer is not None
+            and is_soft(
+                decision.raw_after,
+                length,
+                settings=settings,
+                budget=budget,
+                known=known,
+                buckets=decision.buckets,
+                trend=decision.trend,
+            )
         )
         at, level = settings.checkpoints.save_at, decision.pressure.level
         above = at is not None and level > at
         save = reason or ("safety" if above and not thread.above else None)
         thread.above = above
-        if save is None and _lacks_state(decision, thread, length):
+        grown = length > thread.read * GROWN
+        if save is None and _lacks_state(decision, thread, is_new=is_new, grown=grown):
             save = "batch"
         if not settings.checkpoints.enabled:
             save = None
@@ -121,9 +125,8 @@ class Preparation:
         near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
         read = (named and length > 1) or (recognized.length > 0 and near_batch)
         read = read and (settings.checkpoints.enabled or settings.notes.enabled)
-        grown = not decision.is_new and length > thread.read * GROWN
-        warm = grown and is_near(decision.raw_after, self._planner.limits_of(settings, budget), share=WARM_AT)
-        embed = settings.recall.embeddings is not None and decision.is_new
+        warm = not is_new and grown and compacts is not None and decision.raw_after > WARM_AT * compacts
+        embed = is_new and settings.recall.embeddings is not None
         if not (soft or save or read or warm or embed):
             return None
         return Work(
@@ -177,7 +180,7 @@ class Preparation:
         if not work.read:
             return
         thread, settings = work.thread, work.asked.settings
-        known = work.recognized.known()
+        known = work.thread.known_at(work.recognized.length)
         transcript = work.recognized.transcript
         found: tuple[Note, ...] = ()
         if settings.notes.enabled:
@@ -207,7 +210,7 @@ class Preparation:
 
     async def _save_state(self, work: Work, reason: str) -> None:
         thread, asked = work.thread, work.asked
-        known, transcript = work.recognized.known(), work.recognized.transcript
+        known, transcript = work.thread.known_at(work.recognized.length), work.recognized.transcript
         here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
@@ -225,7 +228,7 @@ class Preparation:
         if not work.warm:
             return
         work.thread.read = len(work.recognized.transcript.chain)
-        await self._read_state(work, work.recognized.known())
+        await self._read_state(work, work.thread.known_at(work.recognized.length))
 
     async def _read_state(self, work: Work, known: ConversationState) -> Checkpoint:
         readings, counter = self._planner.readings, work.asked.counter
@@ -233,7 +236,7 @@ class Preparation:
         return state
 
     async def _run(self, work: Work, does: Callable[..., Any], *, new: bool = False, **named: Any) -> Any:
-        bound = partial(does, work.recognized.readable, settings=work.asked.settings, **named)
+        bound = partial(does, readable(work.recognized), settings=work.asked.settings, **named)
         if new and work.recognized.length:
             return await asyncio.to_thread(bound)
         branch = work.thread.branch.branch
@@ -274,7 +277,7 @@ class Preparation:
                 work,
                 prepare,
                 budget=work.recognized.limits.budget,
-                known=work.recognized.known(),
+                known=work.thread.known_at(work.recognized.length),
                 counter=asked.counter,
                 summarizer_input=asked.summarizer_input,
                 readings=self._planner.readings,
@@ -301,7 +304,7 @@ def _still_needed(thread: Thread, prepared: Prepared) -> bool:
     return all(cut.noted < prepared.covers for cut in thread.known.cuts if cut.narrative)
 
 
-def _lacks_state(decision: Decision, thread: Thread, length: int) -> bool:
-    if decision.is_new and decision.checkpoint is None:
+def _lacks_state(decision: Decision, thread: Thread, *, is_new: bool, grown: bool) -> bool:
+    if is_new and decision.checkpoint is None:
         return bool(decision.removed)
-    return thread.known.triggered and thread.known.checkpoint is None and length > thread.read * GROWN
+    return grown and thread.known.checkpoint is None and thread.known.triggered

@@ -16,12 +16,11 @@ from policies.messages import ToolDefinition, Transcript
 from policies.pressure import Trend
 from policies.settings import ClientEdits, ContextSettings
 from proxy.conversation.thread import Thread
-from proxy.effects.allowance import Patience, Spent
 from proxy.effects.evictions import evicted_calls, figures_of
-from proxy.effects.perform import Ask
+from proxy.effects.perform import Ask, Patience, Spent
 from proxy.errors import ContextLengthExceeded
 from proxy.models.limits import ModelLimits
-from proxy.store.records import Branch, Change, EvictionRow, Original
+from proxy.store.records import Change, EvictionRow, Original
 from proxy.telemetry import NULL_SPAN, AnySpan, Trace
 from proxy.wire.codec import ClientRequest, tool_definitions, tool_description
 from proxy.wire.counting import MAX_ERROR, TextCounter
@@ -46,6 +45,7 @@ class Paid(Protocol):
 class PlanRequest(msgspec.Struct, kw_only=True):
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
+    ``resume`` is the conversation that the client wants to go on from, ``resumes`` the one that it may;
     ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards, ``ask_about`` does where a
     summary of it is evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the
     conversation's requests go without, for questions in place; ``edits`` is what the client asks to have taken out;
@@ -66,6 +66,7 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     pruned: set[str] = msgspec.field(default_factory=set)
     summarizer_input: int | None = None
     resume: str | None = None
+    resumes: str | None = None
     parent: str | None = None
     edits: ClientEdits | None = None
     binds: bool = False
@@ -83,36 +84,27 @@ class PlanRequest(msgspec.Struct, kw_only=True):
         thinking = self.request.value("thinking") if self.binds or self.unbinds else None
         return isinstance(thinking, dict) and thinking.get("type") == "enabled"
 
-    @property
-    def resumes(self) -> str | None:
-        if self.settings.resume == "off" or self.settings.observes:
-            return None
-        return self.resume or (self.name if self.settings.resume == "auto" else None)
-
     def needs_exactly(self, known: ConversationState, tokens: int, limits: Limits) -> bool:
         is_told = known.triggered or known.wanted is not None or known.resumed is not None or self.edits is not None
         counts_parts = self.settings.preempt or self.settings.ingest.from_start or limits.scoped or limits.refused
         return bool(is_told or counts_parts) or tokens * (1 + MAX_ERROR) > limits.trigger
 
-    def is_refused_state(self, thread: Thread, transcript: Transcript) -> bool:
-        if self.resume is None or self.resumes is None or thread.known.resumed is not None:
-            return False
-        return all(m.role != "assistant" for m in transcript.messages)
-
 
 class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     """A request's messages, the conversation that they belong to, and what fits.
 
-    An earlier request has sent ``length`` messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is
-    the conversation's growth before this request; ``asked_again`` are calls in it whose results are out of the window,
-    as (branch, hash); ``listens`` says that the answer will tell the conversation from others; ``new`` are the raw
-    messages at its end that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``.
+    ``limits`` are the model's, ``policy_limits`` what the policy makes of them. An earlier request has sent ``length``
+    messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is the growth before this request;
+    ``asked_again`` are calls in it whose results are out of the window, as (branch, hash); ``listens`` says that the
+    answer will tell the conversation from others; ``new`` are the raw messages at its end that were not seen before;
+    ``sampled``: its tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Transcript
     thread: Thread
     length: int
     limits: ModelLimits
+    policy_limits: Limits
     trend: Trend
     marked: frozenset[int] = frozenset()
     has_media: bool = False
@@ -122,20 +114,9 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     new: Sequence[Raw] = ()
     sampled: bool = False
 
-    @property
-    def branch(self) -> Branch:
-        return self.thread.branch
 
-    @property
-    def readable(self) -> Transcript:
-        return skimmed(self.transcript, window=self.limits.budget.window)
-
-    def known(self, *, observed: bool = False) -> ConversationState:
-        return self.thread.known_at(self.length, observed=observed)
-
-    @property
-    def is_window_known(self) -> bool:
-        return self.limits.facts.source not in ("last_resort", "unknown")
+def readable(recognized: Recognized) -> Transcript:
+    return skimmed(recognized.transcript, window=recognized.limits.budget.window)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,22 +140,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     restarted: bool = False
     native: bool = False
 
-    @property
-    def branch(self) -> Branch | None:
-        return None if self.recognized is None else self.recognized.branch
-
-    @property
-    def limits(self) -> ModelLimits | None:
-        return None if self.recognized is None else self.recognized.limits
-
-    @property
-    def sampled(self) -> bool:
-        return self.recognized is not None and self.recognized.sampled
-
-    @property
-    def has_media(self) -> bool:
-        return self.recognized is not None and self.recognized.has_media
-
 
 NO_PLAN = Plan(body=b"")
 
@@ -196,7 +161,7 @@ def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
 
 
 def empty_change(recognized: Recognized, now: float) -> Change:
-    transcript, branch = recognized.transcript, recognized.branch
+    transcript, branch = recognized.transcript, recognized.thread.branch
     ends = recognized.thread.ends(transcript)
     return Change(
         tenant=branch.tenant,
@@ -241,12 +206,6 @@ def change_of(
 def stamped(checkpoint: str, at: float, *, version: int) -> str:
     moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
     return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
-
-
-def pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
-    edits = thread.known.edits
-    if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
-        yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
 def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:

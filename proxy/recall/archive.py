@@ -17,7 +17,6 @@ from proxy.effects.perform import Ask
 from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
 from proxy.store import Store
 from proxy.store.records import Original, StoreError
-from proxy.store.write_behind import WriteBehindQueue
 from proxy.wire.chat import body_of
 from proxy.wire.codecs import view_of_stored
 
@@ -67,6 +66,7 @@ class Archive:
     """The texts of one request's conversation that its model does not see, or not in full.
 
     ``pieces`` is the forwarded array, None where that is the client's; ``edits`` and ``cuts`` are the ledger's.
+    ``unstored`` gives an original that still waits to be stored, by tenant and ref;
     ``ask`` compares texts by the embeddings ``model`` where the policy names one.
     """
 
@@ -77,7 +77,7 @@ class Archive:
     tenant: str
     conversation: str
     store: Store
-    settler: WriteBehindQueue
+    unstored: Callable[[str, str], bytes | None]
     ask: Ask | None = None
     model: str | None = None
     embeddings: str | None = None
@@ -202,7 +202,7 @@ class Archive:
         return any(o.ref == ref for o in hits)
 
     async def _original(self, ref: str) -> Past | None:
-        waiting = self.settler.original(self.tenant, ref)
+        waiting = self.unstored(self.tenant, ref)
         if waiting is not None:
             value = view_of_stored(waiting)
             return Past(ref, _role_in_words(str(value.get("role", ""))), 0, said(body_of(value)))

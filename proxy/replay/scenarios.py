@@ -20,8 +20,7 @@ from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advis
 from policies.settings import ContextSettings, Mode
 from policies.tokens import Calibration
 from proxy.conversation.book import Conversations
-from proxy.effects.allowance import Patience
-from proxy.effects.perform import Ask, EffectHandler
+from proxy.effects.perform import Ask, EffectHandler, Patience
 from proxy.errors import ContextLengthExceeded
 from proxy.models.facts import ModelFacts
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits
@@ -208,8 +207,8 @@ class Managed:
             tokens = script.transcript(length).tokens
             why = _why(error, budget)
             return Forwarded(pieces=None, tokens=tokens, limit=budget.usable, action="refused", why=why)
-        if plan.branch is not None:
-            self._conversation = plan.branch.conversation
+        if plan.recognized is not None:
+            self._conversation = plan.recognized.thread.branch.conversation
         decision = plan.decision
         if decision is None or "plan" in plan.degraded:
             action, pieces = ("refused", None) if plan.refused else ("failed", script.raw_pieces(length))

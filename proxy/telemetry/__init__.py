@@ -12,7 +12,6 @@ from proxy.telemetry.logs import (
     log_exchange,
 )
 from proxy.telemetry.metrics import Metrics, ModelCall
-from proxy.telemetry.names import provider_name
 from proxy.telemetry.setup import OtelSettings, Telemetry, TelemetryError
 from proxy.telemetry.trace import NULL_SPAN, NULL_TRACE, AnySpan, Trace
 
@@ -34,6 +33,5 @@ __all__ = [
     "Trace",
     "log_alert",
     "log_exchange",
-    "provider_name",
     "redact",
 ]

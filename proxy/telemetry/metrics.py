@@ -350,6 +350,9 @@ class Metrics:
     def record(self, histogram: Instrument, value: float, *labels: str, trace: str | None = None) -> None:
         self.tell(((histogram, value, labels),), trace=trace)
 
+    def timed(self, histogram: Instrument, label: str, seconds: float) -> None:
+        self.tell(((histogram, seconds, (label,)),))
+
     def served(
         self, *, method: str, route: str, status: int | None, error: str, seconds: float, trace: str | None = None
     ) -> None:

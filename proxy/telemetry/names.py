@@ -16,6 +16,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -266,12 +267,17 @@ def session_id(conversation: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def provider_name(configured: str, *, host: str = "", provider: str | None = None) -> str:
-    """``gen_ai.provider.name`` of an upstream: the conventions' where its host or provider is known, else its own."""
+def service_at(base: str, configured: str, provider: str | None = None) -> tuple[str, str, int | None]:
+    """``gen_ai.provider.name`` of an upstream at the URL ``base``, and its host and port.
+
+    The name is the conventions' where its host or provider is known, else its own.
+    """
+    parts = urlsplit(base)
+    host, port = parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
     if provider:
-        return PROVIDERS.get(provider, provider)
+        return PROVIDERS.get(provider, provider), host, port
     known = (name for end, name in PROVIDERS.items() if host == end or host.endswith(f".{end}"))
-    return next(known, configured)
+    return next(known, configured), host, port
 
 
 MAX_BYTES: Final = 16 * 1024

@@ -300,7 +300,7 @@ class Telemetry:
     metrics: Metrics
     _sampler: Sampler
     _read_baggage: bool
-    _recording: TraceSettings | None = None
+    recording: TraceSettings | None = None
     _delivery: SpanQueue | None = None
     _push: MetricPush | None = None
 
@@ -328,7 +328,7 @@ class Telemetry:
             metric_exporter = make_metric_exporter(settings.protocol("metrics"), points)
         if span_exporter is not None:
             made._delivery = delivery = _delivery(settings, span_exporter)
-            made._recording = TraceSettings(
+            made.recording = TraceSettings(
                 resource, scope, delivery.emit, clock, content=settings.captures, newest=settings.newest_names
             )
             metrics.watch(DROPPED, delivery.losses)
@@ -361,12 +361,12 @@ class Telemetry:
 
         Baggage is read where the settings say so.
         """
-        if self._recording is None:
+        if self.recording is None:
             return NULL_TRACE
         context = context_in(headers, baggage=self._read_baggage)
         if not self._sampler.keeps(context.parent.trace, context.sampled):
             return NullTrace(f"{context.parent.trace:032x}")
-        trace = ExchangeTrace(self._recording, context, f"{method} {route}")
+        trace = ExchangeTrace(self.recording, context, f"{method} {route}")
         note, (address, port) = trace.root.set, server or (None, None)
         note(names.HTTP_METHOD, method)
         note(names.HTTP_ROUTE, route)

@@ -52,6 +52,7 @@ class Span:
         *("_lap", "_laps", "_part", "_shown", "after", "attributes", "ended", "error", "events", "id", "kind", "name"),
         *("parent", "started", "trace"),
     )
+    recorded: Final = True
 
     def __init__(
         self, trace: "ExchangeTrace", name: str, *, kind: SpanKind, parent: "Span | None", started: int
@@ -537,6 +538,7 @@ class NullSpan:
     def _ignore(self, *_: object, **__: object) -> None:
         return None
 
+    recorded: Final = False
     captures: Final = False
     started: Final = 0
     layer = decide = clamp = buckets = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore

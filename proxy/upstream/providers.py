@@ -16,7 +16,7 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -293,7 +293,7 @@ class Upstreams:
     def connections(self) -> tuple[int, int]:
         return self._client.connections
 
-    async def send(
+    def send(
         self,
         destination: Destination,
         *,
@@ -304,14 +304,15 @@ class Upstreams:
         drop: frozenset[bytes] = frozenset(),
         attempt: int = 0,
         length: int | None = None,
-    ) -> Answer:
+    ) -> Coroutine[Any, Any, Answer]:
+        """As :meth:`Client.send`; not itself a coroutine, which every wait would have to pass."""
         upstream, caller = destination.upstream, destination.caller
         if upstream.kind == "litellm":
             provider = self._providers.get(upstream.name)
             if provider is None or destination.path != CHAT_PATH or not isinstance(body, bytes):
                 raise UpstreamUnreachable(f"Upstream {upstream.name!r} answers chat completions only.")
-            return await provider.send(body=body, credential=caller.credential, headers=headers)
-        return await self._client.send(
+            return provider.send(body=body, credential=caller.credential, headers=headers)
+        return self._client.send(
             self._target(upstream),
             method=method,
             path=destination.path,
@@ -374,7 +375,7 @@ async def _whole(answer: Answer) -> tuple[int, bytes]:
 
 def _judged(headers: Headers, caller: Caller) -> Headers:
     """The headers without those by which a key could get what its list of models does not have."""
-    if not caller.is_restricted:
+    if not caller.models or not caller.is_restricted:
         return headers
     return [(name, value) for name, value in headers if _STEERING.fullmatch(name) is None]
 

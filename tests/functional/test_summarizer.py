@@ -15,7 +15,7 @@ from proxy.access.admission import credentials_in
 from proxy.access.destination import Caller
 from proxy.app import create_app
 from proxy.config import Flags, load_config
-from proxy.effects.allowance import Spent
+from proxy.effects.perform import Spent
 from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
 from proxy.exchange.replies import Replies, summarizer_input
 from proxy.server import serve

@@ -29,7 +29,6 @@ from policies import (
     Summary,
     Transcript,
     divide,
-    is_near,
     is_soft,
     milestone_of,
     notes_of,
@@ -248,10 +247,8 @@ class Play:
         rules = {"settings": self.settings, "known": self.known}
         found = notes_of(transcript, **rules)
         self.known = replace(self.known, notes=(*self.known.notes, *found))
-        length, near = (
-            len(transcript.chain),
-            is_near(decision.raw_after, limits_for(self.settings, self.budget), share=0.6),
-        )
+        length, compacts = len(transcript.chain), limits_for(self.settings, self.budget).compacts
+        near = compacts is not None and decision.raw_after > 0.6 * compacts
         soft = is_soft(
             decision.raw_after, length, budget=self.budget, buckets=decision.buckets, trend=decision.trend, **rules
         )

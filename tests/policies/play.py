@@ -13,7 +13,7 @@ from policies.messages import Body, Message, ToolCall, Transcript, chain_of, cou
 from policies.planner import Decision, plan
 from policies.pressure import Trend
 from policies.settings import ContextSettings
-from policies.strategies import STRATEGIES
+from policies.strategies.layers import STRATEGIES
 from policies.tokens import CHARS4
 
 T = TypeVar("T")

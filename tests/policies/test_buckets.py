@@ -16,10 +16,9 @@ from policies.limits import (
     find_memory,
     is_over,
     is_soft,
-    raw_buckets,
 )
 from policies.planner import Action, Decision
-from policies.pressure import Event
+from policies.pressure import Event, raw_buckets
 from policies.settings import Bucket, ContextSettings, Layer, Memory
 from tests.policies.play import assistant, decide, result, step, system, talk, user, words
 

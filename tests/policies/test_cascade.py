@@ -8,7 +8,7 @@ from policies.decision import LayerReport
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
 from policies.messages import Transcript
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer
-from policies.strategies import PlanWork, run_layers, run_rungs
+from policies.strategies.layers import PlanWork, run_layers, run_rungs
 from policies.tokens import CHARS4
 from tests.policies.play import assistant, play, step, talk, user, window, words
 

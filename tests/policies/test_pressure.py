@@ -1,7 +1,6 @@
 import pytest
 
-from policies.limits import zone_of
-from policies.pressure import WindowPressure, read_pressure
+from policies.pressure import WindowPressure, read_pressure, zone_of
 from policies.settings import Zones
 
 COUNTS = (5_000, 8_000, 12_000, 18_000, 28_000, 45_000, 68_000, 90_000, 105_000, 118_000)

@@ -8,8 +8,8 @@ from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouch
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings
-from policies.strategies import cap_results, clip
 from policies.strategies.clear import evict_marked
+from policies.strategies.shorten import cap_results, clip
 from policies.tokens import CHARS4
 from tests.policies.play import assistant, result, step, strategy, system, talk, user, window, words
 

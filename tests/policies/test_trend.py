@@ -8,16 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.limits import Limits, Source, TokenBudget, lift, limits_for, tokens_at, zone_of, zones_for
+from policies.limits import Limits, Source, TokenBudget, limits_for, tokens_at, zones_for
 from policies.pressure import (
     Event,
     PressureReading,
     Trend,
     changes,
+    lift,
     read_on,
     should_preempt,
     turns_remaining,
     velocity_class,
+    zone_of,
 )
 from policies.settings import ContextSettings, TrendRules, Zones
 

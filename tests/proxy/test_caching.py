@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from policies import Action, ConversationState, Decision, Edit, EditKind, TokenBudget, WindowPressure
+from policies.limits import limits_for
 from policies.pressure import Trend
+from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread
 from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
@@ -121,11 +123,13 @@ class Talk:
         before = self.at if self.sent else None
         self.at += after
         edit = Edit(b"", 0, EditKind.EVICT, "gone", "r", 1)
+        budget = TokenBudget(window=10_000, reserve=1000, headroom=0)
         recognized = Recognized(
             transcript=reading.transcript,
             thread=self.thread,
             length=self.sent if known is None else known,
-            limits=ModelLimits(TokenBudget(window=10_000, reserve=1000, headroom=0), FACTS, "s", "s"),
+            limits=ModelLimits(budget, FACTS, "s", "s"),
+            policy_limits=limits_for(ContextSettings(), budget),
             trend=Trend(at=before),
         )
         plan = Plan(

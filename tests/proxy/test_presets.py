@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 from policies import STRATEGIES
 from policies.draft import ConversationState
-from policies.limits import BudgetUnreachable, divide, first_trigger, limit_for, raw_buckets
+from policies.limits import BudgetUnreachable, divide, first_trigger, limit_for
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision
+from policies.pressure import raw_buckets
 from policies.scoring import SCORERS as SCORERS_THERE_ARE
 from policies.scoring import parameters
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode

@@ -21,7 +21,6 @@ from proxy.recall.streaming import patiently
 from proxy.recall.tool import added_up, definition_of, definition_tokens, offer_for, with_more_messages, with_tool
 from proxy.store import Store
 from proxy.store.records import Change, Original
-from proxy.store.write_behind import WriteBehindQueue
 from proxy.wire.chat import body_of, message_of
 from proxy.wire.codec import parse_chat
 from proxy.wire.counting import Tokenizer
@@ -347,7 +346,7 @@ def archive_of(store: Store, **more: Any) -> Archive:
         tenant="t",
         conversation="c",
         store=store,
-        settler=WriteBehindQueue(store, degraded=lambda _: None),
+        unstored=lambda *_: None,
         **given,
     )
 

@@ -4,7 +4,6 @@ import pytest
 
 from policies import Action, ContextSettings, Cut, Decision, WindowPressure
 from policies.decision import LayerReport
-from proxy.effects.evictions import stage_of, strategy_of
 
 BASE = 100_000
 SETTINGS = ContextSettings()
@@ -45,18 +44,18 @@ def decision(
     ],
 )
 def test_each_stage_of_management_has_its_word(decided: Decision, expected: str) -> None:
-    assert stage_of(decided, SETTINGS, base=BASE) == expected
+    assert decided.stage(SETTINGS, base=BASE) == expected
 
 
 @pytest.mark.requirement("A0.148")
 def test_one_of_the_last_rungs_is_an_emergency_at_any_pressure() -> None:
     rung = LayerReport(layer="clip", before=9, after=5, units=1, kept=True, rung=True)
     decided = decision(60_000, "evict", new=True)._replace(trail=(rung,))
-    assert stage_of(decided, SETTINGS, base=BASE) == "emergency_compaction"
+    assert decided.stage(SETTINGS, base=BASE) == "emergency_compaction"
 
 
 def test_the_strategy_names_the_layers_whose_work_was_kept() -> None:
     dropped = LayerReport(layer="evict", before=9, after=8, units=1, kept=False)
     decided = decision(60_000, "dedupe", "compact", "compact", new=True)
-    assert strategy_of(decided) == "dedupe+compact"
-    assert strategy_of(decided._replace(trail=(dropped,))) == ""
+    assert decided.strategy == "dedupe+compact"
+    assert decided._replace(trail=(dropped,)).strategy == ""
