@@ -44,11 +44,21 @@ class _Head:
     link: bytes
 
 
+def _heads(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> list[_Head]:
+    found = [HEAD.fullmatch(text.strip().lower()) for text in given]
+    heads = [_Head(None if each[1] is None else int(each[1]), bytes.fromhex(each[2])) for each in found if each]
+    if len(heads) < len(given):
+        raise click.BadParameter("should be 64 hex digits, as verify prints them", param_hint="--head")
+    return heads
+
+
 @audit.command()
 @tenant_option
-@click.option("--head", "heads", multiple=True, metavar="HASH", help="A head printed earlier; may be repeated.")
+@click.option(
+    "--head", "noted", multiple=True, metavar="HASH", callback=_heads, help="A head printed earlier; may be repeated."
+)
 @reads
-async def verify(store: Store, config: Config, *, tenant: str | None, heads: tuple[str, ...]) -> Answer:
+async def verify(store: Store, config: Config, *, tenant: str | None, noted: list[_Head]) -> Answer:
     """Verify that no row of the audit log was changed or removed.
 
     A chain that was truncated looks like a shorter one. So keep the head that this prints somewhere else, and pass it
@@ -59,7 +69,6 @@ async def verify(store: Store, config: Config, *, tenant: str | None, heads: tup
       weir audit verify
       weir audit verify --head 412:9f2c51c0be5dbe6ea3f7a8a1b9d6a0a7c6f8a6f0f0b1c9d8e7f6a5b4c3d2e1f0
     """
-    noted = [_head(text) for text in heads]
     only = None if tenant is None else await _tenant(store, tenant)
     with progress("rows") as progressed:
         audited = await store.verify(
@@ -168,13 +177,6 @@ async def evictions(store: Store, _: Config, *, name: str | None, policy: str | 
         return None
 
     return Answer(value, show)
-
-
-def _head(text: str) -> _Head:
-    found = HEAD.fullmatch(text.strip().lower())
-    if found is None:
-        raise click.BadParameter("should be 64 hex digits, as verify prints them", param_hint="--head")
-    return _Head(None if found[1] is None else int(found[1]), bytes.fromhex(found[2]))
 
 
 async def _tenant(store: Store, given: str) -> str:

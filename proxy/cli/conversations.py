@@ -104,9 +104,8 @@ async def list_conversations(store: Store, config: Config, *, limit: int) -> Ans
 @click.option("--removed", is_flag=True, help="Every removed message, with its ref for --ref.")
 @click.option("--request", metavar="ID", help="What was done to a request, layer by layer, and why.")
 @click.option("--ref", help="The full text of a removed message; with --json as it was sent.")
-@reads
-async def show(
-    store: Store,
+@stored
+def show(
     config: Config,
     *,
     name: str,
@@ -126,19 +125,23 @@ async def show(
     """
     if sum((timeline, checkpoint, removed, request is not None, ref is not None)) > 1:
         raise click.UsageError("--timeline, --checkpoint, --removed, --request and --ref cannot be combined")
-    row = await found(store, name)
-    if timeline:
-        requests = await store.timeline(row, limit=REQUESTS_SHOWN)
-        return table(requests, TIMELINE, plain=lambda each: exchange_of(each).plain())
-    if checkpoint:
-        return _summary(await _checkpoint(store, row))
-    if removed:
-        return await _removed(store, row)
-    if request is not None:
-        return await _request(store, row, request)
-    if ref is not None:
-        return await _originals(store, row, ref)
-    return await _status(store, row, config)
+
+    async def read(store: Store) -> Answer:
+        row = await found(store, name)
+        if timeline:
+            requests = await store.timeline(row, limit=REQUESTS_SHOWN)
+            return table(requests, TIMELINE, plain=lambda each: exchange_of(each).plain())
+        if checkpoint:
+            return _summary(await _checkpoint(store, row))
+        if removed:
+            return await _removed(store, row)
+        if request is not None:
+            return await _request(store, row, request)
+        if ref is not None:
+            return await _originals(store, row, ref)
+        return await _status(store, row, config)
+
+    return reading(config, read)
 
 
 @conversations.command()
