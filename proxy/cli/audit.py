@@ -9,8 +9,8 @@ import click
 
 from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
-from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.shared import json_option, key_names, moment, named, print_json, reading, stored
+from proxy.cli.output import print_columns, print_line, progress, table
+from proxy.cli.shared import Answer, key_names, moment, named, reads
 from proxy.config import Config
 from proxy.store import Store
 from proxy.store.chain import AuditRow, AuditType, Verified, VerifiedChains
@@ -44,12 +44,21 @@ class _Head:
     link: bytes
 
 
+def _heads(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> list[_Head]:
+    found = [HEAD.fullmatch(text.strip().lower()) for text in given]
+    heads = [_Head(None if each[1] is None else int(each[1]), bytes.fromhex(each[2])) for each in found if each]
+    if len(heads) < len(given):
+        raise click.BadParameter("should be 64 hex digits, as verify prints them", param_hint="--head")
+    return heads
+
+
 @audit.command()
 @tenant_option
-@click.option("--head", "heads", multiple=True, metavar="HASH", help="A head printed earlier; may be repeated.")
-@stored
-@json_option
-def verify(config: Config, *, tenant: str | None, heads: tuple[str, ...], as_json: bool) -> None:
+@click.option(
+    "--head", "noted", multiple=True, metavar="HASH", callback=_heads, help="A head printed earlier; may be repeated."
+)
+@reads
+async def verify(store: Store, config: Config, *, tenant: str | None, noted: list[_Head]) -> Answer:
     """Verify that no row of the audit log was changed or removed.
 
     A chain that was truncated looks like a shorter one. So keep the head that this prints somewhere else, and pass it
@@ -60,33 +69,29 @@ def verify(config: Config, *, tenant: str | None, heads: tuple[str, ...], as_jso
       weir audit verify
       weir audit verify --head 412:9f2c51c0be5dbe6ea3f7a8a1b9d6a0a7c6f8a6f0f0b1c9d8e7f6a5b4c3d2e1f0
     """
-    noted = [_head(text) for text in heads]
-
-    async def read(store: Store) -> tuple[VerifiedChains, dict[str, str]]:
-        only = None if tenant is None else await _tenant(store, tenant)
-        with progress("rows") as progressed:
-            chains = await store.verify(
-                only,
-                heads=[each.link for each in noted],
-                progress=lambda done, total: progressed(done, total, f"{done} of {total} rows"),
-            )
-            return chains, await key_names(store, config) if chains.chains else {}
-
-    audited, names = reading(config, read)
+    only = None if tenant is None else await _tenant(store, tenant)
+    with progress("rows") as progressed:
+        audited = await store.verify(
+            only,
+            heads=[each.link for each in noted],
+            progress=lambda done, total: progressed(done, total, f"{done} of {total} rows"),
+        )
+    names = await key_names(store, config) if audited.chains else {}
     lost = [each for each in noted if not any(each.link in chain.found for chain in audited.chains)]
-    broken = sum(chain.broken is not None for chain in audited.chains)
-    if as_json:
+    failure = "; ".join(_faults(audited, len(lost)))
+
+    def value() -> dict[str, object]:
         chains = [{**asdict(each), "found": sorted(link.hex() for link in each.found)} for each in audited.chains]
         given = [{"head": each.link.hex(), "found": each not in lost} for each in noted]
-        ok = not (lost or audited.unguarded or broken)
-        print_json({"ok": ok, "chains": chains, "heads": given, "unguarded": audited.unguarded})
-    else:
+        return {"ok": not failure, "chains": chains, "heads": given, "unguarded": audited.unguarded}
+
+    def show() -> None:
         _show_chains(audited.chains, names)
         for each in noted:
             found = _why_lost(each, audited.chains) if each in lost else "is in the chain"
             click.echo(f"{each.link.hex()[:12]}… {found}")
-    if broken or lost or audited.unguarded:
-        raise Failure("; ".join(_faults(audited, len(lost), broken)))
+
+    return Answer(value, show, failure)
 
 
 @audit.command("list")
@@ -94,11 +99,10 @@ def verify(config: Config, *, tenant: str | None, heads: tuple[str, ...], as_jso
 @click.option("--type", "kind", type=click.Choice([str(each) for each in AuditType]), help="Only rows of this type.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many rows, newest first.")
 @tenant_option
-@stored
-@json_option
-def list_rows(
-    config: Config, *, conversation: str | None, kind: str | None, limit: int, tenant: str | None, as_json: bool
-) -> None:
+@reads
+async def list_rows(
+    store: Store, config: Config, *, conversation: str | None, kind: str | None, limit: int, tenant: str | None
+) -> Answer:
     """List what was done to conversations, policies and keys, newest first.
 
     \b
@@ -106,35 +110,30 @@ def list_rows(
       weir audit list --conversation support-4711
       weir audit list --type budget_violation --limit 20 --json
     """
-
-    async def read(store: Store) -> tuple[list[AuditRow], dict[str, str]]:
-        only = None if tenant is None else await _tenant(store, tenant)
-        known = None if conversation is None else await store.conversation(only, conversation)
-        wanted = conversation if known is None else known.id
-        rows = await store.audit(only, conversation=wanted, kind=kind, limit=limit)
-        keys = await key_names(store, config) if rows else {}
-        return rows, keys | {each.id: each.name for each in await named(store)}
-
-    rows, names = reading(config, read)
-    if as_json:
-        return print_json(
-            [{**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()} for row in rows]
-        )
-    if not rows:
-        return click.echo("The audit log has no such rows.", err=True)
-    return print_table(
-        ("at (UTC)", "row", "type", "facts", "conversation", "chain", "request"),
-        [_audit_cells(row, names) for row in rows],
-    )
+    only = None if tenant is None else await _tenant(store, tenant)
+    known = None if conversation is None else await store.conversation(only, conversation)
+    wanted = conversation if known is None else known.id
+    rows = await store.audit(only, conversation=wanted, kind=kind, limit=limit)
+    names = await key_names(store, config) if rows else {}
+    names |= {each.id: each.name for each in await named(store)}
+    columns = {
+        "at (UTC)": lambda row: moment(row.at),
+        "row": lambda row: row.seq,
+        "type": lambda row: row.type,
+        "facts": lambda row: _shortened(json.dumps(row.told, ensure_ascii=False)),  # at blanks, narrow terminals break
+        "conversation": lambda row: names.get(row.conversation or "", row.conversation or "-"),
+        "chain": lambda row: _chain_name(row.tenant, names),
+        "request": lambda row: row.request or "-",
+    }
+    return table(rows, columns, plain=_row_json, empty="The audit log has no such rows.")
 
 
 @audit.command()
 @click.option("--conversation", "name", metavar="NAME", help="Only this conversation, by name or id.")
 @click.option("--policy", metavar="P", help="Only evictions by this policy.")
 @click.option("--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many rows with --json.")
-@stored
-@json_option
-def evictions(config: Config, *, name: str | None, policy: str | None, limit: int, as_json: bool) -> None:
+@reads
+async def evictions(store: Store, _: Config, *, name: str | None, policy: str | None, limit: int) -> Answer:
     """List what was evicted, what that freed, and how much of it was requested again: the regret.
 
     If a tool's results are often requested again, give them a longer life in the policy; look at five to ten runs
@@ -145,43 +144,39 @@ def evictions(config: Config, *, name: str | None, policy: str | None, limit: in
       weir audit evictions --policy balanced
       weir audit evictions --conversation support-4711 --json
     """
-
-    async def read(store: Store) -> tuple[list[EvictionSum], list[EvictionRow], list[EvictionRow]]:
-        one = None if name is None else await store.conversation(None, name)
-        if name is not None and one is None:
-            raise Failure(f"no conversation {name}; see weir conversations list")
-        return (
-            await store.eviction_sums(None, conversation=one, policy=policy),
-            await store.evictions(None, conversation=one, policy=policy, limit=limit),
-            await store.evictions(None, conversation=one, policy=policy, asked_again=True, limit=limit),
-        )
-
-    sums, rows, asked = reading(config, read)
+    one = None if name is None else await store.conversation(None, name)
+    if name is not None and one is None:
+        raise Failure(f"no conversation {name}; see weir conversations list")
+    sums = await store.eviction_sums(None, conversation=one, policy=policy)
+    rows = await store.evictions(None, conversation=one, policy=policy, limit=limit)
+    asked = await store.evictions(None, conversation=one, policy=policy, asked_again=True, limit=limit)
     total = _total(sums)
-    by_layer, by_tool = _grouped(sums, "layer", lambda each: each.layer), _grouped(sums, "tool", lambda each: each.tool)
-    if as_json:
+    groups = {
+        "layer": _grouped(sums, "layer", lambda each: each.layer),
+        "tool": _grouped(sums, "tool", lambda each: each.tool),
+    }
+
+    def value() -> dict[str, object]:
         listed = {"asked_again_rows": [_eviction_json(row) for row in asked], "rows": [_eviction_json(r) for r in rows]}
-        return print_json({**total, "by_layer": by_layer, "by_tool": by_tool, **listed})
-    if not sums:
-        return click.echo("Nothing was evicted.", err=True)
-    print_line(
-        f"{total['evicted']} evicted, {total['tokens_freed']:,} tokens freed; {total['asked_again']} of "
-        f"{total['results']} tool results were requested again (regret {_share(total['regret'])}).\n",
-        wrap=True,
-    )
-    for label, groups in (("layer", by_layer), ("tool", by_tool)):
-        print_table(
-            (label, "evicted", "requested again", "regret", "tokens freed"), [_group_cells(g, label) for g in groups]
+        return {**total, **{f"by_{label}": group for label, group in groups.items()}, **listed}
+
+    def show() -> None:
+        if not sums:
+            return click.echo("Nothing was evicted.", err=True)
+        print_line(
+            f"{total['evicted']} evicted, {total['tokens_freed']:,} tokens freed; {total['asked_again']} of "
+            f"{total['results']} tool results were requested again (regret {_share(total['regret'])}).\n",
+            wrap=True,
         )
-        click.echo()
-    return _show_asked_again(asked[:EVICTIONS_SHOWN]) if asked else None
+        for label, group in groups.items():
+            print_columns(group, {label: lambda each, label=label: each[label] or "(no tool)"} | GROUP)
+            click.echo()
+        if asked:
+            click.echo("Requested again, newest first:")
+            print_columns(asked[:EVICTIONS_SHOWN], ASKED_AGAIN)
+        return None
 
-
-def _head(text: str) -> _Head:
-    found = HEAD.fullmatch(text.strip().lower())
-    if found is None:
-        raise click.BadParameter("should be 64 hex digits, as verify prints them", param_hint="--head")
-    return _Head(None if found[1] is None else int(found[1]), bytes.fromhex(found[2]))
+    return Answer(value, show)
 
 
 async def _tenant(store: Store, given: str) -> str:
@@ -195,8 +190,8 @@ async def _tenant(store: Store, given: str) -> str:
     return matching[0]
 
 
-def _faults(audited: VerifiedChains, lost: int, broken: int) -> Iterator[str]:
-    if broken:
+def _faults(audited: VerifiedChains, lost: int) -> Iterator[str]:
+    if broken := sum(chain.broken is not None for chain in audited.chains):
         yield f"{broken} of {len(audited.chains)} chains {'was' if broken == 1 else 'were'} changed"
     if lost:
         yield f"{lost} of the given heads {'is' if lost == 1 else 'are'} missing"
@@ -207,20 +202,15 @@ def _faults(audited: VerifiedChains, lost: int, broken: int) -> Iterator[str]:
 def _show_chains(chains: list[Verified], names: Mapping[str, str]) -> None:
     if not chains:
         return click.echo("The audit log is empty.", err=True)
-    return print_table(
-        ("chain", "rows", "good", "sealed up to", "first broken", "head"),
-        [
-            (
-                _chain_name(each.tenant, names),
-                each.rows,
-                each.good,
-                each.sealed or "-",
-                "-" if each.broken is None else f"{each.broken.seq}: {each.broken.kind}",
-                each.head,
-            )
-            for each in chains
-        ],
-    )
+    columns = {
+        "chain": lambda chain: _chain_name(chain.tenant, names),
+        "rows": lambda chain: chain.rows,
+        "good": lambda chain: chain.good,
+        "sealed up to": lambda chain: chain.sealed or "-",
+        "first broken": lambda chain: "-" if chain.broken is None else f"{chain.broken.seq}: {chain.broken.kind}",
+        "head": lambda chain: chain.head,
+    }
+    return print_columns(chains, columns)
 
 
 def _why_lost(head: _Head, chains: list[Verified]) -> str:
@@ -229,18 +219,12 @@ def _why_lost(head: _Head, chains: list[Verified]) -> str:
     return "is not in any chain: one was truncated or rewritten"
 
 
-def _audit_cells(row: AuditRow, names: Mapping[str, str]) -> tuple[object, ...]:
-    facts = json.dumps(row.told, ensure_ascii=False)  # with blanks, at which a narrow terminal breaks lines
-    facts = facts if len(facts) <= FACTS_SHOWN else f"{facts[:FACTS_SHOWN]}…"
-    return (
-        moment(row.at),
-        row.seq,
-        row.type,
-        facts,
-        names.get(row.conversation or "", row.conversation or "-"),
-        _chain_name(row.tenant, names),
-        row.request or "-",
-    )
+def _shortened(facts: str) -> str:
+    return facts if len(facts) <= FACTS_SHOWN else f"{facts[:FACTS_SHOWN]}…"
+
+
+def _row_json(row: AuditRow) -> dict[str, object]:
+    return {**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}
 
 
 def _chain_name(tenant: str, names: Mapping[str, str]) -> str:
@@ -271,31 +255,24 @@ def _grouped(sums: Iterable[EvictionSum], label: str, key: Callable[[EvictionSum
     return [{label: name, **_total(group)} for name, group in groups.items()]
 
 
-def _group_cells(group: dict[str, object], label: str) -> tuple[object, ...]:
-    counts = group["evicted"], group["asked_again"], _share(group["regret"])
-    return group[label] or "(no tool)", *counts, f"{group['tokens_freed']:,}"
-
-
-def _show_asked_again(rows: Iterable[EvictionRow]) -> None:
-    click.echo("Requested again, newest first:")
-    print_table(
-        ("evicted at (UTC)", "requested again", "conversation", "tool", "layer", "scorer", "policy", "tokens", "ref"),
-        [
-            (
-                moment(row.at),
-                moment(row.asked_again_at or 0.0),
-                row.conversation,
-                row.tool,
-                row.layer,
-                row.scorer or "-",
-                row.policy,
-                f"{row.tokens_before:,} > {row.tokens_after:,}",
-                row.digest.hex()[:12],
-            )
-            for row in rows
-        ],
-    )
-
-
 def _share(value: object) -> str:
     return f"{value:.1%}" if isinstance(value, float) else "-"
+
+
+GROUP = {
+    "evicted": lambda each: each["evicted"],
+    "requested again": lambda each: each["asked_again"],
+    "regret": lambda each: _share(each["regret"]),
+    "tokens freed": lambda each: f"{each['tokens_freed']:,}",
+}
+ASKED_AGAIN = {
+    "evicted at (UTC)": lambda row: moment(row.at),
+    "requested again": lambda row: moment(row.asked_again_at or 0.0),
+    "conversation": lambda row: row.conversation,
+    "tool": lambda row: row.tool,
+    "layer": lambda row: row.layer,
+    "scorer": lambda row: row.scorer or "-",
+    "policy": lambda row: row.policy,
+    "tokens": lambda row: f"{row.tokens_before:,} > {row.tokens_after:,}",
+    "ref": lambda row: row.digest.hex()[:12],
+}

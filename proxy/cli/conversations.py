@@ -4,9 +4,8 @@ import json
 import shlex
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,17 +15,22 @@ from policies.ledger import Note
 from policies.memory import Checkpoint, InvalidCheckpoint
 from policies.tokens import TEXT_OF
 from proxy.cli import Failure
-from proxy.cli.output import print_facts, print_table
+from proxy.cli.output import print_columns, print_facts, table
 from proxy.cli.shared import (
+    Answer,
+    answering,
     found,
     json_option,
     key_names,
     kinds_of,
     moment,
+    over_store,
     print_json,
     reading,
+    reads,
     removed_line,
     say,
+    store_option,
     stored,
     tame,
     writing,
@@ -43,8 +47,9 @@ MAX_REQUESTS = 100_000
 MAX_EXCERPT_LEN = 60
 OBSERVED = "observe=1"
 LAST_REQUEST = ("pressure", "pressure_before", "velocity", "turns_until_red", "action", "observed", "detail")
+CUT_SHOWN = ("covers", "origin", "tokens", "ref", "text")
 
-Show = Callable[[], None]
+name_argument = click.argument("name", metavar="ID")
 
 
 @click.group()
@@ -60,57 +65,46 @@ def conversations() -> None:
 
 
 @conversations.command("list")
-@stored
+@answering
+@store_option
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many conversations, newest first."
 )
 @json_option
-def list_conversations(config: Config, *, limit: int, as_json: bool) -> None:
+@over_store
+async def list_conversations(store: Store, config: Config, *, limit: int) -> Answer:
     """List the conversations of all keys, last used first; tokens are those of the last request.
 
     \b
     Example:
       weir conversations list --store sqlite+aiosqlite:///weir.db --limit 10
     """
-
-    async def read(store: Store) -> tuple[list[ConversationRow], Mapping[str, str]]:
-        rows = await store.conversations(None, limit=limit)
-        return rows, await key_names(store, config) if rows else {}
-
-    rows, names = reading(config, read)
-    if as_json:
-        return print_json([asdict(row) for row in rows])
-    if not rows:
-        return click.echo(f"No conversations in {masked_url(config.store.url)}.", err=True)
-    columns = ("conversation", "key", "model", "requests", "tokens", "last used (UTC)", "zone", "last actions")
-    relations = ("part of", "closed (UTC)")
-    cells = [
-        (
-            row.name,
-            names.get(row.tenant, row.tenant[:8]),
-            row.model,
-            row.requests,
-            _tokens(row.tokens_before, row.tokens_after, row.limit),
-            moment(row.updated),
-            row.zone,
-            actions_of(row.actions),
-            row.parent,
-            None if row.closed is None else moment(row.closed),
-        )
-        for row in rows
-    ]
-    return print_table((*columns, *relations), cells, optional=relations)
+    rows = await store.conversations(None, limit=limit)
+    names = await key_names(store, config) if rows else {}
+    columns = {
+        "conversation": lambda row: row.name,
+        "key": lambda row: names.get(row.tenant, row.tenant[:8]),
+        "model": lambda row: row.model,
+        "requests": lambda row: row.requests,
+        "tokens": _tokens,
+        "last used (UTC)": lambda row: moment(row.updated),
+        "zone": lambda row: row.zone,
+        "last actions": lambda row: actions_of(row.actions),
+        "part of": lambda row: row.parent,
+        "closed (UTC)": lambda row: None if row.closed is None else moment(row.closed),
+    }
+    empty = f"No conversations in {masked_url(config.store.url)}."
+    return table(rows, columns, empty=empty, optional=("part of", "closed (UTC)"))
 
 
 @conversations.command()
-@click.argument("name", metavar="ID")
+@name_argument
 @click.option("--timeline", is_flag=True, help=f"One line per request, the newest {REQUESTS_SHOWN}.")
 @click.option("--checkpoint", is_flag=True, help="The newest checkpoint: the summary of the compacted history.")
 @click.option("--removed", is_flag=True, help="Every removed message, with its ref for --ref.")
 @click.option("--request", metavar="ID", help="What was done to a request, layer by layer, and why.")
 @click.option("--ref", help="The full text of a removed message; with --json as it was sent.")
 @stored
-@json_option
 def show(
     config: Config,
     *,
@@ -120,8 +114,7 @@ def show(
     removed: bool,
     request: str | None,
     ref: str | None,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Show a conversation, by name or id.
 
     \b
@@ -132,24 +125,27 @@ def show(
     """
     if sum((timeline, checkpoint, removed, request is not None, ref is not None)) > 1:
         raise click.UsageError("--timeline, --checkpoint, --removed, --request and --ref cannot be combined")
-    read: Callable[[Store, ConversationRow], Awaitable[Show]]
-    if timeline:
-        read = partial(_read_timeline, as_json=as_json)
-    elif checkpoint:
-        read = partial(_read_summary, as_json=as_json)
-    elif removed:
-        read = partial(_read_removed, as_json=as_json)
-    elif request is not None:
-        read = partial(_read_request, request=request, as_json=as_json)
-    elif ref is not None:
-        read = partial(_read_originals, ref=ref, as_json=as_json)
-    else:
-        read = partial(_read_status, config=config, where=_options_given(), as_json=as_json)
-    _show(config, name, read)
+
+    async def read(store: Store) -> Answer:
+        row = await found(store, name)
+        if timeline:
+            requests = await store.timeline(row, limit=REQUESTS_SHOWN)
+            return table(requests, TIMELINE, plain=lambda each: exchange_of(each).plain())
+        if checkpoint:
+            return _summary(await _checkpoint(store, row))
+        if removed:
+            return await _removed(store, row)
+        if request is not None:
+            return await _request(store, row, request)
+        if ref is not None:
+            return await _originals(store, row, ref)
+        return await _status(store, row, config)
+
+    return reading(config, read)
 
 
 @conversations.command()
-@click.argument("name", metavar="ID")
+@name_argument
 @click.option(
     "--format",
     "form",
@@ -159,9 +155,8 @@ def show(
     help="Output format.",
 )
 @click.option("--version", type=click.IntRange(min=1), help="Which version; defaults to the newest.")
-@stored
-@json_option
-def checkpoint(config: Config, *, name: str, form: Literal["md", "json"], version: int | None, as_json: bool) -> None:
+@reads
+async def checkpoint(store: Store, _: Config, *, name: str, form: Literal["md", "json"], version: int | None) -> Answer:
     """Show a conversation's checkpoint: goal, rules, progress, decisions, identifiers.
 
     \b
@@ -169,19 +164,15 @@ def checkpoint(config: Config, *, name: str, form: Literal["md", "json"], versio
       weir conversations checkpoint support-4711
       weir conversations checkpoint support-4711 --version 3 --format json
     """
-
-    async def read(store: Store, conversation: ConversationRow) -> Show:
-        row = await _checkpoint(store, conversation, version)
-        return partial(print_json, saved_of(row).plain()) if form == "json" or as_json else partial(_print_state, row)
-
-    _show(config, name, read)
+    row = await _checkpoint(store, await found(store, name), version)
+    answer = Answer(lambda: saved_of(row).plain(), lambda: _print_state(row))
+    return answer if form == "md" else Answer(answer.value, lambda: print_json(answer.value()))
 
 
 @conversations.command()
-@click.argument("name", metavar="ID")
-@stored
-@json_option
-def removed(config: Config, *, name: str, as_json: bool) -> None:
+@name_argument
+@reads
+async def removed(store: Store, _: Config, *, name: str) -> Answer:
     """List the messages removed from a conversation's window: by what, since when, and the ref of the original.
 
     \b
@@ -189,15 +180,14 @@ def removed(config: Config, *, name: str, as_json: bool) -> None:
       weir conversations removed support-4711
       weir conversations show support-4711 --ref 74e67f258338
     """
-    _show(config, name, partial(_read_removed, as_json=as_json))
+    return await _removed(store, await found(store, name))
 
 
 @conversations.command()
-@click.argument("name", metavar="ID")
+@name_argument
 @click.option("--add", "text", metavar="TEXT", help=f"A note to add, up to {MAX_NOTE_LEN:,} characters.")
 @stored
-@json_option
-def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None:
+def notes(config: Config, *, name: str, text: str | None) -> Answer:
     """List a conversation's notes (decisions, bugs, constraints, what is left to do), or add one.
 
     A running Weir uses a note that is added here only after a restart; add it over HTTP
@@ -209,7 +199,7 @@ def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None
       weir conversations notes support-4711 --add "The customer wants a refund, not a replacement."
     """
     if text is None:
-        return _show(config, name, partial(_read_notes, as_json=as_json))
+        return reading(config, lambda store: _notes(store, name))
     if not text.strip() or len(text) > MAX_NOTE_LEN:
         raise click.BadParameter(f"should be 1 to {MAX_NOTE_LEN} characters", param_hint="--add")
     note = NoteRow.of(Note("misc", USUAL, text, "api"), at=time.time())
@@ -219,13 +209,12 @@ def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None
         return await store.add_notes(row.tenant, row.id, [note]) > 0
 
     is_new = writing(config, add)
-    if as_json:
-        return print_json({**KeptNote.of(note).plain(), "new": is_new})
-    return click.echo("Added the note." if is_new else "This note already exists.")
+    said = "Added the note." if is_new else "This note already exists."
+    return Answer(lambda: {**KeptNote.of(note).plain(), "new": is_new}, lambda: click.echo(said))
 
 
 @conversations.command()
-@click.argument("name", metavar="ID")
+@name_argument
 @click.option(
     "--out",
     metavar="FILE",
@@ -233,7 +222,8 @@ def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None
     help="Write to this file; defaults to standard output.",
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@stored
+@answering
+@store_option
 def export(config: Config, *, name: str, out: Path | None, force: bool) -> None:
     """Export everything about a conversation as one JSON document; a file is readable by its owner only.
 
@@ -255,11 +245,10 @@ def export(config: Config, *, name: str, out: Path | None, force: bool) -> None:
 
 
 @conversations.command()
-@click.argument("name", metavar="ID")
+@name_argument
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @stored
-@json_option
-def delete(config: Config, *, name: str, yes: bool, as_json: bool) -> None:
+def delete(config: Config, *, name: str, yes: bool) -> Answer:
     """Delete a conversation permanently: requests, checkpoints, notes, and its archived messages.
 
     A running Weir may still hold the conversation in memory and recreate it with the next request; delete it over HTTP
@@ -288,9 +277,8 @@ def delete(config: Config, *, name: str, yes: bool, as_json: bool) -> None:
             raise Failure("nothing was deleted")
     if not writing(config, lambda store: store.delete(row)):
         raise Failure(f"{row.name} is already deleted")
-    if as_json:
-        return print_json({"id": row.id, "name": row.name, "deleted": True})
-    return click.echo(f"Deleted {tame(row.name)}.")
+    deleted = {"id": row.id, "name": row.name, "deleted": True}
+    return Answer(lambda: deleted, lambda: click.echo(f"Deleted {tame(row.name)}."))
 
 
 async def removed_from(store: Store, row: ConversationRow) -> list[RemovedRow]:
@@ -305,54 +293,48 @@ def actions_of(actions: str) -> str:
     return "observed" + (f": {','.join(planned)}" if planned else "")
 
 
-def _show(config: Config, name: str, read: Callable[[Store, ConversationRow], Awaitable[Show]]) -> None:
-    async def work(store: Store) -> Show:
-        return await read(store, await found(store, name))
-
-    reading(config, work)()
-
-
 def _options_given() -> str:
     given = click.get_current_context().params
     options = (("--config", given["path"]), ("--store", given["store"]))
     return "".join(f" {option} {shlex.quote(str(value))}" for option, value in options if value is not None)
 
 
-async def _read_status(store: Store, row: ConversationRow, *, config: Config, where: str, as_json: bool) -> Show:
+async def _status(store: Store, row: ConversationRow, config: Config) -> Answer:
     gone, saved = await removed_from(store, row), await checkpoints_of(store, row)
     last = next(iter(await store.timeline(row, limit=1)), None)
-    if as_json:
+    names, where = await key_names(store, config), _options_given()
+
+    def value() -> dict[str, object]:
         out = {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": kinds_of(gone)}
         state = {} if last is None else {name: getattr(last, name) for name in LAST_REQUEST}
         budget = {} if last is None else {name: last.detail.get(name) or {} for name in ("buckets", "caps")}
-        versions = [each.version for each in saved]
-        return partial(print_json, {**asdict(row), **state, **budget, "removed": out, "checkpoints": versions})
-    names = await key_names(store, config)
-    facts = {
-        "conversation": row.name,
-        "id": row.id,
-        "key": names.get(row.tenant, row.tenant),
-        "part of": row.parent,
-        "closed": None if row.closed is None else f"{moment(row.closed)} UTC",
-        "model": row.model,
-        "requests": f"{row.requests} on {row.branches} branch{'es' if row.branches != 1 else ''}",
-        "first and last used": f"{moment(row.created)} to {moment(row.updated)} UTC",
-        "last request": f"{_tokens(row.tokens_before, row.tokens_after, row.limit)} tokens, {row.zone}",
-        "pressure": None if last is None else _pressure(last),
-        "growth": None if last is None else _growth(last),
-        "buckets": None if last is None else _buckets(last),
-        "last actions": actions_of(row.actions),
-        "batches of edits": row.version,
-        "checkpoints": ", ".join(str(each.version) for each in saved) or "none",
-        "removed": removed_line(gone),
-    }
+        return {**asdict(row), **state, **budget, "removed": out, "checkpoints": [each.version for each in saved]}
 
-    def output() -> None:
-        print_facts(facts)
+    def shown() -> None:
+        print_facts(
+            {
+                "conversation": row.name,
+                "id": row.id,
+                "key": names.get(row.tenant, row.tenant),
+                "part of": row.parent,
+                "closed": None if row.closed is None else f"{moment(row.closed)} UTC",
+                "model": row.model,
+                "requests": f"{row.requests} on {row.branches} branch{'es' if row.branches != 1 else ''}",
+                "first and last used": f"{moment(row.created)} to {moment(row.updated)} UTC",
+                "last request": f"{_tokens(row)} tokens, {row.zone}",
+                "pressure": None if last is None else _pressure(last),
+                "growth": None if last is None else _growth(last),
+                "buckets": None if last is None else _buckets(last),
+                "last actions": actions_of(row.actions),
+                "batches of edits": row.version,
+                "checkpoints": ", ".join(str(each.version) for each in saved) or "none",
+                "removed": removed_line(gone),
+            }
+        )
         for option in ["--timeline", *(["--checkpoint"] if saved else []), *(["--removed"] if gone else [])]:
             click.echo(f"  weir conversations show {shlex.quote(tame(row.name))} {option}{where}", err=True)
 
-    return output
+    return Answer(value, shown)
 
 
 def _pressure(row: ExchangeRow) -> str:
@@ -374,41 +356,13 @@ def _buckets(row: ExchangeRow) -> str | None:
     return ", ".join(shown) or None
 
 
-async def _read_timeline(store: Store, row: ConversationRow, *, as_json: bool) -> Show:
-    requests = await store.timeline(row, limit=REQUESTS_SHOWN)
-    if as_json:
-        return partial(print_json, [exchange_of(each).plain() for each in requests])
-    titles = (
-        "at (UTC)", "messages", "tokens", "pressure", "zone", "velocity", "action", "actions", "outcome", "cached",
-        "weir ms", "request",
-    )  # fmt: skip
-    return partial(print_table, titles, [_timeline_cells(each) for each in requests])
-
-
-def _timeline_cells(row: ExchangeRow) -> tuple[object, ...]:
-    return (
-        moment(row.at),
-        row.length,
-        _tokens(row.tokens_before, row.tokens_after, row.limit),
-        f"{row.pressure:.2f}",
-        row.zone,
-        None if row.velocity is None else f"{row.velocity:,.0f}",
-        row.action,
-        actions_of(row.actions),
-        f"{row.status} {row.outcome}",
-        f"{row.usage_cached / row.usage_prompt:.0%}" if row.usage_cached and row.usage_prompt else None,
-        f"{row.overhead_ms:.1f}",
-        row.id,
-    )
-
-
-async def _read_request(store: Store, row: ConversationRow, *, request: str, as_json: bool) -> Show:
+async def _request(store: Store, row: ConversationRow, request: str) -> Answer:
     rows = await store.timeline(row, limit=MAX_REQUESTS)
     known = [each for each in rows if each.id == request] or [each for each in rows if each.id.startswith(request)]
     if len(known) != 1:
         said = "no request" if not known else f"{len(known)} requests begin with"
         raise Failure(f"{said} {request} in {row.name}; see weir conversations show {row.name} --timeline")
-    return partial(print_json, exchange_of(known[0]).plain()) if as_json else partial(_print_request, known[0])
+    return Answer(lambda: exchange_of(known[0]).plain(), lambda: _print_request(known[0]))
 
 
 def _print_request(row: ExchangeRow) -> None:
@@ -419,7 +373,7 @@ def _print_request(row: ExchangeRow) -> None:
             "request": row.id,
             "at": f"{moment(row.at)} UTC",
             "model and policy": f"{row.model}, {row.policy}{', observed only' if row.observed else ''}",
-            "tokens": _tokens(row.tokens_before, row.tokens_after, row.limit),
+            "tokens": _tokens(row),
             "pressure": _pressure(row),
             "actions": actions_of(row.actions),
             "removed or shortened": row.evicted,
@@ -434,20 +388,15 @@ def _print_request(row: ExchangeRow) -> None:
         again = row.actions not in {"none", "observe=1"}
         said = "what was taken out before stays out" if again else "nothing had to go"
         return click.echo(f"No layer ran: {said}.")
-    return print_table(
-        ("layer", "about", "tokens", "units", "kept", "why not more"),
-        [
-            (
-                each["layer"],
-                each["scope"],
-                f"{each['tokens_before']:,} > {each['tokens_after']:,}",
-                each["units"],
-                "last rung" if each["rung"] and each["kept"] else "yes" if each["kept"] else "no",
-                each["reason"],
-            )
-            for each in layers
-        ],
-    )
+    columns = {
+        "layer": lambda each: each["layer"],
+        "about": lambda each: each["scope"],
+        "tokens": lambda each: f"{each['tokens_before']:,} > {each['tokens_after']:,}",
+        "units": lambda each: each["units"],
+        "kept": lambda each: "last rung" if each["rung"] and each["kept"] else "yes" if each["kept"] else "no",
+        "why not more": lambda each: each["reason"],
+    }
+    return print_columns(layers, columns)
 
 
 async def _checkpoint(store: Store, row: ConversationRow, version: int | None = None) -> CheckpointRow:
@@ -463,26 +412,25 @@ async def _checkpoint(store: Store, row: ConversationRow, version: int | None = 
     raise Failure(f"{row.name} has no checkpoint: nothing was compacted or saved in it")
 
 
-async def _read_summary(store: Store, conversation: ConversationRow, *, as_json: bool) -> Show:
-    row = await _checkpoint(store, conversation)
+def _summary(row: CheckpointRow) -> Answer:
     cut = row.cut
-    if as_json:
-        names = ("covers", "origin", "tokens", "ref", "text")
-        made = {name: None if cut is None else getattr(cut, name) for name in names}
-        known = {"version": row.version, "at": row.at, "reason": row.reason, "branch": row.branch}
-        return partial(print_json, {**known, **made, "covered": list(row.covered), "state": json.loads(row.body)})
-    if cut is None:
-        return partial(_print_state, row)
 
-    def output() -> None:
+    def value() -> dict[str, object]:
+        made = {name: None if cut is None else getattr(cut, name) for name in CUT_SHOWN}
+        known = {"version": row.version, "at": row.at, "reason": row.reason, "branch": row.branch}
+        return {**known, **made, "covered": list(row.covered), "state": json.loads(row.body)}
+
+    def shown() -> None:
+        if cut is None:
+            return _print_state(row)
         click.echo(
             f"Version {row.version}, {moment(row.at)} UTC: {cut.tokens:,} tokens ({cut.origin}) stand for the first "
             f"{cut.covers} messages after the head; ref {cut.ref}.\n",
             err=True,
         )
-        say(cut.text)
+        return say(cut.text)
 
-    return output
+    return Answer(value, shown)
 
 
 def _print_state(row: CheckpointRow) -> None:
@@ -494,28 +442,25 @@ def _print_state(row: CheckpointRow) -> None:
         say(row.body)
 
 
-async def _read_removed(store: Store, row: ConversationRow, *, as_json: bool) -> Show:
-    gone = await removed_from(store, row)
-    if as_json:
-        return partial(print_json, [{**removed_of(each, with_text=False).plain(), "text": each.text} for each in gone])
-    if not gone:
-        return partial(click.echo, "Nothing was removed.", err=True)
-    cells = [
-        (
-            each.ref,
-            each.role or "?",
-            each.tool,
-            f"{each.tokens:,} > {each.kept:,}" if each.kept else f"{each.tokens:,}",
-            each.how,
-            moment(each.at),
-            " ".join(each.text[: 4 * MAX_EXCERPT_LEN].split())[:MAX_EXCERPT_LEN],
-        )
-        for each in gone
-    ]
-    return partial(print_table, ("ref", "role", "tool", "tokens", "how", "since (UTC)", "begins with"), cells)
+async def _removed(store: Store, row: ConversationRow) -> Answer:
+    columns = {
+        "ref": lambda each: each.ref,
+        "role": lambda each: each.role or "?",
+        "tool": lambda each: each.tool,
+        "tokens": lambda each: f"{each.tokens:,} > {each.kept:,}" if each.kept else f"{each.tokens:,}",
+        "how": lambda each: each.how,
+        "since (UTC)": lambda each: moment(each.at),
+        "begins with": lambda each: " ".join(each.text[: 4 * MAX_EXCERPT_LEN].split())[:MAX_EXCERPT_LEN],
+    }
+    return table(
+        await removed_from(store, row),
+        columns,
+        plain=lambda each: {**removed_of(each, with_text=False).plain(), "text": each.text},
+        empty="Nothing was removed.",
+    )
 
 
-async def _read_originals(store: Store, row: ConversationRow, *, ref: str, as_json: bool) -> Show:
+async def _originals(store: Store, row: ConversationRow, ref: str) -> Answer:
     ref = ref.removesuffix(TEXT_OF)
     one = await store.original(row.tenant, ref)
     originals = [one] if one is not None else await store.covered(row.tenant, ref)
@@ -525,28 +470,30 @@ async def _read_originals(store: Store, row: ConversationRow, *, ref: str, as_js
         if any(each.ref == ref for each in gone):
             hint = ": its content was not kept (store.content is digest) or is damaged"
         raise Failure(f"no original {ref} in {row.name}{hint}")
-    return partial(_print_originals, originals, as_json=as_json)
+    return Answer(
+        lambda: [{"ref": o.ref, "role": o.role, "tokens": o.tokens, "message": json.loads(o.body)} for o in originals],
+        lambda: _print_originals(originals),
+    )
 
 
-def _print_originals(originals: list[Original], *, as_json: bool) -> None:
-    if as_json:
-        shown = [(each, json.loads(each.body)) for each in originals]
-        return print_json([{"ref": o.ref, "role": o.role, "tokens": o.tokens, "message": body} for o, body in shown])
+def _print_originals(originals: Sequence[Original]) -> None:
     for original in originals:
         if len(originals) > 1:
             click.echo(f"--- {original.ref} {original.role}", err=True)
         say(original.text)
-    return None
 
 
-async def _read_notes(store: Store, conversation: ConversationRow, *, as_json: bool) -> Show:
-    rows = await store.notes(conversation.tenant, conversation.id)
-    if as_json:
-        return partial(print_json, [KeptNote.of(row).plain() for row in rows])
-    if not rows:
-        return partial(click.echo, "There are no notes.", err=True)
-    cells = [(moment(row.at), row.category, row.importance, row.source, row.text) for row in rows]
-    return partial(print_table, ("at (UTC)", "category", "importance", "from", "note"), cells)
+async def _notes(store: Store, name: str) -> Answer:
+    row = await found(store, name)
+    columns = {
+        "at (UTC)": lambda note: moment(note.at),
+        "category": lambda note: note.category,
+        "importance": lambda note: note.importance,
+        "from": lambda note: note.source,
+        "note": lambda note: note.text,
+    }
+    rows = await store.notes(row.tenant, row.id)
+    return table(rows, columns, plain=lambda note: KeptNote.of(note).plain(), empty="There are no notes.")
 
 
 def _write(out: Path, text: str, *, force: bool) -> None:
@@ -569,6 +516,25 @@ def _write(out: Path, text: str, *, force: bool) -> None:
         raise Failure(f"{out} cannot be written: {fault.strerror}") from fault
 
 
-def _tokens(before: int, after: int, limit: int) -> str:
+def _tokens(row: ConversationRow | ExchangeRow) -> str:
+    before, after = row.tokens_before, row.tokens_after
     moved = f"{before:,} > {after:,}" if after != before else f"{after:,}"
-    return f"{moved} of {limit:,}"
+    return f"{moved} of {row.limit:,}"
+
+
+TIMELINE = {
+    "at (UTC)": lambda row: moment(row.at),
+    "messages": lambda row: row.length,
+    "tokens": _tokens,
+    "pressure": lambda row: f"{row.pressure:.2f}",
+    "zone": lambda row: row.zone,
+    "velocity": lambda row: None if row.velocity is None else f"{row.velocity:,.0f}",
+    "action": lambda row: row.action,
+    "actions": lambda row: actions_of(row.actions),
+    "outcome": lambda row: f"{row.status} {row.outcome}",
+    "cached": lambda row: (
+        f"{row.usage_cached / row.usage_prompt:.0%}" if row.usage_cached and row.usage_prompt else None
+    ),
+    "weir ms": lambda row: f"{row.overhead_ms:.1f}",
+    "request": lambda row: row.id,
+}

@@ -7,7 +7,7 @@ import click
 
 from proxy.cli import Failure
 from proxy.cli.output import print_facts
-from proxy.cli.shared import counted, json_option, moment, print_json, reading, stored, writing
+from proxy.cli.shared import Answer, counted, moment, reading, reads, stored, writing
 from proxy.config import Config, masked_url
 from proxy.config.values import as_written
 from proxy.errors import InvalidRequest
@@ -29,8 +29,7 @@ def db() -> None:
 @db.command()
 @click.argument("target", metavar="PATH", type=click.Path(path_type=Path))
 @stored
-@json_option
-def backup(config: Config, *, target: Path, as_json: bool) -> None:
+def backup(config: Config, *, target: Path) -> Answer:
     """Copy a SQLite database, also while Weir serves from it: one consistent moment, checked, readable by its owner.
 
     An existing file is never overwritten. A database of an older Weir is copied as it is. To restore, stop Weir and put
@@ -46,44 +45,39 @@ def backup(config: Config, *, target: Path, as_json: bool) -> None:
         raise Failure(f"{target} exists already; name a new file")
     reading(config, lambda store: store.backup(target.absolute()), any_schema=True)
     size = target.stat().st_size
-    if as_json:
-        return print_json({"path": str(target), "bytes": size})
-    return click.echo(f"{target}: {size:,} bytes, checked.")
+    return Answer(
+        lambda: {"path": str(target), "bytes": size}, lambda: click.echo(f"{target}: {size:,} bytes, checked.")
+    )
 
 
 @db.command()
-@stored
-@json_option
-def status(config: Config, *, as_json: bool) -> None:
+@reads
+async def status(store: Store, config: Config) -> Answer:
     """Show what is in the database, how large it is, and how much of it is older than the retention.
 
     \b
     Example:
       weir db status --store sqlite+aiosqlite:///weir.db
     """
-    kept = config.store.retention
+    kept, most = config.store.retention, config.store.max_size
+    counts = await store.counts(before=0.0 if kept is None else time.time() - kept)
+    found = {"store": masked_url(config.store.url), "schema": store.schema, **counts}
 
-    async def read(store: Store) -> dict[str, object]:
-        counts = await store.counts(before=0.0 if kept is None else time.time() - kept)
-        return {"store": masked_url(config.store.url), "schema": store.schema, **counts}
+    def show() -> None:
+        for name in ("oldest", "newest"):
+            found[name] = f"{moment(at)} UTC" if isinstance(at := found[name], float) else None
+        limit = f" of {as_written('max_size', most)}" if most else ""
+        found["bytes"] = f"{found['bytes']:,}{limit}"
+        print_facts({**found, "retention": as_written("retention", kept) or "for ever"})
 
-    found = reading(config, read)
-    if as_json:
-        return print_json({**found, "retention": kept, "max_size": config.store.max_size})
-    for name in ("oldest", "newest"):
-        found[name] = f"{moment(at)} UTC" if isinstance(at := found[name], float) else None
-    most = as_written("max_size", config.store.max_size)
-    found["bytes"] = f"{found['bytes']:,}{f' of {most}' if most else ''}"
-    found["retention"] = as_written("retention", kept) or "for ever"
-    return print_facts(found)
+    return Answer(lambda: {**found, "retention": kept, "max_size": most}, show)
 
 
 @db.command()
 @click.option("--older-than", metavar="AGE", help="Like 90m, 24h or 7d; defaults to the configuration's retention.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @stored
-@json_option
-def prune(config: Config, *, older_than: str | None, yes: bool, as_json: bool) -> None:
+def prune(config: Config, *, older_than: str | None, yes: bool) -> Answer:
     """Delete the conversations that were not used for so long, permanently; a running Weir does so once a day.
 
     \b
@@ -105,15 +99,13 @@ def prune(config: Config, *, older_than: str | None, yes: bool, as_json: bool) -
         if not click.confirm("Delete them permanently?", err=True):
             raise Failure("nothing was deleted")
     rows = writing(config, lambda store: store.prune(before))
-    if as_json:
-        return print_json({"before": before, "conversations": due, "rows": rows})
-    return click.echo(f"Deleted {counted(int(due or 0), 'conversation')}, {counted(rows, 'row')} in all.")
+    said = f"Deleted {counted(int(due or 0), 'conversation')}, {counted(rows, 'row')} in all."
+    return Answer(lambda: {"before": before, "conversations": due, "rows": rows}, lambda: click.echo(said))
 
 
 @db.command()
 @stored
-@json_option
-def upgrade(config: Config, *, as_json: bool) -> None:
+def upgrade(config: Config) -> Answer:
     """Migrate the database to the latest schema, or create it; `weir serve` does the same when it starts.
 
     A database written by a newer version of Weir is refused.
@@ -127,8 +119,10 @@ def upgrade(config: Config, *, as_json: bool) -> None:
         return store.schema, store.journal, store.notices
 
     schema, journal, notices = writing(config, state, create=True)
-    if as_json:
-        return print_json({"schema": schema, "journal": journal, "notices": list(notices)})
-    for notice in notices:
-        click.echo(f"Note: {notice}", err=True)
-    return click.echo(f"Schema {schema}, up to date (journal: {journal}).")
+
+    def show() -> None:
+        for notice in notices:
+            click.echo(f"Note: {notice}", err=True)
+        click.echo(f"Schema {schema}, up to date (journal: {journal}).")
+
+    return Answer(lambda: {"schema": schema, "journal": journal, "notices": list(notices)}, show)

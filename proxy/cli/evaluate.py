@@ -15,22 +15,21 @@ import click
 from policies import ContextSettings, Failed, Summarize, Summary
 from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS, Coverage, Dimension, Share
 from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, PROPOSE, AnswerVerdict, Fidelity, Terms
-from proxy.access.destination import CHAT_PATH, Caller, Destination, by_weir
+from proxy.access.destination import CHAT_PATH, Caller, by_weir
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded
 from proxy.cli.shared import config_option, found, json_option, loaded, opened, print_json, store_option
 from proxy.config import Config, Flags
 from proxy.effects.perform import EffectHandler, Spent
-from proxy.effects.summarizer import MAX_ANSWER, Summarizer, SummarizerTerms
-from proxy.errors import UpstreamUnreachable
+from proxy.effects.summarizer import Summarizer, SummarizerTerms
 from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts
 from proxy.monitor.evaluation import facts_of
 from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, recording_of
-from proxy.upstream.client import Client, StreamBroken
-from proxy.upstream.providers import Upstreams, own_headers, providers_for
+from proxy.upstream.client import Client
+from proxy.upstream.providers import Upstreams, providers_for
 from proxy.wire.raw import read_value
 
 SECONDS = 300.0
@@ -83,8 +82,10 @@ class Models(EffectHandler):
             tenant=TENANT, upstream=upstream.name, model=model, seconds=self._seconds, tokens_per_hour=self._tokens
         )
         destination = by_weir(upstream, self._caller, path=CHAT_PATH, model=model)
+        assert self._upstreams is not None  # noqa: S101 - it was entered
+        send = partial(self._upstreams.post, destination)
         async with self._turns:  # a server with one slot has the others wait, and their time runs
-            told = await self._summarizer.ask(effect, terms=terms, send=partial(self._post, destination))
+            told = await self._summarizer.ask(effect, terms=terms, send=send)
         if told.usage is not None:
             self.spent += Spent(calls=1, asked=told.usage.prompt or 0, answered=told.usage.completion or 0)
         elif told.source == "asked":
@@ -92,17 +93,6 @@ class Models(EffectHandler):
         if told.result != "ok":
             self.failures[told.result] = self.failures.get(told.result, 0) + 1
         return told.reply
-
-    async def _post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
-        assert self._upstreams is not None  # noqa: S101 - it was entered
-        headers = own_headers(destination)
-        answer = await self._upstreams.send(destination, method="POST", headers=headers, body=body)
-        try:
-            return answer.status, await answer.read(MAX_ANSWER)
-        except StreamBroken as error:
-            raise UpstreamUnreachable(str(error)) from None
-        finally:
-            answer.close()
 
 
 INPUT_SHARE = 0.7

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits, limits_said
 from proxy.cli import Failure
-from proxy.cli.output import print_table
-from proxy.cli.shared import json_option, known_policy, moment, print_json, reading, stored, writing
+from proxy.cli.output import table
+from proxy.cli.shared import Answer, known_policy, moment, reads, stored, writing
 from proxy.config import Config, masked_url
 from proxy.config.file import nearest
 from proxy.config.values import Seconds
@@ -63,7 +63,6 @@ def _limits_in(given: dict[str, str | None], now: float) -> dict[str, Any]:
 )
 @_limiting
 @stored
-@json_option
 def create(
     config: Config,
     *,
@@ -71,9 +70,8 @@ def create(
     policy: str | None,
     models: tuple[str, ...],
     allow: tuple[str, ...],
-    as_json: bool,
     **limits: str | None,
-) -> None:
+) -> Answer:
     """Create a key. Its secret is printed once and cannot be shown again.
 
     \b
@@ -101,56 +99,50 @@ def create(
         return row
 
     row = writing(config, add, create=True)
-    if as_json:
-        return print_json({**_public(row), "secret": secret})
-    click.echo(secret)
-    click.echo(f"Created key {name}. The line above is its secret; it cannot be shown again.", err=True)
+    said = "A running Weir accepts it within two seconds, and from then on only known keys."
     if config.auth.mode == "open":
-        return click.echo(
-            "Weir accepts any key while auth.mode is open; set auth.mode: keys to accept only these.", err=True
-        )
-    return click.echo("A running Weir accepts it within two seconds, and from then on only known keys.", err=True)
+        said = "Weir accepts any key while auth.mode is open; set auth.mode: keys to accept only these."
+    created = f"Created key {name}. The line above is its secret; it cannot be shown again."
+    return _new_secret(secret, created, said, value=lambda: {**_public(row), "secret": secret})
+
+
+def _new_secret(secret: str, *said: str, value: Callable[[], object]) -> Answer:
+    def show() -> None:
+        click.echo(secret)
+        for line in said:
+            click.echo(line, err=True)
+
+    return Answer(value, show)
 
 
 @keys.command("list")
-@stored
-@json_option
-def list_keys(config: Config, *, as_json: bool) -> None:
+@reads
+async def list_keys(store: Store, config: Config) -> Answer:
     """List the keys in the database, including revoked ones.
 
     \b
     Example:
       weir keys list
     """
-    rows = reading(config, Store.list_keys)
-    if as_json:
-        return print_json([_public(row) for row in rows])
-    if not rows:
-        return click.echo(f"No keys in {masked_url(config.store.url)}; weir keys create --name me makes one.", err=True)
-    return print_table(
-        ("key", "policy", "models", "allow", "limits", "created", "expires", "revoked"),
-        [
-            (
-                row.name,
-                row.policy or "default",
-                " ".join(row.models) or "all",
-                " ".join(row.allow) or "-",
-                limits_said(row) or "-",
-                _minute(row.created),
-                "" if row.expires is None else _minute(row.expires),
-                "" if row.revoked is None else _minute(row.revoked),
-            )
-            for row in rows
-        ],
-    )
+    columns = {
+        "key": lambda row: row.name,
+        "policy": lambda row: row.policy or "default",
+        "models": lambda row: " ".join(row.models) or "all",
+        "allow": lambda row: " ".join(row.allow) or "-",
+        "limits": lambda row: limits_said(row) or "-",
+        "created": lambda row: _minute(row.created),
+        "expires": lambda row: "" if row.expires is None else _minute(row.expires),
+        "revoked": lambda row: "" if row.revoked is None else _minute(row.revoked),
+    }
+    empty = f"No keys in {masked_url(config.store.url)}; weir keys create --name me makes one."
+    return table(await store.list_keys(), columns, plain=_public, empty=empty)
 
 
 @keys.command()
 @click.argument("name")
 @_limiting
 @stored
-@json_option
-def limit(config: Config, name: str, *, as_json: bool, **limits: str | None) -> None:
+def limit(config: Config, name: str, **limits: str | None) -> Answer:
     """Set what a key may take and until when; what is not given stays, and none lifts a limit.
 
     \b
@@ -168,18 +160,16 @@ def limit(config: Config, name: str, *, as_json: bool, **limits: str | None) -> 
         return next(row for row in await store.list_keys() if row.name == name)
 
     row = writing(config, change)
-    if as_json:
-        return print_json(_public(row))
     until = "" if row.expires is None else f", until {_minute(row.expires)} UTC"
-    return click.echo(f"{name} may have {limits_said(row) or 'what every key may'}{until}.")
+    said = f"{name} may have {limits_said(row) or 'what every key may'}{until}."
+    return Answer(lambda: _public(row), lambda: click.echo(said))
 
 
 @keys.command()
 @click.argument("name")
 @click.option("--grace", default="1h", show_default=True, help="How long the old secret holds: 0s, 30m, 24h, 7d.")
 @stored
-@json_option
-def rotate(config: Config, name: str, *, grace: str, as_json: bool) -> None:
+def rotate(config: Config, name: str, *, grace: str) -> Answer:
     """Give a key a new secret, printed once; the old one holds for a grace. Policy, models and conversations stay.
 
     \b
@@ -200,12 +190,14 @@ def rotate(config: Config, name: str, *, grace: str, as_json: bool) -> None:
         return former
 
     former = writing(config, change)
-    if as_json:
-        return print_json({"name": name, "secret": secret, "former": former, "until": until})
-    click.echo(secret)
-    click.echo(f"The line above is the new secret of {name}; it cannot be shown again.", err=True)
-    said = f"The old one holds until {_minute(until)} UTC as {former}; weir keys revoke {former} ends it now."
-    return click.echo(said if until > now else "The old one no longer holds.", err=True)
+    old = f"The old one holds until {_minute(until)} UTC as {former}; weir keys revoke {former} ends it now."
+    rotated = {"name": name, "secret": secret, "former": former, "until": until}
+    return _new_secret(
+        secret,
+        f"The line above is the new secret of {name}; it cannot be shown again.",
+        old if until > now else "The old one no longer holds.",
+        value=lambda: rotated,
+    )
 
 
 def _moment_after(grace: str, now: float) -> float:
@@ -219,8 +211,7 @@ def _moment_after(grace: str, now: float) -> float:
 @keys.command()
 @click.argument("name")
 @stored
-@json_option
-def revoke(config: Config, name: str, *, as_json: bool) -> None:
+def revoke(config: Config, name: str) -> Answer:
     """Revoke a key.
 
     \b
@@ -233,9 +224,7 @@ def revoke(config: Config, name: str, *, as_json: bool) -> None:
             raise await _no_key(store, name)
 
     writing(config, refuse)
-    if as_json:
-        return print_json({"name": name, "revoked": True})
-    return click.echo(f"Revoked key {name}.")
+    return Answer(lambda: {"name": name, "revoked": True}, lambda: click.echo(f"Revoked key {name}."))
 
 
 async def _no_key(store: Store, name: str) -> Failure:

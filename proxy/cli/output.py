@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -11,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from proxy.cli.shared import tame
+from proxy.cli.shared import Answer, tame
 
 WIDTH = 200
 """Columns where standard output is no terminal, so that nothing is cut in a pipe."""
@@ -19,6 +21,7 @@ SHORT = 24
 """Cells up to this width stay on one line: as wide as what is said of tokens, and as a generated name."""
 SECONDS_BETWEEN_LINES = 5.0
 
+Row = TypeVar("Row", bound=Any)
 Progressed = Callable[[int, int, str], None]
 
 
@@ -44,6 +47,32 @@ def print_table(
     for row in cells:
         table.add_row(*(row[i] for i in shown))
     _print(table, width)
+
+
+def print_columns(
+    rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]], *, optional: Collection[str] = ()
+) -> None:
+    """Rows under the titles of the columns, each with what makes its cell of a row."""
+    print_table(tuple(columns), [[cell(row) for cell in columns.values()] for row in rows], optional=optional)
+
+
+def table(
+    rows: Sequence[Row],
+    columns: Mapping[str, Callable[[Row], object]],
+    *,
+    plain: Callable[[Row], object] = asdict,
+    empty: str = "",
+    optional: Collection[str] = (),
+) -> Answer:
+    """Rows as a list of values, and under the titles of the columns; ``empty`` is said where there are none."""
+
+    def show() -> None:
+        if rows or not empty:
+            print_columns(rows, columns, optional=optional)
+        else:
+            click.echo(empty, err=True)
+
+    return Answer(lambda: [plain(row) for row in rows], show)
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

@@ -18,8 +18,8 @@ from policies.quality.advise import recommend as choose
 from policies.settings import Mode
 from proxy.cli import Failure
 from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.replay import conditions_for, priced, recorded
-from proxy.cli.shared import config_option, configured, json_option, known_policy, print_json
+from proxy.cli.replay import conditions_for, priced, recorded, worst_json
+from proxy.cli.shared import Answer, config_option, configured, json_option, known_policy, print_json
 from proxy.config import Config, ConfigError, environment, load_config, masked_url, public
 from proxy.config.file import Document, KeyPath, dotted, leaves_of, nearest, read_document
 from proxy.config.importing import imported, known_keys
@@ -58,8 +58,7 @@ def config() -> None:
 
 @config.command("show")
 @configured
-@json_option
-def show_config(config: Config, *, as_json: bool) -> None:
+def show_config(config: Config) -> Answer:
     """Show every effective value and where it came from; secrets are shown as ***.
 
     \b
@@ -67,19 +66,21 @@ def show_config(config: Config, *, as_json: bool) -> None:
       WEIR_PORT=9000 weir config show
     """
     data = cast("dict[str, object]", public(config))
-    if as_json:
-        return print_json(data)
-    leaves = [
-        leaf for key, value in data.items() if key not in {"policies", "warnings"} for leaf in leaves_of(value, (key,))
-    ]
-    rows = [
-        (dotted(at), shown(as_written(str(at[-1]), value)), config.places.get(at, "default")) for at, value in leaves
-    ]
-    for name in config.policies:
-        source = config.places.get(("policies", name), "default")
-        rows.append((f"policies.{name}", f"weir policy show {name}", source))
-    print_table(("value", "", "from"), rows)
-    return _warn(config)
+
+    def show() -> None:
+        rows = [
+            (dotted(at), shown(as_written(str(at[-1]), value)), config.places.get(at, "default"))
+            for key, section in data.items()
+            for at, value in leaves_of(section, (key,))
+            if key not in {"policies", "warnings"}
+        ]
+        for name in config.policies:
+            source = config.places.get(("policies", name), "default")
+            rows.append((f"policies.{name}", f"weir policy show {name}", source))
+        print_table(("value", "", "from"), rows)
+        _warn(config)
+
+    return Answer(lambda: data, show)
 
 
 @config.command()
@@ -156,8 +157,7 @@ def policy() -> None:
 @policy.command("list")
 @click.option("--wide", is_flag=True, help="Also show each policy's layers.")
 @configured
-@json_option
-def list_policies(config: Config, *, wide: bool, as_json: bool) -> None:
+def list_policies(config: Config, *, wide: bool) -> Answer:
     """List presets, the configuration's own policies, and those set over HTTP.
 
     \b
@@ -167,18 +167,21 @@ def list_policies(config: Config, *, wide: bool, as_json: bool) -> None:
     config, stored = _with_stored(config)
     purposes = _purposes(config, stored)
     rows = [_row(name, config, purposes.get(name, ""), stored) for name in config.policies]
-    if as_json:
-        return print_json(rows)
-    lines = []
-    for row in rows:
-        layers = row["cascade"]
-        named = " > ".join(map(str, layers)) if isinstance(layers, list) and layers and row["mode"] != "off" else "-"
-        name = f"{row['name']}{' (default)' if row['default'] else ''}"
-        lines.append(
-            (name, _window_words(config.policy(str(row["name"]))), row["acts"], row["for"], named if wide else "")
-        )
-    titles = ("policy", "window", "acts", "for", "layers")
-    return print_table(titles, lines, optional=("layers",), width=WIDE if wide else NARROW)
+
+    def show() -> None:
+        lines = []
+        for row in rows:
+            layers = row["cascade"]
+            named = (
+                " > ".join(map(str, layers)) if isinstance(layers, list) and layers and row["mode"] != "off" else "-"
+            )
+            name = f"{row['name']}{' (default)' if row['default'] else ''}"
+            window = _window_words(config.policy(str(row["name"])))
+            lines.append((name, window, row["acts"], row["for"], named if wide else ""))
+        titles = ("policy", "window", "acts", "for", "layers")
+        print_table(titles, lines, optional=("layers",), width=WIDE if wide else NARROW)
+
+    return Answer(lambda: rows, show)
 
 
 @policy.command()
@@ -186,8 +189,7 @@ def list_policies(config: Config, *, wide: bool, as_json: bool) -> None:
 @click.option("--window", type=click.IntRange(min=64), help="The window for which to show shares in tokens.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print a section of weir.yaml that loads to the same policy.")
 @configured
-@json_option
-def show(config: Config, *, name: str, window: int | None, as_yaml: bool, as_json: bool) -> None:
+def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Answer | None:
     """Show every effective value of a policy, with the keys of the YAML file.
 
     Shares are also shown in tokens: for the policy's own window, or for three common ones. Shapes are left out if no
@@ -204,7 +206,8 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool, as_jso
         raise Failure(f"no policy {name}{nearest(name, sorted(config.policies))}")
     if as_yaml:
         purpose = _purposes(config, stored).get(name, "")
-        return click.echo(_section_text(policy_section(config.policies[name], purpose)), nl=False)
+        click.echo(_section_text(policy_section(config.policies[name], purpose)), nl=False)
+        return None
     settings = config.policy(name)
     values = policy_values(settings)
     if not uses_shapes(settings):
@@ -214,13 +217,11 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool, as_jso
         values["tokens"] = policy_amounts(settings, size)
     else:
         values["tokens"] = {str(each): policy_amounts(settings, each) for each in WINDOWS}
-    if as_json:
-        return print_json(values)
     lines = [
         (dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else shown(value))
         for at, value in leaves_of(values)
     ]
-    return print_table(("key", "value"), lines, width=WIDE)
+    return Answer(lambda: values, lambda: print_table(("key", "value"), lines, width=WIDE))
 
 
 @policy.command()
@@ -288,7 +289,6 @@ def import_policy(file: Path, *, name: str) -> None:
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @configured
-@json_option
 def recommend(
     config: Config,
     *,
@@ -298,8 +298,7 @@ def recommend(
     model: str,
     stated: str | None,
     limit: int | None,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Recommend a scorer and a trigger for recorded conversations, with reasons.
 
     FILE has one conversation per line, {"messages": […]}. Nothing is sent anywhere and nothing is changed.
@@ -315,39 +314,39 @@ def recommend(
     choice, budget = choose(traffic), conditions.budget(settings)
     advice = advice_for(pace, settings, conditions, prices.prices)
     tools = worst_tools(traffic)
-    if as_json:
-        return print_json(
-            {
-                "traffic": _figures_of(traffic, pace),
-                "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
-                "advice": {
-                    "policy": name,
-                    "window": budget.window,
-                    "usable": budget.usable,
-                    "prices": prices.source,
-                    "trigger": advice.trigger,
-                    "low_water": advice.target,
-                    "optimum": advice.optimum,
-                    "reason": advice.reason,
-                },
-                "worst_tools": [
-                    {"tool": t.tool.name, "tokens": t.tool.tokens, "share": round(t.share, 4), "advice": t.advice}
-                    for t in tools
-                ],
-            }
+
+    def value() -> dict[str, object]:
+        return {
+            "traffic": _figures_of(traffic, pace),
+            "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
+            "advice": {
+                "policy": name,
+                "window": budget.window,
+                "usable": budget.usable,
+                "prices": prices.source,
+                "trigger": advice.trigger,
+                "low_water": advice.target,
+                "optimum": advice.optimum,
+                "reason": advice.reason,
+            },
+            "worst_tools": worst_json(tools),
+        }
+
+    def show() -> None:
+        print_line(_summary_of(traffic, pace))
+        best = "-" if advice.optimum is None else f"{advice.optimum:,}"
+        print_table(
+            ("advice", "value", "why"),
+            [
+                ("scorer", ", then ".join(choice.policies), f"{choice.kind}: {choice.reason}"),
+                ("trigger", f"{advice.trigger:.2f} of {budget.usable:,}", advice.reason),
+                ("low water", f"{advice.target:.2f} of room", f"where a batch of {name} should end"),
+                ("H*", best, f"the cheapest trigger by {prices.source} alone"),
+                *((f"tool {t.tool.name}", f"{t.share:.0%} of results", t.advice) for t in tools),
+            ],
         )
-    print_line(_summary_of(traffic, pace))
-    best = "-" if advice.optimum is None else f"{advice.optimum:,}"
-    return print_table(
-        ("advice", "value", "why"),
-        [
-            ("scorer", ", then ".join(choice.policies), f"{choice.kind}: {choice.reason}"),
-            ("trigger", f"{advice.trigger:.2f} of {budget.usable:,}", advice.reason),
-            ("low water", f"{advice.target:.2f} of room", f"where a batch of {name} should end"),
-            ("H*", best, f"the cheapest trigger by {prices.source} alone"),
-            *((f"tool {t.tool.name}", f"{t.share:.0%} of results", t.advice) for t in tools),
-        ],
-    )
+
+    return Answer(value, show)
 
 
 def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Traffic, Pace]:

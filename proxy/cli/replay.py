@@ -1,7 +1,7 @@
 """``weir replay``: recorded conversations played through policies, without a model and without a network."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from policies import ContextSettings
-from policies.quality.advise import PROVIDERS, Advice, recommend, worst_tools
+from policies.quality.advise import PROVIDERS, Advice, ToolAdvice, recommend, worst_tools
 from proxy.cli import Failure
 from proxy.cli.output import Progressed, print_line, print_table, progress
-from proxy.cli.shared import counted, found, json_option, known_policy, loaded, print_json, reading, stored
+from proxy.cli.shared import Answer, counted, found, known_policy, loaded, reading, stored
 from proxy.config import Config
 from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts, ModelRegistry
@@ -92,7 +92,6 @@ class _ReplayRun:
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write a report with plots."
 )
 @stored
-@json_option
 def replay(
     config: Config,
     *,
@@ -107,8 +106,7 @@ def replay(
     advise_too: bool,
     steps: bool,
     html: Path | None,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Play recorded or stored conversations through policies: tokens, actions, prefix reuse, cost. A dry run.
 
     FILE has one conversation per line, {"messages": […]}, optionally with "tools" and "meta". Each assistant message
@@ -140,10 +138,7 @@ def replay(
     asyncio.run(_play(run, limit, one))
     if html is not None:
         _write(html, run)
-    if as_json:
-        print_json(_report(run, steps=steps))
-    else:
-        _print(run, steps=steps, html=html)
+    return Answer(lambda: _report(run, steps=steps), lambda: _print(run, steps=steps, html=html))
 
 
 async def _kept(store: Store, name: str) -> Recording:
@@ -203,6 +198,13 @@ def priced(stated: str | None, conditions: Conditions) -> PriceList:
         raise click.BadParameter(str(fault), param_hint="--prices") from None
 
 
+def worst_json(tools: Iterable[ToolAdvice]) -> list[dict[str, object]]:
+    return [
+        {"tool": each.tool.name, "tokens": each.tool.tokens, "share": round(each.share, 4), "advice": each.advice}
+        for each in tools
+    ]
+
+
 def policy_named(name: str, effective: Config) -> ContextSettings:
     """The policy of that name, or of a file's, called by what was typed."""
     place, colon, own = name.rpartition(":")
@@ -247,10 +249,7 @@ def _report(run: _ReplayRun, *, steps: bool) -> dict[str, object]:
             "kind": choice.kind,
             "policies": list(choice.policies),
             "reason": choice.reason,
-            "worst_tools": [
-                {"tool": t.tool.name, "tokens": t.tool.tokens, "share": round(t.share, 4), "advice": t.advice}
-                for t in worst_tools(run.traffic.traffic)
-            ],
+            "worst_tools": worst_json(worst_tools(run.traffic.traffic)),
         },
     }
     if run.advice is not None:

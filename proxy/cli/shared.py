@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from proxy.access.admission import Keyring
 from proxy.cli import Failure
 from proxy.config import Config, ConfigError, Flags, environment, load_config, masked_url
 from proxy.config.file import nearest
+from proxy.errors import InvalidRequest
 from proxy.store import Store
 from proxy.store.records import ConversationRow, RemovedRow, StoreError
 
@@ -81,24 +83,71 @@ store_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--config``; it is called with ``config``, what that makes of the configuration."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command found: the value that ``--json`` prints, how people see it, and what then fails the command."""
+
+    value: Callable[[], object]
+    show: Callable[[], object]
+    failure: str = ""
+
+
+Command = Callable[..., Any]
+
+
+def since_option(default: str, said: str) -> Callable[[Command], Command]:
+    """``--since``, which gives a command seconds since 1970."""
+
+    def read(_context: click.Context, _option: click.Parameter, given: str) -> float:
+        from proxy.http.request import moment_in  # noqa: PLC0415 - with all that serves requests
+
+        try:
+            return moment_in(given, now=time.time())
+        except InvalidRequest as fault:
+            raise click.BadParameter(fault.message, param_hint="--since") from fault
+
+    return click.option("--since", default=default, show_default=True, callback=read, help=said)
+
+
+def answering(command: Callable[..., Answer | None]) -> Command:
+    """Give a command ``--config``; it is called with ``config``, and what it answers is printed."""
 
     @functools.wraps(command)
-    def run(*, path: Path | None, **options: Any) -> Any:
-        return command(config=loaded(path), **options)
+    def run(*, path: Path | None, store: str | None = None, as_json: bool = False, **options: Any) -> None:
+        answer = command(config=loaded(path, Flags(store=store)), **options)
+        if answer is None:
+            return
+        if as_json:
+            print_json(answer.value())
+        else:
+            answer.show()
+        if answer.failure:
+            raise Failure(answer.failure)
 
     return config_option(run)
 
 
-def stored(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The same with ``--store``."""
+def configured(command: Callable[..., Answer | None]) -> Command:
+    """The same with ``--json``."""
+    return answering(json_option(command))
 
+
+def stored(command: Callable[..., Answer | None]) -> Command:
+    """The same with ``--store`` and ``--json``."""
+    return answering(store_option(json_option(command)))
+
+
+def reads(command: Callable[..., Awaitable[Answer]]) -> Command:
+    """The same for a coroutine, which is also given the store, open for reading; it answers when that is closed."""
+    return stored(over_store(command))
+
+
+def over_store(command: Callable[..., Awaitable[Answer]]) -> Callable[..., Answer]:
     @functools.wraps(command)
-    def run(*, path: Path | None, store: str | None, **options: Any) -> Any:
-        return command(config=loaded(path, Flags(store=store)), **options)
+    def run(*, config: Config, **options: Any) -> Answer:
+        return reading(config, lambda store: command(store, config, **options))
 
-    return config_option(store_option(run))
+    return run
 
 
 def loaded(path: Path | None, flags: Flags | None = None) -> Config:

@@ -1,6 +1,5 @@
 """What conversations took and how they fare: ``weir usage`` by key, ``weir budget`` by bucket, ``weir health``."""
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
@@ -10,25 +9,23 @@ import click
 from policies.pressure import SOFT
 from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
 from policies.quality.health import KEPT, HealthTrend, Snapshot, trend_of
-from proxy.cli.output import print_table
-from proxy.cli.shared import found, json_option, key_names, moment, print_json, reading, stored, tame
+from proxy.cli.output import print_columns, print_table
+from proxy.cli.shared import Answer, found, key_names, moment, reads, since_option, tame
 from proxy.config import Config
-from proxy.errors import InvalidRequest
 from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import alert_of, conversation_health, open_alerts, taken, taken_by
-from proxy.http.request import Page, moment_in
+from proxy.http.request import Page
 from proxy.store import Store
 from proxy.store.exchanges import By
-from proxy.store.records import AlertRow, ConversationRow, ExchangeRow, UsageRow
+from proxy.store.records import AlertRow, ConversationRow, ExchangeRow
 
 
 @click.command()
-@click.option("--since", default="30d", show_default=True, help="Seconds since 1970, or like 90m, 24h or 7d.")
+@since_option("30d", "Seconds since 1970, or like 90m, 24h or 7d.")
 @click.option("--by", type=click.Choice(get_args(By)), help="Also group by this.")
 @click.option("--key", metavar="NAME", help="Only the key with this name.")
-@stored
-@json_option
-def usage(config: Config, *, since: str, by: By | None, key: str | None, as_json: bool) -> None:
+@reads
+async def usage(store: Store, config: Config, *, since: float, by: By | None, key: str | None) -> Answer:
     """Show usage by key: tokens before and after Weir, tokens saved, and costs.
 
     Deleted conversations and requests older than the store's retention are no longer counted.
@@ -38,43 +35,26 @@ def usage(config: Config, *, since: str, by: By | None, key: str | None, as_json
       weir usage
       weir usage --since 7d --by model --key support-bot
     """
-    try:
-        start = moment_in(since, now=time.time())
-    except InvalidRequest as fault:
-        raise click.BadParameter(fault.message, param_hint="--since") from fault
+    rows = await store.usage(None, since=since, by=by)
+    names = await key_names(store, config) if rows else {}
+    rows = [row for row in rows if key is None or names.get(row.tenant) == key]
+    data, total = [taken_by(row, by=by, names=names).plain() for row in rows], taken(rows).plain()
 
-    async def read(store: Store) -> tuple[list[UsageRow], dict[str, str]]:
-        rows = await store.usage(None, since=start, by=by)
-        return rows, await key_names(store, config) if rows else {}
+    def show() -> None:
+        if not rows:
+            return click.echo("No requests since then.", err=True)
+        named = [(names.get(row.tenant, row.tenant[:8]), row.group or "") for row in rows]
+        lines = [(*of, *_cells(figures)) for of, figures in zip(named, data, strict=True)]
+        if len(rows) > 1:
+            lines.append(("all", "", *_cells(total)))
+        return print_table(("key", by or "", *FIGURES), lines, optional=() if by else ("",))
 
-    rows, names = reading(config, read)
-    if key is not None:
-        rows = [row for row in rows if names.get(row.tenant) == key]
-    if as_json:
-        data = [taken_by(row, by=by, names=names).plain() for row in rows]
-        return print_json({"since": start, "by": by, "total": taken(rows).plain(), "data": data})
-    if not rows:
-        return click.echo("No requests since then.", err=True)
-    lines = [
-        (names.get(row.tenant, row.tenant[:8]), row.group or "", *_cells(taken_by(row, by=by, names=names).plain()))
-        for row in rows
-    ]
-    if len(rows) > 1:
-        lines.append(("all", "", *_cells(taken(rows).plain())))
-    titles = (
-        "requests",
-        "failed",
-        "tokens",
-        "forwarded",
-        "saved",
-        "cached",
-        "answers",
-        "cost",
-        "saved $",
-        "summaries $",
-    )
-    group = by or ""
-    return print_table(("key", group, *titles), lines, optional=() if by else (group,))
+    return Answer(lambda: {"since": since, "by": by, "total": total, "data": data}, show)
+
+
+FIGURES = (
+    "requests", "failed", "tokens", "forwarded", "saved", "cached", "answers", "cost", "saved $", "summaries $",
+)  # fmt: skip
 
 
 def _cells(figures: Mapping[str, object]) -> list[str]:
@@ -103,9 +83,8 @@ def budget() -> None:
     "--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many conversations, newest first."
 )
 @click.option("--policy", metavar="P", help="Only requests with this policy.")
-@stored
-@json_option
-def advise(config: Config, *, limit: int, policy: str | None, as_json: bool) -> None:
+@reads
+async def advise(store: Store, config: Config, *, limit: int, policy: str | None) -> Answer:
     """Show which bucket keeps exceeding its soft limit, and which tools take the most tokens.
 
     A bucket counts if it exceeds its limit in half of the requests of half of the conversations; at least ten
@@ -115,57 +94,63 @@ def advise(config: Config, *, limit: int, policy: str | None, as_json: bool) -> 
     Example:
       weir budget advise --policy support
     """
-
-    async def read(store: Store) -> list[list[ExchangeRow]]:
-        rows = await store.conversations(None, limit=limit)
-        return [await store.timeline(row, limit=REQUESTS_READ) for row in rows]
-
     use = _Use()
-    for rows in reading(config, read):
-        use.add([row for row in rows if policy is None or row.policy == policy], config)
-    requests = sum(each.requests for each in use.buckets)
-    traffic = Traffic(
-        conversations=len(use.buckets), requests=requests, turns=requests, tools=tuple(use.tools.values())
-    )
-    advice, tools = advise_budget(tuple(use.buckets)), worst_tools(traffic)
-    if as_json:
-        return print_json(
-            {
-                "conversations": traffic.conversations,
-                "requests": requests,
-                "ready": advice.ready,
-                "enlarge": list(advice.enlarge),
-                "reason": advice.reason,
-                "worst_tools": [
-                    {
-                        "tool": each.tool.name,
-                        "calls": each.tool.calls,
-                        "tokens": each.tool.tokens,
-                        "largest": each.tool.largest,
-                        "share": round(each.share, 4),
-                        "advice": each.advice,
-                    }
-                    for each in tools
-                ],
-            }
-        )
-    click.echo(advice.reason)
-    if not tools:
-        return None
-    click.echo()
-    return print_table(
-        ("tool", "results", "tokens", "share", "largest", "note"),
-        [
-            (t.tool.name, f"{t.tool.calls:,}", f"{t.tool.tokens:,}", f"{t.share:.0%}", f"{t.tool.largest:,}", t.advice)
-            for t in tools
-        ],
-    )
+    for row in await store.conversations(None, limit=limit):
+        requests = await store.timeline(row, limit=REQUESTS_READ)
+        use.add([each for each in requests if policy is None or each.policy == policy], config)
+    traffic, advice = use.traffic, advise_budget(tuple(use.buckets))
+    tools = worst_tools(traffic)
+
+    def value() -> dict[str, object]:
+        return {
+            "conversations": traffic.conversations,
+            "requests": traffic.requests,
+            "ready": advice.ready,
+            "enlarge": list(advice.enlarge),
+            "reason": advice.reason,
+            "worst_tools": [
+                {
+                    "tool": each.tool.name,
+                    "calls": each.tool.calls,
+                    "tokens": each.tool.tokens,
+                    "largest": each.tool.largest,
+                    "share": round(each.share, 4),
+                    "advice": each.advice,
+                }
+                for each in tools
+            ],
+        }
+
+    def show() -> None:
+        click.echo(advice.reason)
+        if tools:
+            click.echo()
+            print_columns(tools, TOOLS)
+
+    return Answer(value, show)
+
+
+TOOLS = {
+    "tool": lambda each: each.tool.name,
+    "results": lambda each: f"{each.tool.calls:,}",
+    "tokens": lambda each: f"{each.tool.tokens:,}",
+    "share": lambda each: f"{each.share:.0%}",
+    "largest": lambda each: f"{each.tool.largest:,}",
+    "note": lambda each: each.advice,
+}
 
 
 @dataclass(slots=True)
 class _Use:
     buckets: list[BucketUse] = field(default_factory=list)
     tools: dict[str, ToolUse] = field(default_factory=dict)
+
+    @property
+    def traffic(self) -> Traffic:
+        requests = sum(each.requests for each in self.buckets)
+        return Traffic(
+            conversations=len(self.buckets), requests=requests, turns=requests, tools=tuple(self.tools.values())
+        )
 
     def add(self, requests: Iterable[ExchangeRow], config: Config) -> None:
         over, tokens, count = dict[str, int](), dict[str, int](), 0
@@ -206,9 +191,8 @@ HEALTHY = {
 
 @click.command()
 @click.argument("name", metavar="[ID]", required=False)
-@stored
-@json_option
-def health(config: Config, name: str | None, *, as_json: bool) -> None:
+@reads
+async def health(store: Store, _: Config, *, name: str | None) -> Answer:
     """Show a conversation's six health metrics, their trend and its alerts, by name or id.
 
     Without a name, show the open alerts of all keys.
@@ -220,39 +204,46 @@ def health(config: Config, name: str | None, *, as_json: bool) -> None:
       weir health support-4711 --json
     """
     if name is not None:
-        return _show_one(config, name, as_json=as_json)
-    alerts, counts = reading(config, lambda store: store.open_alerts(None, limit=MAX_OPEN))
-    if as_json:
+        row = await found(store, name)
+        return _health(row, await store.snapshots(row), await store.alerts(row))
+    alerts, counts = await store.open_alerts(None, limit=MAX_OPEN)
+
+    def value() -> dict[str, object]:
         shown = open_alerts(Page(data=[alert_of(alert) for alert in alerts], next=None), counts).plain()
         del shown["next"]  # all of them are here
-        return print_json(shown)
-    if not alerts:
-        return click.echo("There are no open alerts.")
-    rows = [(moment(a.at), a.conversation, a.level, a.category, a.kind, a.said) for a in alerts]
-    return print_table(("since (UTC)", "conversation", "level", "class", "alert", ""), rows)
+        return shown
+
+    def show() -> None:
+        if not alerts:
+            return click.echo("There are no open alerts.")
+        return print_columns(alerts, SINCE | {"conversation": lambda alert: alert.conversation} | ALERT)
+
+    return Answer(value, show)
 
 
-def _show_one(config: Config, name: str, *, as_json: bool) -> None:
-    async def read(store: Store) -> tuple[ConversationRow, list[Snapshot], list[AlertRow]]:
-        row = await found(store, name)
-        return row, await store.snapshots(row), await store.alerts(row)
+def _health(row: ConversationRow, snapshots: list[Snapshot], alerts: list[AlertRow]) -> Answer:
+    def show() -> None:
+        if not snapshots:
+            return click.echo(f"There is no health data for {tame(row.name)} yet.", err=True)
+        last = snapshots[-1]
+        metrics = [(metric, _value(metric, getattr(last, metric)), healthy) for metric, healthy in HEALTHY.items()]
+        print_table(("metric", "now", "healthy"), metrics)
+        click.echo(f"\nTrend: {_trend(trend_of(snapshots))}\n")
+        if not alerts:
+            return click.echo("No alerts.")
+        until = {"until": lambda alert: "open" if alert.closed is None else moment(alert.closed)}
+        return print_columns(alerts[:ALERTS_SHOWN], SINCE | until | ALERT)
 
-    row, snapshots, alerts = reading(config, read)
-    if as_json:
-        return print_json(conversation_health(row, snapshots, alerts, limit=KEPT).plain())
-    if not snapshots:
-        return click.echo(f"There is no health data for {tame(row.name)} yet.", err=True)
-    last = snapshots[-1]
-    metrics = [(metric, _value(metric, getattr(last, metric)), healthy) for metric, healthy in HEALTHY.items()]
-    print_table(("metric", "now", "healthy"), metrics)
-    click.echo(f"\nTrend: {_trend(trend_of(snapshots))}\n")
-    if not alerts:
-        return click.echo("No alerts.")
-    rows = [
-        (moment(a.at), "open" if a.closed is None else moment(a.closed), a.level, a.category, a.kind, a.said)
-        for a in alerts[:ALERTS_SHOWN]
-    ]
-    return print_table(("since (UTC)", "until", "level", "class", "alert", ""), rows)
+    return Answer(lambda: conversation_health(row, snapshots, alerts, limit=KEPT).plain(), show)
+
+
+SINCE = {"since (UTC)": lambda alert: moment(alert.at)}
+ALERT = {
+    "level": lambda alert: alert.level,
+    "class": lambda alert: alert.category,
+    "alert": lambda alert: alert.kind,
+    "": lambda alert: alert.said,
+}
 
 
 def _trend(trend: HealthTrend) -> str:

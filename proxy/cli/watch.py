@@ -18,10 +18,8 @@ from proxy.cli import Failure
 from proxy.cli.conversations import actions_of
 from proxy.cli.output import console
 from proxy.cli.run import weir_address
-from proxy.cli.shared import Unreached, bearer, config_option, get, loaded, tame
+from proxy.cli.shared import Unreached, bearer, config_option, get, loaded, since_option, tame
 from proxy.config import Config, environment
-from proxy.errors import InvalidRequest
-from proxy.http.request import moment_in
 
 TITLES = ("time", "conversation", "model", "sent > forwarded", "pressure", "action", "ms")
 CONVERSATIONS_ASKED, ROWS_ASKED = 200, 50
@@ -73,12 +71,12 @@ class Follower:
 @click.option("--url", metavar="URL", help="Weir's address, http://host:port; defaults to the configuration's.")
 @click.option("--key", help="Whose requests: the admin token (all), or a client's key; defaults to WEIR_ADMIN_TOKEN, "
               "the configuration's, OPENAI_API_KEY.")  # fmt: skip
-@click.option("--since", default="1m", show_default=True, help="Begin with what is newer, like 90s, 5m or 1h.")
+@since_option("1m", "Begin with what is newer, like 90s, 5m or 1h.")
 @click.option(
     "--interval", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between looks."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
-def watch(*, path: Path | None, url: str | None, key: str | None, since: str, interval: float, as_json: bool) -> None:
+def watch(*, path: Path | None, url: str | None, key: str | None, since: float, interval: float, as_json: bool) -> None:
     """Watch managed requests as they pass: tokens sent and forwarded, pressure, action, Weir's own milliseconds.
 
     On a terminal the newest fill the screen; elsewhere each is a line. Ctrl-C ends it.
@@ -91,10 +89,8 @@ def watch(*, path: Path | None, url: str | None, key: str | None, since: str, in
     config = loaded(path)
     root = weir_address(url, config)
     try:
-        follower = Follower(root, key or _usual_key(config), since=moment_in(since, now=time.time()))
+        follower = Follower(root, key or _usual_key(config), since=since)
         first = follower.news()
-    except InvalidRequest as fault:
-        raise click.BadParameter(fault.message, param_hint="--since") from fault
     except Unreached as fault:
         raise Failure(
             f"no Weir answers at {root} ({fault}): start one with weir serve, or name it with --url"

@@ -13,74 +13,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of
-from proxy.config.presets import preset_documents
+from proxy.config.presets import OTHER_BUCKETS, OTHER_KEYS, OTHER_KEYS_OF_LAYERS, preset_documents
 
 BY_SHARES, BY_PRUNING, BY_BUCKETS = "article-128k", "baseagent-200k", "five-bucket-128k"
 
-_SET: Mapping[str, KeyPath] = MappingProxyType(
-    {
-        "max_context_tokens": ("window",),
-        "model_context_limit": ("window",),
-        "total_window": ("window",),
-        "headroom_tokens": ("headroom",),
-        "output_token_max": ("reserve",),
-        "max_output_tokens": ("ingest", "cap"),
-        # zones called by where they start
-        "pressure.yellow": ("zones", "yellow_at"),
-        "pressure.orange": ("zones", "orange_at"),
-        "pressure.red": ("zones", "red_at"),
-        "pressure.critical": ("zones", "critical_at"),
-        # zones called by where they end, which is where the next one starts
-        "green_threshold": ("zones", "yellow_at"),
-        "yellow_threshold": ("zones", "orange_at"),
-        "orange_threshold": ("zones", "red_at"),
-        "red_threshold": ("zones", "critical_at"),
-        "velocity_window": ("trend", "window"),
-        "spike_multiplier": ("trend", "spike_multiplier"),
-        "ema_alpha": ("trend", "ema_alpha"),
-        "burn_history": ("trend", "burn_window"),
-        "burn_window": ("trend", "burn_window"),
-        "placeholder_max_tokens": ("placeholder_tokens",),
-        "max_placeholder_tokens": ("placeholder_tokens",),
-        "min_output_reserve": ("reserve_floor",),
-        "sub_agent_cap": ("ingest", "sub_agent_cap"),
-        "auto_save": ("checkpoints", "save_at"),
-        "auto_save_threshold": ("checkpoints", "save_at"),
-    }
-)
-"""Legacy key, with its section where it needs one, to the key of a policy that holds the same value."""
-
-_BUCKETS: Mapping[str, str] = MappingProxyType(
-    {
-        "system_prompt": "system",
-        "tool_definitions": "tools",
-        "message_history": "history",
-        "tool_results": "tool_outputs",
-        "memory_injection": "memory",
-        "output_reserved": "working",
-        "output_reserve": "working",
-    }
-)
-_BUCKET_NAMES = frozenset({*_BUCKETS.values(), "summary"})
+_BUCKET_NAMES = frozenset({*OTHER_BUCKETS.values(), "summary"})
 _OF_A_BUCKET = frozenset({"max_tokens", "on_overflow"})
-_OF_LAYERS: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
-    {
-        "auto_compact_threshold": (("prune", "at"), ("compact", "at")),
-        "prune_protect": (("prune", "protect"),),
-        "prune_minimum": (("prune", "minimum"),),
-        "eviction_target": (("evict", "stop_at"),),
-        "target_utilization": (("evict", "stop_at"),),
-        "summarization_token_threshold": (("summarize_tool_result", "over"),),
-        "summarization_threshold": (("summarize_tool_result", "over"),),
-        "summarization_threshold_tokens": (("summarize_tool_result", "over"),),
-        "compaction_utilization_threshold": (("compact", "at"),),
-        "compaction_threshold": (("compact", "at"),),
-        "rollover_recheck": (("rollover", "at"),),
-    }
-)
-"""Legacy key to the layers' values that it sets: ``at`` and ``stop_at``, any other name is a parameter."""
-
-_COMPACTION = frozenset(name for name, held in _OF_LAYERS.items() if ("compact", "at") in held)
+_COMPACTION = frozenset(name for name, held in OTHER_KEYS_OF_LAYERS.items() if ("compact", "at") in held)
 _STEPS: Mapping[str, str] = MappingProxyType(
     {
         "tool_result_summarization": "summarize_tool_result",
@@ -187,7 +126,7 @@ class Imported:
 
 
 def legacy_names() -> Iterator[str]:
-    for name in (*_SET, *_BUCKETS, *_OF_LAYERS, *_NO_COUNTERPART):
+    for name in (*OTHER_KEYS, *OTHER_BUCKETS, *OTHER_KEYS_OF_LAYERS, *_NO_COUNTERPART):
         yield name.rpartition(".")[2]
 
 
@@ -279,11 +218,11 @@ class _Import:
             self._note(path, f"{value}: a checkpoint is stored with every batch, and at checkpoints.save_at")
         elif "cascade" in words:
             self._start(path, words, value)
-        elif key in _BUCKETS:
-            self._bucket(_BUCKETS[key], value)
-        elif key in _OF_LAYERS:
-            self.layers.update(dict.fromkeys(_OF_LAYERS[key], value))
-        elif (target := _SET.get(f"{words[0]}.{key}", _SET.get(key))) is not None:
+        elif key in OTHER_BUCKETS:
+            self._bucket(OTHER_BUCKETS[key], value)
+        elif key in OTHER_KEYS_OF_LAYERS:
+            self.layers.update(dict.fromkeys(OTHER_KEYS_OF_LAYERS[key], value))
+        elif (target := OTHER_KEYS.get(f"{words[0]}.{key}", OTHER_KEYS.get(key))) is not None:
             self._put(target, value)
         elif not self._take_special(words, value):
             self.unknown += 1
@@ -295,7 +234,7 @@ class _Import:
         if (key == "policy" and "eviction" in words) or key == "eviction_policy":
             self._scorer(str(value).lower())
         elif key in {"soft_limit", "soft_limit_pct"}:
-            for bucket in dict.fromkeys(_BUCKETS.values()):
+            for bucket in dict.fromkeys(OTHER_BUCKETS.values()):
                 self._put(("buckets", bucket, "soft"), value)
         elif key == "similarity_threshold":
             self.threshold = value

@@ -18,7 +18,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
@@ -111,29 +111,16 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
     problems += [document.problem(at, text) for at, text in _faults(file, policies)]
     if problems:
         raise ConfigError(*problems)
-    auth = dataclasses.replace(file.auth, mode=_mode(file))
-    return Config(
-        path=named,
-        simulate=simulate,
-        listen=file.listen,
-        upstreams={
-            name: dataclasses.replace(each, base_url=each.base_url.rstrip("/") if each.base_url else None)
-            for name, each in file.upstreams.items()
-        },
-        models=file.models,
-        auth=auth,
-        keys=file.keys,
-        policies=policies,
-        default_policy=file.default_policy,
-        summarizer=None if file.summarizer == "none" else file.summarizer,
-        window=file.window,
-        store=file.store,
-        telemetry=file.telemetry,
-        limits=file.limits,
-        dashboard=file.dashboard,
-        warnings=tuple(_warnings(file, policies)),
-        places=document.places,
-    )
+    upstreams = {
+        name: dataclasses.replace(each, base_url=each.base_url.rstrip("/") if each.base_url else None)
+        for name, each in file.upstreams.items()
+    }
+    made: dict[str, Any] = {each.name: getattr(file, each.name) for each in dataclasses.fields(file)}
+    made |= {"upstreams": upstreams, "policies": policies, "auth": dataclasses.replace(file.auth, mode=_mode(file))}
+    if file.summarizer == "none":
+        made["summarizer"] = None
+    warnings = tuple(_warnings(file, policies))
+    return Config(path=named, simulate=simulate, warnings=warnings, places=document.places, **made)
 
 
 _VARIABLES: Mapping[str, KeyPath] = {
@@ -311,6 +298,8 @@ def public(value: object) -> object:
         return PASS if value.get_secret_value() == PASS else MASK
     if isinstance(value, ContextSettings):
         return policy_values(value)
+    if isinstance(value, Config):
+        return {"path": None, "simulate": None} | _plain_fields(value)  # where it comes from, before what it says
     if isinstance(value, StoreSettings | TelemetrySettings | UpstreamSettings):
         plain = _plain_fields(value)
         return {k: masked_url(v) if k in _ADDRESSES and isinstance(v, str) else v for k, v in plain.items()}

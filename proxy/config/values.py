@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, SecretStr
@@ -291,12 +291,14 @@ class Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileValues:
+    """What a file may say; ``policies`` are mappings here, and in ``Config`` what was made of them."""
+
     listen: Listen = Listen()
     upstreams: Mapping[str, UpstreamSettings] = field(default_factory=dict)
     models: tuple[ModelRule, ...] = ()
     auth: AuthSettings = AuthSettings()
     keys: tuple[KeySettings, ...] = ()
-    policies: Mapping[str, Mapping[str, object] | None] = field(default_factory=dict)
+    policies: Mapping[str, Any] = field(default_factory=dict)
     default_policy: Word = "balanced"
     summarizer: Word | None = None
     window: Tokens | None = None
@@ -307,7 +309,7 @@ class FileValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(FileValues):
     """The effective whole; every policy has all its values.
 
     ``auth.mode`` is ``auto`` only where the store decides: whether a running Weir is open, its key ring knows.
@@ -318,26 +320,13 @@ class Config:
         upstreams: by name; the first one takes the models that no rule sends elsewhere.
         policies: presets and the file's own, by name.
         window: tokens from ``--window``; it stands above every policy's.
-        dashboard: whether ``/weir/ui`` is served.
         warnings: what is allowed but probably not meant, one line each.
         places: where a value came from, by its path; absent for a default.
     """
 
     path: Path | None
     simulate: bool
-    listen: Listen
-    upstreams: Mapping[str, UpstreamSettings]
-    models: tuple[ModelRule, ...]
-    auth: AuthSettings
-    keys: tuple[KeySettings, ...]
     policies: Mapping[str, ContextSettings]
-    default_policy: str
-    summarizer: str | None
-    window: int | None
-    store: StoreSettings
-    telemetry: TelemetrySettings
-    limits: LimitSettings
-    dashboard: bool = True
     warnings: tuple[str, ...] = ()
     places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False)
 
