@@ -22,7 +22,7 @@ from proxy.store import conversations as conversations_
 from proxy.store import evictions as evictions_
 from proxy.store.answers import AnswerRow
 from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
-from proxy.store.schema import HEAD
+from proxy.store.schema import HEAD, usage_days
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transactions, reading, timed, writing
 
@@ -236,7 +236,8 @@ class Store(Transactions):
             while gone := await self._write(partial(step, before=before)):
                 total += gone
                 await self._database.tend()
-        for work in (partial(audit_.seal_one, before=before, at=now), audit_.drop_sealed):
+        days_of = partial(maintenance.prune, key=usage_days.c.at, before=before)
+        for work in (days_of, partial(audit_.seal_one, before=before, at=now), audit_.drop_sealed):
             while await self._write(work):
                 await self._database.tend()
         if total:
