@@ -30,7 +30,8 @@ from proxy.replay.report import (
 )
 
 HEIGHT = 280
-SMALL = 110
+SMALL, NARROW = 110, 420
+"""Pixels of the charts that stand side by side: a phone is as wide as one of them."""
 RAW_ROOM = 2.2
 """How far beyond the window the client's own line is still drawn."""
 
@@ -138,8 +139,8 @@ def health_charts(readings: Sequence[Reading]) -> Iterator[tuple[str, str, str]]
 
 def spark(values: Sequence[float], title: str) -> str:
     low = min(0.0, *values)
-    ticks = scale(max(*values, 1e-9) - low, most=2)
-    frame = Frame(len(values), ticks[-1], SMALL)
+    ticks = scale(max(values) - low, most=2)
+    frame = Frame(len(values), ticks[-1], SMALL, NARROW)
     labels = [short(tick) if ticks[-1] >= 10 else f"{tick:g}" for tick in ticks]
     path = line_of(frame, [value - low for value in values])
     return svg(frame, title, [*grid(frame, ticks, labels), f'<path class="policy" d="{path}"/>'])
@@ -158,7 +159,7 @@ def meter(tokens: int, limit: int, zone: str) -> str:
 
 def bars(values: Sequence[float], title: str) -> str:
     ticks = scale(max(values, default=0.0), most=2)
-    frame = Frame(len(values), ticks[-1], SMALL)
+    frame = Frame(len(values), ticks[-1], SMALL, NARROW)
     path = area(frame, [0.0] * len(values), values)
     return svg(frame, title, [*grid(frame, ticks, [short(t) for t in ticks]), f'<path class="bars" d="{path}"/>'])
 

@@ -62,13 +62,12 @@ async def overview(visit: PageVisit) -> View:
         "newest": await store.passed(tenant, limit=NEWEST, since=since),
         "charts": _fallbacks(rows, since=since, until=visit.now, step=step),
         "has_any": bool(await store.conversations(tenant, limit=1)),
-        "base_url": "/v1",
     }
     return View("overview.html", values)
 
 
 def summed(rows: Sequence[Figures]) -> dict[str, float | None]:
-    names = ("requests", "failed", "refused", "healed", "degraded", "batches", "before", "after", "prompt", "cached")
+    names = ("requests", "failed", "refused", "healed", "degraded", "before", "after", "prompt", "cached")
     found: dict[str, float | None] = {name: sum(getattr(row, name) for row in rows) for name in names}
     is_priced = any(row.priced for row in rows)
     cost, saved = sum(row.cost for row in rows), sum(row.cost_saved for row in rows)
@@ -96,7 +95,6 @@ async def series(visit: PageVisit) -> ManagementAnswer:
     drawn: Mapping[str, tuple[tuple[reports.Metric, str], ...]] = {
         "tokens": (("tokens_before", "sent by clients"), ("tokens_after", "forwarded")),
         "requests": (("requests", "requests"), ("failed", "failed")),
-        "dollars": (("cost", "with Weir"),),
     }
     length, step = PERIODS.get(visit.query.get("period", ""), PERIODS["24h"])
     lines = drawn.get(visit.query.get("of", ""), drawn["tokens"])
@@ -166,7 +164,6 @@ async def conversation(visit: PageVisit) -> View:
         "newer": visit.link(cursor=None) if query else None,
         "picture": _picture(visit, one, rows.data, page, is_newest=not query),
         "policy": rows.data[-1].policy if rows.data else "",
-        "key": visit.runtime.keyring.names.get(one.tenant),
         "can_search": not visit.is_operator,
     }
     more = {"cursor": visit.query["cursor"]} if "cursor" in visit.query else {}

@@ -30,7 +30,7 @@ from proxy.http import keys as api_keys
 from proxy.http import policies as api_policies
 from proxy.http import reports
 from proxy.http.endpoints import connects
-from proxy.http.request import MAX_ROWS, ManagementAnswer
+from proxy.http.request import MAX_NAMES, MAX_ROWS, ManagementAnswer
 from proxy.monitor.caching import price_list
 from proxy.replay.play import Replayed, Tally
 from proxy.replay.play import replay as replayed_of
@@ -338,12 +338,12 @@ async def usage(visit: PageVisit) -> View:
     return View("usage.html", values | {"first": first, "csv": csv_link})
 
 
-async def _usage(visit: PageVisit) -> tuple[reports.Usage, str, str]:
+async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[reports.Usage, str, str]:
     since = visit.query.get("since", "30d")
     by = visit.query.get("by", "")
     query = {"since": since, **({"by": by} if by else {})}
     query |= {"cursor": visit.query["cursor"]} if "cursor" in visit.query else {}
-    return await reports.usage(visit.asked(query=query, rows=100)), by, since
+    return await reports.usage(visit.asked(query=query, rows=rows)), by, since
 
 
 async def usage_csv(visit: PageVisit) -> ManagementAnswer:
@@ -351,15 +351,9 @@ async def usage_csv(visit: PageVisit) -> ManagementAnswer:
     names = [name for name in reports.TakenBy.__struct_fields__ if name not in ("first", "last")]
     writer = csv.writer(out)
     writer.writerow(names)
-    cursor: str | None = None
-    while True:
-        query = {**visit.query, **({} if cursor is None else {"cursor": cursor})}
-        found, _, _ = await _usage(replace(visit, query=query))
-        for row in found.data:
-            writer.writerow([_cell(getattr(row, name)) for name in names])
-        cursor = found.next
-        if cursor is None:
-            break
+    found, _, _ = await _usage(visit, rows=MAX_NAMES)
+    for row in found.data:
+        writer.writerow([_cell(getattr(row, name)) for name in names])
     named = (b"content-disposition", b'attachment; filename="usage.csv"')
     return ManagementAnswer(out.getvalue().encode(), kind=b"text/csv; charset=utf-8", headers=[named])
 

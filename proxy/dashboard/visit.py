@@ -205,7 +205,7 @@ class PageVisit:
             query={} if query is None else query,
             receive=receive,
             rows=rows,
-            most=MAX_ROWS,
+            most=max(rows, MAX_ROWS),
         )
 
     def only_operator(self) -> None:
@@ -232,7 +232,7 @@ def ago(at: float | None, now: float) -> Markup:
     steps = ((MINUTE, 1.0, "s"), (HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h"), (float("inf"), DAY, "d"))
     size, unit = next((size, unit) for below, size, unit in steps if past < below)
     iso = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
-    said = f"in {int(past / size)} {unit}" if at > now else f"{int(past / size)} {unit} ago"
+    said = f"in {round(past / size)} {unit}" if at > now else f"{int(past / size)} {unit} ago"
     said = "now" if past < 1 else said
     return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, moment(at), said)
 
@@ -281,6 +281,14 @@ def size_of(value: float | None) -> Markup:
     return Markup("{}").format(f"{value:,.0f} B")
 
 
+def edits_of(actions: str) -> Markup:
+    return NOTHING if actions == "none" else escape(actions)
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def words_of(name: object) -> Markup:
     return escape(str(name).replace("_", " "))
 
@@ -297,5 +305,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "ms": milliseconds,
         "bytes": size_of,
         "words": words_of,
+        "edits": edits_of,
+        "json": as_json,
     }
 )

@@ -28,9 +28,10 @@ class Frame:
     count: int
     top: float
     height: int
+    width: int = WIDTH
 
     def x(self, position: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * position / max(1, self.count)
+        return LEFT + (self.width - LEFT - RIGHT) * position / max(1, self.count)
 
     def y(self, value: float) -> float:
         share = min(1.0, max(0.0, value / self.top)) if self.top > 0 else 0.0
@@ -99,13 +100,13 @@ def reuse_chart(steps: Sequence[Step]) -> str:
 
 def svg(frame: Frame, label: str, parts: Sequence[str]) -> str:
     inner = "\n".join(parts)
-    return f'<svg viewBox="0 0 {WIDTH} {frame.height}" role="img" aria-label="{escape(label)}">\n{inner}\n</svg>'
+    return f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{escape(label)}">\n{inner}\n</svg>'
 
 
 def grid(frame: Frame, ticks: Sequence[float], labels: Sequence[str], *, first: int = 1) -> Iterator[str]:
     for tick, label in zip(ticks, labels, strict=True):
         y = frame.y(tick)
-        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>'
     for number in _numbers(frame.count):
         x, y = frame.x(number - 0.5), frame.height - 8
@@ -128,9 +129,9 @@ def line_of(frame: Frame, values: Sequence[float]) -> str:
 
 
 def rule(frame: Frame, value: float, name: str, label: str) -> str:
-    y = frame.y(value)
-    text = f'<text class="tick" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">{escape(label)}</text>'
-    return f'<line class="{name}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>{text if label else ""}'
+    y, right = frame.y(value), frame.width - RIGHT
+    text = f'<text class="tick" x="{right}" y="{y - 5:.1f}" text-anchor="end">{escape(label)}</text>'
+    return f'<line class="{name}" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>{text if label else ""}'
 
 
 def _hover(frame: Frame, titles: Iterable[str]) -> Iterator[str]:

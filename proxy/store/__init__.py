@@ -19,7 +19,7 @@ from proxy.store import archive, configuration, exchanges, inspections, ledger, 
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
 from proxy.store.records import AnswerRow, ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
-from proxy.store.schema import HEAD
+from proxy.store.schema import HEAD, usage_days
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transaction, Transactions, reading, writing
 
@@ -234,7 +234,8 @@ class Store(Transactions):
             while gone := await self._write(partial(step, before=before)):
                 total += gone
                 await self._database.tend()
-        for work in (partial(audit_.seal_one, before=before, at=now), audit_.drop_sealed):
+        days_of = partial(maintenance.prune, key=usage_days.c.at, before=before)
+        for work in (days_of, partial(audit_.seal_one, before=before, at=now), audit_.drop_sealed):
             while await self._write(work):
                 await self._database.tend()
         if total:

@@ -4,16 +4,18 @@ With them goes the record of answers that a later request may go on from, becaus
 row holds what its request added to the history and what the answer did; the rows from the first request to an answer
 hold all of it. Only what is found whole counts.
 
-And what they add up to: which key's requests took how many tokens and dollars, by model, policy, day or conversation;
-and the figures of all over time.
+And what they add up to: which key's requests took how many tokens and dollars, by model, policy, day or conversation.
+That is added up day by day as requests are stored: nobody waits for a sum over all of them. And the figures of all over
+time.
 """
 
 import datetime as dt
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -29,6 +31,7 @@ from proxy.store.packing import Damaged, pack, unpack
 from proxy.store.records import AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
     NOTHING,
+    Upsert,
     answer_items,
     answers,
     branches,
@@ -42,11 +45,12 @@ from proxy.store.schema import (
     same,
     stored,
     total,
+    usage_days,
 )
 from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
 
 By = Literal["model", "policy", "day", "conversation"]
-DAY = 86_400
+DAY = 86_400.0
 ENDS = (sa.func.min, sa.func.max)  # in one query SQLite reads the whole index for them
 FIGURES = tuple(each for each in fields(UsageRow) if each.name not in {"tenant", "group"})
 KINDS: Mapping[str, sa.types.TypeEngine[Any]] = {
@@ -56,6 +60,7 @@ ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
+DAY_COLUMNS = list(usage_days.c.keys())
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(
     of(exchanges, "tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
@@ -110,6 +115,7 @@ def record(
         rows = follow_others(tx, rows, home)
     add_checkups(tx, rows, home)
     tx.many(ADD, [_values(row, home[row.id]) for row in rows])
+    tx.many(ADD_TO_DAYS, [{"of_tenant": row.tenant, "of_id": row.id, "day": DAY * (row.at // DAY)} for row in rows])
     inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
     append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
     return rows
@@ -221,13 +227,14 @@ def _whole_answers(tx: Transaction, query: Rows, given: Mapping[str, str] = NOTH
 
 
 def slices(tx: Transaction, since: float) -> list[tuple[float, float]]:
+    """The time in days, as far as there are requests in it; the first one begins with the first of them."""
     asked = (sa.select(end(t.c.at)).where(t.c.at >= since) for t in (exchanges, relayed) for end in ENDS)
     ends = [end for query in asked if (end := tx.scalar(query)) is not None]
     if not ends:
         return []
     first, last = min(ends), max(ends)
-    days = int((last - first) // DAY)
-    return [(first + DAY * n, first + DAY * (n + 1) if n < days else math.inf) for n in range(days + 1)]
+    days = range(int(first // DAY) + 1, int(last // DAY) + 1)
+    return list(pairwise([first, *(DAY * day for day in days), math.inf]))
 
 
 def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by: By | None) -> list[UsageRow]:
@@ -235,10 +242,11 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
 
     A conversation that was deleted, and what is older than the store's retention, is not counted any more. Tokens are
     those of requests that were answered with a status below 400; of what was only relayed those that were reported.
+    A time that begins with a day ends with it, or has no end.
     """
     given = {"since": since, "until": until, "of_tenant": tenant}
     rows: list[UsageRow] = []
-    for table in (exchanges, relayed):
+    for table in (exchanges if since % DAY else usage_days, relayed):
         query = _usage_query(table, by, dialect=tx.dialect, is_of_one=tenant is not None)
         for owner, *figures, group in tx.execute(query, given):
             rows.append(UsageRow(owner, _day(group) if by == "day" else group, *figures))
@@ -254,7 +262,7 @@ def _usage_query(table: sa.Table, by: By | None, *, dialect: str, is_of_one: boo
     if is_of_one:
         query = query.where(of(table, "tenant"))
     query = query.group_by(*([table.c.tenant] if part is None else [table.c.tenant, part]))
-    if by == "conversation" and table is exchanges:  # the name of each is looked up once, not for each request
+    if by == "conversation" and table is not relayed:  # the name of each is looked up once, not for each request
         each = query.subquery()
         mine = sa.and_(conversations.c.tenant == each.c.tenant, conversations.c.id == each.c.part)
         columns = [conversations.c.name.label("part") if c.name == "part" else c for c in each.c]
@@ -354,6 +362,9 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
 
 
 def _sums(table: sa.Table) -> list[sa.Label[Any]]:
+    if table is usage_days:
+        ends = {"first": sa.func.min, "last": sa.func.max}
+        return [sa.cast(ends.get(name, total)(table.c[name]), kind).label(name) for name, kind in KINDS.items()]
     is_managed = table is exchanges
     answered = sa.and_(table.c.status >= 200, table.c.status < 400)
     before = exchanges.c.tokens_before if is_managed else relayed.c.usage_prompt
@@ -383,11 +394,45 @@ def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any]
     if by is None or (by == "conversation" and table is relayed):
         return None
     if by == "conversation":
-        return exchanges.c.conversation
-    if by == "day":
-        days = table.c.at / DAY
-        return sa.cast(days if dialect == "sqlite" else sa.func.floor(days), sa.Integer)
-    return table.c[by]
+        return table.c.conversation
+    return _day_number(table, dialect) if by == "day" else table.c[by]
+
+
+def _day_number(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
+    days = table.c.at / DAY
+    return sa.cast(days if dialect == "sqlite" else sa.func.floor(days), sa.Integer)
+
+
+def add_up_days(connection: sa.Connection) -> None:
+    """Fill ``usage_days``, which has to be empty, from all requests that there are."""
+    day = _day_number(exchanges, connection.dialect.name)
+    home = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
+    taken = _taken_in_days(DAY * day).join(conversations, home).group_by(day)
+    connection.execute(sa.insert(usage_days).from_select(DAY_COLUMNS, taken))
+
+
+def _taken_in_days(day: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    x = exchanges.c
+    key = (x.tenant, x.conversation, x.model, x.policy)
+    return sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *_sums(exchanges)).group_by(*key)
+
+
+def _adding_to_days(insert: Callable[[sa.Table], Any]) -> sa.Insert:
+    one = _taken_in_days(sa.bindparam("day", type_=sa.Double())).where(ONE)
+    statement = insert(usage_days).from_select(DAY_COLUMNS, one)
+    new, old = statement.excluded, usage_days.c
+    ends = {
+        "first": sa.case((new.first < old.first, new.first), else_=old.first),
+        "last": sa.case((new.last > old.last, new.last), else_=old.last),
+    }
+    key = list(usage_days.primary_key.columns)
+    added: sa.Insert = statement.on_conflict_do_update(
+        index_elements=key, set_={name: old[name] + new[name] for name in ADDED} | ends
+    )
+    return added
+
+
+ADD_TO_DAYS = Upsert(_adding_to_days)
 
 
 def _day(number: int) -> str:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 
+from proxy.store.exchanges import add_up_days
 from proxy.store.packing import Damaged, pack_named, unpack
 from proxy.store.schema import (
     FULL_TEXT,
@@ -23,6 +24,7 @@ from proxy.store.schema import (
     inspected,
     inspected_parts,
     meta,
+    usage_days,
 )
 
 
@@ -84,8 +86,14 @@ def frame_originals(connection: sa.Connection, op: Operations) -> None:
         connection.execute(sa.update(meta).where(meta.c.name == "indexed").values(number=0))
 
 
+def add_usage_days(connection: sa.Connection, _: Operations) -> None:
+    usage_days.create(connection)
+    add_up_days(connection)
+
+
 STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0016": add_answers,
     "0017": limit_keys,
     "0018": frame_originals,
+    "0019": add_usage_days,
 }

@@ -27,7 +27,7 @@ from proxy.store.packing import FRAME, Damaged, pack_text, pack_words, unpack_te
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
 R = TypeVar("R")
-REVISIONS = ("0013", "0016", "0017", "0018")
+REVISIONS = ("0013", "0016", "0017", "0018", "0019")
 HEAD = REVISIONS[-1]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
@@ -316,6 +316,16 @@ exchanges = _table(
         sa.Index("exchanges_at", "at"),
     ],
     within=conversations,
+)
+
+usage_days = _table(
+    "usage_days",
+    "tenant conversation at model policy",
+    _required(tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=PlainText, policy=sa.Text),
+    _fields(records.UsageRow, without="tenant group"),
+    [sa.Index("usage_days_at", "at")],
+    within=conversations,
+    sqlite_with_rowid=False,
 )
 
 inspected = _table(

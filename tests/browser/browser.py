@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from playwright.async_api import Browser, Page, async_playwright
 
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
+from proxy.store.exchanges import add_up_days
 from tests.functional.api import ADMIN
 from tests.functional.harness import COUNTER, RunningWeir, Talk, prose, weir
 
@@ -124,11 +126,17 @@ def fill(site: Watched, *, conversations: int, requests: int, each: int = 0, apa
         home = f"(SELECT id FROM conversations WHERE name = '{NAME}')"
         if each:
             spread = {"id": "randomblob(12)", "conversation": "other.id", "at": "other.updated - 30.0 * n"}
-            others = f"(SELECT * FROM conversations WHERE id <> {home}) AS other"
+            whose = f"tenant = (SELECT tenant FROM conversations WHERE name = '{NAME}')"
+            others = f"(SELECT * FROM conversations WHERE {whose} AND id <> {home}) AS other"
             _copy(file, "exchanges", where=f"conversation = {home}", count=each, changed=spread, beside=others)
         changed = {"id": "randomblob(12)", "at": "one.at - 60.0 * n"}
         _copy(file, "exchanges", where=f"conversation = {home}", count=requests, changed=changed)
         file.execute(f"UPDATE conversations SET requests = requests + {requests} WHERE id = {home}")
+        file.execute("DELETE FROM usage_days")
+    engine = sa.create_engine(f"sqlite:///{site.database}")
+    with engine.begin() as connection:
+        add_up_days(connection)
+    engine.dispose()
 
 
 def _copy(

@@ -4,13 +4,15 @@ import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from policies.pressure import Trend
 from policies.settings import ContextSettings
 from proxy.store import Store
-from proxy.store.records import PolicyRow
+from proxy.store.exchanges import DAY, By
+from proxy.store.records import ExchangeRow, PolicyRow
 from tests.proxy.store_rows import chain, change, digest, eviction, exchange, saved, url
 
 RULES = ContextSettings().trend
@@ -168,3 +170,62 @@ async def test_a_saved_policy_is_given_back_word_for_word_and_replaced_by_name(s
         PolicyRow(name="audit", document="when_full: reject  # \ud83d\ude00 \x00\n", at=2.0),
         PolicyRow(name="support", document="window: 2\n", at=3.0),
     ]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return url(tmp_path / "w.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def either(address: str) -> AsyncIterator[Store]:
+    opened = await Store.open(address)
+    yield opened
+    await opened.close()
+
+
+@pytest.mark.requirement("P7")
+async def test_what_days_took_is_told_from_any_moment_on_and_forgotten_with_the_requests(either: Store) -> None:
+    """Of three conversations in five days, one of another key; whatever was stored together or alone."""
+    rows = []
+    for number in range(40):
+        tenant, name = ("tenant-b", "theirs") if number % 8 == 3 else ("tenant-a", f"c{number % 2}")
+        row = exchange(number, tenant=tenant, conversation=name, branch=name, at=0.5 * DAY + 0.1 * DAY * number)
+        detail = {"cost": 0.25, "cost_saved": 0.125} if number % 3 else {}
+        rows.append(replace(row, model=f"m{number % 3}", status=500 if number == 17 else 200, detail=detail))
+    await either.record(rows[::2])
+    for row in rows[1::2]:
+        await either.record([row])
+    await either.record(rows[:5])
+
+    async def check(since: float, left: list[ExchangeRow]) -> None:
+        for by in (None, *get_args(By)):
+            for tenant in (None, "tenant-a"):
+                mine = [row for row in left if row.at >= since and tenant in (None, row.tenant)]
+                expected: dict[tuple[str, str | None], list[ExchangeRow]] = {}
+                for row in mine:
+                    day = f"1970-01-0{1 + int(row.at // DAY)}"
+                    groups = {None: None, "day": day, "model": row.model, "policy": row.policy}
+                    expected.setdefault((row.tenant, groups.get(by, row.conversation)), []).append(row)
+                found = {(row.tenant, row.group): row for row in await either.usage(tenant, since=since, by=by)}
+                assert found.keys() == expected.keys()
+                for key, its in expected.items():
+                    told = found[key]
+                    answered = [row for row in its if row.status == 200]
+                    assert (told.requests, told.failed) == (len(its), len(its) - len(answered))
+                    assert told.tokens_after == sum(row.tokens_after for row in answered)
+                    assert told.cost == sum(float(row.detail.get("cost", 0)) for row in its)
+                    assert told.priced == sum("cost" in row.detail for row in its)
+                    assert (told.first, told.last) == (min(row.at for row in its), max(row.at for row in its))
+
+    for since in (0.0, 1.0 * DAY, 1.05 * DAY, 2.95 * DAY, 4.0 * DAY, 9.0 * DAY):
+        await check(since, rows)
+    await either.prune(2.25 * DAY, 5 * DAY)
+    rows = [row for row in rows if row.at >= 2.25 * DAY]
+    for since in (0.0, 2.0 * DAY, 2.5 * DAY, 4.0 * DAY):
+        await check(since, rows)
+    gone = await either.conversation("tenant-a", "c1")
+    assert gone is not None
+    assert await either.delete(gone)
+    for since in (0.0, 3.0 * DAY):
+        await check(since, [row for row in rows if row.conversation != "c1"])
