@@ -363,7 +363,7 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
 
 def _sums(table: sa.Table) -> list[sa.Label[Any]]:
     if table is usage_days:
-        ends = {"first": sa.func.min, "last": sa.func.max}
+        ends: Mapping[str, Callable[[Any], sa.ColumnElement[Any]]] = {"first": sa.func.min, "last": sa.func.max}
         return [sa.cast(ends.get(name, total)(table.c[name]), kind).label(name) for name, kind in KINDS.items()]
     is_managed = table is exchanges
     answered = sa.and_(table.c.status >= 200, table.c.status < 400)
