@@ -129,19 +129,22 @@ async def test_taking_the_last_key_out_of_the_file_opens_nothing_while_weir_runs
 
 
 @pytest.mark.requirement("S.29", "P7")
-@pytest.mark.parametrize("given", ["flag", "environment"])
+@pytest.mark.parametrize("given", ["flag", "variable", "keys"])
 async def test_keys_come_by_environment_and_the_mode_by_either(
     simulator: RunningSimulator, tmp_path: Path, given: str
 ) -> None:
     arguments = ["--upstream", simulator.base_url, "--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
-    if given == "flag":
-        arguments, env = [*arguments, "--auth-mode", "keys"], {}
-    else:
-        env = {"WEIR_KEYS": "app=sk-of-the-app, job=sk-of-the-job", "WEIR_ADMIN_TOKEN": "token-of-the-operator"}
+    env = {
+        "flag": {},
+        "variable": {"WEIR_AUTH_MODE": "keys"},
+        "keys": {"WEIR_KEYS": "app=sk-of-the-app, job=sk-of-the-job", "WEIR_ADMIN_TOKEN": "token-of-the-operator"},
+    }[given]
+    arguments += ["--auth-mode", "keys"] if given == "flag" else []
+    has_keys = given == "keys"
     async with WeirProcess(arguments, free_port(), env=env) as weir:
         assert await refused(weir, STRANGER)
-        assert await accepted(weir, "sk-of-the-job") == bool(env)
-        assert says(weir, "open to whoever has one of 2 keys" if env else "nobody may call until you make one")
+        assert await accepted(weir, "sk-of-the-job") == has_keys
+        assert says(weir, "open to whoever has one of 2 keys" if has_keys else "nobody may call until you make one")
         assert not says(weir, "sk-of-the-")
 
 

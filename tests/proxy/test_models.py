@@ -1,3 +1,4 @@
+import asyncio
 import json
 import subprocess
 import sys
@@ -342,6 +343,31 @@ def test_a_limit_holds_for_one_upstream_model_and_credential():
     }
 
     assert len(scopes) == 8
+
+
+@pytest.mark.requirement("R.60", "A0.16")
+async def test_no_request_is_planned_with_what_was_learned_before_that_is_stored():
+    """Else the same request, sent again after a crash, would be planned otherwise."""
+    happened = []
+
+    async def learn(**_):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        happened.append("stored")
+
+    resolver = ModelLimitsResolver(ModelRegistry(), LearnedLimits(), Probe(), lambda *_: None, learn=learn)
+    asked = {
+        "settings": ANY,
+        "upstream": UpstreamSettings(name="u", base_url="https://api.openai.com/v1"),
+        "caller": Caller(tenant="t"),
+        "max_tokens": None,
+    }
+    before = await resolver.resolve_limits("gpt-4o", **asked)
+    resolver.calibrate(before.counted, estimated=10_000, reported=12_000)
+    after = await resolver.resolve_limits("gpt-4o", **asked)
+    happened.append("planned")
+    assert after.budget.ratio > before.budget.ratio
+    assert happened == ["stored", "planned"]
 
 
 def test_limits_survive_as_rows():

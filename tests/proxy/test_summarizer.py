@@ -609,6 +609,22 @@ async def test_what_one_server_learns_of_a_model_the_others_know(postgres_url: s
         await store.close()
 
 
+@pytest.mark.requirement("P9", "S.28")
+async def test_servers_together_take_no_more_tokens_of_an_hour_than_one_may(postgres_url: str) -> None:
+    stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
+    first, other = (Summarizer(store=store) for store in stores)
+    terms = replace(TERMS, tokens_per_hour=300)
+    asked = Model()
+    assert said(await first.ask(UNKEYED, terms=terms, send=Model())) == NOTES
+    assert said(await other.ask(UNKEYED, terms=terms, send=asked)) == "! budget"
+    assert asked.bodies == []
+    assert said(await other.ask(UNKEYED, terms=replace(terms, tenant="b"), send=asked)) == NOTES
+    for each in (first, other):
+        await each.close()
+    for store in stores:
+        await store.close()
+
+
 @pytest.mark.requirement("P9", "R.50")
 async def test_a_model_that_failed_one_server_rests_for_the_others_too(postgres_url: str) -> None:
     """Each has a store and a clock of its own; the time of day is everybody's."""
