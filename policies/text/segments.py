@@ -138,10 +138,10 @@ def sentences(text: str) -> list[str]:
         for sentence in unicode_sentences(plain):
             at = plain.find(sentence, at)
             said = sentence.strip()
-            if end and _ends(line[max(start, end - TAIL) : end], said):
-                found.append(line[start:end].strip())
+            if not end:
                 start = at
-            elif not end:
+            elif _ends(line[max(start, end - TAIL) : end], said, is_ascii=is_ascii):
+                found.append(line[start:end].strip())
                 start = at
             at += len(sentence)
             end = at
@@ -149,8 +149,9 @@ def sentences(text: str) -> list[str]:
     return found
 
 
-def _ends(before: str, after: str) -> bool:
-    return min(_width(after), _width(before)) >= SHORT and not _ORDINAL.search(before)
+def _ends(before: str, after: str, *, is_ascii: bool) -> bool:
+    width = len if is_ascii else _width
+    return width(after) >= SHORT and width(before) >= SHORT and not _ORDINAL.search(before)
 
 
 def pieces(texts: Iterable[str]) -> list[str]:
@@ -192,7 +193,7 @@ class TextReading:
             asked = list(structured(document, record=-1)) if document is not None else []
             self.segments.extend(asked)
             for segment in asked:
-                self._identify(segment.key)
+                self._identify(WORD.findall(segment.key))
         self.terms = frozenset(
             chain.from_iterable([(s.key.lower(), *s.terms) if s.key else s.terms for s in self.segments])
         )
@@ -207,7 +208,7 @@ class TextReading:
             first.update(words[:1])
             inner.update(words[1:])
             if marked:
-                self._identify(sentence, words)
+                self._identify(words)
             terms = _terms(words) if solid else _shared(map(str.lower, words))
             found.append(Segment(sentence, terms))
         self.inner = frozenset(inner)
@@ -216,14 +217,15 @@ class TextReading:
 
     def _lines(self, text: str) -> Iterator[Segment]:
         for line in pieces(line.strip() for line in text.splitlines() if _TELLING.search(line)):
-            self._identify(line)
+            if _MARKED.search(line):
+                self._identify(WORD.findall(line))
             yield Segment(line, terms_of(line))
 
-    def _identify(self, text: str, words: Iterable[str] | None = None) -> None:
-        if not _MARKED.search(text):
-            return
-        for word in WORD.findall(text) if words is None else words:
-            if len(word) > 4 and not word.isdigit() and is_identifier(word) and not _VERSION.match(word):
+    def _identify(self, words: Iterable[str]) -> None:
+        for word in words:
+            if word.isalpha() or word.isdigit() or len(word) <= 4:
+                continue
+            if is_identifier(word) and not _VERSION.match(word):
                 self.identifiers[word.lower()] = word
 
 
