@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -67,7 +67,6 @@ from proxy.wire.render import render
 from proxy.wire.transcripts import RequestTranscript, Transcripts
 
 log = logging.getLogger("weir.planning")
-T = TypeVar("T")
 
 MAX_REPLANS = 4
 CLAIMED = 60.0
@@ -101,22 +100,24 @@ class Planner:
     _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
-        degraded, timed = ["store"] if self.settler.failing else [], partial(_timed, asked.span)
+        degraded, span = ["store"] if self.settler.failing else [], asked.span
         try:
-            read = await timed("read", self._read(asked, may_sample=True))
+            at = span.now() if span.recorded else 0
+            read = await self._read(asked, may_sample=True)
             transcript = read.transcript
+            if span.recorded:
+                at = span.since(at, "read")
             try:
-                match = await timed(
-                    "recognise",
-                    self.conversations.recognise(
-                        asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
-                    ),
+                match = await self.conversations.recognise(
+                    asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
                 )
             except StoreError as error:
                 log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
                 degraded.append("store")
                 match = self.conversations.begin(asked.tenant, transcript.chain, name=asked.name)
             thread = match.thread
+            if span.recorded:
+                at = span.since(at, "recognise")
             if asked.resume is not None and asked.is_refused_state(thread, transcript):
                 degraded.append("resume")
             if (about := LOG_CONTEXT.get()) is not None:
@@ -126,10 +127,13 @@ class Planner:
                 again = asked_again(thread.evicted, transcript, match.length)
                 for _, call in again:
                     del thread.evicted[call]
-            limits = await timed("limits", asked.limits())
+            limits = await asked.limits()
             policy_limits = self.limits_of(asked.settings, limits.budget)
+            if span.recorded:
+                at = span.since(at, "limits")
             if read.sampled and asked.needs_exactly(thread.known, transcript.tokens, policy_limits):
-                read = await timed("read", self._read(asked))
+                read = await self._read(asked)
+                span.since(at, "read")
             return Recognized(
                 transcript=read.transcript,
                 thread=thread,
@@ -567,17 +571,6 @@ class _Turn:
 
 
 class _DoneMeanwhile(Exception): ...
-
-
-def _timed(span: AnySpan, what: str, work: Awaitable[T]) -> Awaitable[T]:
-    return _shown(span, what, work) if span.recorded else work
-
-
-async def _shown(span: AnySpan, what: str, work: Awaitable[T]) -> T:
-    at = span.now()
-    done = await work
-    span.since(at, what)
-    return done
 
 
 def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
