@@ -1,6 +1,6 @@
 """A request as it is to be handled: what it asks, of which upstream, under which policy."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from proxy.errors import InvalidRequest
 from proxy.exchange.held import NOTHING_HELD, HeldState, Request
 from proxy.exchange.replies import Replies, summarizer_input
 from proxy.models.facts import binds_reasoning
-from proxy.planning.values import PlanRequest
+from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.telemetry import Trace
 from proxy.telemetry.names import service_at
@@ -72,18 +72,15 @@ def request_for(
     held: HeldState,
     since: float | None = None,
 ) -> Request:
-    caller = destination.caller
+    caller, upstream = destination.caller, destination.upstream
     client, chat = chat, chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
-    upstream, is_managed = destination.upstream, settings.mode is not Mode.OFF and not held.elsewhere
-    if not (is_managed and _is_manageable(runtime, upstream, chat)):
+    if settings.mode is Mode.OFF or held.elsewhere or not _is_manageable(runtime, upstream, chat):
         return Request(client=client, chat=client, destination=destination, held=held)
     is_aside = chat.codec.is_aside(chat.fields)
     compacts = _may_compact(chat, destination, settings, is_aside=is_aside)
     own = SETTING & {name for name, _ in headers}
-    if is_aside or (CODEX_TURN in own and _is_codex_compaction(headers)):
-        settings = _aside(settings)
-    if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
-        settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
+    if is_aside or own:
+        settings = _as_said(settings, headers, own, is_aside=is_aside)
     edits = _client_edits(chat, upstream, observes=settings.observes)
     if edits is not None and not edits.native:
         client, chat = without_field(client, EDITS), without_field(chat, EDITS)
@@ -93,34 +90,24 @@ def request_for(
     replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
     name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
     resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
-    reads_itself = settings.summarizer in (None, "same")
     asked = PlanRequest(
         request=chat,
         tenant=caller.tenant,
         name=name,
         settings=settings,
         counter=counter,
-        limits=partial(
-            runtime.windows.resolve_limits,
-            chat.model,
-            settings=settings,
-            upstream=upstream,
-            caller=caller,
-            max_tokens=chat.max_tokens,
-            exact=counter.is_exact,
-        ),
+        limits=_limits_of(runtime, chat, settings, destination, exact=counter.is_exact),
         ask=replies,
         patience=patience,
         ask_later=partial(Replies, runtime, chat, caller, settings, pruned=pruned, said=said),
         ask_about=Replies(runtime, chat, caller, settings, said=said) if settings.evaluate.sample else None,
         pruned=pruned,
-        summarizer_input=None if reads_itself else summarizer_input(runtime, settings, caller),
+        summarizer_input=summarizer_input(runtime, settings, caller) if settings.summarizer is not None else None,
         resume=resume,
         resumes=_resumes(settings, resume, name),
         parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
         edits=edits,
-        binds=chat.codec is MESSAGES
-        and (binds_reasoning(chat.model) or (upstream.name, chat.model) in runtime.binding),
+        binds=chat.codec is MESSAGES and _binds(runtime, upstream, chat.model),
         id=request_id,
         since=since,
     )
@@ -139,6 +126,10 @@ def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientReq
     lacking, where = runtime.lacking, (upstream.name, chat.codec.path)
     is_there = chat.codec.name in upstream.endpoints and not (lacking.until and where in lacking)
     return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
+
+
+def _binds(runtime: Runtime, upstream: UpstreamSettings, model: str) -> bool:
+    return binds_reasoning(model) or (upstream.name, model) in runtime.binding
 
 
 def _resumes(settings: ContextSettings, resume: str | None, name: str | None) -> str | None:
@@ -169,9 +160,27 @@ def _is_codex_compaction(headers: Headers) -> bool:
     return isinstance(about, dict) and about.get("request_kind") == "compaction"
 
 
-def _aside(settings: ContextSettings) -> ContextSettings:
-    recall = replace(settings.recall, tool=False, auto=False)
-    return replace(settings, layers=(), compaction="off", recall=recall)
+def _limits_of(
+    runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
+) -> ResolveLimits:
+    return partial(
+        runtime.windows.resolve_limits,
+        chat.model,
+        settings=settings,
+        upstream=destination.upstream,
+        caller=destination.caller,
+        max_tokens=chat.max_tokens,
+        exact=exact,
+    )
+
+
+def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool) -> ContextSettings:
+    if is_aside or (CODEX_TURN in own and _is_codex_compaction(headers)):
+        recall = replace(settings.recall, tool=False, auto=False)
+        settings = replace(settings, layers=(), compaction="off", recall=recall)
+    if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
+        settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
+    return settings
 
 
 def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool) -> ClientEdits | None:

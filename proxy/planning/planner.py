@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -34,10 +34,8 @@ from policies import (
     trim,
 )
 from policies.effects import BEFORE_MODEL, Save, StateSaved
-from policies.ledger import EditKind
 from policies.limits import CLOSE, Limits, limits_for
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import ToolDefinition, Transcript
 from policies.turns import last_user
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
@@ -51,6 +49,7 @@ from proxy.planning.values import (
     Recognized,
     change_of,
     empty_change,
+    pruned_tools,
     readable,
     stamped,
     too_long,
@@ -63,12 +62,11 @@ from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
-from proxy.wire.codec import rewritten, tool_definitions, without_marks
+from proxy.wire.codec import rewritten, without_marks
 from proxy.wire.render import render
 from proxy.wire.transcripts import RequestTranscript, Transcripts
 
 log = logging.getLogger("weir.planning")
-T = TypeVar("T")
 
 MAX_REPLANS = 4
 CLAIMED = 60.0
@@ -102,23 +100,25 @@ class Planner:
     _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
-        degraded, timed = ["store"] if self.settler.failing else [], partial(_timed, asked.span)
+        degraded, span = ["store"] if self.settler.failing else [], asked.span
         try:
-            read = await timed("read", self._read(asked, may_sample=True))
+            at = span.now() if span.recorded else 0
+            read = await self._read(asked, may_sample=True)
             transcript = read.transcript
+            if span.recorded:
+                at = span.since(at, "read")
             try:
-                match = await timed(
-                    "recognise",
-                    self.conversations.recognise(
-                        asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
-                    ),
+                match = await self.conversations.recognise(
+                    asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
                 )
             except StoreError as error:
                 log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
                 degraded.append("store")
                 match = self.conversations.begin(asked.tenant, transcript.chain, name=asked.name)
             thread = match.thread
-            if asked.resume is not None and _is_refused_state(asked, thread, transcript):
+            if span.recorded:
+                at = span.since(at, "recognise")
+            if asked.resume is not None and asked.is_refused_state(thread, transcript):
                 degraded.append("resume")
             if (about := LOG_CONTEXT.get()) is not None:
                 about.conversation = thread.branch.name
@@ -127,10 +127,13 @@ class Planner:
                 again = asked_again(thread.evicted, transcript, match.length)
                 for _, call in again:
                     del thread.evicted[call]
-            limits = await timed("limits", asked.limits())
+            limits = await asked.limits()
             policy_limits = self.limits_of(asked.settings, limits.budget)
+            if span.recorded:
+                at = span.since(at, "limits")
             if read.sampled and asked.needs_exactly(thread.known, transcript.tokens, policy_limits):
-                read = await timed("read", self._read(asked))
+                read = await self._read(asked)
+                span.since(at, "read")
             return Recognized(
                 transcript=read.transcript,
                 thread=thread,
@@ -333,7 +336,7 @@ class Planner:
             await self._take_notes(thread)
             beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
             span.since(at, "store")
-            asked.pruned.update(_pruned_tools(asked, thread))
+            asked.pruned.update(pruned_tools(asked, thread))
         planning = partial(
             plan,
             readable(recognized),
@@ -568,29 +571,6 @@ class _Turn:
 
 
 class _DoneMeanwhile(Exception): ...
-
-
-def _timed(span: AnySpan, what: str, work: Awaitable[T]) -> Awaitable[T]:
-    return _shown(span, what, work) if span.recorded else work
-
-
-async def _shown(span: AnySpan, what: str, work: Awaitable[T]) -> T:
-    at = span.now()
-    done = await work
-    span.since(at, what)
-    return done
-
-
-def _is_refused_state(asked: PlanRequest, thread: Thread, transcript: Transcript) -> bool:
-    if asked.resumes is None or thread.known.resumed is not None:
-        return False
-    return all(m.role != "assistant" for m in transcript.messages)
-
-
-def _pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
-    edits = thread.known.edits
-    if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
-        yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
 def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:

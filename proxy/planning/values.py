@@ -84,6 +84,11 @@ class PlanRequest(msgspec.Struct, kw_only=True):
         thinking = self.request.value("thinking") if self.binds or self.unbinds else None
         return isinstance(thinking, dict) and thinking.get("type") == "enabled"
 
+    def is_refused_state(self, thread: Thread, transcript: Transcript) -> bool:
+        if self.resumes is None or thread.known.resumed is not None:
+            return False
+        return all(m.role != "assistant" for m in transcript.messages)
+
     def needs_exactly(self, known: ConversationState, tokens: int, limits: Limits) -> bool:
         is_told = known.triggered or known.wanted is not None or known.resumed is not None or self.edits is not None
         counts_parts = self.settings.preempt or self.settings.ingest.from_start or limits.scoped or limits.refused
@@ -206,6 +211,12 @@ def change_of(
 def stamped(checkpoint: str, at: float, *, version: int) -> str:
     moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
     return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
+
+
+def pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
+    edits = thread.known.edits
+    if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
+        yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
 def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:

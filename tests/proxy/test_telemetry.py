@@ -37,9 +37,9 @@ from proxy.telemetry import (
     Trace,
     log_exchange,
     names,
-    provider_name,
 )
 from proxy.telemetry import metrics as instruments
+from proxy.telemetry.names import service_at
 from proxy.telemetry.setup import Protocol
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullSpan, NullTrace, Span
 
@@ -664,7 +664,11 @@ def test_the_standard_variable_decides_about_content_where_it_is_set(said: str, 
     ],
 )
 def test_a_known_provider_has_the_conventions_name(host: str, provider: str | None, name: str) -> None:
-    assert provider_name("main", host=host, provider=provider) == name
+    assert service_at(f"https://{host}:8443/v1" if host else "", "main", provider) == (
+        name,
+        host,
+        8443 if host else None,
+    )
 
 
 def test_an_attempt_after_one_that_failed_is_counted_and_linked_and_one_after_an_answer_is_not(spans: Spans) -> None:
