@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from policies.memory.checkpoint import Checkpoint
 from proxy.dashboard import charts
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, Sessions, View
-from proxy.http import archive, inspect, reports
+from proxy.http import archive, reports
 from proxy.http import conversations as talks
 from proxy.http.request import JSON, ManagementAnswer
 from proxy.store.conversations import Beside
@@ -273,31 +273,31 @@ def _file(body: bytes, name: str, kind: bytes) -> ManagementAnswer:
 
 async def request(visit: PageVisit) -> View:
     one = await talks.one(visit.asked())
-    both = await inspect.both_sides(visit.asked())
+    both = await archive.both_sides(visit.asked())
     values: dict[str, Any] = {
         "one": one,
         "both": both,
         "layers": charts.layers_of(both.exchange),
-        "runs": inspect.runs(inspect.aligned(both)),
+        "runs": archive.runs(archive.aligned(both)),
         "page": f"{PATH}/conversations/{quote(visit.path['id'], safe='')}",
     }
     return View("request.html", values)
 
 
-def cut(row: inspect.SideRow, visit: PageVisit) -> str:
+def cut(row: archive.SideRow, visit: PageVisit) -> str:
     text = row.text if isinstance(row.text, str) else ""
     return text if visit.query.get("full") == str(row.place) else text[: _room(row)]
 
 
-def is_cut(row: inspect.SideRow, visit: PageVisit) -> bool:
+def is_cut(row: archive.SideRow, visit: PageVisit) -> bool:
     return isinstance(row.text, str) and len(cut(row, visit)) < len(row.text)
 
 
-def _room(row: inspect.SideRow) -> int:
+def _room(row: archive.SideRow) -> int:
     return MAX_SAME if row.status == "same" else MAX_OTHER
 
 
-def marked(pair: inspect.Pair, side: str) -> Markup:
+def marked(pair: archive.Pair, side: str) -> Markup:
     before, after = (row.text if row is not None else None for row in (pair.client, pair.model))
     if not isinstance(before, str) or not isinstance(after, str):
         return Markup('<p class="soft">Not kept.</p>')

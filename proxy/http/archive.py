@@ -1,18 +1,26 @@
-"""What was taken out of the window: the list of it, the search in it, the originals, checkpoints, and the way back."""
+"""What was taken out of the window: the list of it, the search in it, the originals, checkpoints, and the way back.
+
+And one request looked at from both sides: what the client sent, and what the model saw. A side is a list of rows,
+whatever the client's API calls its items: a message of a chat is one, and an item or a block of another API can be one.
+"""
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+from itertools import groupby
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
 from policies.ledger import EditKind
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
+from policies.messages import Body
 from policies.tokens import TEXT_OF
 from proxy.errors import InvalidRequest, NotFound
+from proxy.http.conversations import Exchange, exchange_of
 from proxy.http.request import (
     JSON,
     MAX_DIGITS,
@@ -31,6 +39,7 @@ from proxy.http.request import (
     page_of_whole,
 )
 from proxy.store import Store
+from proxy.store.packing import Inspected
 from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
 from proxy.wire.chat import body_of
 from proxy.wire.codecs import view_of_stored
@@ -383,3 +392,147 @@ async def _newest(asked: ManagementRequest) -> CheckpointRow:
     if (found := await newest_checkpoint(asked.store, row)) is not None:
         return found
     raise NotFound(f"Conversation {row.name[:80]!r} has no checkpoint: nothing was compacted or saved in it yet.")
+
+
+MAX_ID_LEN = 100
+SUMMARY = "a summary of what was removed before it"
+RECALLED = "removed earlier and asked for by the newest user message"
+REMOVED = "a summary of the older history stands for it, or it was dropped"
+Status = Literal["same", "changed", "removed", "added"]
+
+
+class SideRow(Shape):
+    """One item of a side; text is not there for the operator, null where it was not kept."""
+
+    place: Annotated[int, Meta(ge=0, description="its line: what stands beside it on the other side has the same")]
+    role: str
+    kind: Annotated[str, Meta(description="message, summary or recall")]
+    tokens: Tokens
+    status: Status
+    reason: Annotated[str | None, Meta(description="why it is not the same")]
+    ref: str | None
+    link: Annotated[str | None, Meta(description="path of the original where the archive has it")]
+    text: str | UnsetType | None = UNSET
+
+
+class BothSides(Shape):
+    """One request of a conversation, and its two arrays where they are kept."""
+
+    exchange: Exchange
+    kept: Annotated[bool, Meta(description="whether the arrays are; the newest of a conversation are (inspect)")]
+    tools: Tokens
+    pruned: Annotated[list[str], Meta(description="tools whose definitions were left out")]
+    trace: Annotated[str | None, Meta(description="address of its trace, where telemetry.trace_url says where")]
+    client: list[SideRow]
+    model: list[SideRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    client: SideRow | None
+    model: SideRow | None
+
+    @property
+    def status(self) -> Status:
+        row = self.client or self.model
+        assert row is not None  # noqa: S101 - a line has at least one side
+        return row.status
+
+
+async def both_sides(asked: ManagementRequest) -> BothSides:
+    """One request: what the client sent, and what the model saw, item by item.
+
+    The newest requests of a conversation are kept so (the policy's ``inspect``). Items that stand beside one another
+    have the same ``place``. What they say is given to the caller alone.
+    """
+    row, request = await asked.conversation(), asked.path["rid"]
+    if len(request) > MAX_ID_LEN or not request.isprintable():
+        raise NotFound("There is no such request.")
+    try:
+        told, found = await asked.store.inspection(row, request)
+    except KeyError:
+        raise NotFound(f"The conversation has no request {request[:80]!r}.") from None
+    exchange = exchange_of(told)
+    template, trace = asked.runtime.config.telemetry.trace_url, exchange.detail.get("trace")
+    link = template.replace("{trace_id}", str(trace)) if template and trace else None
+    if found is None:
+        return BothSides(exchange=exchange, kept=False, tools=0, pruned=[], trace=link, client=[], model=[])
+    client, model = _sides(found, with_text=asked.tenant is not None)
+    pruned = list(found.pruned)
+    return BothSides(
+        exchange=exchange, kept=True, tools=found.tools, pruned=pruned, trace=link, client=client, model=model
+    )
+
+
+def aligned(both: BothSides) -> list[Pair]:
+    client, model = ({row.place: row for row in side} for side in (both.client, both.model))
+    return [Pair(client.get(n), model.get(n)) for n in sorted(client.keys() | model.keys())]
+
+
+def runs(pairs: Sequence[Pair]) -> list[tuple[Status, list[Pair]]]:
+    return [(status, list(lines)) for status, lines in groupby(pairs, key=lambda pair: pair.status)]
+
+
+def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[SideRow]]:
+    client: list[SideRow] = []
+    model: list[SideRow] = []
+    place = done = 0
+
+    def sent(index: int, status: Status, reason: str | None) -> SideRow:
+        ref, role, tokens = found.client[index]
+        link = BLOBS + ref if ref in found.archived else None
+        text = _message(found.bodies.get(ref)) if with_text else UNSET
+        return SideRow(place, role, "message", tokens, status, reason, ref, link, text)
+
+    forwarded = (
+        found.sent if found.sent is not None else [(n, None, row[2], None) for n, row in enumerate(found.client)]
+    )
+    indices = [index for index, *_ in forwarded]
+    for n, (index, kind, tokens, ref) in enumerate(forwarded):
+        following = next((each for each in indices[n:] if each is not None), len(found.client))
+        gone = following if index is None or index >= done else done
+        while done < gone:  # what is missing stands before what came in its place
+            client.append(sent(done, "removed", REMOVED))
+            place, done = place + 1, done + 1
+        text = _text(found, ref) if with_text else UNSET
+        if index is None:
+            of = "recall" if kind == EditKind.RECALL else "summary"
+            reason = RECALLED if of == "recall" else SUMMARY
+            model.append(SideRow(place, "user", of, tokens, "added", reason, None, None, text))
+        elif ref is None and kind is None:
+            client.append(sent(index, "same", None))
+            model.append(client[-1])
+            done = index + 1
+        else:
+            client.append(sent(index, "changed", WHY.get(kind or "", "the policy changed it")))
+            after = text if ref is not None and kind not in _KEEPING else client[-1].text
+            row = client[-1]
+            model.append(SideRow(place, row.role, "message", tokens, "changed", row.reason, row.ref, row.link, after))
+            done = index + 1
+        place += 1
+    for index in range(done, len(found.client)):
+        client.append(sent(index, "removed", REMOVED))
+        place += 1
+    return client, model
+
+
+_KEEPING = frozenset({str(EditKind.REASONING), str(EditKind.UNBOUND), str(EditKind.MEDIA)})
+"""Edits whose text is not the whole of what the message says then."""
+
+
+def _text(found: Inspected, ref: str | None) -> str | None:
+    body = None if ref is None else found.bodies.get(ref)
+    return None if body is None else body.decode("utf-8", "replace")
+
+
+def _message(raw: bytes | None) -> str | None:
+    return None if raw is None else said_in(body_of(view_of_stored(raw)))
+
+
+def said_in(body: Body) -> str:
+    parts = [body.text] if body.text else []
+    parts += [f"→ {call.name}({call.arguments})" for call in body.calls]
+    parts += [f"[{each}]" for each in body.attached]
+    if body.reasoning:
+        parts.insert(0, f"[thinking] {body.reasoning}")
+    return "\n".join(parts).encode("utf-8", "replace").decode()

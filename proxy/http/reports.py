@@ -373,14 +373,6 @@ class MetricSeries(Shape):
     data: list[Point]
 
 
-def _reuse(row: Figures) -> float | None:
-    return row.cached / row.prompt if row.prompt else None
-
-
-def _overhead(row: Figures) -> float | None:
-    return row.overhead_ms / row.requests if row.requests else None
-
-
 VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = MappingProxyType(
     {
         "tokens_before": ("tokens", lambda row: row.before),
@@ -388,8 +380,8 @@ VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = MappingPro
         "tokens_saved": ("tokens", lambda row: row.before - row.after),
         "cost": ("USD", lambda row: row.cost if row.priced else None),
         "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
-        "cache_reuse": ("share", _reuse),
-        "overhead_ms": ("ms", _overhead),
+        "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
+        "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
     }
 )
 COUNTED = frozenset({"prompt", "cached", "completion"})

@@ -26,7 +26,6 @@ from proxy.access.admission import credentials_in, presented, refuse_foreign_pag
 from proxy.access.destination import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
 from proxy.http import archive, conversations, keys, policies, reports
-from proxy.http import inspect as inspect_
 from proxy.http.request import (
     MAX_BODY,
     MAX_DIGITS,
@@ -103,7 +102,7 @@ ROUTES = (
     _R("GET", _ONE, conversations.one, conversations.ConversationStatus),
     _R("DELETE", _ONE, conversations.delete, conversations.Deleted),
     _R("GET", f"{_ONE}/timeline", conversations.timeline, Page[conversations.Exchange], ("since", *_LIST)),
-    _R("GET", f"{_ONE}/requests/{{rid}}", inspect_.both_sides, inspect_.BothSides),
+    _R("GET", f"{_ONE}/requests/{{rid}}", archive.both_sides, archive.BothSides),
     _R("GET", f"{_ONE}/checkpoint", archive.checkpoint, archive.Saved),
     _R("GET", f"{_ONE}/checkpoint.md", archive.checkpoint_markdown, kind="markdown"),
     _R("GET", f"{_ONE}/checkpoints", archive.checkpoints, Page[archive.Version], _LIST),
