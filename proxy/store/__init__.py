@@ -130,10 +130,10 @@ class Store(Transactions):
     evictions = reading(ledger.listed)
     eviction_sums = reading(ledger.sums)
 
-    answers = reading(exchanges.answers_behind, "answers")
-    known_answers = reading(exchanges.known_answers, "known_answers")
-    answers_with = reading(exchanges.answers_with, "answers_with")
-    forget_answer = writing(exchanges.forget_answer)
+    answers = reading(inspections.answers_behind, "answers")
+    known_answers = reading(inspections.known_answers, "known_answers")
+    answers_with = reading(inspections.answers_with, "answers_with")
+    forget_answer = writing(inspections.forget_answer)
 
     arrive = writing(exchanges.arrive, "arrive")
     timeline = reading(exchanges.timeline)
