@@ -26,6 +26,7 @@ from proxy.runtime import Runtime
 from proxy.simulator import SimulatorSettings, messages_rules, responses_rules
 from proxy.simulator.chat import check_chat
 from proxy.simulator.summaries import summarize
+from proxy.store.answers import AnswerRow
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
@@ -89,6 +90,8 @@ class Forwarding:
         handler = ExchangeHandler(self.runtime, scope, never, never, route=MANAGED[self.path])
         caller = handler._admit(headers)
         handler.progress.caller = caller
+        if b'"item_reference"' in body:
+            await self._record(json.loads(body)["input"], caller.tenant)
         request = await handler.read(body, caller)
         if request.asked is not None:
             request.asked.ask = self._reply
@@ -103,6 +106,24 @@ class Forwarding:
             self.runtime.preparation.after(request.asked, plan)
             await self.runtime.preparation.settled()
         return Sent(sent, plan)
+
+    async def _record(self, items: Sequence[Mapping[str, Any]], tenant: str) -> None:
+        """The items that a request only names are on record, as they are where the answers with them have come by."""
+        for name in (str(item["id"]) for item in items if item.get("type") == "item_reference"):
+            said = {"role": "assistant", "content": [{"type": "output_text", "text": f"This is {name}."}]}
+            item = {"type": "reasoning", "summary": []} if name.startswith("rs") else {"type": "message", **said}
+            output = json.dumps({**item, "id": name}).encode()
+            row = AnswerRow(
+                tenant=tenant,
+                id=f"resp_{name}",
+                parent=None,
+                conversation="",
+                at=0,
+                given=b"",
+                output=output,
+                items=(name,),
+            )
+            await self.runtime.answers.keep(row, lasting=False)
 
     async def _reply(self, effect: Effect) -> Reply:
         match effect:

@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import NamedTuple
 
 from policies.ledger import ConversationState, Cut, Edit
 from policies.messages import HASH_SIZE, Transcript
@@ -39,14 +38,6 @@ class Prefix:
     is_stale: bool = False
 
 
-class Still(NamedTuple):
-    """A request of ``sent`` tokens of which a server read ``prompt``, close below what may be its ``window``."""
-
-    prompt: int
-    sent: int
-    window: int
-
-
 @dataclass(slots=True)
 class Thread:
     """One branch while the process lives: what is known, and the lock that lets one request at a time edit it.
@@ -59,8 +50,8 @@ class Thread:
     one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
     None while none is, and ``health`` is what the store has of the conversation's health and nobody has taken over yet,
     as JSON. ``doors`` are what a resumed one is kept behind, ``stored`` says that the store has had it, ``inspected``
-    how many messages of its requests were given to who keeps them to be looked at, ``still`` the first of its requests
-    that seem to be cut in silence.
+    how many messages of its requests were given to who keeps them to be looked at, ``still`` what was read of
+    the first of its requests that seem to be cut in silence, and what was sent.
     """
 
     branch: Branch
@@ -81,7 +72,7 @@ class Thread:
     stored: bool = False
     inspected: int = 0
     longest: int = 0
-    still: Still | None = None
+    still: tuple[int, int] | None = None
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
         return self.behind(transcript.chain[-1:])

@@ -9,7 +9,7 @@ import msgspec
 
 from policies import ContextSettings
 from proxy.access.destination import Destination
-from proxy.conversation.thread import Still, Thread
+from proxy.conversation.thread import Thread
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.runtime import Runtime
@@ -351,13 +351,10 @@ def _cut_at(plan: Plan, recognized: Recognized, usage: ReportedUsage) -> int | N
 
 
 def _stays(thread: Thread, prompt: int, sent: int, window: int) -> bool:
-    """Whether what a server reads of a conversation has stayed the same while that has grown."""
-    first = thread.still
-    if first is None or first.window != window or sent < first.sent:
-        thread.still = Still(prompt=prompt, sent=sent, window=window)
-        return False
-    growth = sent / first.sent - 1.0
-    if growth >= GROWN and prompt > first.prompt * (1.0 + growth / 4):
-        thread.still = Still(prompt=prompt, sent=sent, window=window)
+    """Whether what a server reads of a conversation stays the same, just below one window, while that grows."""
+    first, before = thread.still or (0, 1)
+    growth = sent / before - 1.0 if window // 2 < first <= window else -1.0
+    if growth < 0.0 or (growth >= GROWN and prompt > first * (1.0 + growth / 4)):
+        thread.still = (prompt, sent)
         return False
     return growth >= GROWN

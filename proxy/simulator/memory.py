@@ -10,7 +10,7 @@ import hmac
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -99,47 +99,37 @@ class ServerMemory:
 def stored_routes(memory: ServerMemory, dialect: Dialect) -> list[BaseRoute]:
     """What may be fetched and deleted of ``/v1/responses`` and ``/v1/conversations``."""
 
-    def tenant_of(request: HTTPRequest) -> TenantMemory:
-        return memory.of(sender_of(request.headers).credential)
+    def kept(path: str, what: str, deleted: str, read: Callable[[str, Any], Any]) -> Route:
+        async def endpoint(request: HTTPRequest) -> Response:
+            tenant, name = memory.of(sender_of(request.headers).credential), request.path_params["name"]
+            there: MutableMapping[str, Any] = tenant.answers if what == "Response" else tenant.conversations
+            if name not in there:
+                problem = Problem(message=f"{what} with id '{name}' not found.", status=404)
+                return JSONResponse(problem_body(problem, dialect), 404)
+            if request.method != "DELETE":
+                return JSONResponse(read(name, there[name]))
+            del there[name]
+            return JSONResponse({"id": name, "object": deleted, "deleted": True})
 
-    def missing(what: str, name: str) -> Response:
-        problem = Problem(message=f"{what} with id '{name}' not found.", status=404)
-        return JSONResponse(problem_body(problem, dialect), 404)
-
-    async def response(request: HTTPRequest) -> Response:
-        answers, name = tenant_of(request).answers, request.path_params["name"]
-        if name not in answers:
-            return missing("Response", name)
-        if request.method == "DELETE":
-            del answers[name]
-            return JSONResponse({"id": name, "object": "response", "deleted": True})
-        if not request.url.path.endswith("/input_items"):
-            return JSONResponse(answers[name].body)
-        data = [{"type": "message", "id": f"item_{at}", **item} for at, item in enumerate(answers[name].given)]
-        return JSONResponse({"object": "list", "data": data, "has_more": False})
+        return Route(path, endpoint, methods=["GET", "DELETE"] if deleted else ["GET"])
 
     async def create(request: HTTPRequest) -> Response:
-        conversations = tenant_of(request).conversations
-        name = f"conv_{uuid4().hex}"
+        conversations, name = memory.of(sender_of(request.headers).credential).conversations, f"conv_{uuid4().hex}"
         conversations[name] = list((await request.json()).get("items") or ()) if await request.body() else []
-        return JSONResponse(_conversation(name))
-
-    async def conversation(request: HTTPRequest) -> Response:
-        conversations, name = tenant_of(request).conversations, request.path_params["name"]
-        if name not in conversations:
-            return missing("Conversation", name)
-        if request.method == "DELETE":
-            del conversations[name]
-            return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
-        return JSONResponse(_conversation(name))
+        return JSONResponse(_conversation(name, ()))
 
     return [
-        Route("/v1/responses/{name}", response, methods=["GET", "DELETE"]),
-        Route("/v1/responses/{name}/input_items", response, methods=["GET"]),
+        kept("/v1/responses/{name}", "Response", "response", lambda _, answer: answer.body),
+        kept("/v1/responses/{name}/input_items", "Response", "", _given),
         Route("/v1/conversations", create, methods=["POST"]),
-        Route("/v1/conversations/{name}", conversation, methods=["GET", "DELETE"]),
+        kept("/v1/conversations/{name}", "Conversation", "conversation.deleted", _conversation),
     ]
 
 
-def _conversation(name: str) -> Mapping[str, Any]:
+def _given(_: str, answer: StoredAnswer) -> Mapping[str, Any]:
+    data = [{"type": "message", "id": f"item_{at}", **item} for at, item in enumerate(answer.given)]
+    return {"object": "list", "data": data, "has_more": False}
+
+
+def _conversation(name: str, _: Sequence[Any]) -> Mapping[str, Any]:
     return {"id": name, "object": "conversation", "created_at": 0, "metadata": {}}

@@ -250,7 +250,13 @@ async def test_thinking_that_is_bound_to_what_stands_before_it_stays_valid(kind:
             assert agent.number == STEPS + 1
             bodies = [seen.json() for seen in simulator.ledger if seen.status == 200 and seen.model == model]
             assert len(bodies) == STEPS + 1
-            assert kind is OnResponses or thoughts(bodies[-1])[-3:] == thoughts({"messages": agent.history})[-3:]
+            body, last = bodies[-1], agent.answers[-1].model_dump()
+            given = agent.history if kind is OnResponses else thoughts({"messages": agent.history})
+            given = [each for each in given if each.get("type") in ("reasoning", "thinking")][-3:]
+            there = body["input"] if kind is OnResponses else thoughts(body)
+            assert [each for each in there if each.get("type") in ("reasoning", "thinking")][-3:] == given[-3:]
+            dropped = {each["id"] for each in last.get("input_transformations") or ()}
+            assert not dropped & {each.get("id") for each in given}
         # the first batch of a model that nobody knows yet to bind is what tells of it
         assert refused(simulator) == [400] * (len(models) - 1)
 
@@ -273,6 +279,22 @@ async def test_thinking_that_is_bound_to_nothing_stays_as_the_model_gave_it(thin
                 kept = [block for block in message["content"] if block["type"] == "thinking"]
                 assert kept
                 assert kept == [block for block in given[step_of(message)] if block["type"] == "thinking"]
+
+
+@pytest.mark.requirement("P3", "P4")
+async def test_reasoning_that_is_bound_to_nothing_stays_as_the_model_gave_it() -> None:
+    async with between(OnResponses) as (simulator, running):
+        agent = OnResponses(running.root)
+        assert agent.said(await agent.run())
+        assert refused(simulator) == []
+        assert any(each != "none" for each in agent.actions)
+        given = {item["id"]: item for item in agent.history if item.get("type") == "reasoning"}
+        bodies = sent(simulator)
+        assert len(bodies) == STEPS + 1
+        for body in bodies:
+            kept = [item for item in body["input"] if item.get("type") == "reasoning"]
+            assert kept == [given[item["id"]] for item in kept]
+            assert bool(kept) is (body is not bodies[0])
 
 
 def step_of(message: Mapping[str, Any]) -> str:
@@ -342,6 +364,7 @@ async def test_a_window_that_is_smaller_than_said_is_learned(kind: type[Agent], 
         assert agent.number == 13
         assert kind.said(answer)
         assert any("retried" in each or "retry" in each for each in agent.actions) or len(simulator.ledger) > 13
+        assert [row.limit < WINDOW for row in running.runtime.windows.learned()] == [True]
 
 
 @BOTH
@@ -357,6 +380,7 @@ async def test_a_result_that_is_larger_than_the_window_loses_its_middle(kind: ty
         assert given[:60] in forwarded
         assert given[-60:] in forwarded
         assert given not in forwarded
+        assert len(re.findall(r"\b[0-9a-f]{12}\b", forwarded)) == 1
 
 
 class Refusing(SummaryWriter):

@@ -283,15 +283,15 @@ async def talk_with(reading: Reading, target_window: int, *, first: int, words: 
 
 
 @pytest.mark.requirement("P4", "P16")
-@pytest.mark.parametrize("first", [200, 4_000], ids=["grown past it", "past it from the start"])
-async def test_a_server_that_cuts_in_silence_teaches_its_window(first: int, caplog: pytest.LogCaptureFixture) -> None:
-    asked, learned, counts, told = await talk_with(as_ollama, 32_768, first=first, words=220, turns=40)
+async def test_a_server_that_cuts_in_silence_teaches_its_window(caplog: pytest.LogCaptureFixture) -> None:
+    asked, learned, counts, told = await talk_with(as_ollama, 32_768, first=260, words=260, turns=24)
     assert learned == [OLLAMAS]
     assert [r.levelname for r in caplog.records if "said nothing" in r.getMessage()] == ["WARNING"]
     cut = [n for n, messages in enumerate(asked) if size(messages) > OLLAMAS]
-    assert max(cut) < len(asked) - 10  # from then on nothing is cut any more
+    assert len(cut) > 0
+    assert max(cut) < len(asked) - 6  # from then on nothing is cut any more
     assert 0.9 < counts[-1].ratio < 1.1
-    assert all(int(each.rpartition("limit=")[2]) < OLLAMAS for each in told[-10:])
+    assert all(int(each.rpartition("limit=")[2]) < OLLAMAS for each in told[-6:])
 
 
 @pytest.mark.requirement("P16")
