@@ -15,7 +15,7 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from proxy.store import archive, configuration, exchanges, inspections, ledger, maintenance, memory
+from proxy.store import archive, configuration, exchanges, inspections, ledger, maintenance, memory, overview
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
 from proxy.store.records import AnswerRow, ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
@@ -100,12 +100,12 @@ class Store(Transactions):
 
     conversations = reading(conversations_.listed)
     conversation = reading(conversations_.one)
-    figures = reading(exchanges.figures)
-    overheads = reading(exchanges.overheads)
-    beside = reading(conversations_.beside)
-    fullest = reading(conversations_.fullest)
-    dearest = reading(exchanges.dearest)
-    passed = reading(exchanges.passed)
+    figures = reading(overview.figures)
+    overheads = reading(overview.overheads)
+    beside = reading(overview.beside)
+    fullest = reading(overview.fullest)
+    dearest = reading(overview.dearest)
+    passed = reading(overview.passed)
     close_conversation = writing(conversations_.close_conversation)
     export = reading(maintenance.export)
 

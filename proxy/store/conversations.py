@@ -37,7 +37,6 @@ from proxy.store.schema import (
     OF_CONVERSATION,
     OF_TENANT,
     ExactText,
-    alerts,
     branches,
     chains,
     conversations,
@@ -50,9 +49,8 @@ from proxy.store.schema import (
     of,
     plain_text,
     recorded,
-    total,
 )
-from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
+from proxy.store.transaction import Place, Rows, Transaction, ordered
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
@@ -314,52 +312,6 @@ def listed(
     columns = conversations.c
     order = ((columns.updated, True), (columns.id, False), (columns.tenant, False))
     return [row_of(row) for row in tx.execute(ordered(query, order, after=after, limit=limit))]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    before: int = 0
-    after: int = 0
-    cost: float | None = None
-    cost_saved: float | None = None
-    policy: str = ""
-    alerts: int = 0
-
-
-def beside(tx: Transaction, rows: Sequence[ConversationRow]) -> dict[tuple[str, str], Beside]:
-    x, found = exchanges.c, dict[tuple[str, str], Beside]()
-    for some in chunks(rows):
-        ids = [row.id for row in some]
-        newest = sa.func.max(x.at).label("newest")
-        sums = (total(x.tokens_before), total(x.tokens_after), sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
-        query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
-        summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
-        last = sa.select(x.tenant, x.conversation, x.policy).where(
-            sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
-        )
-        policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
-        a = alerts.c
-        open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
-        counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
-        for row in some:
-            key = (row.tenant, row.id)
-            _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
-            found[key] = Beside(
-                before=int(before),
-                after=int(after),
-                cost=cost,
-                cost_saved=saved,
-                policy=policies.get(key, ""),
-                alerts=counts.get(key, 0),
-            )
-    return found
-
-
-def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[ConversationRow]:
-    share = conversations.c.tokens_after * 1.0 / conversations.c.limit
-    query = listing_of(tenant).where(conversations.c.updated >= since, conversations.c.limit > 0)
-    query = query.where(conversations.c.closed.is_(None))
-    return [row_of(row) for row in tx.execute(query.order_by(share.desc(), conversations.c.id).limit(limit))]
 
 
 def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow | None:
