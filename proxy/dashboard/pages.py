@@ -16,7 +16,6 @@ from proxy.http import archive, reports
 from proxy.http import conversations as talks
 from proxy.http.request import JSON, ManagementAnswer
 from proxy.store.overview import Beside, Figures
-from proxy.store.records import ConversationRow
 
 PERIODS: Mapping[str, tuple[float, int]] = {"1h": (3_600.0, 60), "24h": (86_400.0, 900), "7d": (604_800.0, 3_600)}
 MOST = 5
@@ -118,8 +117,7 @@ async def conversations(visit: PageVisit) -> View:
     query = {name: visit.query[name] for name in (*FIELDS, "cursor") if name in visit.query}
     found = await talks.listing(visit.asked({}, query))
     keys = [(row.tenant, row.id) for row in found.data]
-    rows = [await _plain(row) for row in found.data]
-    beside = await visit.runtime.store.beside(rows)
+    beside = await visit.runtime.store.beside(keys)
     names = visit.runtime.keyring.names
     values: dict[str, Any] = {
         "rows": [(row, beside.get(key, Beside())) for row, key in zip(found.data, keys, strict=True)],
@@ -132,10 +130,6 @@ async def conversations(visit: PageVisit) -> View:
         "keys": sorted(set(names.values())) if visit.is_operator else [],
     }
     return View("conversations.html", values)
-
-
-async def _plain(row: talks.Conversation) -> ConversationRow:
-    return ConversationRow(**{name: getattr(row, name) for name in row.__struct_fields__})
 
 
 async def search(visit: PageVisit) -> View:

@@ -290,9 +290,9 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
 
 def _sums(table: sa.Table) -> list[sa.Label[Any]]:
     if table is usage_days:
-        day = {name: _sum(table.c[name]) for name in KINDS}
-        day |= {"first": sa.func.min(table.c.first), "last": sa.func.max(table.c.last)}
-        return [sa.cast(day[name], kind).label(name) for name, kind in KINDS.items()]
+        kept: dict[str, sa.ColumnElement[Any]] = {name: _sum(table.c[name]) for name in ADDED}
+        kept |= {"first": sa.func.min(table.c.first), "last": sa.func.max(table.c.last)}
+        return [sa.cast(kept[name], kind).label(name) for name, kind in KINDS.items()]
     is_managed = table is exchanges
     answered = sa.and_(table.c.status >= 200, table.c.status < 400)
     before = exchanges.c.tokens_before if is_managed else relayed.c.usage_prompt

@@ -100,10 +100,10 @@ def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[floa
     return sorted(tx.scalars(query.order_by(exchanges.c.at.desc()).limit(NEWEST)))
 
 
-def beside(tx: Transaction, rows: Sequence[ConversationRow]) -> dict[tuple[str, str], Beside]:
+def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Beside]:
     x, found = exchanges.c, dict[tuple[str, str], Beside]()
-    for some in chunks(rows):
-        ids = [row.id for row in some]
+    for some in chunks(keys):
+        ids = [conversation for _, conversation in some]
         newest = sa.func.max(x.at).label("newest")
         sums = (_sum(x.tokens_before), _sum(x.tokens_after), sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
         query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
@@ -115,8 +115,7 @@ def beside(tx: Transaction, rows: Sequence[ConversationRow]) -> dict[tuple[str, 
         a = alerts.c
         open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
         counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
-        for row in some:
-            key = (row.tenant, row.id)
+        for key in some:
             _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
             found[key] = Beside(
                 before=int(before),
