@@ -10,7 +10,7 @@ import click
 from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
 from proxy.cli.output import print_columns, print_line, progress, table
-from proxy.cli.shared import Answer, key_names, moment, named, reads
+from proxy.cli.shared import Findings, key_names, moment, named, reads
 from proxy.config import Config
 from proxy.store import Store
 from proxy.store.chain import AuditRow, AuditType, Verified, VerifiedChains
@@ -58,7 +58,7 @@ def _heads(_context: click.Context, _option: click.Parameter, given: tuple[str, 
     "--head", "noted", multiple=True, metavar="HASH", callback=_heads, help="A head printed earlier; may be repeated."
 )
 @reads
-async def verify(store: Store, config: Config, *, tenant: str | None, noted: list[_Head]) -> Answer:
+async def verify(store: Store, config: Config, *, tenant: str | None, noted: list[_Head]) -> Findings:
     """Verify that no row of the audit log was changed or removed.
 
     A chain that was truncated looks like a shorter one. So keep the head that this prints somewhere else, and pass it
@@ -91,7 +91,7 @@ async def verify(store: Store, config: Config, *, tenant: str | None, noted: lis
             found = _why_lost(each, audited.chains) if each in lost else "is in the chain"
             click.echo(f"{each.link.hex()[:12]}… {found}")
 
-    return Answer(value, show, failure)
+    return Findings(value, show, failure)
 
 
 @audit.command("list")
@@ -102,7 +102,7 @@ async def verify(store: Store, config: Config, *, tenant: str | None, noted: lis
 @reads
 async def list_rows(
     store: Store, config: Config, *, conversation: str | None, kind: str | None, limit: int, tenant: str | None
-) -> Answer:
+) -> Findings:
     """List what was done to conversations, policies and keys, newest first.
 
     \b
@@ -133,7 +133,7 @@ async def list_rows(
 @click.option("--policy", metavar="P", help="Only evictions by this policy.")
 @click.option("--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many rows with --json.")
 @reads
-async def evictions(store: Store, _: Config, *, name: str | None, policy: str | None, limit: int) -> Answer:
+async def evictions(store: Store, _: Config, *, name: str | None, policy: str | None, limit: int) -> Findings:
     """List what was evicted, what that freed, and how much of it was requested again: the regret.
 
     If a tool's results are often requested again, give them a longer life in the policy; look at five to ten runs
@@ -176,7 +176,7 @@ async def evictions(store: Store, _: Config, *, name: str | None, policy: str | 
             print_columns(asked[:EVICTIONS_SHOWN], ASKED_AGAIN)
         return None
 
-    return Answer(value, show)
+    return Findings(value, show)
 
 
 async def _tenant(store: Store, given: str) -> str:

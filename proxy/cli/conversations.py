@@ -17,7 +17,7 @@ from policies.tokens import TEXT_OF
 from proxy.cli import Failure
 from proxy.cli.output import print_columns, print_facts, table
 from proxy.cli.shared import (
-    Answer,
+    Findings,
     answering,
     found,
     json_option,
@@ -72,7 +72,7 @@ def conversations() -> None:
 )
 @json_option
 @over_store
-async def list_conversations(store: Store, config: Config, *, limit: int) -> Answer:
+async def list_conversations(store: Store, config: Config, *, limit: int) -> Findings:
     """List the conversations of all keys, last used first; tokens are those of the last request.
 
     \b
@@ -114,7 +114,7 @@ def show(
     removed: bool,
     request: str | None,
     ref: str | None,
-) -> Answer:
+) -> Findings:
     """Show a conversation, by name or id.
 
     \b
@@ -126,7 +126,7 @@ def show(
     if sum((timeline, checkpoint, removed, request is not None, ref is not None)) > 1:
         raise click.UsageError("--timeline, --checkpoint, --removed, --request and --ref cannot be combined")
 
-    async def read(store: Store) -> Answer:
+    async def read(store: Store) -> Findings:
         row = await found(store, name)
         if timeline:
             requests = await store.timeline(row, limit=REQUESTS_SHOWN)
@@ -156,7 +156,9 @@ def show(
 )
 @click.option("--version", type=click.IntRange(min=1), help="Which version; defaults to the newest.")
 @reads
-async def checkpoint(store: Store, _: Config, *, name: str, form: Literal["md", "json"], version: int | None) -> Answer:
+async def checkpoint(
+    store: Store, _: Config, *, name: str, form: Literal["md", "json"], version: int | None
+) -> Findings:
     """Show a conversation's checkpoint: goal, rules, progress, decisions, identifiers.
 
     \b
@@ -165,14 +167,14 @@ async def checkpoint(store: Store, _: Config, *, name: str, form: Literal["md", 
       weir conversations checkpoint support-4711 --version 3 --format json
     """
     row = await _checkpoint(store, await found(store, name), version)
-    answer = Answer(lambda: saved_of(row).plain(), lambda: _print_state(row))
-    return answer if form == "md" else Answer(answer.value, lambda: print_json(answer.value()))
+    answer = Findings(lambda: saved_of(row).plain(), lambda: _print_state(row))
+    return answer if form == "md" else Findings(answer.value, lambda: print_json(answer.value()))
 
 
 @conversations.command()
 @name_argument
 @reads
-async def removed(store: Store, _: Config, *, name: str) -> Answer:
+async def removed(store: Store, _: Config, *, name: str) -> Findings:
     """List the messages removed from a conversation's window: by what, since when, and the ref of the original.
 
     \b
@@ -187,7 +189,7 @@ async def removed(store: Store, _: Config, *, name: str) -> Answer:
 @name_argument
 @click.option("--add", "text", metavar="TEXT", help=f"A note to add, up to {MAX_NOTE_LEN:,} characters.")
 @stored
-def notes(config: Config, *, name: str, text: str | None) -> Answer:
+def notes(config: Config, *, name: str, text: str | None) -> Findings:
     """List a conversation's notes (decisions, bugs, constraints, what is left to do), or add one.
 
     A running Weir uses a note that is added here only after a restart; add it over HTTP
@@ -210,7 +212,7 @@ def notes(config: Config, *, name: str, text: str | None) -> Answer:
 
     is_new = writing(config, add)
     said = "Added the note." if is_new else "This note already exists."
-    return Answer(lambda: {**KeptNote.of(note).plain(), "new": is_new}, lambda: click.echo(said))
+    return Findings(lambda: {**KeptNote.of(note).plain(), "new": is_new}, lambda: click.echo(said))
 
 
 @conversations.command()
@@ -248,7 +250,7 @@ def export(config: Config, *, name: str, out: Path | None, force: bool) -> None:
 @name_argument
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @stored
-def delete(config: Config, *, name: str, yes: bool) -> Answer:
+def delete(config: Config, *, name: str, yes: bool) -> Findings:
     """Delete a conversation permanently: requests, checkpoints, notes, and its archived messages.
 
     A running Weir may still hold the conversation in memory and recreate it with the next request; delete it over HTTP
@@ -278,7 +280,7 @@ def delete(config: Config, *, name: str, yes: bool) -> Answer:
     if not writing(config, lambda store: store.delete(row)):
         raise Failure(f"{row.name} is already deleted")
     deleted = {"id": row.id, "name": row.name, "deleted": True}
-    return Answer(lambda: deleted, lambda: click.echo(f"Deleted {tame(row.name)}."))
+    return Findings(lambda: deleted, lambda: click.echo(f"Deleted {tame(row.name)}."))
 
 
 async def removed_from(store: Store, row: ConversationRow) -> list[RemovedRow]:
@@ -299,7 +301,7 @@ def _options_given() -> str:
     return "".join(f" {option} {shlex.quote(str(value))}" for option, value in options if value is not None)
 
 
-async def _status(store: Store, row: ConversationRow, config: Config) -> Answer:
+async def _status(store: Store, row: ConversationRow, config: Config) -> Findings:
     gone, saved = await removed_from(store, row), await checkpoints_of(store, row)
     last = next(iter(await store.timeline(row, limit=1)), None)
     names, where = await key_names(store, config), _options_given()
@@ -334,7 +336,7 @@ async def _status(store: Store, row: ConversationRow, config: Config) -> Answer:
         for option in ["--timeline", *(["--checkpoint"] if saved else []), *(["--removed"] if gone else [])]:
             click.echo(f"  weir conversations show {shlex.quote(tame(row.name))} {option}{where}", err=True)
 
-    return Answer(value, shown)
+    return Findings(value, shown)
 
 
 def _pressure(row: ExchangeRow) -> str:
@@ -356,13 +358,13 @@ def _buckets(row: ExchangeRow) -> str | None:
     return ", ".join(shown) or None
 
 
-async def _request(store: Store, row: ConversationRow, request: str) -> Answer:
+async def _request(store: Store, row: ConversationRow, request: str) -> Findings:
     rows = await store.timeline(row, limit=MAX_REQUESTS)
     known = [each for each in rows if each.id == request] or [each for each in rows if each.id.startswith(request)]
     if len(known) != 1:
         said = "no request" if not known else f"{len(known)} requests begin with"
         raise Failure(f"{said} {request} in {row.name}; see weir conversations show {row.name} --timeline")
-    return Answer(lambda: exchange_of(known[0]).plain(), lambda: _print_request(known[0]))
+    return Findings(lambda: exchange_of(known[0]).plain(), lambda: _print_request(known[0]))
 
 
 def _print_request(row: ExchangeRow) -> None:
@@ -412,7 +414,7 @@ async def _checkpoint(store: Store, row: ConversationRow, version: int | None = 
     raise Failure(f"{row.name} has no checkpoint: nothing was compacted or saved in it")
 
 
-def _summary(row: CheckpointRow) -> Answer:
+def _summary(row: CheckpointRow) -> Findings:
     cut = row.cut
 
     def value() -> dict[str, object]:
@@ -430,7 +432,7 @@ def _summary(row: CheckpointRow) -> Answer:
         )
         return say(cut.text)
 
-    return Answer(value, shown)
+    return Findings(value, shown)
 
 
 def _print_state(row: CheckpointRow) -> None:
@@ -442,7 +444,7 @@ def _print_state(row: CheckpointRow) -> None:
         say(row.body)
 
 
-async def _removed(store: Store, row: ConversationRow) -> Answer:
+async def _removed(store: Store, row: ConversationRow) -> Findings:
     columns = {
         "ref": lambda each: each.ref,
         "role": lambda each: each.role or "?",
@@ -460,7 +462,7 @@ async def _removed(store: Store, row: ConversationRow) -> Answer:
     )
 
 
-async def _originals(store: Store, row: ConversationRow, ref: str) -> Answer:
+async def _originals(store: Store, row: ConversationRow, ref: str) -> Findings:
     ref = ref.removesuffix(TEXT_OF)
     one = await store.original(row.tenant, ref)
     originals = [one] if one is not None else await store.covered(row.tenant, ref)
@@ -470,7 +472,7 @@ async def _originals(store: Store, row: ConversationRow, ref: str) -> Answer:
         if any(each.ref == ref for each in gone):
             hint = ": its content was not kept (store.content is digest) or is damaged"
         raise Failure(f"no original {ref} in {row.name}{hint}")
-    return Answer(
+    return Findings(
         lambda: [{"ref": o.ref, "role": o.role, "tokens": o.tokens, "message": json.loads(o.body)} for o in originals],
         lambda: _print_originals(originals),
     )
@@ -483,7 +485,7 @@ def _print_originals(originals: Sequence[Original]) -> None:
         say(original.text)
 
 
-async def _notes(store: Store, name: str) -> Answer:
+async def _notes(store: Store, name: str) -> Findings:
     row = await found(store, name)
     columns = {
         "at (UTC)": lambda note: moment(note.at),

@@ -7,7 +7,7 @@ import click
 
 from proxy.cli import Failure
 from proxy.cli.output import print_facts
-from proxy.cli.shared import Answer, counted, moment, reading, reads, stored, writing
+from proxy.cli.shared import Findings, counted, moment, reading, reads, stored, writing
 from proxy.config import Config, masked_url
 from proxy.config.values import as_written
 from proxy.errors import InvalidRequest
@@ -29,7 +29,7 @@ def db() -> None:
 @db.command()
 @click.argument("target", metavar="PATH", type=click.Path(path_type=Path))
 @stored
-def backup(config: Config, *, target: Path) -> Answer:
+def backup(config: Config, *, target: Path) -> Findings:
     """Copy a SQLite database, also while Weir serves from it: one consistent moment, checked, readable by its owner.
 
     An existing file is never overwritten. A database of an older Weir is copied as it is. To restore, stop Weir and put
@@ -45,14 +45,14 @@ def backup(config: Config, *, target: Path) -> Answer:
         raise Failure(f"{target} exists already; name a new file")
     reading(config, lambda store: store.backup(target.absolute()), any_schema=True)
     size = target.stat().st_size
-    return Answer(
+    return Findings(
         lambda: {"path": str(target), "bytes": size}, lambda: click.echo(f"{target}: {size:,} bytes, checked.")
     )
 
 
 @db.command()
 @reads
-async def status(store: Store, config: Config) -> Answer:
+async def status(store: Store, config: Config) -> Findings:
     """Show what is in the database, how large it is, and how much of it is older than the retention.
 
     \b
@@ -70,14 +70,14 @@ async def status(store: Store, config: Config) -> Answer:
         found["bytes"] = f"{found['bytes']:,}{limit}"
         print_facts({**found, "retention": as_written("retention", kept) or "for ever"})
 
-    return Answer(lambda: {**found, "retention": kept, "max_size": most}, show)
+    return Findings(lambda: {**found, "retention": kept, "max_size": most}, show)
 
 
 @db.command()
 @click.option("--older-than", metavar="AGE", help="Like 90m, 24h or 7d; defaults to the configuration's retention.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @stored
-def prune(config: Config, *, older_than: str | None, yes: bool) -> Answer:
+def prune(config: Config, *, older_than: str | None, yes: bool) -> Findings:
     """Delete the conversations that were not used for so long, permanently; a running Weir does so once a day.
 
     \b
@@ -100,12 +100,12 @@ def prune(config: Config, *, older_than: str | None, yes: bool) -> Answer:
             raise Failure("nothing was deleted")
     rows = writing(config, lambda store: store.prune(before))
     said = f"Deleted {counted(int(due or 0), 'conversation')}, {counted(rows, 'row')} in all."
-    return Answer(lambda: {"before": before, "conversations": due, "rows": rows}, lambda: click.echo(said))
+    return Findings(lambda: {"before": before, "conversations": due, "rows": rows}, lambda: click.echo(said))
 
 
 @db.command()
 @stored
-def upgrade(config: Config) -> Answer:
+def upgrade(config: Config) -> Findings:
     """Migrate the database to the latest schema, or create it; `weir serve` does the same when it starts.
 
     A database written by a newer version of Weir is refused.
@@ -125,4 +125,4 @@ def upgrade(config: Config) -> Answer:
             click.echo(f"Note: {notice}", err=True)
         click.echo(f"Schema {schema}, up to date (journal: {journal}).")
 
-    return Answer(lambda: {"schema": schema, "journal": journal, "notices": list(notices)}, show)
+    return Findings(lambda: {"schema": schema, "journal": journal, "notices": list(notices)}, show)

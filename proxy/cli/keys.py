@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits, limits_said
 from proxy.cli import Failure
 from proxy.cli.output import table
-from proxy.cli.shared import Answer, known_policy, moment, reads, stored, writing
+from proxy.cli.shared import Findings, known_policy, moment, reads, stored, writing
 from proxy.config import Config, masked_url
 from proxy.config.file import nearest
 from proxy.config.values import Seconds
@@ -71,7 +71,7 @@ def create(
     models: tuple[str, ...],
     allow: tuple[str, ...],
     **limits: str | None,
-) -> Answer:
+) -> Findings:
     """Create a key. Its secret is printed once and cannot be shown again.
 
     \b
@@ -106,18 +106,18 @@ def create(
     return _new_secret(secret, created, said, value=lambda: {**_public(row), "secret": secret})
 
 
-def _new_secret(secret: str, *said: str, value: Callable[[], object]) -> Answer:
+def _new_secret(secret: str, *said: str, value: Callable[[], object]) -> Findings:
     def show() -> None:
         click.echo(secret)
         for line in said:
             click.echo(line, err=True)
 
-    return Answer(value, show)
+    return Findings(value, show)
 
 
 @keys.command("list")
 @reads
-async def list_keys(store: Store, config: Config) -> Answer:
+async def list_keys(store: Store, config: Config) -> Findings:
     """List the keys in the database, including revoked ones.
 
     \b
@@ -142,7 +142,7 @@ async def list_keys(store: Store, config: Config) -> Answer:
 @click.argument("name")
 @_limiting
 @stored
-def limit(config: Config, name: str, **limits: str | None) -> Answer:
+def limit(config: Config, name: str, **limits: str | None) -> Findings:
     """Set what a key may take and until when; what is not given stays, and none lifts a limit.
 
     \b
@@ -162,14 +162,14 @@ def limit(config: Config, name: str, **limits: str | None) -> Answer:
     row = writing(config, change)
     until = "" if row.expires is None else f", until {_minute(row.expires)} UTC"
     said = f"{name} may have {limits_said(row) or 'what every key may'}{until}."
-    return Answer(lambda: _public(row), lambda: click.echo(said))
+    return Findings(lambda: _public(row), lambda: click.echo(said))
 
 
 @keys.command()
 @click.argument("name")
 @click.option("--grace", default="1h", show_default=True, help="How long the old secret holds: 0s, 30m, 24h, 7d.")
 @stored
-def rotate(config: Config, name: str, *, grace: str) -> Answer:
+def rotate(config: Config, name: str, *, grace: str) -> Findings:
     """Give a key a new secret, printed once; the old one holds for a grace. Policy, models and conversations stay.
 
     \b
@@ -211,7 +211,7 @@ def _moment_after(grace: str, now: float) -> float:
 @keys.command()
 @click.argument("name")
 @stored
-def revoke(config: Config, name: str) -> Answer:
+def revoke(config: Config, name: str) -> Findings:
     """Revoke a key.
 
     \b
@@ -224,7 +224,7 @@ def revoke(config: Config, name: str) -> Answer:
             raise await _no_key(store, name)
 
     writing(config, refuse)
-    return Answer(lambda: {"name": name, "revoked": True}, lambda: click.echo(f"Revoked key {name}."))
+    return Findings(lambda: {"name": name, "revoked": True}, lambda: click.echo(f"Revoked key {name}."))
 
 
 async def _no_key(store: Store, name: str) -> Failure:

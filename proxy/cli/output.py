@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from proxy.cli.shared import Answer, tame
+from proxy.cli.shared import Findings, tame
 
 WIDTH = 200
 """Columns where standard output is no terminal, so that nothing is cut in a pipe."""
@@ -63,7 +63,7 @@ def table(
     plain: Callable[[Row], object] = asdict,
     empty: str = "",
     optional: Collection[str] = (),
-) -> Answer:
+) -> Findings:
     """Rows as a list of values, and under the titles of the columns; ``empty`` is said where there are none."""
 
     def show() -> None:
@@ -72,7 +72,7 @@ def table(
         else:
             click.echo(empty, err=True)
 
-    return Answer(lambda: [plain(row) for row in rows], show)
+    return Findings(lambda: [plain(row) for row in rows], show)
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

@@ -19,7 +19,7 @@ from policies.settings import Mode
 from proxy.cli import Failure
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, priced, recorded, worst_json
-from proxy.cli.shared import Answer, config_option, configured, json_option, known_policy, print_json
+from proxy.cli.shared import Findings, config_option, configured, json_option, known_policy, print_json
 from proxy.config import Config, ConfigError, environment, load_config, masked_url, public
 from proxy.config.file import Document, KeyPath, dotted, leaves_of, nearest, read_document
 from proxy.config.importing import imported, known_keys
@@ -58,7 +58,7 @@ def config() -> None:
 
 @config.command("show")
 @configured
-def show_config(config: Config) -> Answer:
+def show_config(config: Config) -> Findings:
     """Show every effective value and where it came from; secrets are shown as ***.
 
     \b
@@ -80,7 +80,7 @@ def show_config(config: Config) -> Answer:
         print_table(("value", "", "from"), rows)
         _warn(config)
 
-    return Answer(lambda: data, show)
+    return Findings(lambda: data, show)
 
 
 @config.command()
@@ -157,7 +157,7 @@ def policy() -> None:
 @policy.command("list")
 @click.option("--wide", is_flag=True, help="Also show each policy's layers.")
 @configured
-def list_policies(config: Config, *, wide: bool) -> Answer:
+def list_policies(config: Config, *, wide: bool) -> Findings:
     """List presets, the configuration's own policies, and those set over HTTP.
 
     \b
@@ -181,7 +181,7 @@ def list_policies(config: Config, *, wide: bool) -> Answer:
         titles = ("policy", "window", "acts", "for", "layers")
         print_table(titles, lines, optional=("layers",), width=WIDE if wide else NARROW)
 
-    return Answer(lambda: rows, show)
+    return Findings(lambda: rows, show)
 
 
 @policy.command()
@@ -189,7 +189,7 @@ def list_policies(config: Config, *, wide: bool) -> Answer:
 @click.option("--window", type=click.IntRange(min=64), help="The window for which to show shares in tokens.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print a section of weir.yaml that loads to the same policy.")
 @configured
-def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Answer | None:
+def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Findings | None:
     """Show every effective value of a policy, with the keys of the YAML file.
 
     Shares are also shown in tokens: for the policy's own window, or for three common ones. Shapes are left out if no
@@ -221,7 +221,7 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Ans
         (dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else shown(value))
         for at, value in leaves_of(values)
     ]
-    return Answer(lambda: values, lambda: print_table(("key", "value"), lines, width=WIDE))
+    return Findings(lambda: values, lambda: print_table(("key", "value"), lines, width=WIDE))
 
 
 @policy.command()
@@ -298,7 +298,7 @@ def recommend(
     model: str,
     stated: str | None,
     limit: int | None,
-) -> Answer:
+) -> Findings:
     """Recommend a scorer and a trigger for recorded conversations, with reasons.
 
     FILE has one conversation per line, {"messages": […]}. Nothing is sent anywhere and nothing is changed.
@@ -346,7 +346,7 @@ def recommend(
             ],
         )
 
-    return Answer(value, show)
+    return Findings(value, show)
 
 
 def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Traffic, Pace]:

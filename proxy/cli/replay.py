@@ -12,7 +12,7 @@ from policies import ContextSettings
 from policies.quality.advise import PROVIDERS, Advice, ToolAdvice, recommend, worst_tools
 from proxy.cli import Failure
 from proxy.cli.output import Progressed, print_line, print_table, progress
-from proxy.cli.shared import Answer, counted, found, known_policy, loaded, reading, stored
+from proxy.cli.shared import Findings, counted, found, known_policy, loaded, reading, stored
 from proxy.config import Config
 from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts, ModelRegistry
@@ -106,7 +106,7 @@ def replay(
     advise_too: bool,
     steps: bool,
     html: Path | None,
-) -> Answer:
+) -> Findings:
     """Play recorded or stored conversations through policies: tokens, actions, prefix reuse, cost. A dry run.
 
     FILE has one conversation per line, {"messages": […]}, optionally with "tools" and "meta". Each assistant message
@@ -138,7 +138,7 @@ def replay(
     asyncio.run(_play(run, limit, one))
     if html is not None:
         _write(html, run)
-    return Answer(lambda: _report(run, steps=steps), lambda: _print(run, steps=steps, html=html))
+    return Findings(lambda: _report(run, steps=steps), lambda: _print(run, steps=steps, html=html))
 
 
 async def _kept(store: Store, name: str) -> Recording:

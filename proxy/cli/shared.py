@@ -84,7 +84,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Findings:
     """What a command found: the value that ``--json`` prints, how people see it, and what then fails the command."""
 
     value: Callable[[], object]
@@ -109,7 +109,7 @@ def since_option(default: str, said: str) -> Callable[[Command], Command]:
     return click.option("--since", default=default, show_default=True, callback=read, help=said)
 
 
-def answering(command: Callable[..., Answer | None]) -> Command:
+def answering(command: Callable[..., Findings | None]) -> Command:
     """Give a command ``--config``; it is called with ``config``, and what it answers is printed."""
 
     @functools.wraps(command)
@@ -127,24 +127,24 @@ def answering(command: Callable[..., Answer | None]) -> Command:
     return config_option(run)
 
 
-def configured(command: Callable[..., Answer | None]) -> Command:
+def configured(command: Callable[..., Findings | None]) -> Command:
     """The same with ``--json``."""
     return answering(json_option(command))
 
 
-def stored(command: Callable[..., Answer | None]) -> Command:
+def stored(command: Callable[..., Findings | None]) -> Command:
     """The same with ``--store`` and ``--json``."""
     return answering(store_option(json_option(command)))
 
 
-def reads(command: Callable[..., Awaitable[Answer]]) -> Command:
+def reads(command: Callable[..., Awaitable[Findings]]) -> Command:
     """The same for a coroutine, which is also given the store, open for reading; it answers when that is closed."""
     return stored(over_store(command))
 
 
-def over_store(command: Callable[..., Awaitable[Answer]]) -> Callable[..., Answer]:
+def over_store(command: Callable[..., Awaitable[Findings]]) -> Callable[..., Findings]:
     @functools.wraps(command)
-    def run(*, config: Config, **options: Any) -> Answer:
+    def run(*, config: Config, **options: Any) -> Findings:
         return reading(config, lambda store: command(store, config, **options))
 
     return run

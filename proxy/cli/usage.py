@@ -10,7 +10,7 @@ from policies.pressure import SOFT
 from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
 from policies.quality.health import KEPT, HealthTrend, Snapshot, trend_of
 from proxy.cli.output import print_columns, print_table
-from proxy.cli.shared import Answer, found, key_names, moment, reads, since_option, tame
+from proxy.cli.shared import Findings, found, key_names, moment, reads, since_option, tame
 from proxy.config import Config
 from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import alert_of, conversation_health, open_alerts, taken, taken_by
@@ -25,7 +25,7 @@ from proxy.store.records import AlertRow, ConversationRow, ExchangeRow
 @click.option("--by", type=click.Choice(get_args(By)), help="Also group by this.")
 @click.option("--key", metavar="NAME", help="Only the key with this name.")
 @reads
-async def usage(store: Store, config: Config, *, since: float, by: By | None, key: str | None) -> Answer:
+async def usage(store: Store, config: Config, *, since: float, by: By | None, key: str | None) -> Findings:
     """Show usage by key: tokens before and after Weir, tokens saved, and costs.
 
     Deleted conversations and requests older than the store's retention are no longer counted.
@@ -49,7 +49,7 @@ async def usage(store: Store, config: Config, *, since: float, by: By | None, ke
             lines.append(("all", "", *_cells(total)))
         return print_table(("key", by or "", *FIGURES), lines, optional=() if by else ("",))
 
-    return Answer(lambda: {"since": since, "by": by, "total": total, "data": data}, show)
+    return Findings(lambda: {"since": since, "by": by, "total": total, "data": data}, show)
 
 
 FIGURES = (
@@ -84,7 +84,7 @@ def budget() -> None:
 )
 @click.option("--policy", metavar="P", help="Only requests with this policy.")
 @reads
-async def advise(store: Store, config: Config, *, limit: int, policy: str | None) -> Answer:
+async def advise(store: Store, config: Config, *, limit: int, policy: str | None) -> Findings:
     """Show which bucket keeps exceeding its soft limit, and which tools take the most tokens.
 
     A bucket counts if it exceeds its limit in half of the requests of half of the conversations; at least ten
@@ -127,7 +127,7 @@ async def advise(store: Store, config: Config, *, limit: int, policy: str | None
             click.echo()
             print_columns(tools, TOOLS)
 
-    return Answer(value, show)
+    return Findings(value, show)
 
 
 TOOLS = {
@@ -192,7 +192,7 @@ HEALTHY = {
 @click.command()
 @click.argument("name", metavar="[ID]", required=False)
 @reads
-async def health(store: Store, _: Config, *, name: str | None) -> Answer:
+async def health(store: Store, _: Config, *, name: str | None) -> Findings:
     """Show a conversation's six health metrics, their trend and its alerts, by name or id.
 
     Without a name, show the open alerts of all keys.
@@ -218,10 +218,10 @@ async def health(store: Store, _: Config, *, name: str | None) -> Answer:
             return click.echo("There are no open alerts.")
         return print_columns(alerts, SINCE | {"conversation": lambda alert: alert.conversation} | ALERT)
 
-    return Answer(value, show)
+    return Findings(value, show)
 
 
-def _health(row: ConversationRow, snapshots: list[Snapshot], alerts: list[AlertRow]) -> Answer:
+def _health(row: ConversationRow, snapshots: list[Snapshot], alerts: list[AlertRow]) -> Findings:
     def show() -> None:
         if not snapshots:
             return click.echo(f"There is no health data for {tame(row.name)} yet.", err=True)
@@ -234,7 +234,7 @@ def _health(row: ConversationRow, snapshots: list[Snapshot], alerts: list[AlertR
         until = {"until": lambda alert: "open" if alert.closed is None else moment(alert.closed)}
         return print_columns(alerts[:ALERTS_SHOWN], SINCE | until | ALERT)
 
-    return Answer(lambda: conversation_health(row, snapshots, alerts, limit=KEPT).plain(), show)
+    return Findings(lambda: conversation_health(row, snapshots, alerts, limit=KEPT).plain(), show)
 
 
 SINCE = {"since (UTC)": lambda alert: moment(alert.at)}

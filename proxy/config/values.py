@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Literal, get_args, get_type_hints
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, SecretStr
@@ -291,14 +291,14 @@ class Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileValues:
-    """What a file may say; ``policies`` are mappings here, and in ``Config`` what was made of them."""
+    """What a file may say."""
 
     listen: Listen = Listen()
     upstreams: Mapping[str, UpstreamSettings] = field(default_factory=dict)
     models: tuple[ModelRule, ...] = ()
     auth: AuthSettings = AuthSettings()
     keys: tuple[KeySettings, ...] = ()
-    policies: Mapping[str, Any] = field(default_factory=dict)
+    policies: Mapping[str, Mapping[str, object] | None] = field(default_factory=dict)
     default_policy: Word = "balanced"
     summarizer: Word | None = None
     window: Tokens | None = None
@@ -326,7 +326,7 @@ class Config(FileValues):
 
     path: Path | None
     simulate: bool
-    policies: Mapping[str, ContextSettings]
+    policies: Mapping[str, ContextSettings]  # type: ignore[assignment] # what was made of them
     warnings: tuple[str, ...] = ()
     places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False)
 
