@@ -9,12 +9,12 @@ REACHED = {
     "files": 222,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
-    "longest chain of imports": 25,
+    "longest chain of imports": 23,
     "class names that stand twice": 0,
     "longest file": 600,
     "longest function": 60,
-    "files of a warm request": 60,
-    "jumps of a warm request": 300,
+    "files of a warm request": 51,
+    "jumps of a warm request": 180,
     "files of a first batch": 65,
 }
 """To be lowered with every room that is furnished, never raised without a word about why.
