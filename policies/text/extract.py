@@ -400,8 +400,7 @@ def choose(
         if not taken[number]
     ]
     heapq.heapify(heap)
-    chosen: list[tuple[int, ...]] = []
-    spent = 0.0
+    chosen, spent = list[tuple[int, ...]](), 0.0
     smallest = min((item.cost for item in items), default=0.0)
     while heap and spent + smallest <= budget:
         before, number = heapq.heappop(heap)
