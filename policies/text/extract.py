@@ -22,6 +22,7 @@ from policies.tokens import TokenCounter
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
 OTHER_SPEAKER = 0.3
 REASON = 1.0
+CALL = 0.5
 ALONE = 4.0
 """How much more an identifier is worth alone than within what it stands in: it costs little."""
 IDENTIFIER = 3.0
@@ -255,7 +256,7 @@ def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few:
         if not segment.terms:
             continue
         called = segment.record < 0
-        factor = SPEAKERS.get("tool", OTHER_SPEAKER) if called else worth
+        factor = CALL if called else worth
         if said and is_question(segment.text):
             factor *= QUESTION
         cost = rate * len(segment.text) + LABEL
@@ -399,8 +400,7 @@ def choose(
         if not taken[number]
     ]
     heapq.heapify(heap)
-    chosen: list[tuple[int, ...]] = []
-    spent = 0.0
+    chosen, spent = list[tuple[int, ...]](), 0.0
     smallest = min((item.cost for item in items), default=0.0)
     while heap and spent + smallest <= budget:
         before, number = heapq.heappop(heap)

@@ -223,9 +223,7 @@ class TextReading:
 
     def _identify(self, words: Iterable[str]) -> None:
         for word in words:
-            if word.isalpha() or word.isdigit() or len(word) <= 4:
-                continue
-            if is_identifier(word) and not _VERSION.match(word):
+            if len(word) > 4 and not word.isdigit() and is_identifier(word) and not _VERSION.match(word):
                 self.identifiers[word.lower()] = word
 
 
