@@ -23,7 +23,7 @@ from proxy.tap import NO_USAGE, usage_from
 from proxy.wire.codec import NOTHING, ClientRequest, Segments, opening_of, with_history, without_marks
 from proxy.wire.compaction import OWN
 from proxy.wire.raw import Raw
-from proxy.wire.responses import begun_as
+from proxy.wire.responses import begun_as, references
 
 log = logging.getLogger("weir.settlement")
 
@@ -95,17 +95,14 @@ NOTHING_HELD = HeldState()
 
 
 async def held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
-    """What the provider holds behind a request.
-
-    Raises InvalidRequest where the policy wants all of it sent, Forbidden where it may be another key's.
-    """
+    """Raises InvalidRequest where the policy wants all of it sent, Forbidden where it may be another key's."""
     codec, fields, held = chat.codec, chat.fields, await _held_by(runtime, chat, caller, settings)
     if caller.may_relay:
         return held
     links = [name for name in fields if name.casefold() in (codec.link, "conversation")]
     is_odd = any(name != codec.link and bytes(fields[name]) != b"null" for name in links)
     is_strange = codec.parent(fields) is not None and not held.chain
-    if is_odd or is_strange or not held.known.keys() >= codec.references(fields):
+    if is_odd or is_strange or not held.known.keys() >= references(fields):
         raise Forbidden(
             "What this request goes on from is not on record as this key's: send the whole history. "
             "The operator can allow it: give the key the permission relay."
@@ -123,8 +120,7 @@ async def _held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settin
         if linked and settings.server_state == "refuse":
             raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
         return HeldState(elsewhere=linked)
-    names = {*codec.names(fields)} if keeps else set[str]()
-    names |= set[str]() if caller.may_relay else codec.references(fields)
+    names = {*(codec.names(fields) if keeps else ()), *(() if caller.may_relay else references(fields))}
     known = await runtime.answers.elements(tenant, names, codec) if names else NOTHING
     chain = await runtime.answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
     unknown = parent is not None and not chain

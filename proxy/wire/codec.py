@@ -187,10 +187,6 @@ class Codec:
     def names(self, fields: Mapping[str, Raw]) -> Collection[str]:
         return ()
 
-    def references(self, fields: Mapping[str, Raw]) -> frozenset[str]:
-        """Ids of elements that are only named, in any spelling."""
-        return frozenset()
-
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
         return raw
 
