@@ -349,7 +349,7 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
 def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
     loop, watch = asyncio.get_running_loop(), runtime.telemetry.metrics.watch
     watch(FIDELITY, lambda: dict(runtime.evaluation.scores))
-    watch(UNAUTHORISED, runtime.guesses.read)
+    watch(UNAUTHORISED, lambda: dict(runtime.guesses.counted))
     watch(HEALTH, runtime.health.read)
     watch(STORE_WAITING, runtime.settler.waiting)
     watch(STORE_SIZE, lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})

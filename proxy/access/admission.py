@@ -120,10 +120,10 @@ class Keyring:
         self._remembered = lru_cache(_REMEMBERED)(self._identified)
         self._known: dict[str, Caller] = {}
         self._revoked: set[str] = set()
-        self._names: dict[str, str] = {}
+        self.names: dict[str, str] = {}
         for row in store_rows:
             tenant = row.tenant or row.digest[:_TENANT_DIGITS]
-            self._names[tenant] = row.name
+            self.names[tenant] = row.name
             if row.revoked is not None and row.revoked <= time.time():
                 self._revoked.add(row.digest)
                 continue
@@ -133,13 +133,9 @@ class Keyring:
             tenant = digest[:_TENANT_DIGITS]
             credential = key.upstream_key.get_secret_value().encode() if key.upstream_key else b""
             self._revoked.discard(digest)
-            self._names[tenant] = key.name
+            self.names[tenant] = key.name
             self._known[digest] = _caller_of(key, digest, tenant, credential)
-        self.is_open = mode == "open" or (mode == "auto" and not self._names)
-
-    @property
-    def names(self) -> dict[str, str]:
-        return dict(self._names)
+        self.is_open = mode == "open" or (mode == "auto" and not self.names)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -208,14 +204,10 @@ class Admission:
         self._bytes = limits.bytes_in_flight
         self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)
         self._inside: dict[str, _Inside] = {}
-        self._held = 0
+        self.held = 0
         self.most_held = 0
         """The most bytes that were inside at once since somebody last set this back."""
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
-
-    @property
-    def held(self) -> int:
-        return self._held
 
     @property
     def waiting(self) -> int:
@@ -245,7 +237,7 @@ class Admission:
     def leave(self, stay: "Stay") -> None:
         stay.inside.requests -= 1
         stay.inside.held -= stay.held
-        self._held -= stay.held
+        self.held -= stay.held
         stay.held = 0
         if not stay.inside.requests:
             self._inside.pop(stay.tenant, None)
@@ -259,12 +251,12 @@ class Admission:
         inside = stay.inside
         if inside.held + size > self._bytes_of_one and inside.held > stay.held:
             return False
-        if self._held + size > self._bytes and self._held > stay.held:
+        if self.held + size > self._bytes and self.held > stay.held:
             return False
         stay.held += size
         inside.held += size
-        self._held += size
-        self.most_held = max(self.most_held, self._held)
+        self.held += size
+        self.most_held = max(self.most_held, self.held)
         return True
 
     async def wait(self, stay: "Stay", size: int) -> None:
@@ -334,9 +326,6 @@ class Guesses:
     clock: Callable[[], float] = time.monotonic
     counted: dict[tuple[str, ...], float] = field(default_factory=lambda: dict.fromkeys(REASONS, 0.0))
     _guessers: OrderedDict[str, _Guesser] = field(default_factory=OrderedDict)
-
-    def read(self) -> Mapping[tuple[str, ...], float]:
-        return dict(self.counted)
 
     def answer(self, address: str, error: ProxyError, *, guessed: bool) -> ProxyError:
         if not guessed:

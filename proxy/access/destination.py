@@ -82,7 +82,6 @@ class Caller:
 
     @property
     def may_relay(self) -> bool:
-        """Whether the key may ask for stored objects, which can be another key's or name any model."""
         return not self.is_restricted or "relay" in self.allow
 
     def allows(self, model: str) -> bool:
@@ -177,7 +176,6 @@ def is_form(headers: Headers) -> bool:
 
 
 def require_json(headers: Headers) -> None:
-    """InvalidRequest for a body that its headers call anything but JSON in UTF-8."""
     if is_form(headers):
         raise InvalidRequest("Send the request body as JSON, with Content-Type: application/json.")
 

@@ -70,9 +70,6 @@ class Allowance:
         except StoreError as error:
             log.warning("what a summary took is counted as what it might have taken: %s", error)
 
-    def used(self, tenant: str) -> int:
-        return self._account(tenant).total
-
     def _count(self, tenant: str, reserved: int, *, used: int) -> None:
         account = self._account(tenant)
         account.held = max(0, account.held - reserved)

@@ -10,9 +10,6 @@ order in which they are looked at::
     backing_off     the last three calls or more failed, so it is left alone for a while
     budget          the tenant's tokens of this hour are used up
     the call        timeout, status_500, context_length_exceeded, loop_detected, not_an_answer …
-
-What was told is kept by the address of what was asked: in memory the answers used last, bounded in number and in
-characters; behind that the store, where there is one. A store that fails is said once and never costs a request.
 """
 
 import asyncio
@@ -191,11 +188,7 @@ class _ModelQueue:
 
 
 class _Learned:
-    """What was learned of models, each for a while; the one learned first goes first.
-
-    Servers with a ``book`` tell one another. Each asks it before it asks a model, and goes by its own memory where the
-    book fails.
-    """
+    """What was learned of models, each for a while; where the servers' common ``book`` fails, by this one alone."""
 
     def __init__(self, clock: Callable[[], float], now: Callable[[], float], book: Store | None) -> None:
         self._clock = clock
@@ -366,7 +359,7 @@ class Summarizer:
             used = _used(reply, usage, asked=used)
         finally:
             await self.allowance.settle(terms.tenant, held, used=used)
-        await self._note(line, terms, reply, rests=rests)
+        await self._note(line, terms.scope, reply, rests)
         if isinstance(reply, Summary) and _by_schema(question.effect) and _is_without_form(reply):
             await self._learned.put(NO_SCHEMA, terms.served, "1")
         if isinstance(reply, Summary) and question.address:
@@ -406,24 +399,24 @@ class Summarizer:
             if limit is not None:
                 await self._learned.put(LIMIT, question.terms.scope, str(limit))
             return "context_length_exceeded"
-        if error_code(content) == LoopDetected.code:
+        if _error(content).get("code") == LoopDetected.code:
             return LoopDetected.code
         if status in (400, 422) and _by_schema(question.effect):
             await self._learned.put(NO_SCHEMA, question.terms.served, "1")
             return "no_schema"
         return f"status_{status}"
 
-    async def _note(self, line: _ModelQueue, terms: SummarizerTerms, reply: Summary | Failed, *, rests: int) -> None:
+    async def _note(self, line: _ModelQueue, scope: Sequence[str], reply: Summary | Failed, rests: int) -> None:
         if isinstance(reply, Summary) or reply.reason in NO_FAULT_OF_THE_MODEL:
             was_failing, line.failures = line.is_failing, 0
             if was_failing:
-                await self._learned.put(RESTS, terms.scope, "0")
+                await self._learned.put(RESTS, scope, "0")
         elif line.rests == rests:
             line.failures += 1
             if line.is_failing:
                 line.rests += 1
                 pause = BACK_OFF_FIRST * 2 ** min(line.failures - BACK_OFF_AFTER, MAX_DOUBLINGS)
-                await self._learned.put(RESTS, terms.scope, str(line.failures), seconds=min(pause, MAX_BACK_OFF))
+                await self._learned.put(RESTS, scope, str(line.failures), seconds=min(pause, MAX_BACK_OFF))
 
     def _tidy(self, scope: tuple[str, str, str], line: _ModelQueue) -> None:
         if not line.waiting and not line.failures:
@@ -536,7 +529,3 @@ def _error(content: bytes) -> dict[str, Any]:
         return {}
     error = value.get("error") if isinstance(value, dict) else None
     return error if isinstance(error, dict) else {}
-
-
-def error_code(content: bytes) -> object:
-    return _error(content).get("code")

@@ -23,7 +23,7 @@ from proxy.tap import NO_USAGE, usage_from
 from proxy.wire.codec import NOTHING, ClientRequest, Segments, opening_of, with_history, without_marks
 from proxy.wire.compaction import OWN
 from proxy.wire.raw import Raw
-from proxy.wire.responses import begun_as
+from proxy.wire.responses import begun_as, references
 
 log = logging.getLogger("weir.settlement")
 
@@ -111,17 +111,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
-    """What the provider holds behind a request.
-
-    Raises InvalidRequest where the policy wants all of it sent, Forbidden where it may be another key's.
-    """
+    """Raises InvalidRequest where the policy wants all of it sent, Forbidden where it may be another key's."""
     codec, fields, held = chat.codec, chat.fields, await _held_by(runtime, chat, caller, settings)
     if caller.may_relay:
         return held
     links = [name for name in fields if name.casefold() in (codec.link, "conversation")]
     is_odd = any(name != codec.link and bytes(fields[name]) != b"null" for name in links)
     is_strange = codec.parent(fields) is not None and not held.chain
-    if is_odd or is_strange or not held.known.keys() >= codec.references(fields):
+    if is_odd or is_strange or not held.known.keys() >= references(fields):
         raise Forbidden(
             "What this request goes on from is not on record as this key's: send the whole history. "
             "The operator can allow it: give the key the permission relay."
@@ -139,7 +136,7 @@ async def _held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settin
         if linked and settings.server_state == "refuse":
             raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
         return HeldState(elsewhere=linked)
-    names = {**dict.fromkeys(() if caller.may_relay else codec.references(fields), True), **codec.names(fields)}
+    names = {**dict.fromkeys(() if caller.may_relay else references(fields), True), **codec.names(fields)}
     known = await runtime.answers.elements(tenant, names, codec) if names else NOTHING
     chain = await runtime.answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
     unknown = next((name for name, alone in names.items() if alone and name not in known), None)

@@ -188,10 +188,6 @@ class Codec:
         """The elements that the provider has to know, and whether a name is all that the request has of them."""
         return {}
 
-    def references(self, fields: Mapping[str, Raw]) -> frozenset[str]:
-        """Ids of elements that are only named, in any spelling."""
-        return frozenset()
-
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
         return raw
 

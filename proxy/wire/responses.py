@@ -160,10 +160,6 @@ class ResponsesCodec(Codec):
         found = [(_read(raw), raw) for raw in split_array(said) or ()]
         return {item.id: item.type != "reasoning" for item, raw in found if item.id and _is_named_only(item, raw)}
 
-    def references(self, fields: Mapping[str, Raw]) -> frozenset[str]:
-        items = map(_read, split_array(fields.get("input", b"[]")) or ())
-        return frozenset({item.id for item in items if item.id and _is_reference(item)})
-
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
         """A run whose references are read as the items that they name; it is written as it came."""
         elements = elements_of(raw)
@@ -391,6 +387,11 @@ def _is_named_only(item: _Item, raw: Raw) -> bool:
 
 def _is_reference(item: _Item) -> bool:
     return item.type == "item_reference" or (item.type == "message" and not item.role)
+
+
+def references(fields: Mapping[str, Raw]) -> set[str]:
+    items = map(_read, split_array(fields.get("input", b"[]")) or ())
+    return {item.id for item in items if item.id and _is_reference(item)}
 
 
 def _content(content: object) -> object:

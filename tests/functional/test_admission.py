@@ -161,7 +161,7 @@ async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch:
     await last.hold(1_000), "what is alone has room"
     admission.leave(last)
     assert not vars(admission)["_inside"]
-    assert vars(admission)["_held"] == 0
+    assert admission.held == 0
 
 
 @pytest.mark.requirement("S.14", "R.28")
