@@ -35,12 +35,9 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
-        """Its output is read as long frames, so that a small buffer is enough."""
         pipe, loop, output = subprocess.PIPE, asyncio.get_running_loop(), asyncio.StreamReader()
         # The loop's own way forks, which takes it five times as long: it copies the page tables of all that Weir holds.
-        process = subprocess.Popen(  # noqa: ASYNC220, S603 - a command of Weir's own
-            command, stdin=pipe, stdout=pipe, start_new_session=True, bufsize=0
-        )
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: ASYNC220, S603
         child = cls(process, output)
         try:
             await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), process.stdout)

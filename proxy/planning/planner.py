@@ -62,7 +62,7 @@ from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
 from proxy.wire.codec import rewritten, without_marks
 from proxy.wire.render import render
-from proxy.wire.transcripts import RequestTranscript, Transcripts
+from proxy.wire.transcripts import RequestTranscript, Transcripts, skimmed
 
 log = logging.getLogger("weir.planning")
 
@@ -326,7 +326,7 @@ class Planner:
         asked.pruned.update(pruned_tools(asked, thread))
         planning = partial(
             plan,
-            recognized.readable,
+            skimmed(recognized.transcript, window=budget.window),
             settings=asked.settings,
             budget=budget,
             counter=asked.counter,

@@ -37,6 +37,7 @@ from proxy.planning.workers import BACKGROUND
 from proxy.store import Store
 from proxy.store.records import NoteRow, StoreError
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
+from proxy.wire.transcripts import skimmed
 
 log = logging.getLogger("weir.preparation")
 
@@ -233,7 +234,9 @@ class Preparation:
         return state
 
     async def _run(self, work: Work, does: Callable[..., Any], *, new: bool = False, **named: Any) -> Any:
-        bound = partial(does, work.recognized.readable, settings=work.asked.settings, **named)
+        its = work.recognized
+        read = skimmed(its.transcript, window=its.limits.budget.window)
+        bound = partial(does, read, settings=work.asked.settings, **named)
         if new and work.recognized.length:
             return await asyncio.to_thread(bound)
         branch = work.thread.branch.branch

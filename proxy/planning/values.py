@@ -26,7 +26,6 @@ from proxy.telemetry import NULL_SPAN, AnySpan, Trace
 from proxy.wire.codec import ClientRequest, tool_definitions, tool_description
 from proxy.wire.counting import MAX_ERROR, TextCounter
 from proxy.wire.raw import Raw, read_value
-from proxy.wire.transcripts import skimmed
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
@@ -125,10 +124,6 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def branch(self) -> Branch:
         return self.thread.branch
-
-    @property
-    def readable(self) -> Transcript:
-        return skimmed(self.transcript, window=self.limits.budget.window)
 
     def known(self, *, observed: bool = False) -> ConversationState:
         return self.thread.known_at(self.length, observed=observed)
