@@ -32,6 +32,7 @@ class ChildProcess:
         self._process = process
         self._output = output
         self._input: asyncio.StreamWriter | None = None
+        self._ends = list[asyncio.BaseTransport]()
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
@@ -40,9 +41,10 @@ class ChildProcess:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: ASYNC220, S603
         child = cls(process, output)
         try:
-            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), process.stdout)
-            written = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+            read, written = (asyncio.StreamReaderProtocol(each) for each in (output, asyncio.StreamReader()))
+            child._ends.append((await loop.connect_read_pipe(lambda: read, process.stdout))[0])
             transport, _ = await loop.connect_write_pipe(lambda: written, process.stdin)
+            child._ends.append(transport)
             child._input = asyncio.StreamWriter(transport, written, None, loop)
         except BaseException:
             await child.end()
@@ -79,8 +81,8 @@ class ChildProcess:
     async def end(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        if self._input is not None:
-            self._input.close()
+        for end in self._ends:
+            end.close()
         await asyncio.to_thread(self._process.wait)
 
 
