@@ -47,7 +47,8 @@ class ChildProcess:
             child._ends.append(transport)
             child._input = asyncio.StreamWriter(transport, written, None, loop)
         except BaseException:
-            await child.end()
+            with process:
+                await child.end()
             raise
         return child
 
