@@ -100,8 +100,9 @@ class Memory:
     _task: "asyncio.Task[None] | None" = None
 
     def now(self) -> float:
-        """Megabytes."""
-        pids = tree(self.pid)
+        """Megabytes; a process that has not begun its own program yet has its parent's pages, and none itself."""
+        began = _begun_as(self.pid)
+        pids = [pid for pid in tree(self.pid) if pid == self.pid or _begun_as(pid) != began]
         self.most_processes = max(self.most_processes, len(pids))
         return sum(map(_resident, pids)) / 2**20
 
@@ -130,6 +131,13 @@ def tree(pid: int) -> list[int]:
 
 def _words(path: Path) -> list[str]:
     return path.read_text().split()
+
+
+def _begun_as(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _resident(pid: int) -> int:

@@ -32,23 +32,23 @@ class ChildProcess:
         self._process = process
         self._output = output
         self._input: asyncio.StreamWriter | None = None
+        self._ends = list[asyncio.BaseTransport]()
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
-        """Its output is read as long frames, so that a small buffer is enough."""
         pipe, loop, output = subprocess.PIPE, asyncio.get_running_loop(), asyncio.StreamReader()
         # The loop's own way forks, which takes it five times as long: it copies the page tables of all that Weir holds.
-        process = subprocess.Popen(  # noqa: ASYNC220, S603 - a command of Weir's own
-            command, stdin=pipe, stdout=pipe, start_new_session=True, bufsize=0
-        )
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: ASYNC220, S603
         child = cls(process, output)
         try:
-            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), process.stdout)
-            written = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+            read, written = (asyncio.StreamReaderProtocol(each) for each in (output, asyncio.StreamReader()))
+            child._ends.append((await loop.connect_read_pipe(lambda: read, process.stdout))[0])
             transport, _ = await loop.connect_write_pipe(lambda: written, process.stdin)
+            child._ends.append(transport)
             child._input = asyncio.StreamWriter(transport, written, None, loop)
         except BaseException:
-            await child.end()
+            with process:
+                await child.end()
             raise
         return child
 
@@ -82,8 +82,8 @@ class ChildProcess:
     async def end(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        if self._input is not None:
-            self._input.close()
+        for end in self._ends:
+            end.close()
         await asyncio.to_thread(self._process.wait)
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from policies import Pages
 from policies.effects import Compare, Done, Offload
@@ -94,8 +94,7 @@ def _run(asked: Callable[[], Any], side: _Side) -> Any:
 
 
 def _read_tools() -> Tools:
-    tools: Tools = _side().ask("tools")
-    return tools
+    return cast("Tools", _side().ask("tools"))
 
 
 def _announce(what: str) -> None:

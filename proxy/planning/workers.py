@@ -182,11 +182,9 @@ class Workers:
 
     async def close(self) -> None:
         self._most = 0
-        for found in self._resting:
+        for found in (*self._resting, *self._working):
             self._end(found)
         self._resting.clear()
-        for found in self._working:
-            self._end(found)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _elsewhere(
@@ -291,7 +289,7 @@ class _Talk:
     async def work(self, frames: "list[bytes | memoryview]") -> Returned[Any]:
         """What came of it. Raises PolicyError as it does, RuntimeError where it fails, one of GONE for the process."""
         self.found.rests = False
-        process, trouble = self.found.process, None
+        process, trouble, read_tools = self.found.process, None, self.asked.args[0].read_tools
         await process.send(*frames)
         while True:
             kind, value = pickle.loads(await process.receive(limit=MAX_FRAME))  # noqa: S301 - of a process of Weir's own
@@ -300,7 +298,7 @@ class _Talk:
                 continue
             if kind in ("asks", "tools"):
                 try:
-                    reply = await self._reply(kind, value)
+                    reply = await (asyncio.to_thread(read_tools) if kind == "tools" else self.ask(value))
                 except Exception as error:  # noqa: BLE001 - it is raised again once the process rests
                     reply, trouble = None, error
                 self.span.resume(between=False)
@@ -314,8 +312,3 @@ class _Talk:
             if kind == "failed":
                 raise RuntimeError(f"planning failed in its process\n{value}")
             return Returned(value)
-
-    async def _reply(self, kind: str, effect: Effect) -> Any:
-        if kind == "tools":
-            return await asyncio.to_thread(self.asked.args[0].read_tools)
-        return await self.ask(effect)

@@ -70,12 +70,11 @@ async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -
 async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> bytes:
     """The whole body, counted by ``hold`` before it is read where its length is known, else part by part."""
     length = declared_length(headers)
-    if length is None:
-        return await read_body(receive, limit=limit, hold=hold)
-    if length > limit:
-        raise RequestTooLarge.of_body(limit)
-    await hold(length)
-    return await read_body(receive, limit=limit)
+    if length is not None:
+        if length > limit:
+            raise RequestTooLarge.of_body(limit)
+        await hold(length)
+    return await read_body(receive, limit=limit, hold=hold if length is None else None)
 
 
 async def while_connected(scope: MutableMapping[str, Any], receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -41,10 +41,7 @@ def watch_process(metrics: Metrics) -> None:
 
 
 def keep_little() -> None:
-    """Have the allocator take large blocks from the system and return them once they are free.
-
-    glibc does so only until the first of them is free: from then on what is as large comes from the heap, and stays.
-    """
+    """Have the allocator return large blocks once they are free: glibc keeps what follows the first of them."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)

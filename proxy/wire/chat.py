@@ -186,9 +186,7 @@ def _keep(value: Mapping[str, Any], role: str, content: object) -> bool | None:
     mark = value.get(MARK)
     if isinstance(mark, dict) and isinstance(mark.get("keep"), bool):
         return bool(mark["keep"])
-    if role in WORD_ROLES and KEEP_WORD in _text(content):
-        return True
-    return None
+    return True if role in WORD_ROLES and KEEP_WORD in _text(content) else None
 
 
 def _text(content: object) -> str:

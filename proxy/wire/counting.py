@@ -127,7 +127,7 @@ class TextCounter:
         return self._count_pieces(pieces(text))
 
     async def count_many(self, texts: Sequence[str]) -> list[int]:
-        if isinstance(self._source, CharCounter) or (self.is_ready and _size(texts) <= INLINE_CHARS):
+        if isinstance(self._source, CharCounter) or (self.is_ready and sum(map(len, texts)) <= INLINE_CHARS):
             return [self.count(text) for text in texts]
         loop = asyncio.get_running_loop()
         totals = [0] * len(texts)
@@ -218,10 +218,6 @@ def _batches(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
             size += len(piece) + 64
     if batch:
         yield batch
-
-
-def _size(texts: Sequence[str]) -> int:
-    return sum(map(len, texts))
 
 
 def _count(encoding: tiktoken.Encoding, text: str) -> int:

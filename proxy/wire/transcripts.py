@@ -11,10 +11,10 @@ import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
@@ -256,7 +256,7 @@ class Transcripts:
             for (key, _), value, counted in zip(part, values, counts, strict=True):
                 counted += sum(files.get(name, 0) for name in named_files(value)) if files else 0
                 counted += 0 if codec is CHAT else value.get(SEALED, 0)
-                self._seen[key] = message_of(value, counted) if value else (_unreadable(key[0], counted), False)
+                self._seen[key] = message_of(value, counted) if value else (Message("", key[0], counted), False)
 
     def _judge_fields(self, request: ClientRequest) -> None:
         judged_later = {request.codec.array, *request.codec.counted}  # where they are read, which is once
@@ -326,20 +326,10 @@ def _define(request: ClientRequest, *, model: str, counter: TextCounter) -> tupl
     return tuple(found)
 
 
-class _Hash(Protocol):
-    def update(self, data: memoryview, /) -> None: ...
-    def digest(self) -> bytes: ...
-    def copy(self) -> "_Hash": ...
-
-
 class _Prefix(NamedTuple):
     end: int
     digest: bytes
-    running: _Hash
-
-    @classmethod
-    def none(cls, seed: int) -> Self:
-        return cls(0, b"", xxhash.xxh3_128(seed=seed))
+    running: Any
 
     def extended(self, whole: memoryview, end: int) -> "_Prefix":
         running = self.running.copy()
@@ -352,7 +342,7 @@ def _boundaries(whole: memoryview, size: int, seed: int) -> list[_Prefix]:
     places: list[_Prefix] = []
     if size < 1 << MIN_ARRAY:
         return places
-    prefix = _Prefix.none(seed)
+    prefix = _Prefix(0, b"", xxhash.xxh3_128(seed=seed))
     for power in range(MIN_ARRAY, size.bit_length()):
         prefix = prefix.extended(whole, 1 << power)
         places.append(prefix)
@@ -390,10 +380,6 @@ def _marks(entries: Sequence[tuple[Message, bool]], start: int) -> frozenset[int
     return frozenset([start + i for i, entry in enumerate(entries) if entry[1]])
 
 
-def _unreadable(digest: bytes, tokens: int) -> Message:
-    return Message(role="", digest=digest, tokens=tokens)
-
-
 class _Bodies:
     def __init__(self, codec: Codec, raws: Sequence[Raw], new: Sequence[Raw], *, first: int) -> None:
         self._codec = codec
@@ -424,23 +410,6 @@ MIN_SKIMMED = 160
 CHARS_OF_A_TOKEN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SkimmedBodies:
-    read: Callable[[int], Body]
-    whole: frozenset[int]
-    users: frozenset[int]
-    most: int
-
-    def __call__(self, index: int) -> Body:
-        body = self.read(index)
-        if index in self.whole:
-            return body
-        if index not in self.users:
-            return replace(body, text="", reasoning="")
-        ends = f"{body.text[: self.most // 2]}\n{body.text[-self.most // 2 :]}"
-        return body if len(body.text) <= self.most else replace(body, text=ends)
-
-
 def skimmed(transcript: Transcript, *, window: int) -> Transcript:
     """A transcript of which no more is read than a plan may take: the head, the task, the newest messages are whole.
 
@@ -458,4 +427,13 @@ def skimmed(transcript: Transcript, *, window: int) -> Transcript:
         whole.add(index)
     users = frozenset(i for i, m in enumerate(messages) if m.role == "user" and i not in whole)
     most = max(MIN_SKIMMED, MAX_READ // 2 * CHARS_OF_A_TOKEN // max(1, len(users)))
-    return replace(transcript, read=SkimmedBodies(transcript.read, frozenset(whole), users, most))
+    return replace(transcript, read=partial(_skim, transcript.read, frozenset(whole), users, most))
+
+
+def _skim(read: Callable[[int], Body], whole: frozenset[int], users: frozenset[int], most: int, index: int) -> Body:
+    body = read(index)
+    if index in whole or (index in users and len(body.text) <= most):
+        return body
+    if index not in users:
+        return replace(body, text="", reasoning="")
+    return replace(body, text=f"{body.text[: most // 2]}\n{body.text[-most // 2 :]}")
