@@ -26,7 +26,7 @@ from proxy.runtime import Runtime
 from proxy.simulator import SimulatorSettings, messages_rules, responses_rules
 from proxy.simulator.chat import check_chat
 from proxy.simulator.summaries import summarize
-from proxy.store.answers import AnswerRow
+from proxy.store.records import AnswerRow
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
