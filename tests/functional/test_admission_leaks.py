@@ -92,7 +92,7 @@ async def test_a_thousand_requests_left_at_any_moment_leave_nothing_counted(
             for _ in range(ABORTS // 100):
                 asking = [asyncio.create_task(abort(target, chance)) for _ in range(100)]
                 while not all(each.done() for each in asking):
-                    most = max(most, admission._held)
+                    most = max(most, admission.held)
                     await asyncio.sleep(0.005)
                 await asyncio.gather(*asking)
             assert most > 600 * 1024, "there was a flood"
@@ -100,7 +100,7 @@ async def test_a_thousand_requests_left_at_any_moment_leave_nothing_counted(
             async with asyncio.timeout(20):
                 while admission._inside or metrics.active:
                     await asyncio.sleep(0.01)
-            assert (admission._held, admission._inside, len(admission._waiting)) == (0, {}, 0)
+            assert (admission.held, admission._inside, len(admission._waiting)) == (0, {}, 0)
             assert (metrics.active, metrics.streams) == (0, 0)
             upstream.say = lambda _: whole(completion("ok"))
             answer = await target.client("key-of-one").embeddings.create(
