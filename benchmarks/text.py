@@ -2,7 +2,8 @@
 
     python -m benchmarks.text
 
-Carriers are written (``benchmarks/sets.py``): chat in English and in Chinese, and results of calls. Best of four.
+Carriers are written (``benchmarks/sets.py``): chat in English and in Chinese, and results of calls. Best of four, with
+the garbage collector set as in the processes that plan.
 """
 
 import json
@@ -13,6 +14,8 @@ from benchmarks.sets import TOKENS_PER_CHARACTER, written
 from policies.messages import ToolCall
 from policies.text.extract import extract
 from policies.text.segments import Readings, Source
+from proxy.planning.worker import COLLECT_AFTER
+from proxy.telemetry.process import collect_seldom
 
 TOKENS = 100_000
 KEPT = 4_000
@@ -58,6 +61,7 @@ def results() -> list[Source]:
 
 def main() -> None:
     """Print a line for each carrier."""
+    collect_seldom(COLLECT_AFTER)
     carriers = {"chat": (chat("en"), 0.23), "results": (results(), 0.4), "chinese": (chat("zh"), 0.83)}
     print(f"{'carrier':10}{'tokens':>8}{'never seen':>12}{'seen':>8}   at most {MAX_MS} never seen")
     for name, (sources, rate) in carriers.items():

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import importlib.metadata
 import io
 import logging
@@ -32,6 +31,7 @@ from proxy.store import Store
 from proxy.store.records import StoreError
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
 from proxy.telemetry.metrics import DROPPED
+from proxy.telemetry.process import collect_seldom
 from proxy.upstream.providers import providers_for
 from proxy.wire.counting import Tokenizer, installed_estimators
 
@@ -42,7 +42,7 @@ HOOKS = "weir.hooks"
 SIMULATED_WINDOW = 8192
 MAX_DESCRIPTORS = 65_536
 OWN_DESCRIPTORS = 64  # the database, libraries, listeners, exporters
-COLLECT_AFTER = (2_000, 10, 10)
+COLLECT_AFTER = 2_000
 
 
 @click.command()
@@ -96,20 +96,9 @@ def worker_app() -> App:
     path, flags, handed = handed_down(environment())
     handler = _open_log(handed.log_format)
     _log_to(handler)
-    _tune_collector()
+    collect_seldom(COLLECT_AFTER)
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
     return _app(loaded(path, flags), path, flags, tokenizer, handler, shared=handed.readings)
-
-
-def _tune_collector() -> None:
-    """Let the garbage collector leave alone what was imported, and look less often at what lives long.
-
-    Caches hold many objects that stay: with the usual thresholds going through them again and again took a fifth
-    of a small request's CPU.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
 
 
 def _run(
@@ -122,7 +111,7 @@ def _run(
     log_format: str,
 ) -> int:
     workers, limits = config.listen.workers, _limits(config)
-    _tune_collector()
+    collect_seldom(COLLECT_AFTER)
     if workers == 1:
         return run(_app(config, path, flags, tokenizer, handler), sockets=[listener], limits=limits)
     simulated = next(iter(config.upstreams.values())).base_url if config.simulate else flags.upstream

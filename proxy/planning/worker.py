@@ -26,7 +26,7 @@ from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from proxy.custom.process import Frames, answering, write_frame
 from proxy.effects.perform import Returned, SharedReadings, by_shingles, step
-from proxy.telemetry.process import give_back, keep_little
+from proxy.telemetry.process import collect_seldom, give_back, keep_little
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT
 from proxy.wire.codecs import codec_of
@@ -35,6 +35,8 @@ from proxy.wire.responses import RESPONSES
 
 NICENESS = 1
 """Requests that are not planned here go first."""
+COLLECT_AFTER = 100_000
+"""Objects: a long history is read into very many, none of which goes before the plan is made."""
 
 
 class _Side(NamedTuple):
@@ -64,6 +66,7 @@ def work() -> None:
     side = _side()
     os.nice(NICENESS)
     keep_little()
+    collect_seldom(COLLECT_AFTER)
     side.answer("ready")
     while True:
         asked, buffers = side.frames.get(), [side.frames.get() for _ in range(int(side.frames.get()))]

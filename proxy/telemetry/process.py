@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import gc
 import resource
 import time
 from collections.abc import Callable, Mapping
@@ -38,6 +39,17 @@ def watch_process(metrics: Metrics) -> None:
     }
     for instrument, read in reads.items():
         metrics.watch(instrument, _reading(read))
+
+
+def collect_seldom(after: int) -> None:
+    """Let the garbage collector leave alone what is there, and look only after so many more objects.
+
+    What is kept is many objects that stay: with the usual thresholds going through them again and again took a fifth of
+    a small request's CPU.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(after, 10, 10)
 
 
 def keep_little() -> None:
