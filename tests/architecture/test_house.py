@@ -5,8 +5,8 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_600,
-    "files": 222,
+    "lines": 61_400,
+    "files": 214,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 23,
@@ -14,8 +14,8 @@ REACHED = {
     "longest file": 600,
     "longest function": 60,
     "files of a warm request": 51,
-    "jumps of a warm request": 180,
-    "files of a first batch": 65,
+    "jumps of a warm request": 175,
+    "files of a first batch": 60,
 }
 """To be lowered with every room that is furnished, never raised without a word about why.
 
