@@ -31,7 +31,7 @@ from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZE
 from proxy.telemetry.names import service_at
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
-from proxy.wire.codec import ClientRequest, Codec
+from proxy.wire.codec import ClientRequest
 from proxy.wire.codecs import codec_of
 from proxy.wire.render import Form, forces_a_call, standing_body
 
@@ -77,7 +77,10 @@ class Replies(EffectHandler):
         if (seconds := self._seconds_left()) <= 0:
             return Failed("timeout")
         upstream = runtime.config.upstream(model)
-        codec = self.request.codec if model == self.request.model else codec_of(f"/{upstream.endpoints[0]}")
+        is_same = model == self.request.model
+        # the client's own endpoint is one that its upstream has; of another upstream's the first is tried
+        is_near = is_same or upstream is runtime.config.upstream(self.request.model)
+        codec = self.request.codec if is_near else codec_of(f"/{upstream.endpoints[0]}")
         destination = by_weir(upstream, self.caller, path=codec.path, model=model)
         terms = SummarizerTerms(
             tenant=self.caller.tenant,
@@ -89,7 +92,11 @@ class Replies(EffectHandler):
         )
         with self.trace.summarizer(model, *service_at(upstream.address, upstream.name, upstream.provider)) as span:
             told = await runtime.summarizer.ask(
-                effect, terms=terms, send=partial(self._post, destination, codec, span), compose=compose, waits=waits
+                effect,
+                terms=terms,
+                send=partial(self._post, destination, self.said if is_same else codec.headers, span),
+                compose=compose,
+                waits=waits,
             )
             prices = self._prices(model) if told.usage is not None else None
             dollars = None if prices is None or told.usage is None else _dollars(prices, told.usage)
@@ -122,8 +129,10 @@ class Replies(EffectHandler):
         role = self.settings.summaries.role
         return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
 
-    async def _post(self, destination: Destination, codec: Codec, span: AnySpan, body: bytes) -> tuple[int, bytes]:
-        headers = [*own_headers(destination), *(codec.headers if codec is not self.request.codec else self.said)]
+    async def _post(
+        self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: AnySpan, body: bytes
+    ) -> tuple[int, bytes]:
+        headers = [*own_headers(destination), *named]
         if destination.upstream.forward_trace:
             headers += span.propagation()
         span.asked(body)

@@ -325,6 +325,32 @@ async def test_a_restart_goes_on_from_what_was_decided(kind: type[Agent], tmp_pa
 
 
 @BOTH
+@pytest.mark.requirement("P9", "P8", "R.35")
+@pytest.mark.parametrize("trouble", ["restart", "429", "500", "cut_stream:0", "cut_stream:4"])
+async def test_what_a_model_has_summed_up_is_not_read_anew(kind: type[Agent], trouble: str, tmp_path: Path) -> None:
+    """Over restarts, and over answers that fail and are asked for again, those with a batch among them."""
+    policy = {"summaries": {"wait": 20}, "cascade": [{"layer": "compact"}]}
+    options: dict[str, Any] = {"summarizer": "summariser", "balanced": policy, "window": WINDOW}
+    async with upstream(kind, steps=20, summary_model="summariser") as simulator:
+        agent = kind("", streams=True, words=lambda _: 420)
+        for most in (11, 3, 7) if trouble == "restart" else (21,):
+            async with weir(simulator.base_url, tmp_path / "w.db", **options) as running:
+                agent.base_url = running.root
+                agent.connect()
+                for _ in range(most):
+                    if trouble != "restart" and len(agent.answers) > 5:
+                        agent.options = {"extra_headers": {"x-sim-fault": trouble}}
+                        with pytest.raises(Exception):  # noqa: B017, PT011 - each SDK has its own for each of them
+                            await agent.ask()
+                        agent.options = {}
+                    agent.take(await agent.ask())
+        assert agent.number == 21
+        asked = [json.dumps(seen.json()) for seen in simulator.ledger if seen.model == "summariser"]
+        assert len(asked) > 1
+        assert all("> notes so far" in later for later in asked[1:])
+
+
+@BOTH
 @EITHER
 @pytest.mark.requirement("P9", "P2")
 async def test_whichever_process_is_asked_sends_what_was_decided(kind: type[Agent], deployment: Deployment) -> None:
