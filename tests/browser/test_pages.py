@@ -206,6 +206,21 @@ async def test_every_page_is_for_everybody_and_fits_a_telephone(browser: Browser
     assert found == {}
 
 
+async def test_numbers_stand_right_and_times_are_exact_on_hover(browser: Browser, site: Watched) -> None:
+    async with looking(browser, site, ADMIN) as page:
+        for path in ("", "/conversations", f"/conversations/{NAME}?tab=requests", "/usage?by=model"):
+            await page.goto(site.at + path)
+            cells = await page.eval_on_selector_all(
+                "td", "all => all.map(td => [td.innerText.trim(), getComputedStyle(td).textAlign])"
+            )
+            numbers = {said: where for said, where in cells if re.fullmatch(r"\$?\d[\d,.]*%?", said)}
+            assert numbers, path
+            assert set(numbers.values()) == {"right"}, (path, numbers)
+            times = await page.eval_on_selector_all("time", "all => all.map(time => [time.dateTime, time.title])")
+            assert times, path
+            assert [title for iso, title in times if title[:16] != iso[:16].replace("T", " ")] == [], path
+
+
 async def conversation(site: Watched, name: str = NAME) -> ConversationRow:
     return next(each for each in await site.weir.runtime.store.conversations(None, limit=50) if each.name == name)
 
