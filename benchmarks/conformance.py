@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from policies.summary import render_summary
+from policies.summary.material import render_summary
 from policies.text.extract import extract
 from policies.text.segments import Source
 

@@ -11,7 +11,7 @@ import zstandard
 
 from benchmarks.served import Ask, Chat, tokens, window_for, written
 from policies.strategies.recall import HEADING
-from policies.summary import harmless
+from policies.summary.material import harmless
 
 PARAPHRASES = Path(__file__).with_name("paraphrases.txt")
 Limit = tuple[str, float]

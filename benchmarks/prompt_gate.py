@@ -21,7 +21,9 @@ from policies.effects import Answers, Failed, Flow, Reply, Summarize, Summary, T
 from policies.quality.coverage import Dimension, Question
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from policies.quality.fidelity import PROMPTS as EVALUATING
-from policies.summary import PROMPTS, MaterialLine, Prompt, Written, condense
+from policies.summary.ask import Written, condense
+from policies.summary.material import MaterialLine
+from policies.summary.prompts import PROMPTS, Prompt
 from policies.tokens import CHARS4
 
 ROOT = Path(__file__).resolve().parent.parent

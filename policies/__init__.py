@@ -5,7 +5,7 @@ from policies.draft import standing
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
 from policies.ledger import ConversationState, Cut, Edit, EditKind, PlannedMessage
 from policies.limits import BucketExceeded, BudgetUnreachable, TokenBudget, divide
-from policies.memory import milestone_of, notes_of, state_of, wants_notes, write_notes
+from policies.memory.state import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.messages import Body, InvalidConversation, Message, PolicyError, ToolCall, Transcript
 from policies.planner import compacted, plan, trim
 from policies.preparing import is_soft, prepare

@@ -22,7 +22,7 @@ from policies.limits import (
     limits_for,
     refuses,
 )
-from policies.memory import Checkpoint
+from policies.memory.checkpoint import Checkpoint
 from policies.messages import InvalidConversation, Transcript
 from policies.pressure import (
     UNKNOWN,

@@ -17,7 +17,8 @@ from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
 from policies.memory.notes import bounded, flaw, is_due, notes_in, read_notes, subtasks_of
 from policies.messages import ToolCall, Transcript, same_call
 from policies.settings import ContextSettings, NoteTaking
-from policies.summary import Proposal, condense, lines_of
+from policies.summary.ask import condense, lines_of
+from policies.summary.check import Proposal
 from policies.text.extract import Item, Links, Weights, candidates, choose, extract
 from policies.text.gist import key_argument, shorten
 from policies.text.segments import (

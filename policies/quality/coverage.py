@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from policies.ledger import EditKind, PlannedMessage
-from policies.memory import Checkpoint, read_state
+from policies.memory.checkpoint import Checkpoint
+from policies.memory.state import read_state
 from policies.messages import ToolCall, Transcript
 from policies.settings import NoteTaking
-from policies.summary import MaterialLine, harmless, lines_of, normal_text
-from policies.summary.provenance import places
+from policies.summary.ask import lines_of
+from policies.summary.material import MaterialLine, harmless
+from policies.summary.provenance import normal_text, places
 from policies.text.gist import shorten
 from policies.text.segments import Source, literals, parse, sentences, sources_of, structured
 from policies.turns import answered_calls, units

@@ -19,8 +19,19 @@ from types import MappingProxyType
 
 from policies.effects import Failed, Flow, Reply, Summarize, Summary, together
 from policies.quality.coverage import MAX_QUESTIONS, Dimension, Question, proposed
-from policies.summary import MaterialLine, Prompt, enclosed, harmless, normal_text, render_transcript
-from policies.summary.material import FENCE_TOKENS, divide, harmless_lines, sized, split_text
+from policies.summary.material import (
+    FENCE_TOKENS,
+    MaterialLine,
+    divide,
+    enclosed,
+    harmless,
+    harmless_lines,
+    render_transcript,
+    sized,
+    split_text,
+)
+from policies.summary.prompts import Prompt
+from policies.summary.provenance import normal_text
 from policies.tokens import TokenCounter
 
 NOT_STATED = "NOT STATED"

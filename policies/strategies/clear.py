@@ -16,15 +16,8 @@ from typing import Self
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall, ToolDefinition, Tools, same_call
-from policies.scoring import (
-    EVICTABLE,
-    Block,
-    ContentType,
-    References,
-    last_references,
-    scorer,
-    select,
-)
+from policies.scoring.eviction import EVICTABLE, Block, ContentType, scorer, select
+from policies.scoring.references import References, last_references
 from policies.settings import ClientEdits, Param
 from policies.strategies.base import Strategy, down_to_target, edited, placeholder_for, touchable, whole, word, words
 from policies.turns import parse_turn_boundaries, step_numbers

@@ -17,10 +17,15 @@ from dataclasses import dataclass, replace
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
 from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage, Status
-from policies.memory import Checkpoint, merge_states, previous_state, read_state, render_notes, state_of
+from policies.memory.checkpoint import Checkpoint
+from policies.memory.notes import render_notes
+from policies.memory.state import merge_states, previous_state, read_state, state_of
 from policies.settings import PROMPTS
 from policies.strategies.base import Strategy, clipped, cut_at, flag, number, ref_at, whole, word
-from policies.summary import Proposal, condense, inside, lines_of, normal_text, render_resumed, render_summary
+from policies.summary.ask import condense, lines_of
+from policies.summary.check import Proposal
+from policies.summary.material import inside, render_resumed, render_summary
+from policies.summary.provenance import normal_text
 from policies.text.extract import extract
 from policies.text.segments import Source, sources_of
 from policies.turns import parse_turn_boundaries

@@ -16,7 +16,8 @@ from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
 from policies.effects import Flow, together
 from policies.ledger import CONDENSED, SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall
-from policies.summary import MaterialLine, condense
+from policies.summary.ask import condense
+from policies.summary.material import MaterialLine
 from policies.summary.prompts import REASONS
 from policies.text.gist import clip, shorten
 from policies.tokens import clip_middle

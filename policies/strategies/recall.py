@@ -19,7 +19,7 @@ from typing import NamedTuple
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
 from policies.ledger import EditKind
 from policies.messages import Body
-from policies.summary import fence, harmless
+from policies.summary.material import fence, harmless
 from policies.text.segments import SOLID, clipped, is_identifier, is_question, sentences
 from policies.text.segments import words as words_of
 

@@ -15,8 +15,8 @@ from policies.draft import Bounds, Draft
 from policies.effects import Alike, Compare, Flow, together
 from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall
-from policies.scoring import last_references
 from policies.scoring.duplication import Group, Merge, Output, candidate_groups, merge
+from policies.scoring.references import last_references
 from policies.settings import amount
 from policies.strategies.base import Strategy, edited, number, placeholder_for, results, touchable, whole
 from policies.strategies.condense import (
@@ -32,7 +32,8 @@ from policies.strategies.condense import (
     reading_of,
     reworded,
 )
-from policies.summary import MaterialLine, Written, condense
+from policies.summary.ask import Written, condense
+from policies.summary.material import MaterialLine
 from policies.text.gist import gist
 from policies.turns import step_numbers
 

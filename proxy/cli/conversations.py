@@ -12,7 +12,7 @@ from typing import Literal
 import click
 
 from policies.ledger import Note
-from policies.memory import Checkpoint, InvalidCheckpoint
+from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
 from policies.tokens import TEXT_OF
 from proxy.cli import Failure
 from proxy.cli.output import print_columns, print_facts, table

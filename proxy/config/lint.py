@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from policies import STRATEGIES, scoring
+from policies import STRATEGIES
 from policies.limits import BUCKETS
 from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS
-from policies.scoring import HYBRID_WEIGHTS
+from policies.scoring import eviction
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from proxy.config.file import KeyPath, nearest
 from proxy.custom.functions import check_custom
@@ -62,10 +62,12 @@ Parameters = Mapping[str, Parameter]
 SCORERS: Mapping[str, Parameters] = MappingProxyType(
     {
         name: {
-            key: Parameter(kind="word", words=tuple(HYBRID_WEIGHTS)) if key == "weights" else Parameter(kind="number")
-            for key in scoring.parameters(name)
+            key: Parameter(kind="word", words=tuple(eviction.HYBRID_WEIGHTS))
+            if key == "weights"
+            else Parameter(kind="number")
+            for key in eviction.parameters(name)
         }
-        for name in scoring.SCORERS
+        for name in eviction.SCORERS
     }
 )
 

@@ -12,7 +12,7 @@ from policies.decision import Decision
 from policies.ledger import ADDING, ConversationState, Cut, EditKind
 from policies.messages import ToolCall, Transcript, count_occurrences, same_call
 from policies.settings import ContextSettings
-from policies.summary import PROMPTS
+from policies.summary.prompts import PROMPTS
 from policies.turns import answered_calls, units
 from proxy.store.records import EvictionRow
 

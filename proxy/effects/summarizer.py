@@ -25,7 +25,7 @@ from typing import Any, Literal
 import msgspec
 
 from policies.effects import Failed, Summarize, Summary
-from policies.summary import declines, without_reasoning
+from policies.summary.check import declines, without_reasoning
 from proxy.effects.allowance import Allowance
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store import Store

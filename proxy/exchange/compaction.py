@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from policies import ContextSettings, Mode, compacted
-from policies.summary import inside
+from policies.summary.material import inside
 from proxy.config.values import UpstreamSettings
 from proxy.effects.perform import drive, step
 from proxy.exchange.held import Request

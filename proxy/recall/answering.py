@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policies import TokenCounter
-from policies.summary import defang, fence, harmless
+from policies.summary.material import defang, fence, harmless
 from policies.tokens import cut_line
 
 MAX_TERMS = 32

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from policies.summary import inside
+from policies.summary.material import inside
 from proxy.errors import InvalidRequest
 from proxy.wire.anthropic import MESSAGES, raw_blocks, with_content
 from proxy.wire.codec import ClientRequest, array_of, first_object, message_of

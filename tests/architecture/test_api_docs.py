@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
-from policies.memory import CATEGORIES, IMPORTANCE, Checkpoint
+from policies.memory.checkpoint import Checkpoint
+from policies.memory.notes import CATEGORIES, IMPORTANCE
 from policies.quality.health import Snapshot, trend_of
 from proxy.errors import (
     Conflict,

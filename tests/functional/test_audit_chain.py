@@ -14,7 +14,7 @@ import openai
 import pytest
 from click.testing import CliRunner
 
-from policies.summary import PROMPTS
+from policies.summary.prompts import PROMPTS
 from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator

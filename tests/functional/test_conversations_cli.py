@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from policies.memory import Checkpoint
+from policies.memory.checkpoint import Checkpoint
 from proxy.cli import main
 from proxy.cli.conversations import actions_of
 from proxy.simulator.app import serve_simulator

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from policies.memory import Checkpoint
+from policies.memory.checkpoint import Checkpoint
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.store import Store

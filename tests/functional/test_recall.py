@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from policies.summary import defang
+from policies.summary.material import defang
 from proxy.recall.tool import definition_of
 from proxy.server import ServerLimits
 from proxy.simulator import Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings

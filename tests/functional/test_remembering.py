@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from policies.memory import Checkpoint
+from policies.memory.checkpoint import Checkpoint
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store.records import CheckpointRow, ConversationRow

@@ -14,7 +14,7 @@ from benchmarks.retention import Plan, measure
 from benchmarks.served import MAX_TOKENS, Ask, size, window_for
 from policies import ContextSettings, divide
 from policies.strategies.recall import HEADING
-from policies.summary import render_summary
+from policies.summary.material import render_summary
 
 DATA = Path(__file__).parents[1] / "policies" / "data"
 FILLER = " ".join(f"and ferry {n} went by" for n in range(120))

@@ -6,7 +6,7 @@ A true sentence has the words that have to be in the notes afterwards, in whatev
 # ruff: noqa: RUF001 - the languages are written in their own letters
 from dataclasses import dataclass
 
-from policies.summary import MaterialLine
+from policies.summary.material import MaterialLine
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.ledger import Identifier, Status, Subtask, TaskDecision
-from policies.memory import Checkpoint, InvalidCheckpoint
-from policies.memory.checkpoint import VERIFY
+from policies.memory.checkpoint import VERIFY, Checkpoint, InvalidCheckpoint
 
 
 class Words:

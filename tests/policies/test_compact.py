@@ -7,7 +7,7 @@ import pytest
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, replay, untouched
 from policies.effects import Failed, Reply, Summarize, Summary
 from policies.ledger import Cut, EditKind
-from policies.memory import Checkpoint
+from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.draft import ConversationState, Draft, bounds_for, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.scoring import SCORERS, ContentType
+from policies.scoring.eviction import SCORERS, ContentType
 from policies.settings import ContextSettings, Layer, Memory, Param
 from policies.strategies.clear import candidates
 from policies.tokens import CHARS4

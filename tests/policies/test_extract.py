@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.messages import ToolCall
-from policies.summary import render_summary
+from policies.summary.material import render_summary
 from policies.text.extract import extract, shape
 from policies.text.segments import Readings, Source
 

@@ -20,7 +20,7 @@ from policies.quality.fidelity import (
     read_verdict,
 )
 from policies.settings import NoteTaking
-from policies.summary import MaterialLine
+from policies.summary.material import MaterialLine
 from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model

@@ -15,7 +15,9 @@ import pytest
 
 from policies.effects import Failed, Summarize, Summary
 from policies.ledger import Identifier, Note, PlannedMessage, Status, Subtask, TaskDecision
-from policies.memory import Checkpoint, flaw, merge_states, notes_in, read_notes, read_state, render_notes
+from policies.memory.checkpoint import Checkpoint
+from policies.memory.notes import flaw, notes_in, read_notes, render_notes
+from policies.memory.state import merge_states, read_state
 from policies.messages import ToolCall
 from policies.quality.advise import (
     PROVIDERS,
@@ -31,25 +33,11 @@ from policies.quality.coverage import Contexts, coverage_of, questions_for
 from policies.quality.fidelity import Terms, evaluate
 from policies.quality.health import Sample, check, trend_of
 from policies.settings import HealthRules, NoteTaking
-from policies.summary import (
-    PROMPTS,
-    MaterialLine,
-    Proposal,
-    Written,
-    bind,
-    condense,
-    enclosed,
-    grounded,
-    harmless,
-    invented,
-    judge,
-    lines_of,
-    missing,
-    read_proposal,
-    render_resumed,
-    render_summary,
-    without_reasoning,
-)
+from policies.summary.ask import Written, condense, lines_of
+from policies.summary.check import Proposal, judge, read_proposal, without_reasoning
+from policies.summary.material import MaterialLine, enclosed, harmless, render_resumed, render_summary
+from policies.summary.prompts import PROMPTS
+from policies.summary.provenance import bind, grounded, invented, missing
 from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model

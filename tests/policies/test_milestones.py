@@ -1,7 +1,8 @@
 import pytest
 
 from policies.ledger import Status, Subtask
-from policies.memory import Checkpoint, milestone, read_state
+from policies.memory.checkpoint import Checkpoint
+from policies.memory.state import milestone, read_state
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.text.segments import Source

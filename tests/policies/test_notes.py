@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.ledger import Note
-from policies.memory import CATEGORIES, flaw, is_due, notes_in, read_notes, render_notes
+from policies.memory.notes import CATEGORIES, flaw, is_due, notes_in, read_notes, render_notes
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.text.segments import Source

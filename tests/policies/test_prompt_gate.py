@@ -9,7 +9,7 @@ import pytest
 from benchmarks.prompt_gate import GATE, KEPT, accepted, digests, main, measure, measure_evaluation, scores
 from policies.quality.fidelity import ANSWER, JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
-from policies.summary import PROMPTS, Prompt
+from policies.summary.prompts import PROMPTS, Prompt
 
 RENEW = "a prompt was changed: look at the scores, then run python -m benchmarks.prompt_gate --accept"
 

@@ -8,7 +8,8 @@ import pytest
 from policies.draft import ConversationState
 from policies.effects import Failed, Save, StateSaved, Summarize, Summary
 from policies.ledger import Edit, EditKind, Prepared, Status, Subtask
-from policies.memory import Checkpoint, state_of
+from policies.memory.checkpoint import Checkpoint
+from policies.memory.state import state_of
 from policies.messages import Transcript
 from policies.planner import Action, Decision, plan
 from policies.preparing import is_soft, prepare

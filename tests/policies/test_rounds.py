@@ -10,7 +10,7 @@ import pytest
 
 from policies.draft import ConversationState
 from policies.effects import Answers, Done, Effect, Failed, Offload, Reply, Summarize, Summary, Together
-from policies.memory import Checkpoint
+from policies.memory.checkpoint import Checkpoint
 from policies.planner import Decision, plan
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Summaries
 from policies.text.segments import Readings, literals, sentences

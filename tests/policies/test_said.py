@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.memory import Checkpoint, read_state
-from policies.memory.state import MAX_SENTENCES, MAX_TOKENS
+from policies.memory.checkpoint import Checkpoint
+from policies.memory.state import MAX_SENTENCES, MAX_TOKENS, read_state
 from policies.settings import NoteTaking
 from policies.text.segments import Readings, Source, sentences
 from tests.policies.sessions import HERE, queue_session, shared_conversations

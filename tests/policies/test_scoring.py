@@ -9,16 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.messages import PolicyError
-from policies.scoring import (
-    HYBRID_WEIGHTS,
-    SCORERS,
-    SIGNALS,
-    Block,
-    ContentType,
-    Scorer,
-    parameters,
-    scorer,
-)
+from policies.scoring.eviction import HYBRID_WEIGHTS, SCORERS, SIGNALS, Block, ContentType, Scorer, parameters, scorer
 from policies.turns import step_numbers
 from tests.policies.play import assistant, step, system, talk, user
 

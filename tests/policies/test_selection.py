@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.scoring import Block, ContentType, scorer
-from policies.scoring.eviction import Selection, select
+from policies.scoring.eviction import Block, ContentType, Selection, scorer, select
 from policies.scoring.references import last_references
 from policies.text.gist import placeholder
 from policies.tokens import CHARS4

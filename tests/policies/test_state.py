@@ -4,10 +4,11 @@ from dataclasses import replace
 import pytest
 
 from policies.ledger import Status, Subtask, TaskDecision
-from policies.memory import Checkpoint, known_until, merge_states, read_state
+from policies.memory.checkpoint import Checkpoint
+from policies.memory.state import known_until, merge_states, read_state
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.summary import Proposal
+from policies.summary.check import Proposal
 from policies.text.segments import Readings, Source, sentences
 from policies.tokens import CHARS4
 from tests.policies.sessions import queue_session, shared_conversations

@@ -10,8 +10,10 @@ import pytest
 
 from policies.effects import Answers, Effect, Failed, Flow, Reply, Summarize, Summary, Together
 from policies.ledger import PlannedMessage
-from policies.summary import PROMPTS, MaterialLine, Proposal, Written, condense, harmless
-from policies.summary.ask import LOST_IN_FORM
+from policies.summary.ask import LOST_IN_FORM, Written, condense
+from policies.summary.check import Proposal
+from policies.summary.material import MaterialLine, harmless
+from policies.summary.prompts import PROMPTS
 from policies.tokens import CHARS4, CharCounter
 from tests.policies.play import play, words
 

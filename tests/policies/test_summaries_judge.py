@@ -3,8 +3,8 @@ import random
 import pytest
 
 from policies.effects import Done, Failed, Reply, Summary
-from policies.summary import PROMPTS, judge
-from policies.summary.check import without_reasoning
+from policies.summary.check import judge, without_reasoning
+from policies.summary.prompts import PROMPTS
 from policies.tokens import CHARS4
 from tests.policies.play import words
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from policies.effects import Summarize, Summary
-from policies.summary import MaterialLine, bind, condense, harmless, render_summary
+from policies.summary.ask import condense
+from policies.summary.material import MaterialLine, harmless, render_summary
+from policies.summary.provenance import bind
 from policies.tokens import CHARS4
 from tests.cases import case_of
 from tests.policies.play import play, words

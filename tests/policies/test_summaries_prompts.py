@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from policies.summary import PROMPTS
+from policies.summary.prompts import PROMPTS
 from policies.tokens import CHARS4
 
 STRUCTURED = PROMPTS["structured"]

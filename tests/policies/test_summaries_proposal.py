@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.ledger import TaskDecision
-from policies.summary import PROMPTS, Proposal, read_proposal
+from policies.summary.check import Proposal, read_proposal
+from policies.summary.prompts import PROMPTS
 
 FULL = Proposal(
     goal=("Move the shop to the new server",),

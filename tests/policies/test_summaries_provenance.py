@@ -5,8 +5,9 @@ import re
 import pytest
 
 from policies.effects import Summarize, Summary
-from policies.summary import MaterialLine, bind, condense, grounded
-from policies.summary.material import harmless_lines
+from policies.summary.ask import condense
+from policies.summary.material import MaterialLine, harmless_lines
+from policies.summary.provenance import bind, grounded
 from policies.tokens import CHARS4
 from tests.policies.claims import CASES, Case
 from tests.policies.play import play, words

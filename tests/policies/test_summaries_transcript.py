@@ -4,8 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from policies.summary import MaterialLine, enclosed, harmless, render_transcript
-from policies.summary.material import harmless_lines, label
+from policies.summary.material import MaterialLine, enclosed, harmless, harmless_lines, label, render_transcript
 
 NASTY = st.lists(
     st.one_of(

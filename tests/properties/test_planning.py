@@ -14,7 +14,7 @@ from policies.ledger import CONDENSED, EditKind, PlannedMessage
 from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, divide
 from policies.messages import Message, ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
-from policies.scoring import SCORERS
+from policies.scoring.eviction import SCORERS
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, OnOverflow, Param
 from policies.tokens import CHARS4
 from policies.turns import protect, units

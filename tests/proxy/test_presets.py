@@ -15,8 +15,8 @@ from policies.limits import BudgetUnreachable, divide, first_trigger, limit_for
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision
 from policies.pressure import raw_buckets
-from policies.scoring import SCORERS as SCORERS_THERE_ARE
-from policies.scoring import parameters
+from policies.scoring.eviction import SCORERS as SCORERS_THERE_ARE
+from policies.scoring.eviction import parameters
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode
 from proxy.cli import main
 from proxy.config import load_config

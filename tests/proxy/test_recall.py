@@ -13,7 +13,7 @@ from policies import ContextSettings, Cut, PlannedMessage, Transcript
 from policies.effects import Alike, Compare, Effect, Failed, Reply
 from policies.messages import chain_of
 from policies.settings import Recall
-from policies.summary import defang
+from policies.summary.material import defang
 from proxy.recall.answering import Past, passages, rank, tell_found, tell_page, terms_of
 from proxy.recall.archive import Archive, elsewhere, said
 from proxy.recall.chat import Earlier, Filter, turn_of

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from policies import Summarize
-from policies.memory import Checkpoint
-from policies.summary import invented
+from policies.memory.checkpoint import Checkpoint
+from policies.summary.provenance import invented
 from proxy.effects.summarizer import Compose, Send, Summarizer, SummarizerTerms, SummaryResult
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings

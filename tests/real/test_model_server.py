@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from policies.summary import PROMPTS
+from policies.summary.prompts import PROMPTS
 from proxy.cli.demo import load_recording
 from proxy.effects.summarizer import Summarizer
 from tests.functional.harness import RunningWeir, begins_with, tcp_tap, weir
