@@ -41,7 +41,7 @@ from proxy.store import Store
 from proxy.store.maintenance import Timekeeper
 from proxy.store.records import KeyRow, StoreError
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.stream.relay import Receive, Send
+from proxy.stream import Receive, Send
 from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
 from proxy.telemetry.metrics import (
     ALERTS,

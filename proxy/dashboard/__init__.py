@@ -8,7 +8,7 @@ from typing import Any
 from proxy.errors import NotFound
 from proxy.http.request import respond_error
 from proxy.runtime import Runtime
-from proxy.stream.relay import Receive, Send
+from proxy.stream import Receive, Send
 
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 

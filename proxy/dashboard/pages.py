@@ -15,7 +15,8 @@ from proxy.dashboard.visit import PATH, PageVisit, Redirect, Sessions, View
 from proxy.http import archive, reports
 from proxy.http import conversations as talks
 from proxy.http.request import JSON, ManagementAnswer
-from proxy.store.overview import Beside, Figures
+from proxy.store.conversations import Beside
+from proxy.store.exchanges import Figures
 
 PERIODS: Mapping[str, tuple[float, int]] = {"1h": (3_600.0, 60), "24h": (86_400.0, 900), "7d": (604_800.0, 3_600)}
 MOST = 5

@@ -27,7 +27,7 @@ from proxy.http.request import ManagementAnswer, respond, respond_live
 from proxy.http.table import NOT_KEPT
 from proxy.runtime import Runtime
 from proxy.store.records import StaleVersion, StoreError
-from proxy.stream.relay import ClientGone, Receive, Send, read_body
+from proxy.stream import ClientGone, Receive, Send, read_body
 
 log = logging.getLogger("weir.dashboard")
 

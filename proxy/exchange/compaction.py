@@ -20,7 +20,7 @@ from proxy.exchange.held import Request
 from proxy.exchange.request import COMPACT_PATH, is_native
 from proxy.planning.values import Plan, Recognized
 from proxy.runtime import Runtime
-from proxy.stream.relay import UpstreamResponse
+from proxy.stream import UpstreamResponse
 from proxy.upstream.lacking import has_no_route
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.client import COMPACT, EDITS

@@ -10,7 +10,7 @@ from proxy.recall.elements import ListRecall, MessagesRecall, ResponsesRecall
 from proxy.recall.rounds import RecallSurface, Rounds, Unseen
 from proxy.recall.tool import Offer, offer_for, with_tool
 from proxy.runtime import Runtime
-from proxy.stream.relay import UpstreamResponse
+from proxy.stream import UpstreamResponse
 from proxy.tap import NO_USAGE, Tap
 from proxy.telemetry.metrics import RETRIES
 from proxy.upstream.overflow import Verdict

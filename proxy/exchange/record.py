@@ -27,7 +27,7 @@ from proxy.monitor.caching import CacheUse, follow
 from proxy.planning.values import NO_PLAN, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
-from proxy.stream.relay import Listener
+from proxy.stream import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import AnySpan, ModelCall, Trace
 from proxy.upstream.overflow import LENGTHS, Ending, ending_of

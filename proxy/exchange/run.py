@@ -44,7 +44,7 @@ from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime
-from proxy.stream.relay import (
+from proxy.stream import (
     ClientGone,
     Listener,
     Receive,

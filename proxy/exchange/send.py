@@ -13,7 +13,7 @@ from proxy.conversation.thread import Thread
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.runtime import Runtime
-from proxy.stream.relay import (
+from proxy.stream import (
     IN_THE_MIDDLE,
     MAX_WHOLE,
     Opening,

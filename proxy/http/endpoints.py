@@ -44,7 +44,7 @@ from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
-from proxy.stream.relay import (
+from proxy.stream import (
     ClientGone,
     Receive,
     Send,

@@ -16,7 +16,7 @@ from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http.request import ManagementAnswer, ManagementRequest, Page, Shape, as_json, page_of_whole
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
-from proxy.stream.relay import read_body
+from proxy.stream import read_body
 
 MAX_POLICY = 256 * 1024
 MAX_SCOPE_LEN = 1_000

@@ -34,8 +34,7 @@ from proxy.http.request import (
     page_from,
 )
 from proxy.store.chain import AuditRow, AuditType
-from proxy.store.exchanges import ADDED, By
-from proxy.store.overview import Figures, Passed
+from proxy.store.exchanges import ADDED, By, Figures, Passed
 from proxy.store.records import AlertRow, ConversationRow, EvictionRow, StoreError, UsageRow
 from proxy.store.transaction import Place
 

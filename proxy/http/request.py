@@ -23,7 +23,7 @@ from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.records import ConversationRow
 from proxy.store.transaction import Place
-from proxy.stream.relay import ClientGone, Receive, Send, read_body, while_connected
+from proxy.stream import ClientGone, Receive, Send, read_body, while_connected
 from proxy.telemetry import LOG_CONTEXT, Metrics
 
 Row = TypeVar("Row")

@@ -44,7 +44,7 @@ from proxy.runtime import Runtime
 from proxy.store.chain import AuditType
 from proxy.store.exchanges import By
 from proxy.store.records import StaleVersion, StoreError
-from proxy.stream.relay import ClientGone, Receive, Send
+from proxy.stream import ClientGone, Receive, Send
 
 PREFIX = "/weir/"
 Asker = Literal["anyone", "key", "caller", "operator"]

@@ -37,7 +37,7 @@ from proxy.recall.chat import ChatRecall
 from proxy.recall.elements import ListRecall
 from proxy.recall.tool import Offer, RecallCall, RecallTurn, decoded, with_more_messages
 from proxy.store.records import StoreError
-from proxy.stream.relay import UpstreamResponse
+from proxy.stream import UpstreamResponse
 from proxy.tap import Tap, read_completion
 from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import digest_of

@@ -17,7 +17,7 @@ from proxy.recall.chat import Filter
 from proxy.recall.elements import ListView
 from proxy.recall.rounds import AskAgain, Ended, Rounds, next_answer
 from proxy.recall.tool import decoded
-from proxy.stream.relay import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
+from proxy.stream import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import StreamBroken
 

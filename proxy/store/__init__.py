@@ -15,7 +15,8 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from proxy.store import archive, configuration, exchanges, inspections, ledger, maintenance, memory, overview
+from proxy.store import answers as answers_
+from proxy.store import archive, branches, configuration, exchanges, inspections, ledger, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
 from proxy.store.records import AnswerRow, ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
@@ -85,33 +86,33 @@ class Store(Transactions):
     def load(self) -> dict[str, int]:
         return self._database.load()
 
-    find = reading(conversations_.find, "find")
-    branch = reading(conversations_.branch, "branch")
+    find = reading(branches.find, "find")
+    branch = reading(branches.branch, "branch")
     named = reading(conversations_.named)
     newest_branch = reading(ledger.newest_branch)
-    commit = writing(conversations_.commit, "commit")
-    fork = writing(conversations_.fork, "fork")
-    restate = writing(conversations_.restate)
-    prepare = writing(conversations_.prepare)
-    claim = writing(conversations_.claim)
-    release = writing(conversations_.release)
-    want = writing(conversations_.want)
-    rollback = writing(conversations_.rollback)
+    commit = writing(branches.commit, "commit")
+    fork = writing(branches.fork, "fork")
+    restate = writing(branches.restate)
+    prepare = writing(branches.prepare)
+    claim = writing(branches.claim)
+    release = writing(branches.release)
+    want = writing(branches.want)
+    rollback = writing(branches.rollback)
 
     conversations = reading(conversations_.listed)
     conversation = reading(conversations_.one)
-    figures = reading(overview.figures)
-    overheads = reading(overview.overheads)
-    beside = reading(overview.beside)
-    fullest = reading(overview.fullest)
-    dearest = reading(overview.dearest)
-    passed = reading(overview.passed)
+    figures = reading(exchanges.figures)
+    overheads = reading(exchanges.overheads)
+    beside = reading(conversations_.beside)
+    fullest = reading(conversations_.fullest)
+    dearest = reading(conversations_.dearest)
+    passed = reading(exchanges.passed)
     close_conversation = writing(conversations_.close_conversation)
     export = reading(maintenance.export)
 
     checkpoints = reading(memory.listed)
     checkpoint_at = reading(memory.at_version)
-    latest_checkpoint = reading(conversations_.latest_checkpoint, "latest_checkpoint")
+    latest_checkpoint = reading(branches.latest_checkpoint, "latest_checkpoint")
     notes = reading(memory.all_notes, "notes")
     add_notes = writing(memory.add_notes)
     summary = reading(memory.summary, "summary")
@@ -120,29 +121,29 @@ class Store(Transactions):
     correct = writing(memory.correct)
 
     original = reading(archive.original, "original")
-    covered = reading(ledger.covered, "covered")
+    covered = reading(inspections.covered, "covered")
     held = reading(archive.held)
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
     nearest = reading(archive.nearest)
-    removed = reading(ledger.all_removed)
-    removed_after = reading(ledger.removed_after)
+    removed = reading(inspections.all_removed)
+    removed_after = reading(inspections.removed_after)
     evictions = reading(ledger.listed)
     eviction_sums = reading(ledger.sums)
 
-    answers = reading(inspections.answers_behind, "answers")
-    known_answers = reading(inspections.known_answers, "known_answers")
-    answers_with = reading(inspections.answers_with, "answers_with")
-    forget_answer = writing(inspections.forget_answer)
+    answers = reading(answers_.answers_behind, "answers")
+    known_answers = reading(answers_.known_answers, "known_answers")
+    answers_with = reading(answers_.answers_with, "answers_with")
+    forget_answer = writing(answers_.forget_answer)
 
     arrive = writing(exchanges.arrive, "arrive")
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)
     annotate = writing(exchanges.annotate)
     evaluated = writing(exchanges.evaluated)
-    snapshots = reading(memory.snapshots)
-    alerts = reading(memory.alerts_of)
-    open_alerts = reading(memory.open_alerts)
+    snapshots = reading(conversations_.snapshots)
+    alerts = reading(conversations_.alerts_of)
+    open_alerts = reading(conversations_.open_alerts)
 
     audit = reading(audit_.listed)
     audited_tenants = reading(audit_.tenants)

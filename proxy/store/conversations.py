@@ -1,277 +1,68 @@
-"""Recognising a conversation by its chain, committing a batch of edits, forking, going back, and what people list.
-
-State is found by content: a chain hash is seeded with the tenant and covers every message up to it, so the row with
-the longest stored prefix is the conversation's state. A name only labels; where two first requests of one name race,
-both branches end up in the conversation that was stored first.
+"""A conversation as people list it, what stands beside it there, and its health: a state, the newest snapshots, and
+alerts as episodes.
 """
 
-import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Any
 
 import sqlalchemy as sa
 
-from policies.ledger import Cut, Edit, Prepared
-from policies.pressure import Trend
-from proxy.store import ledger, memory
-from proxy.store.archive import add_originals, hold
-from proxy.store.audit import append, of_change
+from policies.quality.health import KEPT, Health, Snapshot, check
+from proxy.store.audit import append
 from proxy.store.chain import AuditEvent, AuditType
-from proxy.store.inspections import keep_texts
-from proxy.store.ledger import NEWEST, key_of
-from proxy.store.memory import is_undone, newest_row, read_spans
-from proxy.store.records import (
-    Arrival,
-    Branch,
-    Change,
-    CheckpointRow,
-    ConversationRow,
-    ExchangeRow,
-    NoSuchVersion,
-    StaleVersion,
-)
+from proxy.store.records import AlertRow, Arrival, Change, ConversationRow, ExchangeRow
 from proxy.store.schema import (
     OF_CONVERSATION,
-    OF_TENANT,
-    ExactText,
+    alerts,
     branches,
     chains,
     conversations,
-    cuts,
-    edits,
-    evictions,
     exchanges,
+    health_snapshots,
     keep_first,
     keep_last,
     of,
     plain_text,
     recorded,
+    stored,
+    total,
 )
-from proxy.store.transaction import Place, Rows, Transaction, ordered
+from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
 
-FIRST_LOOK = 8
-LATER_LOOKS = 500
-MINE = of(branches, "tenant", "branch")
-BY_ID = (
-    sa.select(branches, conversations.c.name, conversations.c.health).join(conversations, OF_CONVERSATION).where(MINE)
-)
-# All hashes travel as one value: SQLAlchemy spends ten times as long on 200 parameters as SQLite on 200 look-ups.
-LOOK = (
-    sa.text(
-        "WITH RECURSIVE places (start) AS "
-        "(SELECT 1 UNION ALL SELECT start + :width FROM places WHERE start + :width <= :size) "
-        "SELECT chains.branch, chains.length FROM places CROSS JOIN chains "
-        "WHERE chains.tenant = :tenant AND chains.hash = substr(:hashes, start, :width) "
-        "ORDER BY chains.length DESC, chains.at DESC LIMIT 1"
-    )
-    .bindparams(
-        OF_TENANT,
-        sa.bindparam("hashes", type_=sa.LargeBinary),
-        sa.bindparam("width", type_=sa.Integer),
-        sa.bindparam("size", type_=sa.Integer),
-    )
-    .columns(chains.c.branch, chains.c.length)
-)
+MAX_ALERTS = 200
+
 NAMED = sa.select(conversations.c.id).where(of(conversations, "tenant", "name"))
-ADD_BRANCH = keep_first(branches)
 ADD_CONVERSATION = keep_first(conversations)
 TOUCH_CHAIN = keep_last(chains, replaced=("at",))
 HOMES = sa.select(conversations.c.name, conversations.c.id).where(
     of(conversations, "tenant"), conversations.c.name.in_(sa.bindparam("names", expanding=True))
 )
-ADVANCE = (
-    sa.update(branches)
-    .where(of(branches, "tenant", "branch", "version"))
-    .values(
-        version=branches.c.version + 1,
-        updated=sa.bindparam("now"),
-        prepared=sa.case(
-            (branches.c.prepared == sa.bindparam("known", type_=ExactText), None), else_=branches.c.prepared
-        ),
-        wanted=sa.case((sa.bindparam("done", type_=sa.Boolean), None), else_=branches.c.wanted),
-        resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=ExactText), branches.c.resumed),
-    )
-    .returning(branches.c.conversation)
-)
-NOW: dict[str, sa.ColumnElement[float]] = {
-    "sqlite": (sa.func.julianday("now") - 2_440_587.5) * 86_400.0,
-    "postgresql": sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double),
-}
+MAX_ALERTS = 200
+
+ADD_SNAPSHOT = keep_first(health_snapshots)
+ADD_ALERT = keep_first(alerts)
+THIS_CONVERSATION = of(conversations, "tenant", "id")
+STATE = sa.select(conversations.c.health).where(THIS_CONVERSATION)
+SET_STATE = sa.update(conversations).where(THIS_CONVERSATION).values(health=sa.bindparam("state"))
+CLOSE_ALL = sa.update(alerts).where(of(alerts, "tenant", "conversation"), alerts.c.closed.is_(None))
+CLOSE_ALL = CLOSE_ALL.values(closed=sa.bindparam("now"))
+CLOSE = CLOSE_ALL.where(of(alerts, "at", "kind"))
 
 
-def find(tx: Transaction, tenant: str, chain: Sequence[bytes]) -> Branch | None:
-    """The branch with the longest stored prefix of ``chain`` (``chain[j]``: hash over ``j + 1`` messages).
+def _oldest(table: sa.Table, most: int) -> sa.Delete:
+    newest = table.alias()
+    border = sa.select(newest.c.at).where(of(newest, "tenant", "conversation")).order_by(newest.c.at.desc())
+    border = border.limit(1).offset(most)
+    return sa.delete(table).where(of(table, "tenant", "conversation"), table.c.at <= border.scalar_subquery())
 
-    ``length`` is how many messages matched, ``longest`` how many the branch has ever had; ties go to the newest.
-    """
-    stop, size = len(chain), FIRST_LOOK
-    while stop > 0:
-        start = max(0, stop - size)
-        hashes = b"".join(chain[start:stop])
-        values = {"tenant": tenant, "hashes": hashes, "size": len(hashes), "width": len(hashes) // (stop - start)}
-        match = tx.execute(LOOK, values).first()
-        if match is not None:
-            return _branch(tx, _row(tx, tenant, match.branch), length=match.length)
-        stop, size = start, LATER_LOOKS
-    return None
+
+PRUNE_SNAPSHOTS = _oldest(health_snapshots, KEPT)
+PRUNE_ALERTS = _oldest(alerts, MAX_ALERTS)
 
 
 def named(tx: Transaction, tenant: str, name: str) -> str | None:
     return tx.scalar(NAMED, {"of_tenant": tenant, "of_name": name})
-
-
-def branch(tx: Transaction, tenant: str, branch_id: str) -> Branch | None:
-    return _branch(tx, _row(tx, tenant, branch_id), length=0)
-
-
-def commit(tx: Transaction, change: Change) -> int:
-    """The branch's new version, once everything in ``change`` is durable; :class:`StaleVersion` stores nothing."""
-    if change.expected == 0:
-        _open_branch(tx, change, change.branch, version=0, at=change.at)
-    own = {"of_tenant": change.tenant, "of_branch": change.branch}
-    told = {
-        "now": change.at,
-        "known": write_prepared(change.prepared) if change.prepared and change.cut else None,
-        "done": change.cut is not None or bool(change.edits),
-        "resumed_from": change.resumed if tx.full else None,
-    }
-    advanced = tx.execute(ADVANCE, own | told | {"of_version": change.expected}).first()
-    if advanced is None:
-        row = _row(tx, change.tenant, change.branch)
-        raise StaleVersion(0 if row is None else row.version)
-    version = change.expected + 1
-    touch_chains(tx, [(change, [(change.chain_end, change.length)])])
-    ledger.add_edits(tx, change.tenant, change.branch, version, change.edits)
-    ledger.add_cut(tx, change, batch=version)
-    if tx.full:
-        memory.add_checkpoint(tx, change, version=version)
-    ledger.add_evictions(tx, change, version=version)
-    add_originals(tx, change)
-    append(tx, (*of_change(change, conversation=advanced.conversation, version=version), *change.audited))
-    return version
-
-
-def fork(
-    tx: Transaction,
-    parent: Branch,
-    *,
-    branch: str,
-    keep_edits: Sequence[Edit],
-    keep_cuts: Sequence[Cut],
-    at: float,
-    length: int | None = None,
-) -> Branch:
-    """The new branch, with these edits and cuts of its parent; its version goes on from the parent's.
-
-    It starts with the parent's newest checkpoint of at most ``length`` messages after the head (None: any).
-    """
-    state = None
-    if _open_branch(tx, parent, branch, version=parent.version, at=at, parent=parent.branch):
-        ledger.copy_edits(tx, parent, target=branch, kept=keep_edits)
-        ledger.copy_cuts(tx, parent, target=branch, kept=keep_cuts, at=at)
-        state = _copy_state(tx, parent, target=branch, kept=keep_cuts, length=length)
-        hold(tx, parent.tenant, branch, {e.ref for e in keep_edits} | ledger.refs_of_cuts(tx, parent.tenant, branch))
-    return Branch(
-        tenant=parent.tenant,
-        conversation=parent.conversation,
-        name=parent.name,
-        branch=branch,
-        version=parent.version,
-        edits=tuple(keep_edits),
-        cuts=tuple(keep_cuts),
-        length=parent.length,
-        longest=parent.length,
-        resumed=parent.resumed,
-        checkpoint=None if state is None else state.body,
-        checkpoint_length=0 if state is None else state.length,
-    )
-
-
-def restate(tx: Transaction, branch: Branch, *, edits: Sequence[Edit], cuts: Sequence[Cut], at: float) -> None:
-    """Have the store know of a branch what memory does, where it knows less: its file is not the one it was."""
-    row = _row(tx, branch.tenant, branch.branch)
-    if row is not None and row.version >= branch.version:
-        return
-    _open_branch(tx, branch, branch.branch, version=branch.version, at=at)
-    forget_batches(tx, branch.tenant, branch.branch)
-    _set(tx, branch.tenant, branch.branch, version=branch.version)
-    ledger.copy_edits(tx, branch, target=branch.branch, kept=edits)
-    ledger.copy_cuts(tx, branch, target=branch.branch, kept=cuts, at=at)
-    hold(tx, branch.tenant, branch.branch, {edit.ref for edit in edits})
-
-
-def prepare(tx: Transaction, tenant: str, branch: str, prepared: Prepared | None) -> bool:
-    body = None if prepared is None or not tx.full else write_prepared(prepared)
-    return _set(tx, tenant, branch, prepared=body)
-
-
-def claim(tx: Transaction, tenant: str, branch: str, seconds: float, *, longest_failed: float | None = None) -> bool:
-    """Whether to have the branch's next summary written: no other server does, and none begins for so long.
-
-    It is the database's clock that counts. Nor is it written where one was of no use for a history that was longer than
-    ``longest_failed``.
-    """
-    now = NOW[tx.dialect]
-    free = sa.or_(branches.c.preparing.is_(None), branches.c.preparing < now)
-    if longest_failed is not None:
-        free = sa.and_(free, sa.or_(branches.c.failed.is_(None), branches.c.failed <= longest_failed))
-    return _set(tx, tenant, branch, free, preparing=now + sa.bindparam("seconds", seconds, type_=sa.Double))
-
-
-def release(tx: Transaction, tenant: str, branch: str, *, failed: int | None = None) -> None:
-    told = {} if failed is None else {"failed": failed or None}
-    _set(tx, tenant, branch, preparing=None, **told)
-
-
-def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float | None = None) -> bool:
-    row = _row(tx, tenant, branch)
-    if row is None or not _set(tx, tenant, branch, wanted=what):
-        return False
-    at = time.time() if at is None else at
-    append(tx, [AuditEvent(tenant, at, AuditType.WANT, row.conversation, branch, facts={"what": what})])
-    return True
-
-
-def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at: float) -> int:
-    """The new head of the conversation's newest branch, which is again what it was at ``version`` (0: as it came).
-
-    Edits and cuts of later versions go; their originals stay. Raises :class:`NoSuchVersion`, or
-    :class:`StaleVersion` where somebody commits at the same time.
-    """
-    tenant, head = conversation.tenant, tx.execute(NEWEST.with_for_update(), key_of(conversation)).first()
-    undone = read_spans(None if head is None else head.undone)
-    if head is None or not 0 <= version <= head.version or is_undone(version, undone):
-        raise NoSuchVersion(f"the conversation cannot go back to version {version}", reason="version")
-    if version < head.version:
-        undone = (*undone, (version + 1, head.version))
-    new: dict[str, Any] = {"version": head.version + 1, "updated": at, "undone": json.dumps(undone)}
-    unmoved = branches.c.version == head.version
-    if not _set(tx, tenant, head.branch, unmoved, **new, prepared=None, wanted=None):
-        row = _row(tx, tenant, head.branch)
-        raise StaleVersion(0 if row is None else row.version)
-    state = newest_row(tx, tenant, head.branch, undone=undone)
-    keep_texts(tx, conversation, head.branch, above=version)
-    forget_batches(tx, tenant, head.branch, above=version)
-    # What is back in the window cannot be asked for again: the audit keeps its row, but no call is looked for.
-    later = (evictions.c.tenant == tenant, evictions.c.branch == head.branch, evictions.c.version > version)
-    tx.execute(sa.update(evictions).where(*later).values(call_hash=b""))
-    if state is not None:
-        memory.insert(tx, tenant, replace(state, version=head.version + 1, at=at, reason="rollback"))
-    facts = {"from": head.version, "to": version, "version": head.version + 1}
-    append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, conversation.id, head.branch, facts=facts)])
-    return int(head.version) + 1
-
-
-def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
-    memory.close_all(tx, conversation.tenant, conversation.id, at)
-    mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
-    found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
-    if found:
-        append(tx, [AuditEvent(conversation.tenant, at, AuditType.CLOSE, conversation.id)])
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,10 +111,13 @@ def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow
     return None if row is None else row_of(row)
 
 
-def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
-    conversation = one(tx, tenant, name_or_id)
-    found = None if conversation is None else memory.latest(tx, conversation)
-    return None if conversation is None or found is None else (conversation, found)
+def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
+    close_all(tx, conversation.tenant, conversation.id, at)
+    mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
+    found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
+    if found:
+        append(tx, [AuditEvent(conversation.tenant, at, AuditType.CLOSE, conversation.id)])
+    return found
 
 
 def open_conversations(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) -> dict[tuple[str, str], str]:
@@ -359,107 +153,107 @@ def touch_chains(
     tx.many(TOUCH_CHAIN, [rows[key] for key in sorted(rows)])
 
 
-def forget_batches(tx: Transaction, tenant: str, branch: str, *, above: int = -1) -> None:
-    for table, batch in ((edits, edits.c.version), (cuts, cuts.c.batch)):
-        tx.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.branch == branch, batch > above))
+def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
+    """The rows, each with what it makes of its conversation as other servers have left that.
+
+    The conversations' rows are locked since this transaction has counted its requests in them.
+    """
+    known: dict[tuple[str, str], Health | None] = {}
+    followed = list[ExchangeRow]()
+    for row in rows:
+        if row.health is not None and row.health.sample is not None and row.health.rules is not None:
+            key = (row.tenant, home[row.id])
+            if key not in known:
+                known[key] = _state(tx, *key)
+            checkup = check(known[key], row.health.sample, row.health.rules)
+            known[key], row = checkup.health, replace(row, health=checkup)
+        followed.append(row)
+    return followed
 
 
-def write_prepared(prepared: Prepared) -> str:
-    said = {
-        "covers": prepared.covers,
-        "prefix": prepared.prefix.hex(),
-        "text": prepared.text,
-        "proposal": prepared.proposal,
-        "purpose": prepared.purpose,
-        "calls": prepared.calls,
-    }
-    return json.dumps({**said, "sha": _sha(said)})
-
-
-def _read_prepared(text: str) -> Prepared | None:
-    try:
-        said = json.loads(text) if text else None
-        if not isinstance(said, dict) or said.pop("sha", None) != _sha(said):
-            return None
-        return Prepared(**{**said, "prefix": bytes.fromhex(said["prefix"])})
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def _sha(said: Mapping[str, object]) -> str:
-    return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
-def _copy_state(
-    tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Cut], length: int | None
-) -> CheckpointRow | None:
-    old = _row(tx, parent.tenant, parent.branch)
-    if old is None:
-        return None
-    if old.undone is not None or old.resumed is not None:
-        _set(tx, parent.tenant, target, undone=old.undone, resumed=old.resumed)
-    below = min([parent.version + 1, *ledger.batches_without(tx, parent, kept=kept)])
-    undone = read_spans(old.undone)
-    row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=length)
-    if row is not None:
-        memory.insert(tx, parent.tenant, replace(row, branch=target))
-    return row
-
-
-def _open_branch(
-    tx: Transaction, like: Branch | Change, branch: str, *, version: int, at: float, parent: str | None = None
-) -> bool:
-    homes = open_conversations(tx, [(like.tenant, like.conversation, like.name, "", at)])
-    row = {
-        "tenant": like.tenant,
-        "branch": branch,
-        "conversation": homes.get((like.tenant, like.name), like.conversation),
-        "parent": parent,
-        "version": version,
-        "longest": 0,
-        "created": at,
-        "updated": at,
-        "trend_at": 0.0,
-    }
-    return tx.is_new(ADD_BRANCH, row)
-
-
-def _set(tx: Transaction, tenant: str, branch: str, *where: sa.ColumnElement[bool], **values: Any) -> bool:
-    mine = (branches.c.tenant == tenant, branches.c.branch == branch)
-    return tx.execute(sa.update(branches).where(*mine, *where).values(**values)).rowcount == 1
-
-
-def _row(tx: Transaction, tenant: str, branch: str) -> sa.Row[*tuple[Any, ...]] | None:
-    return tx.execute(BY_ID, {"of_tenant": tenant, "of_branch": branch}).first()
-
-
-def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: int) -> Branch | None:
-    if row is None:
-        return None
-    tenant, is_touched = row.tenant, row.version > 0
-    body, saved = memory.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
-    prepared = None if row.prepared is None else _read_prepared(row.prepared)
-    if row.prepared is not None and prepared is None:
-        tx.damage("prepared", tenant, row.branch)
-    return Branch(
-        tenant=tenant,
-        conversation=row.conversation,
-        name=row.name,
-        branch=row.branch,
-        version=row.version,
-        edits=ledger.load_edits(tx, tenant, row.branch) if is_touched else (),
-        cuts=ledger.load_cuts(tx, tenant, row.branch) if is_touched else (),
-        length=length,
-        longest=row.longest,
-        trend=None if row.trend is None else Trend.from_json(row.trend),
-        evicted=ledger.load_evicted(tx, tenant, row.branch) if is_touched else (),
-        prepared=prepared,
-        wanted=row.wanted,
-        resumed=row.resumed,
-        checkpoint=body,
-        checkpoint_length=saved,
-        health=row.health,
+def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> None:
+    found = [((row.tenant, home[row.id]), row, row.health) for row in rows if row.health is not None]
+    states = {key: checkup.health for key, _, checkup in found}
+    for key, row, checkup in found:
+        if checkup.is_first:  # whatever is open of it is of somebody who is gone
+            close_all(tx, *key, row.at)
+    tx.many(
+        ADD_SNAPSHOT,
+        [
+            stored(health_snapshots, checkup.snapshot, tenant=tenant, conversation=conversation, id=row.id)
+            for (tenant, conversation), row, checkup in found
+        ],
     )
+    tx.many(
+        ADD_ALERT,
+        [
+            stored(alerts, alert, tenant=tenant, conversation=conversation)
+            for (tenant, conversation), _, checkup in found
+            for alert in checkup.opened
+        ],
+    )
+    closed = [(_key(*key), row.at, episode) for key, row, checkup in found for episode in checkup.closed]
+    tx.many(CLOSE, [{**key, "of_at": each.at, "of_kind": each.kind, "now": at} for key, at, each in closed])
+    tx.many(SET_STATE, [_of_id(*key) | {"state": states[key].to_json()} for key in sorted(states)])
+    for key in sorted(key for key, health in states.items() if health.requests > KEPT):
+        tx.execute(PRUNE_SNAPSHOTS, _key(*key))
+    for key in sorted({key for key, _, checkup in found if checkup.opened}):
+        tx.execute(PRUNE_ALERTS, _key(*key))
+
+
+def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
+    table = health_snapshots
+    query = sa.select(table).where(table.c.tenant == conversation.tenant, table.c.conversation == conversation.id)
+    rows = tx.execute(query.order_by(table.c.at.desc(), table.c.id.desc()).limit(limit))
+    return [recorded(Snapshot, table, row) for row in rows][::-1]
+
+
+def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MAX_ALERTS) -> list[AlertRow]:
+    query = _listing().where(alerts.c.tenant == conversation.tenant, alerts.c.conversation == conversation.id)
+    return _listed(tx, query, limit)
+
+
+def open_alerts(
+    tx: Transaction, tenant: str | None, *, limit: int = 200, after: Place | None = None
+) -> tuple[list[AlertRow], dict[str, int]]:
+    are_open = alerts.c.closed.is_(None)
+    are_meant = are_open if tenant is None else sa.and_(are_open, alerts.c.tenant == tenant)
+    counted = tx.execute(sa.select(alerts.c.level, sa.func.count()).where(are_meant).group_by(alerts.c.level))
+    counts = {level: int(count) for level, count in counted}
+    return _listed(tx, _listing().where(are_meant), limit, after), counts
+
+
+def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> None:
+    health = _state(tx, tenant, conversation)
+    if health is not None:
+        tx.execute(SET_STATE, _of_id(tenant, conversation) | {"state": health._replace(fidelity=fidelity).to_json()})
+
+
+def close_all(tx: Transaction, tenant: str, conversation: str, at: float) -> None:
+    tx.execute(CLOSE_ALL, _key(tenant, conversation) | {"now": at})
+
+
+def _key(tenant: str, conversation: str) -> dict[str, object]:
+    return {"of_tenant": tenant, "of_conversation": conversation}
+
+
+def _of_id(tenant: str, conversation: str) -> dict[str, object]:
+    return {"of_tenant": tenant, "of_id": conversation}
+
+
+def _state(tx: Transaction, tenant: str, conversation: str) -> Health | None:
+    return Health.from_json(tx.scalar(STATE, _of_id(tenant, conversation)) or "")
+
+
+def _listing() -> Rows:
+    mine = sa.and_(conversations.c.tenant == alerts.c.tenant, conversations.c.id == alerts.c.conversation)
+    return sa.select(alerts, conversations.c.name).join(conversations, mine)
+
+
+def _listed(tx: Transaction, query: Rows, limit: int, after: Place | None = None) -> list[AlertRow]:
+    order = ((alerts.c.at, True), (alerts.c.kind, False), (alerts.c.tenant, False), (conversations.c.name, False))
+    rows = tx.execute(ordered(query, order, after=after, limit=limit))
+    return [recorded(AlertRow, alerts, row, conversation=row.name) for row in rows]
 
 
 def listing_of(tenant: str | None) -> Rows:
@@ -471,3 +265,61 @@ def listing_of(tenant: str | None) -> Rows:
 
 def row_of(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
     return recorded(ConversationRow, conversations, row, branches=row.branches, version=row.version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    before: int = 0
+    after: int = 0
+    cost: float | None = None
+    cost_saved: float | None = None
+    policy: str = ""
+    alerts: int = 0
+
+
+def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Beside]:
+    x, found = exchanges.c, dict[tuple[str, str], Beside]()
+    for some in chunks(keys):
+        ids = [conversation for _, conversation in some]
+        newest = sa.func.max(x.at).label("newest")
+        sums = (total(x.tokens_before), total(x.tokens_after), sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
+        query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
+        summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
+        last = sa.select(x.tenant, x.conversation, x.policy).where(
+            sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
+        )
+        policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
+        a = alerts.c
+        open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
+        counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
+        for key in some:
+            _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
+            found[key] = Beside(
+                before=int(before),
+                after=int(after),
+                cost=cost,
+                cost_saved=saved,
+                policy=policies.get(key, ""),
+                alerts=counts.get(key, 0),
+            )
+    return found
+
+
+def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[ConversationRow]:
+    share = conversations.c.tokens_after * 1.0 / conversations.c.limit
+    query = listing_of(tenant).where(conversations.c.updated >= since, conversations.c.limit > 0)
+    query = query.where(conversations.c.closed.is_(None))
+    return [row_of(row) for row in tx.execute(query.order_by(share.desc(), conversations.c.id).limit(limit))]
+
+
+def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[tuple[ConversationRow, float]]:
+    x = exchanges.c
+    cost = total(x.cost)
+    query = sa.select(x.tenant, x.conversation, cost.label("cost")).where(x.at >= since, x.cost > 0)
+    if tenant is not None:
+        query = query.where(x.tenant == tenant)
+    query = query.group_by(x.tenant, x.conversation).order_by(cost.desc(), x.conversation).limit(limit)
+    paid = {(row.tenant, row.conversation): float(row.cost) for row in tx.execute(query)}
+    listed = listing_of(tenant).where(conversations.c.id.in_([key[1] for key in paid]))
+    rows = {(row.tenant, row.id): row_of(row) for row in tx.execute(listed)} if paid else {}
+    return [(rows[key], dollars) for key, dollars in paid.items() if key in rows]

@@ -8,7 +8,7 @@ import datetime as dt
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
@@ -17,11 +17,11 @@ import sqlalchemy as sa
 
 from policies.pressure import Trend
 from proxy.store import inspections
+from proxy.store.answers import add_answers
 from proxy.store.audit import REFUSED, append, of_exchange
 from proxy.store.chain import AuditEvent, AuditType
-from proxy.store.conversations import open_conversations, touch_chains
+from proxy.store.conversations import add_checkups, follow_others, open_conversations, rate, touch_chains
 from proxy.store.ledger import mark_asked_again
-from proxy.store.memory import add_checkups, follow_others, rate
 from proxy.store.records import AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
     Upsert,
@@ -35,6 +35,7 @@ from proxy.store.schema import (
     relayed,
     same,
     stored,
+    total,
     usage_days,
 )
 from proxy.store.transaction import Place, Transaction, ordered
@@ -90,7 +91,7 @@ def record(
 
     In a ``shared`` store their checkups are made anew, from what all servers know of a conversation.
     """
-    inspections.add_answers(tx, [row for row in batch if isinstance(row, AnswerRow)])
+    add_answers(tx, [row for row in batch if isinstance(row, AnswerRow)])
     tx.many(ADD_RELAYED, [stored(relayed, row) for row in batch if isinstance(row, RelayedRow)])
     rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)])
     if not rows:
@@ -290,7 +291,7 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
 
 def _sums(table: sa.Table) -> list[sa.Label[Any]]:
     if table is usage_days:
-        kept: dict[str, sa.ColumnElement[Any]] = {name: _sum(table.c[name]) for name in ADDED}
+        kept: dict[str, sa.ColumnElement[Any]] = {name: total(table.c[name]) for name in ADDED}
         kept |= {"first": sa.func.min(table.c.first), "last": sa.func.max(table.c.last)}
         return [sa.cast(kept[name], kind).label(name) for name, kind in KINDS.items()]
     is_managed = table is exchanges
@@ -299,16 +300,16 @@ def _sums(table: sa.Table) -> list[sa.Label[Any]]:
     forwarded = sa.case((exchanges.c.observed, before), else_=exchanges.c.tokens_after) if is_managed else before
     nothing = sa.literal(0)
     counted = {
-        "failed": _sum(sa.case((answered, 0), else_=1)),
-        "tokens_before": _sum(sa.case((answered, before), else_=0)),
-        "tokens_after": _sum(sa.case((answered, forwarded), else_=0)),
-        "prompt": _sum(table.c.usage_prompt),
-        "cached": _sum(table.c.usage_cached),
-        "completion": _sum(table.c.usage_completion),
-        "cost": _sum(table.c.cost),
-        "cost_saved": _sum(exchanges.c.cost_saved) if is_managed else nothing,
-        "summarizer_tokens": _sum(exchanges.c.summaries) if is_managed else nothing,
-        "summarizer_cost": _sum(exchanges.c.summaries_cost) if is_managed else nothing,
+        "failed": total(sa.case((answered, 0), else_=1)),
+        "tokens_before": total(sa.case((answered, before), else_=0)),
+        "tokens_after": total(sa.case((answered, forwarded), else_=0)),
+        "prompt": total(table.c.usage_prompt),
+        "cached": total(table.c.usage_cached),
+        "completion": total(table.c.usage_completion),
+        "cost": total(table.c.cost),
+        "cost_saved": total(exchanges.c.cost_saved) if is_managed else nothing,
+        "summarizer_tokens": total(exchanges.c.summaries) if is_managed else nothing,
+        "summarizer_cost": total(exchanges.c.summaries_cost) if is_managed else nothing,
         "requests": sa.func.count(),
         "priced": sa.func.count(table.c.cost),
         "first": sa.func.min(table.c.at),
@@ -316,10 +317,6 @@ def _sums(table: sa.Table) -> list[sa.Label[Any]]:
     }
     # The database gives the numbers as a row has them: converting ten thousand rows here takes longer than the query.
     return [sa.cast(counted[name], kind).label(name) for name, kind in KINDS.items()]
-
-
-def _sum(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    return sa.func.coalesce(sa.func.sum(value), 0)
 
 
 def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any] | None:
@@ -369,3 +366,112 @@ ADD_TO_DAYS = Upsert(_adding_to_days)
 
 def _day(number: int) -> str:
     return dt.datetime.fromtimestamp(DAY * number, tz=dt.UTC).strftime("%Y-%m-%d")
+
+
+NEWEST = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What managed requests of one step of time came to; ``at`` is when the step began.
+
+    Attributes:
+        failed: answered with a status of 400 or above, or not at all; ``refused`` of them because they could not fit.
+        healed: answered although the upstream had said once that they do not fit.
+        degraded: managed with less than there should be.
+        batches: of edits, or summaries.
+        before: tokens as clients sent them, ``after`` those that went up.
+        overhead_ms: sum of the milliseconds before each went up.
+    """
+
+    at: float
+    requests: int
+    failed: int
+    refused: int
+    healed: int
+    degraded: int
+    batches: int
+    before: int
+    after: int
+    prompt: int
+    cached: int
+    completion: int
+    priced: int
+    cost: float
+    cost_saved: float
+    overhead_ms: float
+
+
+def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -> list[Figures]:
+    x = exchanges.c
+    answered = sa.and_(x.status >= 200, x.status < 400)
+    forwarded = sa.case((x.observed, x.tokens_before), else_=x.tokens_after)
+
+    def times(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        return total(sa.case((condition, 1), else_=0))
+
+    part = x.at / step
+    number = sa.cast(part if tx.dialect == "sqlite" else sa.func.floor(part), sa.BigInteger).label("number")
+    said = {
+        "requests": sa.func.count(),
+        "failed": times(sa.not_(answered)),
+        "refused": times(x.outcome == "context_length_exceeded"),
+        "healed": times(sa.and_(answered, x.attempts > 1)),
+        "degraded": times(x.actions.contains("degraded=")),
+        "batches": times(sa.or_(x.evicted > 0, x.strategy != "")),
+        "before": total(sa.case((answered, x.tokens_before), else_=0)),
+        "after": total(sa.case((answered, forwarded), else_=0)),
+        "prompt": total(x.usage_prompt),
+        "cached": total(x.usage_cached),
+        "completion": total(x.usage_completion),
+        "priced": sa.func.count(x.cost),
+        "cost": total(x.cost),
+        "cost_saved": total(x.cost_saved),
+        "overhead_ms": total(x.overhead_ms),
+    }
+    query = sa.select(number, *(value.label(name) for name, value in said.items())).where(x.at >= since)
+    if tenant is not None:
+        query = query.where(x.tenant == tenant)
+    kinds = {each.name: float if each.type is float else int for each in fields(Figures)}
+    found = []
+    for row in tx.execute(query.group_by(number).order_by(number)):
+        values: dict[str, Any] = {name: kinds[name](getattr(row, name)) for name in said}
+        found.append(Figures(at=step * row.number, **values))
+    return found
+
+
+def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[float]:
+    query = sa.select(exchanges.c.overhead_ms).where(exchanges.c.at >= since)
+    if tenant is not None:
+        query = query.where(exchanges.c.tenant == tenant)
+    return sorted(tx.scalars(query.order_by(exchanges.c.at.desc()).limit(NEWEST)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    id: str
+    tenant: str
+    conversation: str
+    name: str
+    at: float
+    model: str
+    policy: str
+    status: int
+    outcome: str
+    tokens_before: int
+    tokens_after: int
+    pressure: float
+    zone: str
+    actions: str
+
+
+def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> list[Passed]:
+    query = sa.select(exchanges, conversations.c.name).join(
+        conversations,
+        sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation),
+    )
+    query = query.where(exchanges.c.at >= since)
+    if tenant is not None:
+        query = query.where(exchanges.c.tenant == tenant)
+    query = query.order_by(exchanges.c.at.desc(), exchanges.c.id.desc()).limit(limit)
+    return [recorded(Passed, exchanges, row, name=row.name) for row in tx.execute(query)]

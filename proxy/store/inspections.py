@@ -1,59 +1,50 @@
-"""What is kept of a conversation's newest requests, for whoever looks at them: their arrays, and what these say.
+"""What a conversation has for whoever looks into it: the arrays of its newest requests, and what was removed from it.
 
-The arrays are one row a conversation. What messages say is kept by ref in bundles, until the archive has it or no
+The arrays are one row a conversation. What their messages say is kept by ref in bundles, until the archive has it or no
 request that is kept needs it. A bundle that is damaged costs what it holds, no request and no other bundle.
-
-And the record of answers that a later request may go on from, because their provider keeps them. An answer's row holds
-what its request added to the history and what the answer did; the rows from the first request to an answer hold all of
-it. Only what is found whole counts.
 """
 
 import json
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 
-from proxy.store.archive import originals_with
-from proxy.store.ledger import cuts_of, load_cuts
+from policies.ledger import ADDING, EditKind
+from proxy.store.archive import message_of, originals_with
+from proxy.store.ledger import Batched, cuts_of, load_batches, load_cuts, newest_branch
 from proxy.store.packing import (
     OWN,
     Damaged,
     Inspected,
     Inspection,
     KeptArrays,
-    pack,
     pack_arrays,
     pack_named,
     ref_of,
     refs_of,
-    unpack,
     unpack_arrays,
     unpack_named,
 )
-from proxy.store.records import AnswerRow, ConversationRow, ExchangeRow
+from proxy.store.records import ConversationRow, ExchangeRow, Original, RemovedRow
 from proxy.store.schema import (
-    NOTHING,
-    answer_items,
-    answers,
     conversations,
     cuts,
+    evictions,
     exchanges,
     inspected,
     inspected_parts,
-    keep_first,
     keep_last,
     of,
     originals,
     recorded,
-    stored,
 )
-from proxy.store.transaction import Rows, Transaction, chunks
+from proxy.store.transaction import Transaction, chunks
 
 Home = tuple[str, str]
 Made = Sequence[tuple[ExchangeRow, Inspection]]
@@ -253,64 +244,84 @@ def _key(home: Home) -> dict[str, object]:
     return {"of_tenant": home[0], "of_conversation": home[1]}
 
 
-MAX_LINKS = 20_000
-ADD_ANSWER = keep_last(answers)
-ADD_ITEM = keep_first(answer_items)
-OF_TENANT = of(answers, "tenant")
-_START = sa.select(answers.c.id, answers.c.parent, sa.literal(0).label("back")).where(of(answers, "tenant", "id"))
-_LINE = _START.cte("line", recursive=True)
-_LINE = _LINE.union_all(
-    sa.select(answers.c.id, answers.c.parent, _LINE.c.back + 1)
-    .join(_LINE, answers.c.id == _LINE.c.parent)
-    .where(OF_TENANT, _LINE.c.back < MAX_LINKS)
-)
-LINE = sa.select(answers).join(_LINE, _LINE.c.id == answers.c.id).where(OF_TENANT)
+EXCERPT = 2000
+Placed = tuple[RemovedRow, int]
 
 
-def add_answers(tx: Transaction, rows: Sequence[AnswerRow]) -> None:
-    if not rows or not tx.full:
-        return
-    packed = tx.aside(lambda: [pack(row.given, row.output, row.opening) for row in rows])
-    tx.many(ADD_ANSWER, [stored(answers, row, body=body) for row, body in zip(rows, packed, strict=True)])
-    tx.many(ADD_ITEM, [{"tenant": r.tenant, "item": item, "answer": r.id} for r in rows for item in r.items])
+def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
+    query = sa.select(cuts.c.covered).where(cuts.c.tenant == tenant, cuts.c.ref == ref)
+    found = tx.scalar(query.order_by(cuts.c.at.desc(), cuts.c.version.desc()).limit(1))
+    return originals_with(tx, tenant, json.loads(found)) if found else []
 
 
-def answers_behind(tx: Transaction, tenant: str, answer: str) -> list[AnswerRow]:
-    return _whole_answers(tx, LINE, {"of_tenant": tenant, "of_id": answer})
+def all_removed(tx: Transaction, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:
+    return removed_after(tx, conversation, None, limit=limit) or []
 
 
-def known_answers(tx: Transaction, tenant: str, ids: Collection[str]) -> int:
-    query = sa.select(sa.func.count()).select_from(answers).where(answers.c.tenant == tenant)
-    return sum(int(tx.scalar(query.where(answers.c.id.in_(chunk))) or 0) for chunk in chunks(ids))
+def removed_after(
+    tx: Transaction, conversation: ConversationRow, after: str | None, *, limit: int
+) -> list[RemovedRow] | None:
+    branch = newest_branch(tx, conversation)
+    if branch is None:
+        return []
+    batches = load_batches(tx, conversation.tenant, branch, withheld=True)
+    pinned = {edit.ref for _, _, edit in batches if edit.kind is EditKind.PIN}
+    gone = _edited(tx, conversation.tenant, branch, batches, pinned)
+    for ref, (row, place) in _covered(tx, conversation, branch, pinned).items():
+        gone[ref] = (replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
+    # By batch, then by place: the clock may have been wrong.
+    rows = [row for row, place in sorted(gone.values(), key=lambda each: (-each[0].version, -each[1]))]
+    if after is not None:
+        places = [place for place, row in enumerate(rows) if row.ref == after]
+        if not places:
+            return None
+        rows = rows[places[0] + 1 :]
+    rows = rows[:limit]
+    known_originals: dict[str, sa.Row[*tuple[Any, ...]]] = {}
+    for refs in chunks(row.ref for row in rows):
+        query = sa.select(originals).where(originals.c.tenant == conversation.tenant, originals.c.ref.in_(refs))
+        known_originals |= {row.ref: row for row in tx.execute(query)}
+    return [_with_original(tx, row, known_originals.get(row.ref)) for row in rows]
 
 
-def answers_with(tx: Transaction, tenant: str, items: Collection[str]) -> list[AnswerRow]:
-    found: list[AnswerRow] = []
-    for chunk in chunks(items):
-        ids = sa.select(answer_items.c.answer).where(answer_items.c.tenant == tenant, answer_items.c.item.in_(chunk))
-        found += _whole_answers(tx, sa.select(answers).where(answers.c.tenant == tenant, answers.c.id.in_(ids)))
-    return found
+def _edited(
+    tx: Transaction, tenant: str, branch: str, batches: Iterable[Batched], pinned: AbstractSet[str]
+) -> dict[str, Placed]:
+    known = tx.execute(sa.select(evictions).where(evictions.c.tenant == tenant, evictions.c.branch == branch))
+    facts = {(row.version, bytes(row.digest), row.occurrence): row for row in known}
+    gone: dict[str, Placed] = {}
+    for batch, position, edit in batches:
+        if edit.kind in ADDING or not edit.ref or (edit.ref in pinned and edit.kind is not EditKind.CLIP):
+            continue
+        row = RemovedRow(ref=edit.ref, how=str(edit.kind), version=batch, at=0.0, kept=edit.tokens)
+        fact = facts.get((batch, *edit.key))
+        if fact is not None:
+            row = replace(row, at=fact.at, tool=fact.tool, tokens=fact.tokens_before, kept=fact.tokens_after)
+        gone[edit.ref] = (row, position)
+    return gone
 
 
-def forget_answer(tx: Transaction, tenant: str, answer: str) -> None:
-    tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.id == answer))
+def _covered(
+    tx: Transaction, conversation: ConversationRow, branch: str, pinned: AbstractSet[str]
+) -> dict[str, Placed]:
+    known = cuts_of(tx, conversation).items()
+    made = [each for (line, _), each in known if line == branch and pinned.isdisjoint(each.covered)]
+    inside = set(made[-1].covered) if made else set()
+    gone: dict[str, Placed] = {}
+    for each in made:
+        for place, ref in enumerate(each.covered):
+            if ref in inside and ref not in gone:
+                row = RemovedRow(ref=ref, how=each.cut.layer, version=each.batch, at=each.at)
+                gone[ref] = (row, place)
+    return gone
 
 
-def answers_of(tx: Transaction, conversation: ConversationRow) -> list[Mapping[str, Any]]:
-    mine = answers.c.tenant == conversation.tenant, answers.c.conversation == conversation.id
-    rows = _whole_answers(tx, sa.select(answers).where(*mine).order_by(answers.c.at))
-    return [
-        {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in asdict(row).items()} for row in rows
-    ]
-
-
-def _whole_answers(tx: Transaction, query: Rows, given: Mapping[str, str] = NOTHING) -> list[AnswerRow]:
-    found: list[AnswerRow] = []
-    for row in tx.execute(query, dict(given)):
-        try:
-            said = dict(zip(("given", "output", "opening"), unpack(row.body, parts=3), strict=True))
-        except Damaged:
-            tx.damage("answer", row.tenant, row.id)
-        else:
-            found.append(recorded(AnswerRow, answers, row, items=(), **said))
-    return found
+def _with_original(tx: Transaction, row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None) -> RemovedRow:
+    if original is None:
+        return row
+    text = ""
+    is_whole = original.body is not None or original.frame is not None
+    with suppress(Damaged):
+        text = message_of(tx, original)[1][:EXCERPT] if is_whole and not original.quarantined else ""
+    tokens, at = row.tokens or original.tokens, row.at or original.at
+    return replace(row, role=original.role, tokens=tokens, text=text, at=at)

@@ -3,17 +3,15 @@ which call each message answered, what it freed, and whether it was asked for ag
 """
 
 import json
-from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import sqlalchemy as sa
 
-from policies.ledger import ADDING, Cut, Edit, EditKind
-from proxy.store.archive import message_of, originals_with
+from policies.ledger import Cut, Edit, EditKind
 from proxy.store.packing import Damaged, unpack_words
 from proxy.store.records import (
     Branch,
@@ -22,8 +20,6 @@ from proxy.store.records import (
     EvictionRow,
     EvictionSum,
     ExchangeRow,
-    Original,
-    RemovedRow,
     StoreError,
 )
 from proxy.store.schema import (
@@ -35,15 +31,13 @@ from proxy.store.schema import (
     edits,
     evictions,
     of,
-    originals,
     recorded,
     same,
     stored,
 )
-from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
+from proxy.store.transaction import Place, Rows, Transaction, ordered
 
 Batched = tuple[int, int, Edit]
-Placed = tuple[RemovedRow, int]
 KINDS = {str(kind): kind for kind in EditKind}
 WITHHELD = b""
 """In place of the SHA-256 of an edit or a cut: it was stored without its text (``store.content: digest``)."""
@@ -177,12 +171,6 @@ def batches_without(tx: Transaction, parent: Branch, *, kept: Sequence[Cut]) -> 
     return [row.batch for row in rows if row.version not in versions]
 
 
-def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
-    query = sa.select(cuts.c.covered).where(cuts.c.tenant == tenant, cuts.c.ref == ref)
-    found = tx.scalar(query.order_by(cuts.c.at.desc(), cuts.c.version.desc()).limit(1))
-    return originals_with(tx, tenant, json.loads(found)) if found else []
-
-
 def refs_of_cuts(tx: Transaction, tenant: str, branch: str) -> set[str]:
     return {ref for row in tx.execute(COVERED, _key(tenant, branch)) for ref in json.loads(row.covered)}
 
@@ -232,7 +220,6 @@ def _cut_sha(cut: Cut) -> bytes:
     return sha256(f"{facts} {cut.narrative}\0{cut.text}".encode("utf-8", "surrogatepass")).digest()
 
 
-EXCERPT = 2000
 ADD_EVICTION = sa.insert(evictions)
 # A fork inherits what its parents had evicted until it left them.
 EVICTED = (
@@ -321,36 +308,6 @@ def listed(
     return [recorded(EvictionRow, evictions, row, conversation=row.name) for row in rows]
 
 
-def all_removed(tx: Transaction, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:
-    return removed_after(tx, conversation, None, limit=limit) or []
-
-
-def removed_after(
-    tx: Transaction, conversation: ConversationRow, after: str | None, *, limit: int
-) -> list[RemovedRow] | None:
-    branch = newest_branch(tx, conversation)
-    if branch is None:
-        return []
-    batches = load_batches(tx, conversation.tenant, branch, withheld=True)
-    pinned = {edit.ref for _, _, edit in batches if edit.kind is EditKind.PIN}
-    gone = _edited(tx, conversation.tenant, branch, batches, pinned)
-    for ref, (row, place) in _covered(tx, conversation, branch, pinned).items():
-        gone[ref] = (replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
-    # By batch, then by place: the clock may have been wrong.
-    rows = [row for row, place in sorted(gone.values(), key=lambda each: (-each[0].version, -each[1]))]
-    if after is not None:
-        places = [place for place, row in enumerate(rows) if row.ref == after]
-        if not places:
-            return None
-        rows = rows[places[0] + 1 :]
-    rows = rows[:limit]
-    known_originals: dict[str, sa.Row[*tuple[Any, ...]]] = {}
-    for refs in chunks(row.ref for row in rows):
-        query = sa.select(originals).where(originals.c.tenant == conversation.tenant, originals.c.ref.in_(refs))
-        known_originals |= {row.ref: row for row in tx.execute(query)}
-    return [_with_original(tx, row, known_originals.get(row.ref)) for row in rows]
-
-
 def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None, policy: str | None) -> Rows:
     query = query.join(branches, same(branches, evictions, "tenant", "branch")).join(conversations, OF_CONVERSATION)
     if tenant is not None:
@@ -358,46 +315,3 @@ def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None, p
     if conversation is not None:
         query = query.where(evictions.c.tenant == conversation.tenant, branches.c.conversation == conversation.id)
     return query if policy is None else query.where(evictions.c.policy == policy)
-
-
-def _edited(
-    tx: Transaction, tenant: str, branch: str, batches: Iterable[Batched], pinned: AbstractSet[str]
-) -> dict[str, Placed]:
-    known = tx.execute(sa.select(evictions).where(evictions.c.tenant == tenant, evictions.c.branch == branch))
-    facts = {(row.version, bytes(row.digest), row.occurrence): row for row in known}
-    gone: dict[str, Placed] = {}
-    for batch, position, edit in batches:
-        if edit.kind in ADDING or not edit.ref or (edit.ref in pinned and edit.kind is not EditKind.CLIP):
-            continue
-        row = RemovedRow(ref=edit.ref, how=str(edit.kind), version=batch, at=0.0, kept=edit.tokens)
-        fact = facts.get((batch, *edit.key))
-        if fact is not None:
-            row = replace(row, at=fact.at, tool=fact.tool, tokens=fact.tokens_before, kept=fact.tokens_after)
-        gone[edit.ref] = (row, position)
-    return gone
-
-
-def _covered(
-    tx: Transaction, conversation: ConversationRow, branch: str, pinned: AbstractSet[str]
-) -> dict[str, Placed]:
-    known = cuts_of(tx, conversation).items()
-    made = [each for (line, _), each in known if line == branch and pinned.isdisjoint(each.covered)]
-    inside = set(made[-1].covered) if made else set()
-    gone: dict[str, Placed] = {}
-    for each in made:
-        for place, ref in enumerate(each.covered):
-            if ref in inside and ref not in gone:
-                row = RemovedRow(ref=ref, how=each.cut.layer, version=each.batch, at=each.at)
-                gone[ref] = (row, place)
-    return gone
-
-
-def _with_original(tx: Transaction, row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None) -> RemovedRow:
-    if original is None:
-        return row
-    text = ""
-    is_whole = original.body is not None or original.frame is not None
-    with suppress(Damaged):
-        text = message_of(tx, original)[1][:EXCERPT] if is_whole and not original.quarantined else ""
-    tokens, at = row.tokens or original.tokens, row.at or original.at
-    return replace(row, role=original.role, tokens=tokens, text=text, at=at)

@@ -1,5 +1,4 @@
-"""What is kept of a conversation beside its history: checkpoints, notes, what models wrote, its health, and
-the arrays of its newest requests.
+"""What is kept of a conversation beside its history: checkpoints, notes, and what models wrote.
 
 A checkpoint is a conversation's structured state as JSON text, one row for every version that was saved. It is given
 back only if the SHA-256 of its body is the one that was stored with it; else the one before it counts. The two newest
@@ -9,11 +8,10 @@ rollback has taken back stay as history, but nothing goes on from them.
 
 A note is stored once, and a conversation has so many at most. Summaries are found by the address of what a model was
 asked; they are bounded for every tenant, and pruned by age. Tokens are counted by the minute, of all servers together.
-Of health there are its state, the newest snapshots, and alerts as episodes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -23,19 +21,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from policies.quality.health import KEPT, Health, Snapshot, check
 from proxy.store.audit import append, of_notes
 from proxy.store.ledger import LINES, cuts_of, key_of
 from proxy.store.packing import Damaged, pack_text, unpack_text
-from proxy.store.records import AlertRow, Change, CheckpointRow, ConversationRow, ExchangeRow, NoteRow, SummaryRow
+from proxy.store.records import Change, CheckpointRow, ConversationRow, NoteRow, SummaryRow
 from proxy.store.schema import (
     OF_BRANCH,
-    alerts,
     branches,
     checkpoints,
     conversations,
     cuts,
-    health_snapshots,
     keep_first,
     keep_last,
     notes,
@@ -46,7 +41,7 @@ from proxy.store.schema import (
     stored,
     summaries,
 )
-from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
+from proxy.store.transaction import Transaction, chunks
 
 Spans = Sequence[tuple[int, int]]
 Bodies = dict[tuple[str, int], str | None]
@@ -343,129 +338,3 @@ def _note_sha(note: NoteRow) -> bytes:
 
 def _summary_sha(row: SummaryRow) -> bytes:
     return sha256(row.key + row.text.encode("utf-8", "surrogatepass")).digest()
-
-
-MAX_ALERTS = 200
-
-ADD_SNAPSHOT = keep_first(health_snapshots)
-ADD_ALERT = keep_first(alerts)
-THIS_CONVERSATION = of(conversations, "tenant", "id")
-STATE = sa.select(conversations.c.health).where(THIS_CONVERSATION)
-SET_STATE = sa.update(conversations).where(THIS_CONVERSATION).values(health=sa.bindparam("state"))
-CLOSE_ALL = sa.update(alerts).where(of(alerts, "tenant", "conversation"), alerts.c.closed.is_(None))
-CLOSE_ALL = CLOSE_ALL.values(closed=sa.bindparam("now"))
-CLOSE = CLOSE_ALL.where(of(alerts, "at", "kind"))
-
-
-def _oldest(table: sa.Table, most: int) -> sa.Delete:
-    newest = table.alias()
-    border = sa.select(newest.c.at).where(of(newest, "tenant", "conversation")).order_by(newest.c.at.desc())
-    border = border.limit(1).offset(most)
-    return sa.delete(table).where(of(table, "tenant", "conversation"), table.c.at <= border.scalar_subquery())
-
-
-PRUNE_SNAPSHOTS = _oldest(health_snapshots, KEPT)
-PRUNE_ALERTS = _oldest(alerts, MAX_ALERTS)
-
-
-def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
-    """The rows, each with what it makes of its conversation as other servers have left that.
-
-    The conversations' rows are locked since this transaction has counted its requests in them.
-    """
-    known: dict[tuple[str, str], Health | None] = {}
-    followed = list[ExchangeRow]()
-    for row in rows:
-        if row.health is not None and row.health.sample is not None and row.health.rules is not None:
-            key = (row.tenant, home[row.id])
-            if key not in known:
-                known[key] = _state(tx, *key)
-            checkup = check(known[key], row.health.sample, row.health.rules)
-            known[key], row = checkup.health, replace(row, health=checkup)
-        followed.append(row)
-    return followed
-
-
-def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> None:
-    found = [((row.tenant, home[row.id]), row, row.health) for row in rows if row.health is not None]
-    states = {key: checkup.health for key, _, checkup in found}
-    for key, row, checkup in found:
-        if checkup.is_first:  # whatever is open of it is of somebody who is gone
-            close_all(tx, *key, row.at)
-    tx.many(
-        ADD_SNAPSHOT,
-        [
-            stored(health_snapshots, checkup.snapshot, tenant=tenant, conversation=conversation, id=row.id)
-            for (tenant, conversation), row, checkup in found
-        ],
-    )
-    tx.many(
-        ADD_ALERT,
-        [
-            stored(alerts, alert, tenant=tenant, conversation=conversation)
-            for (tenant, conversation), _, checkup in found
-            for alert in checkup.opened
-        ],
-    )
-    closed = [(_key(*key), row.at, episode) for key, row, checkup in found for episode in checkup.closed]
-    tx.many(CLOSE, [{**key, "of_at": each.at, "of_kind": each.kind, "now": at} for key, at, each in closed])
-    tx.many(SET_STATE, [_of_id(*key) | {"state": states[key].to_json()} for key in sorted(states)])
-    for key in sorted(key for key, health in states.items() if health.requests > KEPT):
-        tx.execute(PRUNE_SNAPSHOTS, _key(*key))
-    for key in sorted({key for key, _, checkup in found if checkup.opened}):
-        tx.execute(PRUNE_ALERTS, _key(*key))
-
-
-def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
-    table = health_snapshots
-    query = sa.select(table).where(table.c.tenant == conversation.tenant, table.c.conversation == conversation.id)
-    rows = tx.execute(query.order_by(table.c.at.desc(), table.c.id.desc()).limit(limit))
-    return [recorded(Snapshot, table, row) for row in rows][::-1]
-
-
-def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MAX_ALERTS) -> list[AlertRow]:
-    query = _listing().where(alerts.c.tenant == conversation.tenant, alerts.c.conversation == conversation.id)
-    return _listed(tx, query, limit)
-
-
-def open_alerts(
-    tx: Transaction, tenant: str | None, *, limit: int = 200, after: Place | None = None
-) -> tuple[list[AlertRow], dict[str, int]]:
-    are_open = alerts.c.closed.is_(None)
-    are_meant = are_open if tenant is None else sa.and_(are_open, alerts.c.tenant == tenant)
-    counted = tx.execute(sa.select(alerts.c.level, sa.func.count()).where(are_meant).group_by(alerts.c.level))
-    counts = {level: int(count) for level, count in counted}
-    return _listed(tx, _listing().where(are_meant), limit, after), counts
-
-
-def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> None:
-    health = _state(tx, tenant, conversation)
-    if health is not None:
-        tx.execute(SET_STATE, _of_id(tenant, conversation) | {"state": health._replace(fidelity=fidelity).to_json()})
-
-
-def close_all(tx: Transaction, tenant: str, conversation: str, at: float) -> None:
-    tx.execute(CLOSE_ALL, _key(tenant, conversation) | {"now": at})
-
-
-def _key(tenant: str, conversation: str) -> dict[str, object]:
-    return {"of_tenant": tenant, "of_conversation": conversation}
-
-
-def _of_id(tenant: str, conversation: str) -> dict[str, object]:
-    return {"of_tenant": tenant, "of_id": conversation}
-
-
-def _state(tx: Transaction, tenant: str, conversation: str) -> Health | None:
-    return Health.from_json(tx.scalar(STATE, _of_id(tenant, conversation)) or "")
-
-
-def _listing() -> Rows:
-    mine = sa.and_(conversations.c.tenant == alerts.c.tenant, conversations.c.id == alerts.c.conversation)
-    return sa.select(alerts, conversations.c.name).join(conversations, mine)
-
-
-def _listed(tx: Transaction, query: Rows, limit: int, after: Place | None = None) -> list[AlertRow]:
-    order = ((alerts.c.at, True), (alerts.c.kind, False), (alerts.c.tenant, False), (conversations.c.name, False))
-    rows = tx.execute(ordered(query, order, after=after, limit=limit))
-    return [recorded(AlertRow, alerts, row, conversation=row.name) for row in rows]

@@ -567,6 +567,10 @@ def same(one: sa.FromClause, other: sa.FromClause, *names: str) -> sa.ColumnElem
     return sa.and_(*(one.c[name] == other.c[name] for name in names))
 
 
+def total(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(sa.func.sum(value), 0)
+
+
 OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.c.conversation == conversations.c.id)
 
 

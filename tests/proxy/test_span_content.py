@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.stream.relay import choices_of
+from proxy.stream import choices_of
 from proxy.telemetry.names import MAX_BYTES, asked_in, said_in
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.responses import RESPONSES

@@ -1,1 +1,0 @@
-"""A body that comes in, and an answer that goes out as it comes."""
