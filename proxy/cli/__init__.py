@@ -1,5 +1,6 @@
 """The command ``weir``: a table of commands whose modules are loaded only when they run."""
 
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -48,9 +49,10 @@ class _CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(
-            importlib.import_module(f"proxy.cli.{HOMES.get(cmd_name, cmd_name)}"), cmd_name
-        )
+        gc.disable()  # what is imported stays: to look for garbage in it took a tenth of a start
+        home = importlib.import_module(f"proxy.cli.{HOMES.get(cmd_name, cmd_name)}")
+        gc.enable()
+        command: click.Command = getattr(home, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's

@@ -42,7 +42,7 @@ HOOKS = "weir.hooks"
 SIMULATED_WINDOW = 8192
 MAX_DESCRIPTORS = 65_536
 OWN_DESCRIPTORS = 64  # the database, libraries, listeners, exporters
-COLLECT_AFTER = 2_000
+COLLECT_AFTER = 20_000
 
 
 @click.command()

@@ -138,6 +138,10 @@ class StreamBroken(Exception): ...
 class _Idle(Exception): ...
 
 
+def _fall_silent(content: aiohttp.StreamReader) -> None:
+    content.set_exception(_Idle())
+
+
 class SecretMasker:
     """Takes a secret out of bytes on their way, length for length; of an error's body also where it is in two parts."""
 
@@ -229,7 +233,7 @@ class HTTPAnswer(Answer):
         self._response = response
         self._content = response.content
         self._target = target
-        self._watch = IdleWatch(target.idle, end=self._fell_silent)
+        self._watch = IdleWatch(target.idle, end=functools.partial(_fall_silent, response.content))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         if self._rest:
@@ -262,9 +266,6 @@ class HTTPAnswer(Answer):
             yield held
         self.ended = True
         self._watch.stop()
-
-    def _fell_silent(self) -> None:
-        self._content.set_exception(_Idle())
 
     def close(self) -> None:
         self._watch.stop()
