@@ -58,10 +58,16 @@ INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
 SET_INSPECTED = keep_last(inspected)
 MINE = of(inspected_parts, "tenant", "conversation")
 BUNDLES = (
-    sa.select(inspected_parts.c.number, inspected_parts.c.refs, sa.func.length(inspected_parts.c.body).label("size"))
-    .where(MINE)
+    sa.select(
+        inspected_parts.c.conversation,
+        inspected_parts.c.number,
+        inspected_parts.c.refs,
+        sa.func.length(inspected_parts.c.body).label("size"),
+    )
+    .where(of(inspected_parts, "tenant"), inspected_parts.c.conversation.in_(sa.bindparam("ids", expanding=True)))
     .order_by(inspected_parts.c.number)
 )
+ADD_BUNDLE = sa.insert(inspected_parts)
 BODIES = sa.select(inspected_parts).where(MINE).order_by(inspected_parts.c.number)
 LOCK = sa.select(conversations.c.id).where(of(conversations, "tenant", "id")).with_for_update()
 ARCHIVED = sa.select(originals.c.ref).where(
@@ -73,14 +79,26 @@ ARCHIVED = sa.select(originals.c.ref).where(
 
 def kept_arrays(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[KeptArrays]]:
     found: dict[Home, list[KeptArrays]] = {key: [] for key in given}
-    for tenant in {tenant for tenant, _ in found}:
-        for ids in chunks(sorted(its for owner, its in found if owner == tenant)):
-            for conversation, body in tx.execute(INSPECTED, {"of_tenant": tenant, "ids": ids}):
-                try:
-                    found[tenant, conversation] = tx.aside(partial(unpack_arrays, body))
-                except BROKEN:
-                    tx.damage("inspected", tenant, conversation)
+    for tenant, row in _rows(tx, INSPECTED, found):
+        try:
+            found[tenant, row.conversation] = tx.aside(partial(unpack_arrays, row.body))
+        except BROKEN:
+            tx.damage("inspected", tenant, row.conversation)
     return found
+
+
+def _bundles(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[sa.Row[Any]]]:
+    found: dict[Home, list[sa.Row[Any]]] = {key: [] for key in given}
+    for tenant, row in _rows(tx, BUNDLES, found):
+        found[tenant, row.conversation].append(row)
+    return found
+
+
+def _rows(tx: Transaction, query: sa.Select[Any], homes: Collection[Home]) -> Iterator[tuple[str, sa.Row[Any]]]:
+    for tenant in {tenant for tenant, _ in homes}:
+        for ids in chunks(sorted(its for owner, its in homes if owner == tenant)):
+            for row in tx.execute(query, {"of_tenant": tenant, "ids": ids}):
+                yield tenant, row
 
 
 def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
@@ -117,7 +135,8 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     by_home: dict[Home, list[tuple[ExchangeRow, Inspection]]] = {}
     for row, its, home in batch:
         by_home.setdefault((row.tenant, home), []).append((row, its))
-    known, arrays = kept_arrays(tx, by_home), list[dict[str, object]]()
+    known, there = kept_arrays(tx, by_home), _bundles(tx, by_home)
+    arrays, bundles = list[dict[str, object]](), list[dict[str, object]]()
     for key, made in by_home.items():
         try:
             fresh = {ref: body for _, its in made for ref, body in its.bodies().items()}
@@ -126,28 +145,32 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
             continue
         arrays.append({"tenant": key[0], "conversation": key[1], "body": packed})
         is_due = len(left) <= len(known[key]) or any(row.evicted or row.strategy for row, _ in made)
-        _put(tx, key, fresh, branch=made[-1][0].branch, left=left if is_due else None)
+        branch, left_now = made[-1][0].branch, left if is_due else None
+        bundles += _bundled(tx, key, fresh, there[key], branch=branch, left=left_now)
     tx.many(SET_INSPECTED, arrays)
+    tx.many(ADD_BUNDLE, bundles)
 
 
 def keep_texts(tx: Transaction, conversation: ConversationRow, branch: str, *, above: int) -> None:
     home = conversation.tenant, conversation.id
     tx.execute(LOCK, {"of_tenant": home[0], "of_id": home[1]})
-    if tx.execute(BUNDLES, _key(home)).first() is not None:
+    if there := _bundles(tx, [home])[home]:
         gone = (cuts.c.tenant == home[0], cuts.c.branch == branch, cuts.c.batch > above)
         texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(*gone)) if text]
-        _put(tx, home, {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts})
+        fresh = {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts}
+        tx.many(ADD_BUNDLE, list(_bundled(tx, home, fresh, there)))
 
 
-def _put(
+def _bundled(
     tx: Transaction,
     home: Home,
     fresh: Mapping[str, bytes],
+    there: Sequence[sa.Row[Any]],
     *,
     branch: str | None = None,
     left: Sequence[KeptArrays] | None = None,
-) -> None:
-    there = tx.execute(BUNDLES, _key(home)).all()
+) -> Iterator[dict[str, object]]:
+    """The bundles to add, of what is said in no other place; what they take the place of is taken out."""
     by_number = {row.number: set(row.refs.split()) for row in there}
     known = set[str]().union(*by_number.values())
     there_too = _elsewhere(tx, home, branch, fresh.keys() - known)
@@ -166,12 +189,12 @@ def _put(
         tx.execute(sa.delete(inspected_parts).where(MINE, gone), _key(home))
     if bodies := {ref: body for ref, body in sorted(bodies.items()) if ref in stays}:
         level, own = 3 if rewritten else 1, {"tenant": home[0], "conversation": home[1]}
-        for number, part in enumerate(_bundled(bodies), 1 + max(by_number, default=0)):
+        for number, part in enumerate(_parts(bodies), 1 + max(by_number, default=0)):
             packed = tx.aside(partial(pack_named, part, level=level))
-            tx.execute(sa.insert(inspected_parts), own | {"number": number, "refs": " ".join(part), "body": packed})
+            yield own | {"number": number, "refs": " ".join(part), "body": packed}
 
 
-def _bundled(bodies: Mapping[str, bytes]) -> Iterator[dict[str, list[bytes]]]:
+def _parts(bodies: Mapping[str, bytes]) -> Iterator[dict[str, list[bytes]]]:
     part, size = dict[str, list[bytes]](), 0
     for ref, body in bodies.items():
         part[ref] = [body]
