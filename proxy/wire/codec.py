@@ -39,7 +39,7 @@ from proxy.wire.raw import (
 ERROR = b"error"
 _MARKED = f'"{MARK}"'.encode()
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
-_MATTERS = re.compile(rb'"usage"|"error"|"finish_reason"\s*:\s*"[^"]|"index"\s*:\s*[1-9]')
+_MATTERS = re.compile(rb'"(?:usage"|error"|finish_reason"\s*:\s*"[^"]|index"\s*:\s*[1-9])')
 
 
 class GivenAnswer(NamedTuple):

@@ -222,7 +222,7 @@ class ServerSentEvent(msgspec.Struct, frozen=True):
     name: bytes = b""
 
 
-_ONE_EVENT = re.compile(rb"data: ?([^\r\n]*)\n\n")
+_ONE_EVENT = re.compile(rb"(?:event:([^\r\n]*)\n)?data: ?([^\r\n]*)\n\n")
 
 
 @dataclass(slots=True)
@@ -242,7 +242,8 @@ class Decoder:
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         is_idle = not (self._line or self._data or self._name or self._after_cr)
         if is_idle and (alone := _ONE_EVENT.fullmatch(chunk)) is not None:
-            return [ServerSentEvent(alone.group(1))]
+            name, data = alone.groups(b"")
+            return [ServerSentEvent(data, name.strip())]
         if self._after_cr and chunk[:1] == b"\n":
             chunk = chunk[1:]
             self._after_cr = False
