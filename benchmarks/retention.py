@@ -66,7 +66,6 @@ WEIGHTS: Mapping[str, Mapping[str, object]] = {
     "alone": {"ALONE": 1.0},
     "asked": {"ASKED": 1.0},
     "brevity": {"BRIEFLY": 1e-9},
-    "call": {"CALL": 0.6},
     "correction": {"CORRECTION": 0},
     "few": {"MAX_FEW": 1.0},
     "identifier": {"IDENTIFIER": 1.0},

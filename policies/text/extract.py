@@ -22,7 +22,6 @@ from policies.tokens import TokenCounter
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
 OTHER_SPEAKER = 0.3
 REASON = 1.0
-CALL = 0.5
 ALONE = 4.0
 """How much more an identifier is worth alone than within what it stands in: it costs little."""
 IDENTIFIER = 3.0
@@ -247,7 +246,8 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
 
 def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float) -> Iterator[Item]:
     result, said = source.is_result, source.is_users
-    worth = REASON if source.calls else SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
+    of_pair = SPEAKERS.get("tool", OTHER_SPEAKER)
+    worth = REASON if source.calls else of_pair if result else SPEAKERS.get(source.role, OTHER_SPEAKER)
     if said or source.calls:
         worth *= 1 + math.exp(-source.tokens / BRIEFLY)
     if said:
@@ -255,8 +255,7 @@ def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few:
     for place, segment in enumerate(reading.segments):
         if not segment.terms:
             continue
-        called = segment.record < 0
-        factor = CALL if called else worth
+        factor = of_pair if segment.record < 0 else worth
         if said and is_question(segment.text):
             factor *= QUESTION
         cost = rate * len(segment.text) + LABEL
