@@ -1,11 +1,12 @@
 """A Weir under a seeded mix of traffic of which three requests in ten go wrong: what grows that should not?
 
-    python -m benchmarks.soak [--minutes 20] [--clients 6] [--faults 0.3] [--seed 1] [--json FILE]
+    python -m benchmarks.soak [--minutes 20] [--clients 6] [--pause 0] [--conversations 60] [--faults 0.3]
+        [--seed 1] [--json FILE]
 
 Weir runs as its users start it, in front of the simulator with a window of 8K. Every client plays agent conversations
 that overflow it, out of a fixed set, so that caches fill once and then stay as they are. Each row says what the process
 holds; the last lines are what it grew by per 10,000 requests after the first third, and how the latency of answers
-without a fault moved.
+without a fault moved: by itself, over that of the same machine without Weir, and in processor time.
 """
 
 import argparse
@@ -32,7 +33,6 @@ from proxy.simulator.model import SimulatorSettings
 from proxy.wire.counting import Tokenizer
 
 WINDOW = 8_192
-CONVERSATIONS = 60
 STEPS = 30
 FAULTS = (
     "500", "429:0", "html", "empty_200", "truncated_json", "cut_stream:2", "end_early", "error_in_stream",
@@ -45,7 +45,10 @@ WORDS = ("server", "request", "file", "module", "path", "value", "index", "error
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the process holds at one moment; bytes, counts, and milliseconds of answers since the row before."""
+    """What the process holds at one moment; bytes, counts, and milliseconds since the row before.
+
+    The milliseconds are those of answers, of answers without Weir, and of processor time for a request.
+    """
 
     minute: float
     requests: int
@@ -56,6 +59,13 @@ class Held:
     wal_kb: int
     p50_ms: float
     p99_ms: float
+    direct_ms: float
+    cpu_ms: float
+
+    @property
+    def slower(self) -> float:
+        """How many times as long an answer takes as without Weir, on the same machine at the same time."""
+        return self.p50_ms / max(0.01, self.direct_ms)
 
 
 @dataclass(slots=True)
@@ -76,11 +86,11 @@ class Report:
         spread = sum((at - x) ** 2 for at, _ in points)
         return sum((at - x) * (value - y) for at, value in points) / spread if spread else 0.0
 
-    def drift(self) -> float:
-        """The median latency of the last third over that of the middle third."""
-        rows = self.settled()
-        half = len(rows) // 2
-        return median(r.p50_ms for r in rows[half:]) / max(0.01, median(r.p50_ms for r in rows[:half]))
+    def drift(self, name: str = "p50_ms") -> float:
+        """The median of one figure in the last third over that in the middle third."""
+        figures = [float(getattr(row, name)) for row in self.settled()]
+        half = len(figures) // 2
+        return median(figures[half:]) / max(0.01, median(figures[:half]))
 
 
 @dataclass(slots=True)
@@ -91,15 +101,19 @@ class Soak:
     home: Path
     http: aiohttp.ClientSession
     faults: float
+    pause: float
+    conversations: int
     report: Report = field(default_factory=Report)
     requests: int = 0
     taken: list[float] = field(default_factory=list)
+    direct: list[float] = field(default_factory=list)
+    read: tuple[int, float] = (0, 0.0)
 
     async def client(self, number: int, ends: float, seed: int) -> None:
         """Play conversations one after the other until the time is up."""
         rng = random.Random(f"{seed}/{number}")
         while time.monotonic() < ends:
-            await self._converse(rng.randrange(CONVERSATIONS), rng, ends)
+            await self._converse(rng.randrange(self.conversations), rng, ends)
 
     async def _converse(self, which: int, rng: random.Random, ends: float) -> None:
         messages = _opening(which)
@@ -111,6 +125,7 @@ class Soak:
             self.requests += 1
             self.report.answers[outcome] = self.report.answers.get(outcome, 0) + 1
             messages += _step(which, step)
+            await asyncio.sleep(rng.uniform(0, 2 * self.pause))
 
     async def _ask(self, messages: list[dict[str, Any]], *, which: int, fault: str, stream: bool) -> str:
         """Send one request; the status of its answer, or what became of the connection."""
@@ -137,6 +152,16 @@ class Soak:
             return str(answer.status)
         return f"{answer.status} after a fault"
 
+    async def compare(self, upstream: str, ends: float) -> None:
+        """Ask the upstream itself now and then, which says what the machine can do at the time."""
+        body = {"model": "sim", "messages": [*_opening(0), *_step(0, 0)], "max_tokens": 256}
+        while time.monotonic() < ends:
+            begun = time.perf_counter()
+            async with self.http.post(f"{upstream}/chat/completions", json=body) as answer:
+                await answer.read()
+            self.direct.append(1000 * (time.perf_counter() - begun))
+            await asyncio.sleep(0.2)
+
     async def watch(self, begun: float, ends: float, every: float) -> None:
         """A row every ``every`` seconds."""
         at = begun
@@ -146,7 +171,9 @@ class Soak:
 
     async def _held(self, minute: float) -> Held:
         pid, taken = self.target.pid, sorted(self.taken) or [0.0]
-        self.taken = []
+        requests, used = self.requests - self.read[0], self.target.cpu() - self.read[1]
+        direct = median(self.direct or [0.0])
+        self.taken, self.direct, self.read = [], [], (self.requests, self.target.cpu())
         database = self.home / "soaked.db"
         return Held(
             minute=round(minute, 2),
@@ -158,6 +185,8 @@ class Soak:
             wal_kb=_size(database.with_name("soaked.db-wal")),
             p50_ms=round(taken[len(taken) // 2], 2),
             p99_ms=round(taken[min(len(taken) - 1, int(0.99 * len(taken)))], 2),
+            direct_ms=round(direct, 2),
+            cpu_ms=round(1000 * used / max(1, requests), 2),
         )
 
     async def _tasks(self) -> int:
@@ -192,9 +221,20 @@ def _step(which: int, step: int) -> list[dict[str, Any]]:
 
 
 async def soak(
-    *, seconds: float, clients: int = 6, faults: float = 0.3, seed: int = 1, rows: int = 10, extra: Sequence[str] = ()
+    *,
+    seconds: float,
+    clients: int = 6,
+    pause: float = 0.0,
+    conversations: int = 60,
+    faults: float = 0.3,
+    seed: int = 1,
+    rows: int = 10,
+    extra: Sequence[str] = (),
 ) -> Report:
-    """Run the load for so long against a Weir of its own; what it held, row by row."""
+    """Run the load for so long against a Weir of its own; what it held, row by row.
+
+    Each client waits ``pause`` seconds before it asks again.
+    """
     with tempfile.TemporaryDirectory(prefix="weir-soak-") as folder:
         home = Path(folder)
         settings = SimulatorSettings(window=WINDOW, ledger_bytes=1024 * 1024)
@@ -203,10 +243,11 @@ async def soak(
             port = int(upstream.base_url.rsplit(":", 1)[1].split("/")[0])
             with weir("soaked", upstream=port, window=WINDOW, cores=cores.tested, home=home, extra=extra) as target:
                 async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-                    load, begun = Soak(target, home, http, faults), time.monotonic()
+                    load, begun = Soak(target, home, http, faults, pause, conversations), time.monotonic()
                     ends = begun + seconds
                     watching = asyncio.create_task(load.watch(begun, ends, seconds / rows))
-                    await asyncio.gather(*(load.client(n, ends, seed) for n in range(clients)))
+                    comparing = asyncio.create_task(load.compare(upstream.base_url, ends))
+                    await asyncio.gather(comparing, *(load.client(n, ends, seed) for n in range(clients)))
                     with suppress(asyncio.CancelledError):
                         await watching
                     return load.report
@@ -217,21 +258,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--conversations", type=int, default=60)
     parser.add_argument("--faults", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    report = asyncio.run(
-        soak(seconds=60 * given.minutes, clients=given.clients, faults=given.faults, seed=given.seed, rows=20)
-    )
-    table = Table("minute", "requests", "RSS MB", "fds", "tasks", "DB KB", "WAL KB", "p50 ms", "p99 ms")
+    asked = {name: getattr(given, name) for name in ("clients", "pause", "conversations", "faults", "seed")}
+    report = asyncio.run(soak(seconds=60 * given.minutes, rows=20, **asked))
+    columns = ("minute", "requests", "RSS MB", "fds", "tasks", "DB KB", "WAL KB", "p50 ms", "p99 ms", "direct", "CPU")
+    table = Table(*columns)
     for row in report.rows:
         table.add_row(*(str(value) for value in asdict(row).values()))
     console = Console()
     console.print(table)
     for name in ("rss_mb", "descriptors", "tasks", "database_kb", "wal_kb"):
         console.print(f"{name} per 10,000 requests: {report.growth(name):+.2f}")
-    console.print(f"median latency, last third over middle third: {report.drift():.2f}")
+    for name in ("p50_ms", "slower", "cpu_ms"):
+        console.print(f"median {name}, last third over middle third: {report.drift(name):.2f}")
     console.print(f"answers: {dict(sorted(report.answers.items()))}")
     if given.json:
         found = {"rows": [asdict(row) for row in report.rows], "answers": report.answers}

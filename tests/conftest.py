@@ -36,8 +36,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that wait longest for something real come first: no worker is left alone with them at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("real") is None)
+    """Those that wait longest, or for something real, come first: no worker is left alone with them at the end."""
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("waits", "real")])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -296,7 +296,8 @@ class MessagesCodec(Codec):
         if isinstance(error, ContextLengthExceeded) and error.weir is not None:
             buckets, window, reserve = (error.weir.get(name) for name in ("buckets", "window", "reserve"))
             if isinstance(buckets, Mapping) and isinstance(window, int) and isinstance(reserve, int):
-                message = f"prompt is too long: {sum(buckets.values())} tokens > {window - reserve} maximum. {message}"
+                used, most = error.weir.get("used", sum(buckets.values())), error.weir.get("cap", window - reserve)
+                message = f"prompt is too long: {used} tokens > {most} maximum. {message}"
         return write_value(_error(error, message))
 
     def error_event(self, error: ProxyError) -> bytes:

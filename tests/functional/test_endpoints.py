@@ -484,6 +484,20 @@ async def test_what_cannot_fit_is_said_in_the_words_that_clients_know(kind: type
             assert re.match(r"prompt is too long: \d+ tokens > \d+ maximum", body["error"]["message"])
 
 
+@pytest.mark.requirement("A4.6", "P16")
+async def test_a_bucket_that_refuses_says_by_how_much_it_is_too_long_in_the_words_of_messages() -> None:
+    rejecting = {"enforce": "bucket", "buckets": {"system": {"cap": 300, "on_overflow": "reject"}}}
+    async with between(OnMessages, balanced=rejecting) as (simulator, running):
+        agent = OnMessages(running.root)
+        agent.options = {"system": "rule " * 400}
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await agent.ask()
+    assert simulator.ledger == []
+    error = caught.value.response.json()["error"]
+    assert 300 < error["weir"]["used"] < WINDOW
+    assert error["message"].startswith(f"prompt is too long: {error['weir']['used']} tokens > 300 maximum. ")
+
+
 REFUSALS: Mapping[str, tuple[int, str]] = {
     "a wrong key": (401, "authentication_error"),
     "a model that the key may not use": (403, "permission_error"),

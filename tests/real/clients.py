@@ -196,11 +196,12 @@ Model = Callable[[Script, str], AbstractAsyncContextManager[str]]
 
 @asynccontextmanager
 async def through_weir(
-    client: Client, folder: Path, model: Model, script: Script, *, window: int, system: str = ""
+    client: Client, folder: Path, model: Model, script: Script, *, window: int, system: str = "", policy: str = ""
 ) -> AsyncIterator[Setting]:
     """The client before a Weir that takes the model's window to be ``window`` tokens."""
     async with model(script, client.endpoint) as upstream:
         store = f"sqlite+aiosqlite:///{folder / 'weir.db'}"
         arguments = ["--upstream", upstream, "--window", str(window), "--store", store, "--summarizer", "same"]
+        arguments += ["--policy", policy] if policy else []
         async with WeirProcess(arguments, free_port()) as weir:
             yield Setting(Place(folder / "home", weir.root, client, system), script, weir)

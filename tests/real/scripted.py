@@ -130,6 +130,16 @@ class Script:
         return Turn(thought=f"The next one is step {step}, after {newest} that went well.", text=words, calls=calls)
 
 
+class Remembering(Script):
+    """A script that goes on where it was, whatever a summary has left of its marks."""
+
+    def turn(self, said: Sequence[str], tools: Sequence[Json], *, called: bool) -> Turn:
+        """The next turn after the newest step that was seen."""
+        seen = max((int(match[1] or 0) for text in said for match in STEP.finditer(text)), default=0)
+        said = [*said, f"[[step {self.done}]]"] if self.done > 0 and seen < self.done else said
+        return super().turn(said, tools, called=called)
+
+
 def _argument(tools: Sequence[Json]) -> Callable[[str], Call] | None:
     """How a step is run with one of these tools."""
     command = "python3 step.py "

@@ -11,7 +11,7 @@ from proxy.simulator import RecordedRequest, Request, SimulatedAnswer, Simulated
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.window import Dialect
 from tests.functional.harness import COUNTER
-from tests.real.scripted import SIDE, STEP, Asked, Script
+from tests.real.scripted import NOTES, SIDE, STEP, Asked, Script, Turn
 
 DIALECTS = {"responses": Dialect.OPENAI, "messages": Dialect.ANTHROPIC}
 TOO_LONG = ("context_length_exceeded", "prompt is too long")
@@ -24,7 +24,9 @@ async def simulated(script: Script, endpoint: str, *, bound: bool = False) -> As
     """A simulator that follows the script; what it was asked is the script's once it has ended."""
 
     def answer(request: Request) -> SimulatedAnswer:
-        turn = script.turn(texts_of(request["messages"]), tools_of(request), called=True)
+        said = texts_of(request["messages"])
+        notes = bool(tools_of(request)) and bool(said) and SIDE.search(said[-1]) is not None
+        turn = Turn(text=NOTES) if notes else script.turn(said, tools_of(request), called=True)
         thinks = "input" in request or (request.get("thinking") or {}).get("type") in ("enabled", "adaptive")
         given = [(each.name, each.arguments) for each in turn.calls]
         calls = tuple(SimulatedCall(name, said if isinstance(said, str) else json.dumps(said)) for name, said in given)

@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.real.clients import DOCS, QUICK_START, Client, Failed, Model, Place, 
 from tests.real.drivers import step
 from tests.real.drivers.common import GREETING, TASK
 from tests.real.environments import HERE, Unavailable
-from tests.real.scripted import DONE, HELLO, STEP, Json, Script, Turn, scripted
+from tests.real.scripted import DONE, HELLO, Remembering, Script, scripted
 from tests.real.simulated import simulated
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -235,16 +235,6 @@ async def test_weir_run_leads_an_agent_to_weir_without_any_configuration(client:
             said = await place.run(*client.ask, GREETING)
     assert said.strip() == HELLO
     assert [each.status for each in script.asked if each.main] == [200]
-
-
-class Remembering(Script):
-    """A script that goes on where it was, whatever a summary has left of its marks."""
-
-    def turn(self, said: Sequence[str], tools: Sequence[Json], *, called: bool) -> Turn:
-        """The next turn after the newest step that was seen."""
-        seen = max((int(match[1] or 0) for text in said for match in STEP.finditer(text)), default=0)
-        said = [*said, f"[[step {self.done}]]"] if self.done > 0 and seen < self.done else said
-        return super().turn(said, tools, called=called)
 
 
 @soak
