@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -145,6 +146,26 @@ def weir(
         try:
             _wait_until_ready(running, log)
             running.ready_s = time.monotonic() - started
+            yield running
+        finally:
+            running.stop()
+
+
+@contextmanager
+def other(
+    name: str, command: str, *, upstream: int, window: int, cores: frozenset[int], home: Path
+) -> Iterator[Running]:
+    """Another proxy, started by ``command`` with the same places in braces as those of ``benchmarks.peers``."""
+    port, folder = _free_port(), home / name
+    folder.mkdir()
+    root = f"http://127.0.0.1:{upstream}"
+    places = {"port": port, "root": root, "upstream": f"{root}/v1", "window": window, "folder": folder}
+    given = shlex.split(command.format_map(places | {"trigger": window * 7 // 10, "summariser": ""}))
+    with (home / f"{name}.log").open("w") as errors:
+        running = _start(name, given, cores=cores, errors=errors)
+        running.port = port
+        try:
+            _wait_until_open(running)
             yield running
         finally:
             running.stop()

@@ -1,11 +1,11 @@
 """Speed: what Weir costs beside a relay that does nothing, both measured in one run, in turns.
 
     python -m benchmarks.speed [--cases small,agent,stream,alone,growth,cold] [--seconds N] [--rounds N] [--otlp]
-                               [--json FILE]
+                               [--peer NAME='COMMAND' …] [--json FILE]
 
 CPU is the proxy process's own, user and system, per request; a ratio is taken of two rounds that follow each other.
 ``best`` is the cheapest round over the floor's cheapest; ``held`` the longest wait for ``/healthz`` in the
-best round, ms.
+best round, ms. ``--peer`` measures another proxy beside them, started as ``benchmarks.peers`` says.
 Exits with 1 if any answer was wrong; a target that is missed is shown and is no failure.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.processes import ROOT, Cores, Running, companion, weir
+from benchmarks.processes import ROOT, Cores, Running, companion, other, weir
 
 STREAMS = {"stream": 64, "responses stream": 64, "messages stream": 64}
 CONNECTIONS = {"small": 32, "agent": 8, "responses": 8, "messages": 8, **STREAMS}
@@ -38,6 +38,7 @@ COLD_ROUNDS = 4
 WARM_UP = 1.0
 STREAM_SECONDS = 0.5
 MAX_RATIO = {"small": 2.0, "agent": 2.5, "stream": 1.5}
+MAX_OF_PEER = {"small": 0.25, "agent": 0.45, "stream": 0.40}
 MAX_GROWTH = 1.5
 MAX_ALONE_MS = 2.0
 MAX_FIRST_BYTE_MS = 1.0
@@ -123,7 +124,9 @@ class Target:
         return self.value <= self.most
 
 
-def run(cases: Sequence[str], *, seconds: float, rounds: int, otlp: bool, console: Console) -> dict[str, Any]:
+def run(
+    cases: Sequence[str], *, seconds: float, rounds: int, otlp: bool, console: Console, peers: Mapping[str, str] = {}
+) -> dict[str, Any]:
     """Everything that was measured, as one JSON object."""
     cores = Cores.split()
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as home, ExitStack() as stack:
@@ -145,6 +148,12 @@ def run(cases: Sequence[str], *, seconds: float, rounds: int, otlp: bool, consol
                     weir("weir+otlp", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place, otlp=stub.port)
                 )
             )
+        for name, command in peers.items():
+            subjects.append(
+                stack.enter_context(
+                    other(name, command, upstream=stub.port, window=WINDOW, cores=cores.tested, home=place)
+                )
+            )
         bench = Bench(load, rounds, seconds)
         for case in cases:
             say(f"{case} …")
@@ -159,7 +168,7 @@ def run(cases: Sequence[str], *, seconds: float, rounds: int, otlp: bool, consol
                 _growth(bench, stub, cores, place)
             memory[case] = tested.rss_mb()
         memory["peak"] = tested.peak_mb()
-        figures = _figures(bench, cases, tested, floor, memory)
+        figures = _figures(bench, cases, tested, floor, memory, peers=tuple(peers))
         return {
             "at": strftime("%Y-%m-%dT%H:%M:%S%z"),
             "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
@@ -192,7 +201,13 @@ def _growth(bench: Bench, stub: Running, cores: Cores, place: Path) -> None:
 
 
 def _figures(
-    bench: Bench, cases: Sequence[str], tested: Running, floor: Running, memory: Mapping[str, float]
+    bench: Bench,
+    cases: Sequence[str],
+    tested: Running,
+    floor: Running,
+    memory: Mapping[str, float],
+    *,
+    peers: Sequence[str],
 ) -> dict[str, Any]:
     """Figures per case and the targets they are held against."""
     rows = [_row(bench, label, subject) for label, subject in _measured(bench)]
@@ -200,6 +215,12 @@ def _figures(
         Target(f"{case}: CPU per request over the floor's", median(ratios), MAX_RATIO[case], "times")
         for case in cases
         if case in MAX_RATIO and (ratios := bench.ratios(case, "weir"))
+    ]
+    targets += [
+        Target(f"{case}: CPU per request over that of {peer}", median(ratios), MAX_OF_PEER[case], "times")
+        for case in cases
+        for peer in peers
+        if case in MAX_OF_PEER and (ratios := bench.ratios(case, "weir", to=peer))
     ]
     if "alone" in cases:
         added = _added(bench, "alone", "p50_ms")
@@ -323,14 +344,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.6, help="length of a round (0.6)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each subject (5)")
     parser.add_argument("--otlp", action="store_true", help="measure also a Weir that exports its traces")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=COMMAND", help="measure also another proxy"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write; under benchmarks/results by default")
     arguments = parser.parse_args()
     cases = [name for name in arguments.cases.split(",") if name]
     if unknown := [name for name in cases if name not in CASES]:
         parser.error(f"there is no case {unknown[0]!r}; there are: {', '.join(CASES)}")
-    console = Console()
-    console = Console(width=max(120, console.width))
-    result = run(cases, seconds=arguments.seconds, rounds=arguments.rounds, otlp=arguments.otlp, console=console)
+    peers = dict(given.split("=", 1) for given in arguments.peer)
+    console = Console(width=max(120, Console().width))
+    result = run(
+        cases, seconds=arguments.seconds, rounds=arguments.rounds, otlp=arguments.otlp, peers=peers, console=console
+    )
     show(result, console)
     path = arguments.json or ROOT / "benchmarks" / "results" / f"speed-{strftime('%Y%m%d-%H%M%S')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
