@@ -1,6 +1,7 @@
 """Work that nobody waits for any more ends: a client gives up while its history is read, the process is to stop."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -33,8 +34,11 @@ def history(messages: int, *, seed: int) -> bytes:
 
 def below(process: int) -> list[int]:
     """The processes that a process has started and that have not ended."""
-    tasks = Path(f"/proc/{process}/task")
-    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread may end meanwhile
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def seconds_of(process: int) -> float:
