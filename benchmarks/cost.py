@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.retention import default_data
-from policies import ContextSettings
 from policies.quality.advise import PROVIDERS, TokenPrices
+from policies.settings import ContextSettings
 from proxy.replay.play import Replayed, Tally, replay
 from proxy.replay.scenarios import Conditions, advice_for, advised, pace_of, store_in_memory
 from proxy.replay.script import Fact, Recording, Script, read_recordings, recording_of

@@ -23,8 +23,8 @@ import openai
 
 from benchmarks.cost import prose, recorded
 from benchmarks.retention import default_data
-from policies import ContextSettings, Effect, Failed, Reply, Summarize, Summary
-from policies.settings import Layer, Summaries
+from policies.effects import Effect, Failed, Reply, Summarize, Summary
+from policies.settings import ContextSettings, Layer, Summaries
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory

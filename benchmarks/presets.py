@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.cost import MAX_TOKENS, PRICES, agent_loop, generated, played, recorded
 from benchmarks.retention import default_data
-from policies import ContextSettings
+from policies.settings import ContextSettings
 from proxy.config.presets import policy_from, preset_documents
 from proxy.replay.play import Tally
 from proxy.replay.scenarios import Conditions

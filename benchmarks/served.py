@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from policies import ContextSettings, divide
+from policies.limits import divide
+from policies.settings import ContextSettings
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.server import serve

@@ -5,8 +5,9 @@ ever fetched: what only has an address costs what a typical one costs, and a fil
 Documents and video are rather too small than too large: an estimate that is too large would refuse a request that the
 upstream takes.
 
-:func:`clip_middle` is for what has to fit, :func:`cap_text` for a tool result above its cap, where a line of JSON says
-where the archive's text goes on: ``next_cursor`` is the byte of its UTF-8 form at which the shown beginning ends::
+:func:`shorten` and :func:`clip` keep the beginning of a text, :func:`clip_middle` both ends of one that has to fit, and
+:func:`cap_text` is for a tool result above its cap, where a line of JSON says where the archive's text goes on:
+``next_cursor`` is the byte of its UTF-8 form at which the shown beginning ends::
 
     {"truncated": true, "ref": "0123456789ab.txt", "next_cursor": 4938}
 """
@@ -22,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 RATIO_MIN, RATIO_MAX = 0.25, 4.0
+_LOOSE = " \n,;:-\u2013\u2014([…"
 RECENT = 5
 CONSISTENT = 3
 AGREEMENT = 0.05
@@ -126,6 +128,49 @@ def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) 
             return clipped
         kept = min(kept - 1, int(kept * max_tokens / size * 0.98))
     return _note(total, ref)
+
+
+def shorten(text: str, longest: int) -> str:
+    """``text`` in at most so many characters, cut between words.
+
+    Of one word that is longer, a path keeps its last parts and anything else its two ends, the cut marked.
+    """
+    if len(text) <= longest:
+        return text
+    at = _edge(text, longest - 1)
+    if at > longest // 3:
+        return f"{text[:at].rstrip(_LOOSE)}…"
+    part = text.find("/", len(text) - longest + 1)
+    if 0 < part < len(text) - 1:
+        return f"…{text[part:]}"
+    head = (longest - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
+
+
+def clip(text: str, *, max_tokens: int, counter: TokenCounter) -> str:
+    if max_tokens <= 0:
+        return ""
+    if len(text) <= max_tokens * 16 and counter.count(text) <= max_tokens:
+        return text
+    low, high = 0, min(len(text), max_tokens * 16)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if counter.count(_ended(text, middle)) <= max_tokens:
+            low = middle
+        else:
+            high = middle - 1
+    return _ended(text, low)
+
+
+def _edge(text: str, at: int) -> int:
+    if at >= len(text) or text[at].isspace():
+        return min(at, len(text))
+    return max(text.rfind(" ", 0, at), text.rfind("\n", 0, at), 0)
+
+
+def _ended(text: str, at: int) -> str:
+    kept = text[: _edge(text, at)].rstrip(_LOOSE)
+    return f"{kept}…" if kept else ""
 
 
 def cap_text(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policies import ContextSettings, Mode
+from policies.settings import ContextSettings, Mode
 from proxy.access.admission import Admission, Guesses, Keyring, credentials_in, presented, refuse_spending_pages
 from proxy.access.destination import Caller
 from proxy.config.file import ConfigError

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from policies import Effect, Failed, Reply, Summary
-from policies.effects import Answers, Done, Save, StateSaved, Summarize, Together
+from policies.effects import Answers, Done, Effect, Failed, Reply, Save, StateSaved, Summarize, Summary, Together
 from policies.tokens import CHARS4
 from proxy.access.destination import MANAGED
 from proxy.app import running

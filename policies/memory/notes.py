@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from policies.ledger import Note, Status, Subtask
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.text.gist import shorten
 from policies.text.segments import Source, names_something, normal, parse
-from policies.tokens import TokenCounter
+from policies.tokens import TokenCounter, shorten
 
 CATEGORIES = ("task_progress", "decisions", "bugs", "constraints", "learnings", "misc")
 IMPORTANCE = ("critical", "high", "normal")

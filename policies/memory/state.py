@@ -20,7 +20,7 @@ from policies.settings import ContextSettings, NoteTaking
 from policies.summary.ask import condense, lines_of
 from policies.summary.check import Proposal
 from policies.text.extract import Item, Links, Weights, candidates, choose, extract
-from policies.text.gist import key_argument, shorten
+from policies.text.gist import key_argument
 from policies.text.segments import (
     Readings,
     Segment,
@@ -34,7 +34,7 @@ from policies.text.segments import (
     sources_of,
     terms_of,
 )
-from policies.tokens import TokenCounter
+from policies.tokens import TokenCounter, shorten
 from policies.turns import answered_calls, first_user, units
 
 MAX_LINE_LEN = 240

@@ -17,8 +17,8 @@ from policies.settings import NoteTaking
 from policies.summary.ask import lines_of
 from policies.summary.material import MaterialLine, harmless
 from policies.summary.provenance import normal_text, places
-from policies.text.gist import shorten
 from policies.text.segments import Source, literals, parse, sentences, sources_of, structured
+from policies.tokens import shorten
 from policies.turns import answered_calls, units
 
 MIN_QUESTIONS, MAX_QUESTIONS = 4, 20

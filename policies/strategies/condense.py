@@ -19,8 +19,7 @@ from policies.messages import ToolCall
 from policies.summary.ask import condense
 from policies.summary.material import MaterialLine
 from policies.summary.prompts import REASONS
-from policies.text.gist import clip, shorten
-from policies.tokens import clip_middle
+from policies.tokens import clip, clip_middle, shorten
 
 MAX_SHARE = 0.9
 MAX_ASKED = 32

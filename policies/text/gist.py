@@ -21,13 +21,12 @@ from policies.text.segments import (
     terms_of,
     without_line_numbers,
 )
-from policies.tokens import TokenCounter
+from policies.tokens import TokenCounter, clip, shorten
 
 MAX_ARGUMENT_LEN = 60
 MAX_VALUE_LEN = 48
 KEY_ARGUMENTS = 2
 REPORTED = 6.0
-_LOOSE = " \n,;:-\u2013\u2014([…"
 
 
 def gist(
@@ -127,49 +126,6 @@ def placeholder(text: str, *, tool: str, arguments: str, ref: str, max_tokens: i
 
 def _harmless(text: str) -> str:
     return text.replace("[", "(").replace("]", ")").replace("\n", " ")
-
-
-def shorten(text: str, longest: int) -> str:
-    """``text`` in at most so many characters, cut between words.
-
-    Of one word that is longer, a path keeps its last parts and anything else its two ends, the cut marked.
-    """
-    if len(text) <= longest:
-        return text
-    at = _edge(text, longest - 1)
-    if at > longest // 3:
-        return f"{text[:at].rstrip(_LOOSE)}…"
-    part = text.find("/", len(text) - longest + 1)
-    if 0 < part < len(text) - 1:
-        return f"…{text[part:]}"
-    head = (longest - 1) * 2 // 3
-    return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
-
-
-def clip(text: str, *, max_tokens: int, counter: TokenCounter) -> str:
-    if max_tokens <= 0:
-        return ""
-    if len(text) <= max_tokens * 16 and counter.count(text) <= max_tokens:
-        return text
-    low, high = 0, min(len(text), max_tokens * 16)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if counter.count(_ended(text, middle)) <= max_tokens:
-            low = middle
-        else:
-            high = middle - 1
-    return _ended(text, low)
-
-
-def _edge(text: str, at: int) -> int:
-    if at >= len(text) or text[at].isspace():
-        return min(at, len(text))
-    return max(text.rfind(" ", 0, at), text.rfind("\n", 0, at), 0)
-
-
-def _ended(text: str, at: int) -> str:
-    kept = text[: _edge(text, at)].rstrip(_LOOSE)
-    return f"{kept}…" if kept else ""
 
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^\s"{}\[\],:]+')

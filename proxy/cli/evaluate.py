@@ -12,9 +12,10 @@ from typing import Self, TypedDict, Unpack
 
 import click
 
-from policies import ContextSettings, Failed, Summarize, Summary
+from policies.effects import Failed, Summarize, Summary
 from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS, Coverage, Dimension, Share
 from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, PROPOSE, AnswerVerdict, Fidelity, Terms
+from policies.settings import ContextSettings
 from proxy.access.destination import CHAT_PATH, Caller, by_weir
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded

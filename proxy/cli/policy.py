@@ -12,10 +12,9 @@ from typing import cast
 import click
 import yaml
 
-from policies import ContextSettings
 from policies.quality.advise import PROVIDERS, Traffic, worst_tools
 from policies.quality.advise import recommend as choose
-from policies.settings import Mode
+from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, priced, recorded, worst_json

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from policies import ContextSettings
 from policies.quality.advise import PROVIDERS, Advice, ToolAdvice, recommend, worst_tools
+from policies.settings import ContextSettings
 from proxy.cli import Failure
 from proxy.cli.output import Progressed, print_line, print_table, progress
 from proxy.cli.shared import Findings, counted, found, known_policy, loaded, reading, stored

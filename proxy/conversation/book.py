@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from policies import ConversationState, Edit, EditKind, Message, Transcript
-from policies.ledger import Note
-from policies.messages import extend_chain
+from policies.ledger import ConversationState, Edit, EditKind, Note
+from policies.messages import Message, Transcript, extend_chain
 from proxy.conversation.thread import (
     REWRITTEN_END,
     Door,

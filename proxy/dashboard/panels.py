@@ -18,7 +18,7 @@ from urllib.parse import quote
 import yaml
 from markupsafe import Markup
 
-from policies import ContextSettings
+from policies.settings import ContextSettings
 from proxy.access.admission import LIMITS, limits_said
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values

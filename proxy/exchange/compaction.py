@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from policies import ContextSettings, Mode, compacted
+from policies import compacted
+from policies.settings import ContextSettings, Mode
 from policies.summary.material import inside
 from proxy.config.values import UpstreamSettings
 from proxy.effects.perform import drive, step
-from proxy.exchange.held import Request
-from proxy.exchange.request import COMPACT_PATH, is_native
+from proxy.exchange.request import COMPACT_PATH, Request, is_native
 from proxy.planning.values import Plan, Recognized
 from proxy.runtime import Runtime
 from proxy.stream import UpstreamResponse

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from policies import ContextSettings, Mode
-from proxy.access.destination import Caller, Destination
+from policies.settings import ContextSettings, Mode
+from proxy.access.destination import Caller
+from proxy.conversation.answers import AnswerBook
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.planning.planner import Planner
-from proxy.planning.values import Paid, Plan, PlanRequest
-from proxy.runtime import Runtime
+from proxy.planning.values import Plan, PlanRequest
 from proxy.store.records import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
 from proxy.wire.codec import NOTHING, ClientRequest, Segments, opening_of, with_history, without_marks
@@ -94,25 +94,9 @@ class HeldState:
 NOTHING_HELD = HeldState()
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
-
-    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history compacted and
-    nothing else, which Weir may do.
-    """
-
-    client: ClientRequest
-    chat: ClientRequest
-    destination: Destination
-    held: HeldState
-    asked: PlanRequest | None = None
-    replies: Paid | None = None
-    compacts: bool = False
-
-
-async def held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
+async def held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
     """Raises InvalidRequest where the policy wants all of it sent, Forbidden where it may be another key's."""
-    codec, fields, held = chat.codec, chat.fields, await _held_by(runtime, chat, caller, settings)
+    codec, fields, held = chat.codec, chat.fields, await _held_by(answers, chat, caller, settings)
     if caller.may_relay:
         return held
     links = [name for name in fields if name.casefold() in (codec.link, "conversation")]
@@ -126,7 +110,7 @@ async def held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, setting
     return held
 
 
-async def _held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
+async def _held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
     codec, fields, tenant = chat.codec, chat.fields, caller.tenant
     parent, keeps = codec.parent(fields), codec.is_kept(fields)
     if settings.mode is Mode.OFF or codec.is_held_elsewhere(fields):
@@ -137,8 +121,8 @@ async def _held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settin
             raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
         return HeldState(elsewhere=linked)
     names = {**dict.fromkeys(() if caller.may_relay else references(fields), True), **codec.names(fields)}
-    known = await runtime.answers.elements(tenant, names, codec) if names else NOTHING
-    chain = await runtime.answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
+    known = await answers.elements(tenant, names, codec) if names else NOTHING
+    chain = await answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
     unknown = next((name for name, alone in names.items() if alone and name not in known), None)
     elsewhere = unknown is not None or (parent is not None and not chain)
     # what goes on from the answer to an unknown item is unknown, too: nothing is on record behind a name
@@ -146,7 +130,7 @@ async def _held_by(runtime: Runtime, chat: ClientRequest, caller: Caller, settin
 
 
 async def record_answer(
-    runtime: Runtime, held: HeldState, client: ClientRequest, plan: Plan, tenant: str, body: bytes
+    answers: AnswerBook, held: HeldState, client: ClientRequest, plan: Plan, tenant: str, body: bytes, *, at: float
 ) -> None:
     codec, recognized = client.codec, plan.recognized
     try:
@@ -160,7 +144,7 @@ async def record_answer(
             id=given.id,
             parent=held.parent,
             conversation="" if recognized is None else recognized.thread.branch.conversation,
-            at=runtime.planner.clock(),
+            at=at,
             tokens=(usage.prompt or 0) + (usage.completion or 0) if usage.prompt else 0,
             reasoned=usage.reasoning or 0,
             length=len(messages),
@@ -173,9 +157,9 @@ async def record_answer(
         begun = begun_as(body)
         is_joined = begun not in (None, given.id)  # of several rounds: what begins it, its provider cannot go on from
         lasting = held.parent is not None or bool(held.known) or not repeats or is_joined
-        await runtime.answers.keep(row, lasting=lasting)
+        await answers.keep(row, lasting=lasting)
         if is_joined:
             other = replace(row, id=str(begun), parent=given.id, given=b"", output=b"", items=())
-            await runtime.answers.keep(other, lasting=lasting)
+            await answers.keep(other, lasting=lasting)
     except Exception:
         log.exception("an answer that its provider keeps could not be recorded")

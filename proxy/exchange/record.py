@@ -11,20 +11,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from policies import ContextSettings, Decision, WindowPressure
+from policies.decision import Decision
 from policies.ledger import DROPPING
 from policies.limits import zones_for
-from policies.pressure import Event, lift, read_pressure
+from policies.pressure import Event, WindowPressure, lift, read_pressure
 from policies.quality.health import Checkup
+from policies.settings import ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.custom.functions import Turn
 from proxy.effects.evictions import CUT
 from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.exchange.held import Request
 from proxy.exchange.send import Attempts
 from proxy.monitor.caching import CacheUse, follow
-from proxy.planning.values import NO_PLAN, Plan, PlanRequest
+from proxy.planning.values import NO_PLAN, Paid, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
 from proxy.stream import Listener
@@ -63,7 +63,8 @@ class ExchangeProgress(msgspec.Struct):
     settings: ContextSettings | None = None
     observed: bool = False
     chat: ClientRequest | None = None
-    request: Request | None = None
+    asked: PlanRequest | None = None
+    replies: Paid | None = None
     plan: Plan = NO_PLAN
     attempts: Attempts | None = None
     seen: Tap = msgspec.field(default_factory=Tap)
@@ -268,7 +269,7 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> ExchangeRecord:
     at, plan, tokens, attempts = runtime.planner.clock(), progress.plan, progress.tokens(), progress.attempts
-    request, ending, reported = progress.request, progress.ending(), progress.reported()
+    ending, reported = progress.ending(), progress.reported()
     billed = progress.billed()
     events, cache = _events(runtime, progress, ending), _cache_use(progress, billed, at=at)
     checkup = _check_up(runtime, progress, tokens, at=at)
@@ -289,7 +290,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         policy=progress.settings,
         settings=progress.policy,
         observed=progress.observed,
-        asked=None if request is None else request.asked,
+        asked=progress.asked,
         plan=plan,
         carried_out=None if progress.observed else plan.decision,
         degraded=progress.all_degraded(),
@@ -310,7 +311,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         checkup=checkup,
         ratios=() if checkup is None or checkup.sample is None else checkup.sample.ratios,
         recalls=progress.recalls,
-        spent=NOTHING_SPENT if request is None or request.replies is None else request.replies.spent,
+        spent=NOTHING_SPENT if progress.replies is None else progress.replies.spent,
         refusal=progress.refusal,
         answers=listened(runtime, progress) if tokens is not None else (),
     )

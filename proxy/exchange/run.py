@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from policies import Mode
+from policies.settings import Mode
 from proxy.access.admission import without_grants
 from proxy.access.destination import CHAT, MANAGED, Caller, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
@@ -33,11 +33,12 @@ from proxy.errors import (
     UnsupportedEncoding,
     UpstreamUnreachable,
 )
+from proxy.exchange.asked import request_for
 from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction, make_compaction, natively
-from proxy.exchange.held import NOTHING_HELD, Request, held_by, record_answer
+from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
-from proxy.exchange.request import COMPACT_PATH, opened_for, request_for, settings_for
+from proxy.exchange.request import COMPACT_PATH, Request, opened_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
@@ -224,8 +225,8 @@ class ExchangeHandler:
             runtime.hooks.turn_start(progress.turn)
         held = NOTHING_HELD
         if self.codec.link is not None:
-            held = await held_by(runtime, progress.chat, caller, settings)
-        progress.request = request = request_for(
+            held = await held_by(runtime.answers, progress.chat, caller, settings)
+        request = request_for(
             runtime,
             progress.chat,
             destination,
@@ -236,7 +237,7 @@ class ExchangeHandler:
             held=held,
             since=progress.since,
         )
-        progress.chat = request.chat
+        progress.chat, progress.asked, progress.replies = request.chat, request.asked, request.replies
         return request
 
     async def plan(self, request: Request) -> Plan:
@@ -306,7 +307,9 @@ class ExchangeHandler:
     def attempts_of(self, request: Request) -> tuple[Attempts, Recalling | None]:
         progress, asked = self.progress, request.asked
         progress.attempts = attempts = Attempts(
-            self.runtime,
+            self.runtime.upstreams,
+            self.runtime.windows,
+            self.runtime.telemetry.metrics,
             request.chat,
             request.destination,
             progress.headers,
@@ -342,7 +345,7 @@ class ExchangeHandler:
             if asked.settings.observes:
                 return received, body
             attempts.overflows += 1
-            learn_from_error(self.runtime, verdict, plan)
+            learn_from_error(self.runtime.windows, verdict, plan)
             if attempts.retries == MAX_RETRIES:
                 return received, body
             if (clamped := attempts.clamped(body, verdict)) is not None:
@@ -387,8 +390,8 @@ class ExchangeHandler:
     async def _announce(self, request: Request) -> None:
         progress, runtime = self.progress, self.runtime
         if request.held.keeps and progress.listener is not None and (progress.status or 0) < 400:
-            tenant, body = request.destination.caller.tenant, bytes(progress.listener.held)
-            await record_answer(runtime, request.held, request.client, progress.plan, tenant, body)
+            tenant, body, at = request.destination.caller.tenant, bytes(progress.listener.held), runtime.planner.clock()
+            await record_answer(runtime.answers, request.held, request.client, progress.plan, tenant, body, at=at)
         recognized = progress.plan.recognized
         if recognized is None or not runtime.planner.conversations.shared:
             return
@@ -472,10 +475,11 @@ class ExchangeHandler:
         progress = self.progress
         rounds = () if progress.attempts is None else progress.attempts.rounds
         usage = rounds[0] if rounds else progress.seen.usage
-        if usage is None or progress.request is None or progress.request.asked is None:
+        if usage is None or progress.asked is None:
             return
-        accepted, asked = progress.status is not None and progress.status < 400, progress.request.asked
-        cut = learn_from_answer(self.runtime, progress.plan, asked, usage=usage, accepted=accepted)
+        runtime, plan, accepted = self.runtime, progress.plan, progress.status is not None and progress.status < 400
+        transcripts = runtime.planner.transcripts
+        cut = learn_from_answer(runtime.windows, transcripts, plan, progress.asked, usage=usage, accepted=accepted)
         if cut and progress.attempts is not None:
             progress.attempts.overflows += 1
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from policies import ContextSettings
+from policies.settings import ContextSettings
 from proxy.access.destination import Destination
-from proxy.conversation.thread import Thread
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
+from proxy.models.limits import ModelLimitsResolver, cut_at, stays_cut
 from proxy.planning.values import Plan, PlanRequest, Recognized
-from proxy.runtime import Runtime
 from proxy.stream import (
     IN_THE_MIDDLE,
     MAX_WHOLE,
@@ -24,7 +23,7 @@ from proxy.stream import (
     open_stream,
 )
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
-from proxy.telemetry import CONTEXT_HEADERS, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry import CONTEXT_HEADERS, NULL_SPAN, AnySpan, Metrics, ModelCall, Trace
 from proxy.telemetry.names import REQUEST_PARAMS, service_at
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import (
@@ -37,16 +36,13 @@ from proxy.upstream.overflow import (
     is_cut_short,
     plausible_limit,
 )
+from proxy.upstream.providers import Upstreams
 from proxy.wire.client import may_be_truncated
 from proxy.wire.codec import ClientRequest, with_fields
+from proxy.wire.transcripts import Transcripts
 
 MIN_OUTPUT = 16
 CLAMP_MARGIN = 8
-TRUNCATED = 0.1
-"""Share of an estimate that no answered prompt has reached, for the usage to be that of a truncated one."""
-GROWN = 0.1
-BELOW_WINDOW = 1 / 8
-TIMES_NEW = 3  # estimates are not calibrated here: the usage may have spoilt that
 CUT_IN_SILENCE = (
     "%s reads %d tokens of a request of %d, and said nothing: a window of %d is taken for its own; "
     "set num_ctx (Ollama) or what the server calls it, or state the window under models"
@@ -67,7 +63,9 @@ class Attempts(msgspec.Struct):
     seconds until its stream began.
     """
 
-    runtime: Runtime
+    upstreams: Upstreams
+    windows: ModelLimitsResolver
+    metrics: Metrics
     request: ClientRequest
     destination: Destination
     headers: Sequence[tuple[bytes, bytes]]
@@ -92,7 +90,7 @@ class Attempts(msgspec.Struct):
         context = span.propagation() if span.recorded and upstream.forward_trace else ()
         drop = DROPPED_WITH_CONTEXT if context or not upstream.forward_trace else DROPPED
         try:
-            answer = await self.runtime.upstreams.send(
+            answer = await self.upstreams.send(
                 self.destination,
                 method="POST",
                 query=self.query,
@@ -154,7 +152,7 @@ class Attempts(msgspec.Struct):
     def count_call(self, *, seen: Tap | None = None, error: str = "") -> None:
         used = seen.usage if seen is not None else None
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
-            self.runtime.telemetry.metrics.called(call)
+            self.metrics.called(call)
 
     def billed(self, usage: ReportedUsage | None) -> ReportedUsage | None:
         """What all answers took together, every round's prompt counted; ``usage`` is what the client was told."""
@@ -247,7 +245,7 @@ class Attempts(msgspec.Struct):
         if self.policy is None or self.policy.observes or recognized is None or decision is None:
             return plan.body
         limits = recognized.limits
-        if not self.runtime.windows.is_strict(limits.scope):
+        if not self.windows.is_strict(limits.scope):
             return plan.body
         used = math.ceil(decision.after * (1 + limits.budget.margin))
         return self._asking_for(plan.body, limits.budget.window - used - CLAMP_MARGIN) or plan.body
@@ -279,8 +277,8 @@ def _window(plan: Plan) -> int | None:
     return None if plan.recognized is None else plan.recognized.limits.budget.window
 
 
-def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:
-    recognized, windows = plan.recognized, runtime.windows
+def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan) -> None:
+    recognized = plan.recognized
     if recognized is None:
         return
     known, is_counted = recognized.limits, not (recognized.has_media or recognized.sampled)
@@ -296,19 +294,27 @@ def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:
 
 
 def learn_from_answer(
-    runtime: Runtime, plan: Plan, asked: PlanRequest, *, usage: ReportedUsage, accepted: bool
+    windows: ModelLimitsResolver,
+    transcripts: Transcripts,
+    plan: Plan,
+    asked: PlanRequest,
+    *,
+    usage: ReportedUsage,
+    accepted: bool,
 ) -> bool:
     """Learn from what the upstream says that the forwarded request took; whether it has read only a part of it."""
     recognized, prompt = plan.recognized, usage.prompt
     if recognized is None or prompt is None:
         return False
-    windows, known, has_media = runtime.windows, recognized.limits, recognized.has_media
-    if accepted and _is_too_little(recognized, plan.sent, prompt, largest=windows.largest(known.scope)):
+    known, has_media = recognized.limits, recognized.has_media
+    is_counted = not (has_media or recognized.sampled)
+    if accepted and is_counted and windows.is_too_little(known, plan.sent, prompt):
         if may_be_truncated(asked.request.fields):
             windows.refused(known.scope, known.budget.estimate(plan.sent))
             return True
-        window = _cut_at(plan, recognized, usage)
-        if window is not None and not _stays(recognized.thread, prompt, plan.sent, window):
+        new = _new_tokens(plan, recognized, usage)
+        window = None if new is None else cut_at(prompt, new=new)
+        if window is not None and not stays_cut(recognized.thread, prompt, plan.sent, window):
             return False
         if window is not None:
             log.warning(CUT_IN_SILENCE, asked.request.model[:200], prompt, known.budget.estimate(plan.sent), window)
@@ -317,44 +323,21 @@ def learn_from_answer(
     recognized.thread.still = None
     if accepted:
         windows.passed(known.scope, prompt)
-    if not (has_media or recognized.sampled):
+    if is_counted:
         windows.calibrate(known.counted, estimated=plan.sent, reported=prompt)
     elif has_media and plan.body is asked.request.body:
         beyond = prompt - known.budget.estimate(plan.sent)
-        runtime.planner.transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
+        transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
     return False
 
 
-def _is_too_little(recognized: Recognized, sent: int, prompt: int, *, largest: int) -> bool:
-    """Whether a request is longer than any that was answered, and its usage is not: a window ends there."""
-    if recognized.has_media or recognized.sampled:
-        return False
-    budget = recognized.limits.budget
-    return budget.reported and prompt <= largest < (1.0 - TRUNCATED) * budget.estimate(sent)
+def _new_tokens(plan: Plan, recognized: Recognized, usage: ReportedUsage) -> int | None:
+    """What of a request the upstream's cache cannot hold, None where its usage tells nothing of a cut.
 
-
-def _cut_at(plan: Plan, recognized: Recognized, usage: ReportedUsage) -> int | None:
-    """The window in which a server may have cut what it was not asked to cut (Ollama), None where it may not.
-
-    A server that counts only what its cache did not give reports about what is new in a request, one that reads from
-    a cache says so, and one that cuts leaves out whole messages: what it has read ends just below its window.
+    A server that counts only what its cache did not give reports about so much, one that reads from a cache says so.
     """
-    decision, prompt = plan.decision, usage.prompt or 0
-    if decision is None or decision.is_new or usage.cached:
+    if plan.decision is None or plan.decision.is_new or usage.cached or not recognized.length:
         return None
     transcript = recognized.transcript
     known = len(transcript.messages) - len(transcript.chain) + recognized.length
-    window = 1 << max(0, prompt - 1).bit_length()
-    is_full = prompt >= (1.0 - BELOW_WINDOW) * window
-    is_more_than_new = prompt > TIMES_NEW * sum(message.tokens for message in transcript.messages[known:])
-    return window if recognized.length and is_full and is_more_than_new else None
-
-
-def _stays(thread: Thread, prompt: int, sent: int, window: int) -> bool:
-    """Whether what a server reads of a conversation stays the same, just below one window, while that grows."""
-    first, before = thread.still or (0, 1)
-    growth = sent / before - 1.0 if window // 2 < first <= window else -1.0
-    if growth < 0.0 or (growth >= GROWN and prompt > first * (1.0 + growth / 4)):
-        thread.still = (prompt, sent)
-        return False
-    return growth >= GROWN
+    return sum(message.tokens for message in transcript.messages[known:])

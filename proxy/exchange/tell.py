@@ -5,9 +5,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from policies import ContextSettings, Decision
+from policies.decision import Decision
 from policies.pressure import STATUS
-from policies.settings import Inspect
+from policies.settings import ContextSettings, Inspect
 from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd

@@ -24,6 +24,7 @@ from policies.settings import ContextSettings, amount
 from policies.tokens import Calibration
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
+from proxy.conversation.thread import Thread
 from proxy.models.facts import Fetch, ModelFacts, ModelRegistry, Probe, limited
 from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
@@ -139,6 +140,11 @@ LAST_RESORT_FLOOR = 16_384
 HELD_FOR = 2.0
 STEP = 0.01  # by which a ratio moves at least: half of the margin that is kept for such errors anyway
 SAVED_WITHIN = 0.25
+TRUNCATED = 0.1
+"""Share of an estimate that no answered prompt has reached, for the usage to be that of a truncated one."""
+GROWN = 0.1
+BELOW_WINDOW = 1 / 8
+TIMES_NEW = 3  # estimates are not calibrated here: the usage may have spoilt that
 UNKNOWN_WINDOW = 128_000  # four times 32K, the usual output limit
 KNOWN_HOSTS = (".openai.com", ".azure.com", ".anthropic.com", ".googleapis.com", ".mistral.ai", ".x.ai")
 UNSURE = frozenset({"last_resort", "unknown"})
@@ -330,9 +336,10 @@ class ModelLimitsResolver:
     def passed(self, scope: str, tokens: int) -> None:
         self._limits.passed(scope, tokens)
 
-    def largest(self, scope: str) -> int:
-        """Tokens of the largest prompt that was answered, 0 for none."""
-        return self._limits.largest(scope)
+    def is_too_little(self, known: ModelLimits, sent: int, prompt: int) -> bool:
+        """Whether a request is longer than any that was answered, and its usage is not: a window ends there."""
+        most = (1.0 - TRUNCATED) * known.budget.estimate(sent)
+        return known.budget.reported and prompt <= self._limits.largest(known.scope) < most
 
     def _keep(self, row: LimitRow | None) -> None:
         if row is not None:
@@ -412,6 +419,25 @@ class ModelLimitsResolver:
     async def _saved(self) -> None:
         if self._saving is not None and not self._saving.done():
             await asyncio.wait({self._saving}, timeout=SAVED_WITHIN)
+
+
+def cut_at(prompt: int, *, new: int) -> int | None:
+    """The window in which a server may have cut what it was not asked to cut (Ollama), None where it may not.
+
+    One that cuts leaves out whole messages: what it has read ends just below its window, and is more than what is new.
+    """
+    window = 1 << max(0, prompt - 1).bit_length()
+    return window if prompt >= (1.0 - BELOW_WINDOW) * window and prompt > TIMES_NEW * new else None
+
+
+def stays_cut(thread: Thread, prompt: int, sent: int, window: int) -> bool:
+    """Whether what a server reads of a conversation stays the same, just below one window, while that grows."""
+    first, before = thread.still or (0, 1)
+    growth = sent / before - 1.0 if window // 2 < first <= window else -1.0
+    if growth < 0.0 or (growth >= GROWN and prompt > first * (1.0 + growth / 4)):
+        thread.still = (prompt, sent)
+        return False
+    return growth >= GROWN
 
 
 def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | None) -> int:

@@ -15,27 +15,13 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from policies import (
-    BucketExceeded,
-    BudgetUnreachable,
-    ContextSettings,
-    ConversationState,
-    Decision,
-    Edit,
-    Effect,
-    Elsewhere,
-    Failed,
-    Pages,
-    PlannedMessage,
-    Reply,
-    TokenBudget,
-    plan,
-    standing,
-    trim,
-)
-from policies.effects import BEFORE_MODEL, Save, StateSaved
-from policies.limits import CLOSE, Limits, limits_for
+from policies import Elsewhere, Pages, plan, standing, trim
+from policies.decision import Decision
+from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Save, StateSaved
+from policies.ledger import ConversationState, Edit, PlannedMessage
+from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
+from policies.settings import ContextSettings
 from policies.turns import last_user
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread

@@ -14,19 +14,10 @@ from typing import Any
 
 import msgspec
 
-from policies import (
-    ConversationState,
-    Decision,
-    is_soft,
-    milestone_of,
-    notes_of,
-    prepare,
-    state_of,
-    wants_notes,
-    write_notes,
-)
+from policies import is_soft, milestone_of, notes_of, prepare, state_of, wants_notes, write_notes
+from policies.decision import Decision
 from policies.effects import Embed, Save, Vectors
-from policies.ledger import Note, Prepared
+from policies.ledger import ConversationState, Note, Prepared
 from policies.memory.checkpoint import Checkpoint
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import Ask, Background, drive, step

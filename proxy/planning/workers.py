@@ -18,8 +18,7 @@ from functools import partial
 from inspect import isgeneratorfunction
 from typing import Any, TypeVar, cast
 
-from policies import Flow
-from policies.effects import Effect, Offload
+from policies.effects import Effect, Flow, Offload
 from proxy.custom.process import ChildProcess, python
 from proxy.effects.perform import Ask, Returned, drive, step
 from proxy.errors import Busy

@@ -15,9 +15,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policies import TokenCounter
 from policies.summary.material import defang, fence, harmless
-from policies.tokens import cut_line
+from policies.tokens import TokenCounter, cut_line
 
 MAX_TERMS = 32
 IDENTIFIER_WEIGHT = 2.0

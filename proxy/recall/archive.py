@@ -9,10 +9,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from policies import Cut, Edit, Elsewhere, PlannedMessage, Transcript
+from policies import Elsewhere
 from policies.effects import Alike, Compare, Embed, Vectors
-from policies.ledger import ADDING
-from policies.messages import Body
+from policies.ledger import ADDING, Cut, Edit, PlannedMessage
+from policies.messages import Body, Transcript
 from proxy.effects.perform import Ask
 from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
 from proxy.store import Store

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies import TokenCounter
+from policies.tokens import TokenCounter
 from proxy.errors import ProxyError
 from proxy.recall.tool import RecallTurn, added_up, decoded, read_call
 from proxy.wire.codec import CHAT, Codec

@@ -20,8 +20,9 @@ from typing import Any
 
 import msgspec
 
-from policies import Edit, EditKind, TokenCounter, Transcript
-from policies.ledger import occurrence_of_round
+from policies.ledger import Edit, EditKind, occurrence_of_round
+from policies.messages import Transcript
+from policies.tokens import TokenCounter
 from proxy.recall.answering import (
     LAST,
     REFUSED,

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from policies import ContextSettings, TokenCounter
-from policies.tokens import TEXT_OF
+from policies.settings import ContextSettings
+from policies.tokens import TEXT_OF, TokenCounter
 from proxy.wire.codec import CHAT, ClientRequest, Codec, tool_definitions
 from proxy.wire.counting import count_tools
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value

@@ -9,7 +9,7 @@ REACHED = {
     "files": 214,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
-    "longest chain of imports": 22,
+    "longest chain of imports": 20,
     "class names that stand twice": 0,
     "longest file": 600,
     "longest function": 60,

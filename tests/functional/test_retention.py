@@ -12,7 +12,8 @@ from benchmarks.baselines import indexed, keep_last, matched
 from benchmarks.facts import altered, shown
 from benchmarks.retention import Plan, measure
 from benchmarks.served import MAX_TOKENS, Ask, size, window_for
-from policies import ContextSettings, divide
+from policies.limits import divide
+from policies.settings import ContextSettings
 from policies.strategies.recall import HEADING
 from policies.summary.material import render_summary
 

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from policies import Failed, PlannedMessage, Summarize, Summary
+from policies.effects import Failed, Summarize, Summary
+from policies.ledger import PlannedMessage
 from proxy.access.admission import credentials_in
 from proxy.access.destination import Caller
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.effects.perform import Spent
 from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
-from proxy.exchange.replies import Replies, summarizer_input
+from proxy.exchange.asked import Replies, summarizer_input
 from proxy.server import serve
 from proxy.simulator import Dialect, RecordedRequest, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator

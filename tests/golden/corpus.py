@@ -8,8 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from policies import ContextSettings, ConversationState, state_of
-from policies.settings import Layer
+from policies import state_of
+from policies.ledger import ConversationState
+from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
 from proxy.config.file import Document
 from proxy.config.presets import policy_from, preset_documents, preset_policies

@@ -9,26 +9,8 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from policies import (
-    BudgetUnreachable,
-    ClientEdits,
-    ContextSettings,
-    ConversationState,
-    Decision,
-    Done,
-    Edit,
-    EditKind,
-    Effect,
     Elsewhere,
-    Failed,
-    Flow,
-    Offload,
     Pages,
-    PolicyError,
-    Reply,
-    Summarize,
-    Summary,
-    Transcript,
-    divide,
     is_soft,
     milestone_of,
     notes_of,
@@ -39,10 +21,31 @@ from policies import (
     wants_notes,
     write_notes,
 )
-from policies.effects import Alike, Answers, Compare, Kept, Save, StateSaved, Together, Trim, Trimmed
-from policies.limits import limits_for
-from policies.messages import ToolDefinition, Tools
+from policies.decision import Decision
+from policies.effects import (
+    Alike,
+    Answers,
+    Compare,
+    Done,
+    Effect,
+    Failed,
+    Flow,
+    Kept,
+    Offload,
+    Reply,
+    Save,
+    StateSaved,
+    Summarize,
+    Summary,
+    Together,
+    Trim,
+    Trimmed,
+)
+from policies.ledger import ConversationState, Edit, EditKind
+from policies.limits import BudgetUnreachable, divide, limits_for
+from policies.messages import PolicyError, ToolDefinition, Tools, Transcript
 from policies.pressure import Trend
+from policies.settings import ClientEdits, ContextSettings
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from proxy.replay.script import Script

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.text.gist import clip, gist, key_argument, placeholder, shorten
+from policies.text.gist import gist, key_argument, placeholder
 from policies.text.segments import error_lines
-from policies.tokens import CHARS4
+from policies.tokens import CHARS4, clip, shorten
 
 LOG = "\n".join(f"step {n} took {n} ms" for n in range(300))
 ORDERS = json.dumps([{"order_id": f"W-{n}", "status": "delivered", "sku": "KX-4471"} for n in range(88_231, 88_270)])

@@ -12,7 +12,7 @@ from policies.draft import ConversationState
 from policies.effects import Done, Failed, Offload, Summarize, Summary
 from policies.ledger import EditKind
 from policies.limits import BudgetUnreachable, TokenBudget, divide
-from policies.messages import ToolCall, Transcript
+from policies.messages import Body, ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
@@ -339,7 +339,7 @@ def test_a_long_plan_asks_to_leave_the_event_loop_before_it_works() -> None:
     transcript = agent_loop(9_000)
     body = transcript.read
 
-    def watch(index: int) -> policies.Body:
+    def watch(index: int) -> Body:
         read.append(index)
         return body(index)
 
@@ -353,7 +353,7 @@ def test_a_long_plan_asks_to_leave_the_event_loop_before_it_works() -> None:
 
 
 def test_a_small_request_reads_no_message() -> None:
-    def read(index: int) -> policies.Body:
+    def read(index: int) -> Body:
         raise AssertionError(f"message {index} was read")
 
     transcript = replace(agent_loop(3_000), read=read)

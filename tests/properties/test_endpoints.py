@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import ContextSettings
-from policies.settings import Mode
+from policies.settings import ContextSettings, Mode
 from proxy.config.presets import preset_policies
 from proxy.runtime import Runtime
 from tests import legal_histories

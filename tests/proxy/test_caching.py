@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from policies import Action, ConversationState, Decision, Edit, EditKind, TokenBudget, WindowPressure
-from policies.limits import limits_for
-from policies.pressure import Trend
+from policies.decision import Action, Decision
+from policies.ledger import ConversationState, Edit, EditKind
+from policies.limits import TokenBudget, limits_for
+from policies.pressure import Trend, WindowPressure
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread
 from proxy.effects.evictions import CUT

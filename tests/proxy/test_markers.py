@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from policies import EditKind, PlannedMessage
+from policies.ledger import EditKind, PlannedMessage
 from proxy.wire.chat import content_with, marker_for_summary, marker_within
 from proxy.wire.raw import write_value
 from proxy.wire.render import render

@@ -8,8 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from policies import ConversationState, Decision, Flow, is_soft, plan, prepare
-from policies.effects import Answers, Done, Failed, Offload, Reply, Save, Summarize, Summary, Together
+from policies import is_soft, plan, prepare
+from policies.decision import Decision
+from policies.effects import Answers, Done, Failed, Flow, Offload, Reply, Save, Summarize, Summary, Together
+from policies.ledger import ConversationState
 from policies.limits import divide
 from policies.pressure import Trend
 from policies.text.segments import Readings

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import ContextSettings, Cut, PlannedMessage, Transcript
 from policies.effects import Alike, Compare, Effect, Failed, Reply
-from policies.messages import chain_of
-from policies.settings import Recall
+from policies.ledger import Cut, PlannedMessage
+from policies.messages import Transcript, chain_of
+from policies.settings import ContextSettings, Recall
 from policies.summary.material import defang
 from proxy.recall.answering import Past, passages, rank, tell_found, tell_page, terms_of
 from proxy.recall.archive import Archive, elsewhere, said

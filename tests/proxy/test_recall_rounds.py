@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import ContextSettings
-from policies.settings import Recall
+from policies.settings import ContextSettings, Recall
 from proxy.exchange.recall import is_linked
 from proxy.recall.elements import ListView, MessagesRecall, ResponsesRecall
 from proxy.recall.tool import offer_for

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from policies import ContextSettings, Mode
 from policies.quality.advise import PROVIDERS, TokenPrices, recommend
+from policies.settings import ContextSettings, Mode
 from proxy.models.facts import ModelFacts
 from proxy.monitor.caching import BadPrices, PriceList, price_list
 from proxy.replay.play import Replayed, ScenarioResult, Tally, replay

@@ -2,8 +2,10 @@
 
 import pytest
 
-from policies import Action, ContextSettings, Cut, Decision, WindowPressure
-from policies.decision import LayerReport
+from policies.decision import Action, Decision, LayerReport
+from policies.ledger import Cut
+from policies.pressure import WindowPressure
+from policies.settings import ContextSettings
 
 BASE = 100_000
 SETTINGS = ContextSettings()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies import Message
+from policies.messages import Message
 from proxy.store import Store, inspections
 from proxy.store.packing import Inspection
 from proxy.store.records import ConversationRow

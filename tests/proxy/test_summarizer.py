@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from policies import Failed, Summarize, Summary
+from policies.effects import Failed, Summarize, Summary
 from policies.ledger import PlannedMessage
 from proxy.effects.allowance import Allowance
 from proxy.effects.summarizer import (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import Transcript
+from policies.messages import Transcript
 from proxy.wire.codec import parse_chat
 from proxy.wire.counting import Tokenizer
 from proxy.wire.transcripts import Transcripts

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import PlannedMessage
+from policies.ledger import PlannedMessage
 from proxy.errors import InvalidJSON, InvalidRequest
 from proxy.wire import raw
 from proxy.wire.chat import body_of, digest_of, message_of

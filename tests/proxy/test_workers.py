@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
-from policies import BudgetUnreachable, ConversationState, Decision, plan
+from policies import plan
+from policies.decision import Decision
 from policies.effects import Effect, Failed, Reply, Summarize, Together
+from policies.ledger import ConversationState
+from policies.limits import BudgetUnreachable
 from policies.messages import Transcript
 from policies.settings import ContextSettings
 from proxy.config.loading import load_config
@@ -49,7 +52,7 @@ async def transcript_of(codec: Codec = CHAT, *, messages: int = 24, seed: int = 
 
 
 def planning(transcript: Transcript, *, window: int = 16_384, settings: ContextSettings = SETTINGS) -> "partial[Any]":
-    from policies import divide
+    from policies.limits import divide
 
     return partial(
         plan,

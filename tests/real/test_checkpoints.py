@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from policies import Summarize
+from policies.effects import Summarize
 from policies.memory.checkpoint import Checkpoint
 from policies.summary.provenance import invented
 from proxy.effects.summarizer import Compose, Send, Summarizer, SummarizerTerms, SummaryResult

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from policies import Effect, Reply, Summarize, Summary
-from policies.effects import Answers, Together
+from policies.effects import Answers, Effect, Reply, Summarize, Summary, Together
 from policies.quality.coverage import Dimension
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Judged, Terms
 from proxy.cli import main

@@ -1,0 +1,385 @@
+"""What is asked of the planner for one request, and who replies to what its plan asks for: summaries and likeness by
+real models, what an operator's own function leaves.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from policies.effects import Compare, Embed, Failed, Reply, Summarize, Summary, Trim, Vectors
+from policies.quality.advise import TokenPrices
+from policies.quality.fidelity import JUDGE
+from policies.quality.fidelity import PROMPTS as EVALUATING
+from policies.settings import ClientEdits, ContextSettings, Mode
+from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
+from proxy.config.values import UpstreamSettings
+from proxy.effects.perform import (
+    MAX_EMBEDDED_LEN,
+    NOTHING_SPENT,
+    PATIENCE,
+    EffectHandler,
+    Patience,
+    Spent,
+    by_vectors,
+    embed,
+)
+from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
+from proxy.errors import UpstreamUnreachable
+from proxy.exchange.held import NOTHING_HELD, HeldState
+from proxy.exchange.request import COMPACT_PATH, Headers, Request, is_native, opened_for
+from proxy.models.facts import binds_reasoning
+from proxy.monitor.caching import prices_of
+from proxy.planning.values import PlanRequest, ResolveLimits
+from proxy.runtime import Runtime
+from proxy.tap import NO_USAGE, ReportedUsage
+from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
+from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
+from proxy.telemetry.names import service_at
+from proxy.upstream.client import StreamBroken
+from proxy.upstream.providers import own_headers
+from proxy.wire.anthropic import MESSAGES
+from proxy.wire.client import (
+    EDITS,
+    MEMORY_HEADER,
+    PARENT_HEADER,
+    RESUME_HEADER,
+    client_edits,
+    conversation_in,
+    name_from,
+    wants_no_editing,
+)
+from proxy.wire.codec import CHAT, ClientRequest, without_field
+from proxy.wire.codecs import codec_of
+from proxy.wire.counting import TextCounter
+from proxy.wire.raw import read_value
+from proxy.wire.render import Form, forces_a_call, standing_body
+
+CODEX_TURN = b"x-codex-turn-metadata"
+SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
+SUMMARIZER_SHARE = 0.85
+EVALUATION_SHARE = 0.5
+"""Share of the summariser's hourly tokens up to which evaluations are paid: the rest is for summaries."""
+_EVALUATING = frozenset(prompt.purpose for prompt in EVALUATING.values())
+NOT_IN_PLACE = Failed("not_in_place")
+IN_ALL = 2
+"""Questions of one plan may take so many times as long as one."""
+
+
+@dataclass(slots=True)
+class Replies(EffectHandler):
+    """Replies to the effects that planning one request asks for, at the caller's expense.
+
+    ``patience`` is that of the client whose request is open; ``pruned`` are the tools that the forwarded requests go
+    without, for notes in place; ``said`` the client's headers by which its body is read.
+    """
+
+    runtime: Runtime
+    request: ClientRequest
+    caller: Caller
+    settings: ContextSettings
+    trace: Trace = NULL_TRACE
+    pruned: Collection[str] = ()
+    patience: Patience | None = None
+    spent: Spent = NOTHING_SPENT
+    said: Sequence[tuple[bytes, bytes]] = ()
+    clock: Callable[[], float] = time.monotonic
+    _until: float | None = None
+
+    async def summarize(self, effect: Summarize) -> Summary | Failed:
+        model = self.model_for(effect.purpose)
+        if effect.standing and not self._may_write_in_place(model):
+            return NOT_IN_PLACE
+        waits = None if self.patience is None else self.patience.left()
+        if (seconds := self._seconds_left()) <= 0:
+            return Failed("timeout")
+        destination, terms = self._terms(model, effect.purpose, seconds)
+        upstream, named = destination.upstream, self.said if model == self.request.model else terms.codec.headers
+        with self.trace.summarizer(model, *service_at(upstream.address, upstream.name, upstream.provider)) as span:
+            told = await self.runtime.summarizer.ask(
+                effect,
+                terms=terms,
+                send=partial(self._post, destination, named, span),
+                compose=partial(self._in_place, effect) if effect.standing else None,
+                waits=waits,
+            )
+            dollars = self._cost(model, told.usage)
+            span.told(purpose=effect.purpose, source=told.source, dollars=dollars)
+            if told.usage is not None:
+                span.usage(told.usage)
+            if told.result != "ok":
+                span.fail(told.result)
+        self._count(told, terms, dollars)
+        return told.reply
+
+    def _may_write_in_place(self, model: str) -> bool:
+        request = self.request
+        return model == request.model and bool(request.messages) and not forces_a_call(request)
+
+    def _terms(self, model: str, purpose: str, seconds: float) -> tuple[Destination, SummarizerTerms]:
+        upstream, tokens = self.runtime.config.upstream(model), self.settings.summaries.tokens_per_hour
+        # the client's own endpoint is one that its upstream has; of another upstream's the first is tried
+        is_near = model == self.request.model or upstream is self.runtime.config.upstream(self.request.model)
+        codec = self.request.codec if is_near else codec_of(f"/{upstream.endpoints[0]}")
+        return by_weir(upstream, self.caller, path=codec.path, model=model), SummarizerTerms(
+            tenant=self.caller.tenant,
+            upstream=upstream.name,
+            model=model,
+            seconds=seconds,
+            tokens_per_hour=int(tokens * EVALUATION_SHARE) if purpose in _EVALUATING else tokens,
+            codec=codec,
+        )
+
+    def _seconds_left(self) -> float:
+        """Seconds that one more answer may take; all of one plan together take no more than two answers' time."""
+        most, now = self.settings.summaries.seconds, self.clock()
+        if self._until is None or now - self._until > most:
+            self._until = now + IN_ALL * most
+        return min(most, self._until - now)
+
+    def model_for(self, purpose: str) -> str:
+        named, evaluation = self.settings.summarizer, self.settings.evaluate
+        if purpose in _EVALUATING:
+            named = evaluation.model or named
+            named = evaluation.judge or named if purpose == JUDGE.purpose else named
+        return self.request.model if named in (None, "same") else str(named)
+
+    def reads(self, purpose: str) -> int | None:
+        return _reads(self.runtime, self.model_for(purpose), self.settings, self.caller)
+
+    def _in_place(self, effect: Summarize, form: Form) -> bytes:
+        role = self.settings.summaries.role
+        return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
+
+    async def _post(
+        self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: AnySpan, body: bytes
+    ) -> tuple[int, bytes]:
+        headers = [*own_headers(destination), *named]
+        if destination.upstream.forward_trace:
+            headers += span.propagation()
+        span.asked(body)
+        answer = await self.runtime.upstreams.send(destination, method="POST", headers=headers, body=body)
+        try:
+            span.arrived(answer.status)
+            said = await answer.read(MAX_ANSWER)
+        except StreamBroken as error:
+            raise UpstreamUnreachable(str(error)) from None
+        finally:
+            answer.close()
+        span.said_whole(said)
+        return answer.status, said
+
+    def _cost(self, model: str, usage: ReportedUsage | None) -> float | None:
+        if usage is None:
+            return None
+        prices = prices_of(model, self.runtime.registry.facts(model, settings=self.settings))
+        return None if prices is None else _dollars(prices, usage)
+
+    def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
+        usage, metrics = told.usage or NO_USAGE, self.runtime.telemetry.metrics
+        asked, answered, cached = usage.prompt or 0, usage.completion or 0, usage.cached or 0
+        self.spent += Spent(
+            calls=int(told.source == "asked"),
+            shared=int(told.source == "shared"),
+            kept=int(told.source == "kept"),
+            asked=asked,
+            answered=answered,
+            cached=cached,
+            seconds=told.seconds,
+            dollars=dollars or 0.0,
+        )
+        metrics.add(SUMMARIZER_CALLS, told.source if told.source in ("kept", "shared") else told.result)
+        if told.source != "asked":
+            return
+        for kind, tokens in (("asked", asked), ("cached", cached), ("answered", answered)):
+            metrics.add(SUMMARIZER_TOKENS, kind, value=tokens)
+        if dollars is not None:
+            metrics.add(SUMMARIZER_COST, terms.tenant[:TENANT_SHOWN], value=dollars)
+        metrics.called(
+            ModelCall(
+                provider=terms.upstream,
+                model=terms.model,
+                seconds=told.seconds,
+                error="" if told.result == "ok" else told.result,
+                usage=usage,
+            )
+        )
+
+    async def compare(self, effect: Compare) -> Reply:
+        waits = PATIENCE if self.patience is None else min(PATIENCE, self.patience.left())
+        if effect.model is None or waits <= 0:
+            return await EffectHandler.compare(self, effect)
+        send = self._post_embeddings(effect.model)
+        return await by_vectors(effect, model=effect.model, send=send, patience=waits)
+
+    async def embed(self, effect: Embed) -> Reply:
+        texts = [text[:MAX_EMBEDDED_LEN] for text in effect.texts]
+        send = self._post_embeddings(effect.model)
+        found = await embed(texts, model=effect.model, send=send, patience=effect.seconds)
+        return found if isinstance(found, Failed) else Vectors(tuple(tuple(row) for row in found))
+
+    def _post_embeddings(self, model: str) -> Callable[[bytes], Awaitable[tuple[int, bytes]]]:
+        upstream = self.runtime.config.upstream(model)
+        destination = by_weir(upstream, self.caller, path=EMBEDDINGS_PATH, model=model)
+        return partial(self.runtime.upstreams.post, destination)
+
+    async def trim(self, effect: Trim) -> Reply:
+        return await self.runtime.custom.trim(effect, [self.request.view(i) for i in effect.indices])
+
+
+def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller | None = None) -> int | None:
+    """The tokens that the policy's summariser can read at once, None for the request's own limit.
+
+    A summariser that refused a prompt of ``caller``'s as too long holds what it said for an hour.
+    """
+    named = settings.summarizer
+    return None if named in (None, "same") else _reads(runtime, str(named), settings, caller)
+
+
+def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Caller | None) -> int | None:
+    window = runtime.registry.facts(model, settings=settings).window
+    if caller is not None:
+        upstream = runtime.config.upstream(model).name
+        refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
+        window = min((size for size in (window, refused) if size is not None), default=None)
+    return None if window is None else int(window * SUMMARIZER_SHARE)
+
+
+def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
+    prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
+    read = prices.input * max(0, prompt - cached - written) + prices.cache_read * cached
+    read += prices.cache_write * written
+    is_long = prices.cliff is not None and prompt > prices.cliff.above
+    factor = prices.cliff.output if is_long and prices.cliff is not None else 1.0
+    return read * prices.factor(prompt) + prices.output * (usage.completion or 0) * factor
+
+
+def request_for(
+    runtime: Runtime,
+    chat: ClientRequest,
+    destination: Destination,
+    settings: ContextSettings,
+    *,
+    headers: Headers,
+    request_id: str,
+    trace: Trace,
+    held: HeldState,
+    since: float | None = None,
+) -> Request:
+    caller, upstream = destination.caller, destination.upstream
+    client, chat = chat, chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
+    if settings.mode is Mode.OFF or held.elsewhere or not _is_manageable(runtime, upstream, chat):
+        return Request(client=client, chat=client, destination=destination, held=held)
+    is_aside = chat.codec.is_aside(chat.fields)
+    compacts = _may_compact(chat, destination, settings, is_aside=is_aside)
+    own = SETTING & {name for name, _ in headers}
+    if is_aside or own:
+        settings = _as_said(settings, headers, own, is_aside=is_aside)
+    edits = _client_edits(chat, upstream, observes=settings.observes)
+    if edits is not None and not edits.native:
+        client, chat = without_field(client, EDITS), without_field(chat, EDITS)
+    counter = _counter(runtime, settings, chat.model)
+    pruned, patience = set[str](), Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
+    said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
+    replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
+    name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
+    resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
+    asked = PlanRequest(
+        request=chat,
+        tenant=caller.tenant,
+        name=name,
+        settings=settings,
+        counter=counter,
+        limits=_limits_of(runtime, chat, settings, destination, exact=counter.is_exact),
+        ask=replies,
+        patience=patience,
+        ask_later=partial(Replies, runtime, chat, caller, settings, pruned=pruned, said=said),
+        ask_about=Replies(runtime, chat, caller, settings, said=said) if settings.evaluate.sample else None,
+        pruned=pruned,
+        summarizer_input=summarizer_input(runtime, settings, caller) if settings.summarizer is not None else None,
+        resume=resume,
+        resumes=_resumes(settings, resume, name),
+        parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
+        edits=edits,
+        binds=chat.codec is MESSAGES and _binds(runtime, upstream, chat.model),
+        id=request_id,
+        since=since,
+    )
+    return Request(
+        client=client,
+        chat=chat,
+        destination=destination,
+        held=held,
+        asked=asked,
+        replies=replies,
+        compacts=compacts or (edits is not None and edits.pauses and not edits.native),
+    )
+
+
+def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientRequest) -> bool:
+    lacking, where = runtime.lacking, (upstream.name, chat.codec.path)
+    is_there = chat.codec.name in upstream.endpoints and not (lacking.until and where in lacking)
+    return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
+
+
+def _binds(runtime: Runtime, upstream: UpstreamSettings, model: str) -> bool:
+    return binds_reasoning(model) or (upstream.name, model) in runtime.binding
+
+
+def _resumes(settings: ContextSettings, resume: str | None, name: str | None) -> str | None:
+    if settings.resume == "off" or settings.observes:
+        return None
+    return resume or (name if settings.resume == "auto" else None)
+
+
+def _may_compact(chat: ClientRequest, destination: Destination, settings: ContextSettings, *, is_aside: bool) -> bool:
+    is_asked = is_aside or destination.path.endswith(COMPACT_PATH)
+    is_weirs = settings.compaction == "proxy" and not settings.observes
+    return is_asked and is_weirs and not is_native(chat, destination.upstream)
+
+
+def _is_codex_compaction(headers: Headers) -> bool:
+    said = next((value for name, value in headers if name == CODEX_TURN), None)
+    about = read_value(said) if said is not None else None
+    return isinstance(about, dict) and about.get("request_kind") == "compaction"
+
+
+def _limits_of(
+    runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
+) -> ResolveLimits:
+    return partial(
+        runtime.windows.resolve_limits,
+        chat.model,
+        settings=settings,
+        upstream=destination.upstream,
+        caller=destination.caller,
+        max_tokens=chat.max_tokens,
+        exact=exact,
+    )
+
+
+def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool) -> ContextSettings:
+    if is_aside or (CODEX_TURN in own and _is_codex_compaction(headers)):
+        recall = replace(settings.recall, tool=False, auto=False)
+        settings = replace(settings, layers=(), compaction="off", recall=recall)
+    if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
+        settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
+    return settings
+
+
+def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool) -> ClientEdits | None:
+    edits = client_edits(chat.fields) if EDITS in chat.fields and not observes else None
+    if edits is None:
+        return None
+    if is_native(chat, upstream):
+        return replace(edits, native=True)
+    # Claude Code asks on every request to keep all thinking; litellm translates for providers that may do it themselves
+    asks_nothing = edits == ClientEdits() and chat.codec is not CHAT
+    return None if asks_nothing or upstream.kind != "openai" else edits
+
+
+def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:
+    if settings.estimator != "tokenizer":
+        return runtime.tokenizer.counter(settings.estimator)
+    rule = runtime.config.rule(model) if runtime.config.models else None
+    return runtime.tokenizer.counter(rule.tokenizer if rule and rule.tokenizer else model)
