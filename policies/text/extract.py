@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count, groupby, pairwise
+from operator import attrgetter, itemgetter
 
 from policies.ledger import Identifier
 from policies.text.segments import Readings, Segment, Source, TextReading, is_identifier, is_question, terms_of
@@ -104,8 +105,7 @@ class Weights:
     def over(cls, readings: Sequence[TextReading], *, asked: Iterable[str] = ()) -> "Weights":
         """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
         empty = frozenset[str]()
-        inner, words = empty.union(*(r.inner for r in readings)), empty.union(*(r.words for r in readings))
-        names = frozenset(low for word in inner if (low := word.lower()) not in words)
+        names = empty.union(*(r.names for r in readings)).difference(*(r.small for r in readings))
         used = empty.union(*(r.asked for r in readings))
         return cls([r.terms for r in readings], used=used, names=names, asked=asked)
 
@@ -241,7 +241,7 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
                 alone[low].source = i
                 continue
             alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, rate * len(word) + 2)
-    return [*sorted([*items, *said.values()], key=lambda item: (item.source, item.place)), *alone.values()]
+    return [*sorted([*items, *said.values()], key=attrgetter("source", "place")), *alone.values()]
 
 
 def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float) -> Iterator[Item]:
@@ -274,7 +274,7 @@ def is_alone(segment: Segment) -> bool:
 
 
 def _tokens_per_character(source: Source) -> float:
-    length = len(source.text) + sum(len(c.arguments) for c in source.calls)
+    length = len(source.text) + (sum(len(c.arguments) for c in source.calls) if source.calls else 0)
     return min(2.0, max(0.15, source.tokens / length)) if length and source.tokens else 0.25
 
 
@@ -324,15 +324,21 @@ class Links:
     def _later(self, number: int) -> tuple[int, ...]:
         stems, weights, source = self._stems(number), self._weights, self._items[number].source
         last = self._of_source[source][-1]
-        taken_up: dict[int, float] = {}
-        for stem in stems:
-            said = self._said.get(stem)
-            if said is None or said[-1] <= last:
-                continue
-            weight = weights[stem]
-            for other in said[max(bisect_right(said, last), len(said) - MAX_ABOUT) :]:
-                taken_up[other] = taken_up.get(other, 0.0) + weight
         enough = LINK * sum(map(weights.__getitem__, stems))
+        found = [(weights[stem], said) for stem in stems if (said := self._said.get(stem)) and said[-1] > last]
+        found.sort(key=itemgetter(0), reverse=True)  # the rarest first, which the fewest have
+        left = sum(weight for weight, _ in found)
+        taken_up: dict[int, float] = {}
+        for weight, said in found:
+            others = said[max(bisect_right(said, last), len(said) - MAX_ABOUT) :]
+            if left < enough:  # with this one and all that follow too little: only what others have taken up counts
+                taken_up = {other: share for other, share in taken_up.items() if share + left >= enough - 1e-9}
+                others = [*taken_up.keys() & others]
+                if not taken_up:
+                    break
+            for other in others:
+                taken_up[other] = taken_up.get(other, 0.0) + weight
+            left -= weight
         about = [other for other, share in taken_up.items() if share >= enough]
         return (*([max(about)] if about else ()), *self._corrections.get(source, ()))
 
@@ -379,48 +385,48 @@ def choose(
     ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes first, unless it
     repeats one. ``told`` are items that say nothing which it does not see.
     """
-    whole = {term: weights.of(term) for term in set(chain.from_iterable([item.segment.terms for item in items]))}
-    times = dict.fromkeys(chain(shown, *(items[n].segment.terms for n in seen)), SHOWN)
+    terms = [item.segment.terms for item in items]
+    whole = {term: weights.of(term) for term in set(chain.from_iterable(terms))}
+    times = dict.fromkeys(chain(shown, *(terms[n] for n in seen)), SHOWN)
     damped = [REPEATED**n for n in range(SHOWN + 1)]
     left = whole | {term: whole[term] * damped[SHOWN] for term in times.keys() & whole.keys()}
     taken = bytearray(len(items))
     for n in (*seen, *told):
         taken[n] = 1
-
-    def worth(item: Item) -> float:
-        return item.factor * sum(map(left.__getitem__, item.segment.terms))
-
+    weight = left.__getitem__
+    costs, factors = [item.cost for item in items], [item.factor for item in items]
     known = {items[n].segment.text for n in seen}
     first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
-    per = [(item.cost + OVERHEAD) ** POWER for item in items]
-    heap = [
-        (-math.inf if number in first else -worth(item) / per[number], number)
-        for number, item in enumerate(items)
-        if not taken[number]
-    ]
+    per = [(cost + OVERHEAD) ** POWER for cost in costs]
+    worth = [factor * sum(map(weight, each)) for factor, each in zip(factors, terms, strict=True)]
+    heap = [(-math.inf if n in first else -worth[n] / per[n], n) for n in range(len(items)) if not taken[n]]
     heapq.heapify(heap)
     chosen, spent = list[tuple[int, ...]](), 0.0
-    smallest = min((item.cost for item in items), default=0.0)
+    smallest = min(costs, default=0.0)
     while heap and spent + smallest <= budget:
-        before, number = heapq.heappop(heap)
-        if taken[number] or spent + items[number].cost > budget:
+        before, number = heap[0]
+        if taken[number] or spent + costs[number] > budget:
+            heapq.heappop(heap)
             continue
-        group = _together(number, links, taken)
-        if len(group) == 1:
-            cost, now = items[number].cost, -worth(items[number]) / per[number]
-        else:
-            cost = sum([items[n].cost for n in group])
-            now = -sum([worth(items[n]) for n in group]) / (cost + OVERHEAD) ** POWER
+        least = -math.inf if before > -math.inf and len(heap) > 1 else math.inf
+        if least < 0:
+            least = min(heap[1:3])[0] + 1e-9
+        group, cost = [number], costs[number]
+        now = -factors[number] * sum(map(weight, terms[number])) / per[number]
+        if now <= least and len(group := _together(number, links, taken)) > 1:  # only what may win is looked at
+            cost = sum([costs[n] for n in group])
+            now = -sum([factors[n] * sum(map(weight, terms[n])) for n in group]) / (cost + OVERHEAD) ** POWER
+        if now > least:
+            heapq.heapreplace(heap, (now, number))
+            continue
+        heapq.heappop(heap)
         if spent + cost > budget:
-            continue
-        if before > -math.inf and heap and now > heap[0][0] + 1e-9:
-            heapq.heappush(heap, (now, number))
             continue
         chosen.append(tuple(group))
         spent += cost
         for n in group:
             taken[n] = 1
-            for term in items[n].segment.terms:
+            for term in terms[n]:
                 often = times[term] = times.get(term, 0) + 1
                 left[term] = whole[term] * damped[min(often, SHOWN)]
     return chosen

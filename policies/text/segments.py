@@ -104,13 +104,8 @@ def _shared(terms: Iterable[str]) -> tuple[str, ...]:
 
 
 def _terms(words: Iterable[str]) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for word in words:
-        if not word.isascii() and _IS_SOLID.match(word):
-            found.update(dict.fromkeys(_pairs(word)))
-        else:
-            found[word.lower()] = None
-    return _shared(found)
+    parts = [_pairs(w) if not w.isascii() and _IS_SOLID.match(w) else (w.lower(),) for w in words]
+    return _shared(chain.from_iterable(parts))
 
 
 _ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
@@ -168,17 +163,31 @@ def _width(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
+class _Lowered(dict[str, str]):
+    """Terms by the words as they stand, which soon come again; all forgotten when they are too many."""
+
+    def __missing__(self, word: str) -> str:
+        if len(self) >= MAX_LOWERED:
+            self.clear()
+        term = self[word] = intern(word.lower())
+        return term
+
+
+MAX_LOWERED = 20_000
+_LOWERED = _Lowered()
+
+
 class TextReading:
     """What one message says by itself.
 
-    ``identifiers`` are literals by their lower case; ``asked`` are terms that its calls ask for; ``inner`` are words
-    that do not begin a sentence, ``words`` those and the ones that do, as they stand there.
+    ``identifiers`` are literals by their lower case; ``asked`` are terms that its calls ask for; ``names`` are terms
+    that stand with a capital where no sentence begins, ``small`` those that stand anywhere in small letters.
     """
 
-    __slots__ = ("asked", "identifiers", "inner", "segments", "terms", "words")
+    __slots__ = ("asked", "identifiers", "names", "segments", "small", "terms")
 
     def __init__(self, source: Source) -> None:
-        self.inner = self.words = frozenset[str]()
+        self.names = self.small = frozenset[str]()
         self.identifiers: dict[str, str] = {}
         text = clipped(source.text)
         if source.is_result:
@@ -187,7 +196,7 @@ class TextReading:
         else:
             self.segments = self._said(text)
         arguments = [c.arguments for c in source.calls] or ([source.arguments] if source.arguments else [])
-        self.asked = frozenset(t for each in arguments for t in terms_of(each))
+        self.asked = frozenset([t for each in arguments for t in terms_of(each)])
         for call in source.calls:
             document = parse(call.arguments)
             asked = list(structured(document, record=-1)) if document is not None else []
@@ -200,19 +209,22 @@ class TextReading:
 
     def _said(self, text: str) -> list[Segment]:
         found = list[Segment]()
-        first, inner = set[str](), set[str]()
+        names, small = set[str](), set[str]()
         finds, solid = (_ASCII_WORD.findall, False) if text.isascii() else (WORD.findall, _IS_SOLID.search(text))
         marked = _MARKED.search(text) is not None
         for sentence in pieces(sentences(text)):
-            words = list(map(intern, finds(sentence)))
-            first.update(words[:1])
-            inner.update(words[1:])
+            words, lowered = finds(sentence), sentence.lower()
+            low = list(map(str.lower if solid else _LOWERED.__getitem__, words))
+            if lowered[1:] == sentence[1:]:  # at most its beginning is a capital
+                small.update(low[lowered != sentence :])
+            else:
+                small.update(low[: words[:1] == low[:1]])
+                for word, term in zip(words[1:], low[1:], strict=True):
+                    (small if word == term else names).add(term)
             if marked:
                 self._identify(words)
-            terms = _terms(words) if solid else _shared(map(str.lower, words))
-            found.append(Segment(sentence, terms))
-        self.inner = frozenset(inner)
-        self.words = self.inner.union(first)
+            found.append(Segment(sentence, _terms(low) if solid else tuple(dict.fromkeys(low))))
+        self.names, self.small = frozenset(names), frozenset(small)
         return found
 
     def _lines(self, text: str) -> Iterator[Segment]:
@@ -223,7 +235,9 @@ class TextReading:
 
     def _identify(self, words: Iterable[str]) -> None:
         for word in words:
-            if len(word) > 4 and not word.isdigit() and is_identifier(word) and not _VERSION.match(word):
+            if len(word) < 5 or word.isalpha() or word.isdigit():
+                continue
+            if is_identifier(word) and not _VERSION.match(word):
                 self.identifiers[word.lower()] = word
 
 
@@ -298,7 +312,7 @@ class Readings:
         return len(self._kept)
 
     def of(self, source: Source) -> TextReading:
-        calls = "\0".join(f"{c.name}\1{c.arguments}" for c in source.calls)
+        calls = "\0".join([f"{c.name}\1{c.arguments}" for c in source.calls]) if source.calls else ""
         said = f"{source.role}\0{source.tool}\0{source.arguments}\0{calls}\0{source.text}"
         key = blake2b(said.encode(errors="replace"), digest_size=16).digest()
         found = self.find(key)
