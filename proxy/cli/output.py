@@ -138,7 +138,7 @@ def _fit(table: Table, screen: Console) -> list[str]:
     shown = len(columns)
     while shown > 1 and sum(least[:shown]) + gap * (shown - 1) > screen.width:
         shown -= 1
-    left_out = [str(each.header) for each in columns[shown:]]
+    left_out = [str(each.header) or "more" for each in columns[shown:]]
     del columns[shown:]
     room = max(0, screen.width - sum(least[:shown]) - gap * (shown - 1))
     for at in sorted(range(shown), key=lambda at: spans[at].maximum - least[at]):

@@ -87,6 +87,34 @@ def test_a_table_fits_eighty_columns_with_whole_words(command: str) -> None:
     assert max(map(len, (line.rstrip() for line in narrow.splitlines()))) <= WIDTH
 
 
+TABLES = (
+    "conversations list",
+    f"conversations show {NAME} --timeline",
+    f"conversations show {NAME} --removed",
+    "usage",
+    "usage --by model",
+    "keys list",
+)
+
+
+@pytest.mark.requirement("A0.3")
+@pytest.mark.parametrize("command", TABLES)
+def test_a_row_stays_on_one_line_and_the_columns_left_out_are_named(command: str) -> None:
+    arguments = [*command.split(), "--config", "weir.yaml"]
+    wide = shown(*arguments).splitlines()
+    narrow, _, note = shown(*arguments, **TERMINAL).strip().partition("\n(")
+    titles, shorter = (re.split(r"\s{2,}", lines[0].strip()) for lines in (wide, narrow.splitlines()))
+
+    assert len([line for line in wide if line.strip()]) == len(narrow.splitlines())
+    assert shorter == titles[: len(shorter)]
+    assert " ".join(note.split()).partition(": ")[0] == ", ".join(titles[len(shorter) :])
+
+
+@pytest.mark.requirement("A0.3")
+def test_a_column_without_a_title_is_left_out_with_a_word_too() -> None:
+    assert "\n(more: in a wider terminal" in shown("health", NAME, "--config", "weir.yaml", **TERMINAL)
+
+
 @pytest.mark.requirement("P7")
 @pytest.mark.parametrize(
     "command", ["conversations list", f"conversations show {NAME}", "usage", "audit list", "audit verify"]
@@ -98,3 +126,9 @@ def test_a_key_goes_by_its_name_everywhere(command: str) -> None:
 @pytest.mark.requirement("P7")
 def test_the_audit_calls_conversations_by_their_names() -> None:
     assert NAME in shown("audit", "list", "--config", "weir.yaml")
+
+
+@pytest.mark.requirement("P7")
+def test_who_deletes_is_told_whose_conversation_it_is() -> None:
+    asked = CliRunner().invoke(main, ["conversations", "delete", NAME, "--config", "weir.yaml"], input="n\n")
+    assert "of key support-bot, last used" in asked.stderr

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.server import serve
+from proxy.simulator import Request, SimulatedAnswer, SimulatedCall
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
@@ -37,10 +38,15 @@ models: [{match: 'meaning-*', upstream: vectors}, {match: '*', upstream: sim, wi
 policies:
   mine:
     placeholder: marker
-    recall: {auto: true, embeddings: meaning-1}
+    RECALL
     cascade: [{layer: evict, at: 0.6, stop_at: 0.2, params: {scorer: fifo}}]
 default_policy: mine
 """
+OF_ITSELF = "recall: {auto: true, embeddings: meaning-1}"
+BY_THE_TOOL = {
+    "from kept vectors": "recall: {auto: false, tool: true, embeddings: meaning-1}",
+    "compared when asked": "recall: {auto: false, tool: true}\n    embeddings: meaning-1\n    summaries: {wait: 20}",
+}
 SAID = "The automobile is parked at the north gate."
 ASKED = {"role": "user", "content": "Where did I leave my car?"}
 ONE_THING = ("automobile", "car")
@@ -85,6 +91,7 @@ class Place:
     yaml: str
     folder: Path
     deployment: Deployment
+    recalls: list[SimulatedAnswer]
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[InTurns]:
@@ -101,14 +108,20 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Place]:
-    meaning = Meaning()
+async def place(request: pytest.FixtureRequest, tmp_path: Path, deployment: Deployment) -> AsyncIterator[Place]:
+    """The policy recalls of itself, or as the parameter says; the model calls what ``recalls`` has, else it answers."""
+    meaning, recalls = Meaning(), list[SimulatedAnswer]()
+
+    def answer(_: Request) -> SimulatedAnswer:
+        return recalls.pop(0) if recalls else SimulatedAnswer(text="Understood.")
+
     async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        serve_simulator(SimulatorSettings(window=WINDOW, answer=answer), counter=COUNTER) as simulator,
         serve(meaning) as server,
     ):
         yaml = CONFIG.replace("URL", simulator.base_url).replace("PORT", str(server.port))
-        yield Place(simulator, meaning, yaml, tmp_path, deployment)
+        yaml = yaml.replace("RECALL", getattr(request, "param", OF_ITSELF))
+        yield Place(simulator, meaning, yaml, tmp_path, deployment, recalls)
 
 
 async def evicted(target: InTurns, place: Place) -> Talk:
@@ -141,6 +154,23 @@ async def test_a_question_in_other_words_brings_back_what_was_said_after_a_resta
             gone = await http.delete(f"{target.root()}/weir/conversations/trip", headers=mine)
     assert gone.status_code < 300
     assert await place.vectors() == 0
+
+
+@EITHER
+@pytest.mark.requirement("A4.25")
+@pytest.mark.parametrize("place", BY_THE_TOOL.values(), ids=BY_THE_TOOL, indirect=True)
+async def test_a_model_that_asks_the_tool_in_other_words_is_told_what_was_said(place: Place) -> None:
+    async with place.serve() as target:
+        talk = await evicted(target, place)
+        place.recalls.append(SimulatedAnswer(calls=(SimulatedCall("recall", json.dumps({"query": ASKED["content"]})),)))
+        answer = await talk.ask(tools=TOOLS)
+    asked, told = arrays_of(answered(place.simulator))[-2:]
+    assert SAID not in json.dumps(asked)
+    assert told[-1]["role"] == "tool"
+    assert SAID in told[-1]["content"].split("<weir-")[1]
+    assert told[-1]["content"].startswith("[recall: 1 found") == (BY_THE_TOOL["from kept vectors"] in place.yaml)
+    assert ASKED["content"] in place.meaning.asked[-1]
+    assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == ("Understood.", None)
 
 
 @pytest.mark.requirement("A4.25", "P6")

@@ -34,6 +34,7 @@ models: [{match: '*', upstream: sim, window: WINDOW}]
 policies: {mine: POLICY}
 default_policy: mine
 """
+NOTES_ASKED = b"Take from the conversation above the notes that will still be needed"
 DECIDED = "I have decided to use fetch instead of axios, because axios is unmaintained."
 
 
@@ -114,7 +115,26 @@ async def test_a_subsystem_that_is_off_leaves_no_row_and_a_session_is_served_wit
     assert bool(alerts) == bool(snapshots) == ("health" not in off)
 
 
-MEMORY = "{memory: {PATTERNS}, buckets: {memory: {cap: 4000}}}"
+@pytest.mark.requirement("A0.7", "A0.3")
+@pytest.mark.parametrize("off", ["nothing", "checkpoints", "notes"])
+async def test_nor_does_it_where_a_model_summarises_in_the_request(off: str, tmp_path: Path) -> None:
+    """Before a model is asked a checkpoint is saved, and the same model is asked for notes."""
+    policy = "{summarizer: summariser, summaries: {prepare_at: null, wait: 20}, notes: {extract: true, min_turns: 1}}"
+    policy = policy.replace("min_turns: 1", "min_turns: 1, enabled: false") if off == "notes" else policy
+    policy = policy.replace("{", "{checkpoints: off, ", 1) if off == "checkpoints" else policy
+    async with Served(tmp_path, policy, summary_model="summariser") as served:
+        talk = served.talk(x_weir_conversation="long")
+        talk.grow(14, kind="agent")
+        await talk.ask(tools=TOOLS)
+        asked_in_time = answered(served.simulator, "summariser")
+        saved = served.count(ROWS["checkpoints"])
+        await talk.agent(3)
+        await served.timeline(talk)
+        noted = [s for s in answered(served.simulator, "summariser") if NOTES_ASKED in s.body]
+    assert talk.actions()[0] == "compact=1"
+    assert asked_in_time
+    assert bool(saved) == (off != "checkpoints")
+    assert bool(noted) == (off != "notes")
 
 
 @pytest.mark.requirement("A0.28")
@@ -180,6 +200,15 @@ async def test_where_the_client_marks_its_prompt_itself_or_nobody_asks_nothing_i
         plain = served.talk()
         await plain.ask(tools=TOOLS)
         assert served.arrays()[-1] == plain.messages
+
+
+@pytest.mark.requirement("A4.13", "P5")
+async def test_a_policy_that_only_looks_adds_no_breakpoint(tmp_path: Path) -> None:
+    async with Served(tmp_path, "{mode: observe, cache_breakpoint: 1h}") as served:
+        talk = served.talk()
+        await talk.ask(tools=TOOLS)
+        (body,) = [s.body for s in answered(served.simulator)]
+    assert b"cache_control" not in body
 
 
 @pytest.mark.requirement("A4.6")
