@@ -34,6 +34,8 @@ HEALTHY_FIDELITY = 0.85
 """Requirements A0.119, A0.120 and A0.122: beyond these a metric is worth a look, and no more."""
 TREND_OF, TREND_NEEDS = 10, 5
 STABLE = 0.05
+LATE = 60.0
+"""Seconds. Beyond them a clock was set back, and what comes is news."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -227,15 +229,17 @@ def _is_evicting(health: Health, rules: HealthRules, limit: float) -> bool:
 
 
 def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
+    """A sample a little older than what is known is counted and judges nothing: replicas may write out of turn."""
     known = health if health is not None else Health()
+    is_late = 0 < known.at - sample.at < LATE
     number = known.requests + 1
     compactions = (*known.compactions, number) if sample.compacted else known.compactions
     if compactions and compactions[0] <= number - rules.compaction_window:
         compactions = tuple(each for each in compactions if each > number - rules.compaction_window)
     after = Health(
         requests=number,
-        at=sample.at,
-        above=known.above + 1 if sample.utilization > rules.utilization else 0,
+        at=known.at if is_late else sample.at,
+        above=known.above if is_late else known.above + 1 if sample.utilization > rules.utilization else 0,
         evicted=(*known.evicted, sample.evicted)[-rules.eviction_window :],
         ratios=(*known.ratios, *sample.ratios)[-rules.compressions :] if sample.ratios else known.ratios,
         compactions=compactions,
@@ -243,7 +247,7 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
         window_id=known.window_id if sample.window_id is None else sample.window_id,
         episodes=known.episodes,
     )
-    opened, episodes = _judge(after, sample, rules)
+    opened, episodes = ((), known.episodes) if is_late else _judge(after, sample, rules)
     if episodes != known.episodes:
         after = after._replace(episodes=episodes)
     closed = tuple(each for each in known.episodes if each not in episodes) if known.episodes else ()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from policies.quality.health import (
+    LATE,
     RULES,
     STABLE,
     Checkup,
@@ -189,6 +190,19 @@ def test_thresholds_are_the_policys_own() -> None:
     rules = HealthRules(utilization=0.5, utilization_requests=2, eviction_rate=1, loop=2, compactions=1)
     found = run([sample(utilization=0.6, repeats=2, evicted=2, compacted=True)] * 5, rules=rules)
     assert opened(found) == [(1, "thrash"), (1, "loop"), (2, "utilization"), (5, "eviction_rate")]
+
+
+@pytest.mark.requirement("A0.124", "A0.129")
+@pytest.mark.parametrize(("at", "kinds"), [(9.0, ["overflow"]), (10.0 - LATE, [])])
+def test_what_is_written_out_of_turn_neither_ends_an_episode_nor_begins_another(at: float, kinds: list[str]) -> None:
+    """Beyond a minute it is a clock that was set back, and judges as any other."""
+    first = check(None, sample(at=10.0, requests_left=1.5), RULES_OF)
+    late = check(first.health, sample(at=at, requests_left=4.0), RULES_OF)
+    assert [episode.kind for episode in late.health.episodes] == kinds
+    assert [episode.kind for episode in late.closed] == ([] if kinds else ["overflow"])
+    assert late.health.requests == 2
+    after = check(late.health, sample(at=11.0, requests_left=0.5), RULES_OF)
+    assert [alert.kind for alert in after.opened] == ([] if kinds else ["overflow"])
 
 
 @pytest.mark.requirement("A0.124")
