@@ -6,7 +6,7 @@ and what the client goes on from next is the answer to that.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -20,8 +20,7 @@ from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest
 from proxy.store.records import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
-from proxy.wire.codec import NOTHING, ClientRequest, Segments, opening_of, with_history, without_marks
-from proxy.wire.compaction import OWN
+from proxy.wire.codec import NOTHING, OWN, ClientRequest, Segments, opening_of, with_history, without_marks
 from proxy.wire.raw import Raw
 from proxy.wire.responses import begun_as, references
 
@@ -96,13 +95,15 @@ NOTHING_HELD = HeldState()
 
 async def held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
     """Raises InvalidRequest where the policy wants all of it sent, Forbidden where it may be another key's."""
-    codec, fields, held = chat.codec, chat.fields, await _held_by(answers, chat, caller, settings)
+    codec, fields = chat.codec, chat.fields
+    named = frozenset() if caller.may_relay else references(chat)
+    held = await _held_by(answers, chat, caller, settings, named)
     if caller.may_relay:
         return held
     links = [name for name in fields if name.casefold() in (codec.link, "conversation")]
     is_odd = any(name != codec.link and bytes(fields[name]) != b"null" for name in links)
     is_strange = codec.parent(fields) is not None and not held.chain
-    if is_odd or is_strange or not held.known.keys() >= references(fields):
+    if is_odd or is_strange or not held.known.keys() >= named:
         raise Forbidden(
             "What this request goes on from is not on record as this key's: send the whole history. "
             "The operator can allow it: give the key the permission relay."
@@ -110,7 +111,9 @@ async def held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, sett
     return held
 
 
-async def _held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
+async def _held_by(
+    answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings, named: Collection[str]
+) -> HeldState:
     codec, fields, tenant = chat.codec, chat.fields, caller.tenant
     parent, keeps = codec.parent(fields), codec.is_kept(fields)
     if settings.mode is Mode.OFF or codec.is_held_elsewhere(fields):
@@ -120,7 +123,7 @@ async def _held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, set
         if linked and settings.server_state == "refuse":
             raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
         return HeldState(elsewhere=linked)
-    names = {**dict.fromkeys(() if caller.may_relay else references(fields), True), **codec.names(fields)}
+    names = {**dict.fromkeys(named, True), **codec.names(chat)}
     known = await answers.elements(tenant, names, codec) if names else NOTHING
     chain = await answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
     unknown = next((name for name, alone in names.items() if alone and name not in known), None)

@@ -13,7 +13,7 @@ from proxy.exchange.held import HeldState
 from proxy.planning.values import Paid, PlanRequest
 from proxy.runtime import Runtime
 from proxy.telemetry.names import service_at
-from proxy.wire.codec import ClientRequest
+from proxy.wire.codec import SEAL, ClientRequest
 from proxy.wire.compaction import opened, unseal
 
 COMPACT_PATH = "/responses/compact"
@@ -60,6 +60,9 @@ def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextS
 
 def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientRequest:
     """The request with what its compaction of Weir's stands for. Raises InvalidRequest for another caller's."""
+    array = chat.messages
+    if array is None or SEAL not in chat.codec.words or not array.mentions(SEAL):
+        return chat
     return opened(chat, partial(unseal, tenant=caller.tenant, secret=runtime.secret))
 
 

@@ -67,7 +67,7 @@ from proxy.upstream.overflow import NONE, Kind, Verdict
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
-from proxy.wire.compaction import OWN, as_answer, as_compacted
+from proxy.wire.compaction import as_answer, as_compacted
 from proxy.wire.raw import write_value
 
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
@@ -212,9 +212,8 @@ class ExchangeHandler:
 
     async def read(self, body: bytes, caller: Caller) -> Request:
         progress, runtime = self.progress, self.runtime
-        progress.chat = chat = self.codec.parse(body)
-        if self.codec.name != "chat" and OWN in body:
-            progress.chat = chat = opened_for(runtime, caller, chat)
+        parsed = runtime.planner.transcripts.parse(self.codec, body, tenant=caller.tenant)
+        progress.chat = chat = opened_for(runtime, caller, parsed)
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )

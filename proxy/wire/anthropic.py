@@ -23,11 +23,13 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, markers_of, reply_of, without_media
 from proxy.wire.codec import (
     ERROR,
+    SEAL,
     ClientRequest,
     Codec,
     Compacted,
     GivenAnswer,
     RawSegment,
+    Segments,
     SystemField,
     array_of,
     first_object,
@@ -114,6 +116,7 @@ class MessagesCodec(Codec):
     tool_fields = ("tools",)
     schema = "output_config"
     headers = ((b"anthropic-version", b"2023-06-01"),)
+    words = (_WALL, SEAL)
     own_answer = frozenset({"stream", "max_tokens", "stop_sequences", "output_config", "diagnostics"})
 
     def least_output(self, request: ClientRequest) -> int:
@@ -161,9 +164,9 @@ class MessagesCodec(Codec):
     def is_closed(self, role: str) -> bool:
         return role != "assistant"
 
-    def goes_on(self, array: memoryview) -> bool:
+    def goes_on(self, array: Segments) -> bool:
         """What stands before a compaction is read as nothing once that has come."""
-        return _WALL.search(array) is None
+        return not array.mentions(_WALL)
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
         if isinstance(raw, Compacted):

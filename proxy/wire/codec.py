@@ -7,11 +7,14 @@ blocks of a message. Its raw form is its elements as they came, with commas betw
 """
 
 import re
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, overload
+
+import msgspec
 
 from policies.effects import Summarize
 from policies.ledger import EditKind
@@ -37,8 +40,13 @@ from proxy.wire.raw import (
 )
 
 ERROR = b"error"
+OWN = b"weir:1:"
+"""What a compaction of Weir's own begins with."""
+SEAL = re.compile(OWN)
 _MARKED = f'"{MARK}"'.encode()
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
+_BEGUN = f'"{secrets.token_hex(16)}"'.encode()
+"""An element that no client sends."""
 _MATTERS = re.compile(rb'"(?:usage"|error"|finish_reason"\s*:\s*"[^"]|index"\s*:\s*[1-9])')
 
 
@@ -99,6 +107,7 @@ class Codec:
             that goes on from nothing, None where it then is not there.
         created_with: fields of such a request that those which go on from it leave out.
         own_answer: fields that are about the answer asked for, and not about the prefix that a provider has cached.
+        words: what is looked for in the array as it came, to read on only where it is mentioned.
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -114,6 +123,7 @@ class Codec:
     tool_fields: tuple[str, ...] = ("tools", "functions")
     schema = "response_format"
     text_type = "text"
+    words: tuple[re.Pattern[bytes], ...] = ()
     own_answer = frozenset(
         {
             *("stream", "stream_options", "n", "response_format", "max_tokens", "max_completion_tokens", "stop"),
@@ -127,16 +137,41 @@ class Codec:
 
     def parse(self, body: bytes) -> "ClientRequest":
         """The request in ``body``. Raises InvalidJSON or InvalidRequest."""
-        fields = split_object(body)
+        return self._request(body, split_object(body))
+
+    def parse_after(self, body: bytes, begun: "Beginning") -> "ClientRequest | None":
+        """The same, of which only what follows a beginning is read; None where it does not go on as that did.
+
+        One string stands for the elements of the beginning: with it the rest is JSON if the whole is.
+        """
+        start, size = begun.start + 1, begun.size
+        short = body[:start] + _BEGUN + body[size:]
+        try:
+            fields = dict(split_object(short))
+        except ProxyError:
+            return None
+        rest = fields.get(self.array)
+        if not isinstance(rest, msgspec.Raw) or bytes(memoryview(rest)[1 : 1 + len(_BEGUN)]) != _BEGUN:
+            return None
+        end = size + len(rest) - len(_BEGUN) - 1
+        fields[self.array] = msgspec.Raw(memoryview(body)[begun.start : end])
+        return self._request(body, fields, rest, begun.words)
+
+    def _request(
+        self, body: bytes, fields: Mapping[str, Raw], rest: Raw | None = None, words: Collection[re.Pattern[bytes]] = ()
+    ) -> "ClientRequest":
         model = read_value(fields["model"]) if "model" in fields else None
         if model is not None and not isinstance(model, str):
             raise InvalidRequest("model must be a string.", param="model")
         raw = fields.get(self.array)
+        messages = None
+        if raw is not None and bytes(memoryview(raw)[:1]) == b"[":
+            messages = Segments(raw, self, self._head(fields), rest=rest, words=words)
         limit, most = self._output_limit(fields)
         return ClientRequest(
             body=body,
             fields=fields,
-            messages=self._array_of(raw, fields) if raw is not None and bytes(memoryview(raw)[:1]) == b"[" else None,
+            messages=messages,
             model=model or "",
             stream="stream" in fields and read_value(fields["stream"]) is True,
             max_tokens=most,
@@ -151,9 +186,9 @@ class Codec:
                 return name, value
         return self.limits[-1], None
 
-    def _array_of(self, raw: Raw, fields: Mapping[str, Raw]) -> "Segments":
+    def _head(self, fields: Mapping[str, Raw]) -> Sequence[Raw]:
         said = bytes(fields.get(self.system, b"null")) if self.system is not None else b"null"
-        return Segments(raw, self, () if said == b"null" else (SystemField(message_of("system", said)),))
+        return () if said == b"null" else (SystemField(message_of("system", said)),)
 
     def least_output(self, request: "ClientRequest") -> int:
         return 0
@@ -184,7 +219,7 @@ class Codec:
     def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
         return {}
 
-    def names(self, fields: Mapping[str, Raw]) -> Mapping[str, bool]:
+    def names(self, request: "ClientRequest") -> Mapping[str, bool]:
         """The elements that the provider has to know, and whether a name is all that the request has of them."""
         return {}
 
@@ -202,7 +237,7 @@ class Codec:
     def view(self, raw: Raw) -> Mapping[str, Any]:
         return read_message(raw)
 
-    def goes_on(self, array: memoryview) -> bool:
+    def goes_on(self, array: "Segments") -> bool:
         """Whether the segments of an array stay what they are, whatever follows them."""
         return True
 
@@ -294,6 +329,18 @@ class Codec:
 CHAT = Codec()
 
 
+class Beginning(NamedTuple):
+    """What a body began with: ``size`` bytes up to the end of an element of its array, and their hash.
+
+    The array begins at ``start``; ``words`` are those of its codec's that stand in it.
+    """
+
+    size: int
+    digest: bytes
+    start: int
+    words: frozenset[re.Pattern[bytes]]
+
+
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
     """One request as it came: ``fields`` are raw slices of ``body``, ``messages`` the segments of its history.
@@ -326,15 +373,24 @@ class Segments(Sequence[Raw]):
     """The history's segments as slices, split when they are first needed: most were seen before.
 
     ``head`` are segments that stand in fields of their own, before those of the array; ``known`` are elements that the
-    array only names, by their ids.
+    array only names, by their ids. ``words`` are those of its codec's that stand before its ``rest``.
     """
 
     def __init__(
-        self, raw: Raw, codec: Codec = CHAT, head: Sequence[Raw] = (), known: Mapping[str, Raw] = NOTHING
+        self,
+        raw: Raw,
+        codec: Codec = CHAT,
+        head: Sequence[Raw] = (),
+        known: Mapping[str, Raw] = NOTHING,
+        *,
+        rest: Raw | None = None,
+        words: Collection[re.Pattern[bytes]] = (),
     ) -> None:
         self.raw = memoryview(raw)
         self.head = head
         self.known = known
+        self._rest = raw if rest is None else rest
+        self._words = words
         self._codec = codec
         self._items: Sequence[Raw] | None = None
 
@@ -346,6 +402,9 @@ class Segments(Sequence[Raw]):
 
     def __bool__(self) -> bool:
         return len(self.raw) > len(b"[  ]") or len(self._split()) > len(self.head)
+
+    def mentions(self, word: re.Pattern[bytes]) -> bool:
+        return word in self._words or word.search(self._rest) is not None
 
     @overload
     def __getitem__(self, index: int) -> Raw: ...

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 from policies.summary.material import inside
 from proxy.errors import InvalidRequest
-from proxy.wire.anthropic import MESSAGES, raw_blocks, with_content
-from proxy.wire.codec import ClientRequest, array_of, first_object, message_of
+from proxy.wire.anthropic import raw_blocks, with_content
+from proxy.wire.codec import OWN, ClientRequest, array_of, first_object, message_of
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, write_value
 from proxy.wire.responses import RESPONSES
 
-OWN = b"weir:1:"
 COMPACTION = "compaction"
 MAX_TEXT = 4 * 2**20
 SAID = frozenset({"user", "system", "developer"})
@@ -53,8 +52,6 @@ def _mark(data: bytes, tenant: str, secret: bytes) -> str:
 
 def opened(request: ClientRequest, unseal: Unseal) -> ClientRequest:
     codec = request.codec
-    if codec not in (RESPONSES, MESSAGES):
-        return request
     elements = split_array(request.fields.get(codec.array, b"[]")) or ()
     place = _items if codec is RESPONSES else _messages
     new = place(elements, unseal)

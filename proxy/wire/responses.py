@@ -20,12 +20,14 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.chat import MARK, SEALED, marker_within, reply_of, with_lines
 from proxy.wire.codec import (
     ERROR,
+    SEAL,
     ClientRequest,
     Codec,
     Compacted,
     GivenAnswer,
     NamingRun,
     RawSegment,
+    Segments,
     first_object,
     like,
     message_of,
@@ -77,6 +79,9 @@ _LAST = frozenset({b"response.completed", b"response.incomplete", b"response.fai
 _GIVEN = frozenset({"response.completed", "response.incomplete"})
 _LAST_TYPE = re.compile(rb'"type"\s*:\s*"(?:error|response\.(?:completed|incomplete|failed))"')
 _WALL = re.compile(rb'"compaction')
+_THOUGHT = re.compile(rb'"reasoning"')
+_NO_TYPE = rb'(?:"type"\s*:\s*null\s*)'
+_NAMED = re.compile(rb'"item_reference"|\{\s*(?:%b,\s*)?"id"\s*:\s*"[^"\\]*"\s*(?:,\s*%b)?\}' % (_NO_TYPE, _NO_TYPE))
 
 
 class _Item(msgspec.Struct):
@@ -115,6 +120,7 @@ class ResponsesCodec(Codec):
     tool_fields = ("tools",)
     schema = "text"
     text_type = "input_text"
+    words = (_WALL, _NAMED, _THOUGHT, SEAL)
     own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
@@ -153,11 +159,11 @@ class ResponsesCodec(Codec):
         share = b',"%b":%d}' % (SEALED.encode(), reasoned // max(1, len(hidden)))
         return {item.id: bytes(raw)[:-1] + share if raw in hidden else raw for item, raw in items if item.id}
 
-    def names(self, fields: Mapping[str, Raw]) -> Mapping[str, bool]:
-        said = bytes(fields.get("input", b""))
-        if b'"item_reference"' not in said and not (b'"reasoning"' in said and self.is_kept(fields)):
+    def names(self, request: ClientRequest) -> Mapping[str, bool]:
+        array = request.messages
+        if array is None or not (array.mentions(_NAMED) or (self.is_kept(request.fields) and array.mentions(_THOUGHT))):
             return {}
-        found = [(_read(raw), raw) for raw in split_array(said) or ()]
+        found = [(_read(raw), raw) for raw in split_array(array.raw) or ()]
         return {item.id: item.type != "reasoning" for item, raw in found if item.id and _is_named_only(item, raw)}
 
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
@@ -208,8 +214,8 @@ class ResponsesCodec(Codec):
     def is_closed(self, role: str) -> bool:
         return role != "assistant"
 
-    def goes_on(self, array: memoryview) -> bool:
-        return _WALL.search(array) is None
+    def goes_on(self, array: Segments) -> bool:
+        return not array.mentions(_WALL)
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
         if isinstance(raw, Compacted | Fixed):
@@ -389,9 +395,10 @@ def _is_reference(item: _Item) -> bool:
     return item.type == "item_reference" or (item.type == "message" and not item.role)
 
 
-def references(fields: Mapping[str, Raw]) -> set[str]:
-    items = map(_read, split_array(fields.get("input", b"[]")) or ())
-    return {item.id for item in items if item.id and _is_reference(item)}
+def references(request: ClientRequest) -> frozenset[str]:
+    array = request.messages.raw if request.messages is not None else b"[]"
+    items = map(_read, split_array(array) or ())
+    return frozenset(item.id for item in items if item.id and _is_reference(item))
 
 
 def _content(content: object) -> object:
@@ -405,10 +412,15 @@ def _content(content: object) -> object:
     ]
 
 
+def _kind_of(item: Mapping[str, Any]) -> object:
+    kind = item.get("type") or "message"
+    return "item_reference" if kind == "message" and item.get("id") and not item.get("role") else kind
+
+
 def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     texts, others, calls, thoughts, sealed = [], [], [], [], 0.0
     for item in items:
-        kind = item.get("type", "message")
+        kind = _kind_of(item)
         if kind == "message":
             content = item.get("content")
             texts += [content] if isinstance(content, str) else _texts_of(content)

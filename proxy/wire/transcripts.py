@@ -1,9 +1,9 @@
 """From a request's raw messages to the planner's transcript, paying only for what was never seen before.
 
-Two caches, both in memory, bounded, and seeded per tenant so that nobody can tell by timing what another has
-sent. A whole array that begins with the bytes of an earlier one is that array and what follows it: one fast hash
-over the shared bytes finds it. A single message that was seen before, wherever it stands, is found by the hash of
-its slice.
+Three caches, all in memory, bounded, and seeded per tenant so that nobody can tell by timing what another has
+sent. Of a body that begins as an earlier one did only the rest is parsed, and an array that begins with the bytes of
+an earlier one is that array and what follows it: one fast hash over the shared bytes finds either. A single message
+that was seen before, wherever it stands, is found by the hash of its slice.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from proxy.errors import Busy, InvalidJSON, RequestTooLarge
 from proxy.wire.chat import SEALED, body_of, message_of, named_files
 from proxy.wire.codec import (
     CHAT,
+    Beginning,
     ClientRequest,
     Codec,
     Segments,
@@ -43,7 +44,8 @@ MAX_MESSAGES = 300_000
 MAX_TOOL_SETS = 4_096
 MAX_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
 MAX_ARRAYS = 8_192
-ARRAYS_PER_PREFIX = 3
+BEGUN_ALIKE = 3
+ALIKE = 256  # bytes by which an array is found in its body
 MAX_FILES = 4_096
 MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
 _MEDIA = attrgetter("media")
@@ -100,6 +102,9 @@ class _Counting(msgspec.Struct, frozen=True):
     sampled: bool = False
 
 
+B = TypeVar("B", Beginning, _Array)
+
+
 class _Kept(OrderedDict[K, V]):
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -117,11 +122,32 @@ class Transcripts:
         self._most = most
         self._depth = depth
         self._seen: OrderedDict[tuple[bytes, str], tuple[Message, bool]] = OrderedDict()
+        self._bodies: _Kept[tuple[bytes, str], tuple[Beginning, ...]] = _Kept(MAX_ARRAYS)
         self._arrays: _Kept[tuple[bytes, str], tuple[_Array, ...]] = _Kept(MAX_ARRAYS)
         self._tools: _Kept[tuple[bytes, str], int] = _Kept(MAX_TOOL_SETS)
         self._defined: _Kept[tuple[bytes, str], tuple[ToolDefinition, ...]] = _Kept(MAX_DEFINED)
         self._files: _Kept[str, dict[str, int]] = _Kept(MAX_FILES)
         self._huge = asyncio.Lock()
+
+    def parse(self, codec: Codec, body: bytes, *, tenant: str) -> ClientRequest:
+        """The request in ``body``. Raises InvalidJSON or InvalidRequest."""
+        whole, kind = memoryview(body), codec.name
+        places = _boundaries(whole, len(whole), xxhash.xxh3_64_intdigest(tenant.encode()))
+        known, place = _begins_with(self._bodies, whole, places, kind)
+        request = None if known is None else codec.parse_after(body, known)
+        if request is None:
+            request, known, place = codec.parse(body), None, None
+        array = request.messages
+        if not places or array is None or not isinstance(request.fields[codec.array], msgspec.Raw):
+            return request
+        start = body.find(array.raw[:ALIKE]) if known is None else known.start
+        size = start + len(array.raw) - 1
+        last = next((each for each in reversed(places) if each.end <= size), None)
+        if last is not None and (known is not None or body.startswith(bytes(array.raw), start)):
+            words = frozenset(word for word in codec.words if array.mentions(word))
+            begun = Beginning(size, (place or last).extended(whole, size).digest, start, words)
+            _remember(self._bodies, begun, (last.digest, kind))
+        return request
 
     def learn_files(self, request: ClientRequest, *, tenant: str, tokens: int) -> None:
         """Take what the upstream counted beyond the estimate as the size of the request's files that are only named.
@@ -163,12 +189,12 @@ class Transcripts:
             kind = f"{kind} {len(files)}"  # counts made before a file's size was known no longer hold
         whole, size = raws.raw, len(raws.raw) - 1
         arrays = f"{kind} {xxhash.xxh3_128_hexdigest(b''.join(raws.head))}" if raws.head else kind
-        places = _boundaries(whole, size, seed) if codec.goes_on(whole) else []
-        known, place = self._begins_with(whole, places, arrays)
+        places = _boundaries(whole, size, seed) if codec.goes_on(raws) else []
+        known, place = _begins_with(self._arrays, whole, places, arrays)
         sampled = may_sample and known is None and size > MIN_SAMPLED and counter.is_exact
         if sampled:
             arrays += SAMPLED
-            known, place = self._begins_with(whole, places, arrays)
+            known, place = _begins_with(self._arrays, whole, places, arrays)
         new = raws.after(known.size) if known is not None else raws[:]
         if len(new) + (len(known.messages) if known is not None else 0) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
@@ -177,7 +203,7 @@ class Transcripts:
         digest = b"" if place is None else place.extended(whole, size).digest
         array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
         if places and (not array.messages or codec.is_closed(array.messages[-1].role)):
-            self._remember(array, (places[-1].digest, arrays))
+            _remember(self._arrays, array, (places[-1].digest, arrays))
         return RequestTranscript(
             Summed(
                 messages=array.messages,
@@ -194,21 +220,6 @@ class Transcripts:
             new,
             sampled,
         )
-
-    def _begins_with(
-        self, whole: memoryview, places: Sequence["_Prefix"], kind: str
-    ) -> tuple[_Array | None, "_Prefix | None"]:
-        for place in reversed(places):
-            for array in self._arrays.get((place.digest, kind), ()):
-                if array.size < len(whole) and whole[array.size] in b",] \n\r\t":
-                    prefix = place.extended(whole, array.size)
-                    if prefix.digest == array.digest:
-                        return array, prefix
-        return None, places[-1] if places else None
-
-    def _remember(self, array: _Array, key: tuple[bytes, str]) -> None:
-        others = tuple(a for a in self._arrays.get(key, ()) if a.size != array.size or a.digest != array.digest)
-        self._arrays.keep(key, (array, *others)[:ARRAYS_PER_PREFIX])
 
     async def _entries(self, raws: Sequence[Raw], counting: _Counting) -> list[tuple[Message, bool]]:
         seed, kind, seen, is_chat = counting.seed, counting.kind, self._seen, counting.codec is CHAT
@@ -347,6 +358,24 @@ def _boundaries(whole: memoryview, size: int, seed: int) -> list[_Prefix]:
         prefix = prefix.extended(whole, 1 << power)
         places.append(prefix)
     return places
+
+
+def _begins_with(
+    kept: _Kept[tuple[bytes, str], tuple[B, ...]], whole: memoryview, places: Sequence[_Prefix], kind: str
+) -> tuple[B | None, _Prefix | None]:
+    for place in reversed(places):
+        for begun in kept.get((place.digest, kind), ()):
+            if begun.size < len(whole) and whole[begun.size] in b",] \n\r\t":
+                prefix = place.extended(whole, begun.size)
+                if prefix.digest == begun.digest:
+                    return begun, prefix
+    return None, places[-1] if places else None
+
+
+def _remember(kept: _Kept[tuple[bytes, str], tuple[B, ...]], begun: B, key: tuple[bytes, str]) -> None:
+    others: list[B] = [b for b in kept.get(key, ()) if (b.size, b.digest) != (begun.size, begun.digest)]
+    others.insert(0, begun)
+    kept.keep(key, tuple(others[:BEGUN_ALIKE]))
 
 
 def _joined(

@@ -289,8 +289,9 @@ async def test_whichever_process_is_asked_knows_the_chain(deployment: Deployment
 class Naming:
     """A client that sends everything, but of what the model said only the names, as Vercel's SDK does."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, *, bare: bool = False) -> None:
         self.client = client
+        self.bare = bare
         self.items: list[Any] = [{"role": "user", "content": TASK}]
         self.headers: list[Mapping[str, str]] = []
         self.sent: list[bytes] = []
@@ -316,12 +317,13 @@ class Naming:
                 self.items.append({name: getattr(item, name) for name in named})
                 self.items.append(result_of(item, number))
             else:
-                self.items.append({"type": "item_reference", "id": item.id})
+                self.items.append({"id": item.id} if self.bare else {"type": "item_reference", "id": item.id})
 
 
-async def test_items_that_are_only_named_are_read_as_what_they_are() -> None:
+@pytest.mark.parametrize("bare", [False, True], ids=["typed", "bare"])
+async def test_items_that_are_only_named_are_read_as_what_they_are(bare: bool) -> None:
     async with upstream() as simulator, weir(simulator.base_url) as running:
-        client = Naming(running.client())
+        client = Naming(running.client(), bare=bare)
         for step in range(1, 20):
             await client.step(step)
         assert len({each["x-weir-conversation"] for each in client.headers}) == 1
@@ -329,12 +331,13 @@ async def test_items_that_are_only_named_are_read_as_what_they_are() -> None:
         assert all(each.status == 200 for each in simulator.answered())
 
 
-async def test_an_item_that_nobody_knows_is_the_providers_to_find() -> None:
+@pytest.mark.parametrize("more", [{"type": "item_reference"}, {}, {"type": None}], ids=["typed", "bare", "null"])
+async def test_an_item_that_nobody_knows_is_the_providers_to_find(more: dict[str, Any]) -> None:
     """What it stands for may be long: nothing is planned around it, and what the provider says goes to the client."""
     async with upstream() as simulator, weir(simulator.base_url) as running:
         client = Naming(running.client())
         await client.step(1)
-        client.items.insert(1, {"type": "item_reference", "id": "rs_of_somebody_else"})
+        client.items.insert(1, {"id": "rs_of_somebody_else", **more})
         with pytest.raises(openai.NotFoundError, match="rs_of_somebody_else"):
             await client.step(2)
         assert bodies(simulator) == client.sent

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.messages import Transcript
-from proxy.wire.codec import parse_chat
+from proxy.errors import ProxyError
+from proxy.wire.anthropic import MESSAGES
+from proxy.wire.codec import CHAT, ClientRequest, Codec, parse_chat
 from proxy.wire.counting import Tokenizer
+from proxy.wire.responses import RESPONSES
 from proxy.wire.transcripts import Transcripts
 
 COUNTER = Tokenizer().counter("chars4")
@@ -48,6 +52,57 @@ async def test_caches_change_nothing(start: list[Any], turns: list[tuple[int, li
         messages = messages[:keep] + more
         style = {"indent": 1} if keep % 5 == 4 else {}
         assert facts(await read(warm, messages, **style)) == facts(await read(Transcripts(), messages))
+
+
+def told(parse: Callable[[bytes], ClientRequest], body: bytes) -> Any:
+    """All that is read of a body, or what is said of it."""
+    try:
+        request = parse(body)
+    except ProxyError as error:
+        return type(error), error.message
+    fields = {name: bytes(raw) for name, raw in request.fields.items()}
+    messages = request.messages
+    mentioned = None if messages is None else [messages.mentions(word) for word in request.codec.words]
+    segments = None if messages is None else [(type(raw), bytes(raw)) for raw in messages]
+    return list(fields.items()), request.model, request.stream, request.max_tokens, segments, mentioned, request.body
+
+
+ENDS = (
+    b"]}",
+    b"],%b:[]}",
+    b'],"%b":[1]}',
+    b'],"other":{"%b":[2]}}',
+    b'], "max_tokens":7,"model":"n"}',
+    b',{"role":"user","content":"more"}]}',
+    b' , {"role":"user","content":"weir:1:x"} ] }',
+    b',{"type":"compaction"},{"id":"a"},{"type":"reasoning"}]}',
+    b",]}",
+    b",null]}",
+    b",NaN]}",
+    b"5]}",
+    b"]",
+    b"}}",
+    b'],"a":"\xff"}',
+)
+
+
+@pytest.mark.requirement("P8")
+@pytest.mark.parametrize("codec", [CHAT, RESPONSES, MESSAGES], ids=lambda codec: codec.name)
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([b'"model":"m",', b'"odd":[{"%b":[1]}],', b'"%b":[3],', b"", b'"model":5,']),
+    st.lists(st.tuples(st.integers(0, 6), st.sampled_from(ENDS)), min_size=2, max_size=8),
+)
+def test_a_body_that_begins_as_another_did_is_read_as_if_it_were_the_first(
+    codec: Codec, opening: bytes, bodies: list[tuple[int, bytes]]
+) -> None:
+    """Whatever follows, and whatever stands before."""
+    warm, name = Transcripts(), codec.array.encode()
+    message = b'{"role":"user","content":"' + b"x" * 3_000 + b'"}'
+    for count, end in bodies:
+        start = b"{" + opening.replace(b"%b", name) + b'"' + name + b'":[' + b",".join([message] * count)
+        for whole in (start + b"]}", start + end.replace(b"%b", name)):
+            assert told(lambda body: warm.parse(codec, body, tenant="t"), whole) == told(codec.parse, whole)
 
 
 @pytest.mark.requirement("S.4", "R.26")
