@@ -158,7 +158,7 @@ def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
         role=role,
         digest=digest_of(value),
         tokens=tokens,
-        call_ids=tuple(_call_ids(value)),
+        call_ids=tuple(_call_ids(value)) if "tool_calls" in value or "function_call" in value else (),
         answers=answers if isinstance(answers := value.get("tool_call_id"), str) else None,
         keep=_keep(value, role, content),
         media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
@@ -238,16 +238,16 @@ def digest_of(value: Mapping[str, Any]) -> bytes:
     """
     if plain_text(value) and value["role"]:
         return _hashed(value)
-    canonical = {
-        k: _canonical(v) for k, v in value.items() if k not in NOT_SEMANTIC and k not in ("content", "tool_calls")
-    }
-    content = _canonical_content(value.get("content"))
-    calls = value.get("tool_calls")
-    if content:
-        canonical["content"] = content
-    if isinstance(calls, list) and calls:
-        canonical["tool_calls"] = [_canonical_call(c) for c in calls]
-    canonical = {k: v for k, v in canonical.items() if v not in (None, "", [], {})}
+    canonical: dict[str, object] = {}
+    for name, said in value.items():
+        if name == "tool_calls":
+            said = [_canonical_call(call) for call in said] if isinstance(said, list) else None
+        elif name in NOT_SEMANTIC:
+            continue
+        elif not isinstance(said, str):
+            said = _canonical_content(said) if name == "content" else _canonical(said)
+        if said or (isinstance(said, int | float) and name != "content"):
+            canonical[name] = said
     return _hashed(canonical)
 
 
@@ -283,8 +283,11 @@ def _canonical_call(call: object) -> object:
         return _canonical(call)
     arguments = inner.get("arguments", inner.get("input"))
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (ValueError, RecursionError):  # NaN, or half of a character
+            with contextlib.suppress(ValueError, RecursionError):
+                arguments = json.loads(arguments)
     return [inner.get("name"), arguments]
 
 

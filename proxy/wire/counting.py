@@ -14,7 +14,6 @@ import re
 from binascii import a2b_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.resources import files
 from itertools import islice
@@ -23,12 +22,12 @@ from threading import Lock
 from types import FunctionType
 from typing import Any
 
+import msgspec
 import tiktoken
 import zstandard
 from tiktoken_ext import openai_public  # type: ignore[import-untyped]  # a namespace package without py.typed
 
 from policies.tokens import CHARS2_5, HEURISTICS, CharCounter, TokenCounter, bare_name, is_media, part_tokens
-from proxy.wire.chat import plain_text
 
 ESTIMATORS_GROUP = "weir.estimators"
 ENCODINGS = ("o200k_base", "cl100k_base")
@@ -302,12 +301,12 @@ _NESTED_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NESTED_MAPS = ("$defs", "definitions")
 
 
-@dataclass(frozen=True, slots=True)
-class Countable:
-    """What something costs: ``fixed`` tokens (framing, media) and the ``texts`` that a counter adds."""
+class Countable(msgspec.Struct, frozen=True):
+    """What something of a ``role`` costs: ``fixed`` tokens (framing, media) and the ``texts`` that a counter adds."""
 
     fixed: int
     texts: tuple[str, ...] = ()
+    role: str = ""
 
     def count(self, counter: TokenCounter) -> int:
         return max(0, self.fixed + sum(counter.count(text) for text in self.texts))
@@ -329,6 +328,7 @@ async def count_all(items: Sequence[Countable], counter: TextCounter) -> list[in
 
 
 SLICE = 128
+MOST_SLICES = 64  # as many as 64 KB take
 CUT_TOKENS, CUT_SHARE = 1.8, 0.06
 """What a slice has more than its share of the text: its line's end, and words that were cut in two."""
 MAX_ERROR = 0.10
@@ -337,22 +337,24 @@ conversations it is 0.05 at most (``tests/functional/test_sampled_counts.py``)."
 
 
 async def sample_all(items: Sequence[Countable], counter: TextCounter) -> list[int]:
-    samples = [_slices(text) for item in items for text in item.texts]
+    """By slices of what each role says: one part is counted for all messages of a role, which share by their length."""
+    said: dict[str, list[str]] = {}
+    for item in items:
+        said.setdefault(item.role, []).extend(item.texts)
+    wholes = {role: "\n".join(texts) for role, texts in said.items()}
+    samples = [_slices(whole) for whole in wholes.values()]
     counts = await counter.count_many(["\n".join(slices) for slices in samples])
-    whole = (text for item in items for text in item.texts)
-    sizes = iter(
-        [
-            count if len(slices) == 1 else _scaled(count, slices, len(text))
-            for text, slices, count in zip(whole, samples, counts, strict=True)
-        ]
-    )
-    return [max(0, item.fixed + sum(islice(sizes, len(item.texts)))) for item in items]
+    shares = {
+        role: (count if len(slices) == 1 else _scaled(count, slices, len(whole))) / max(1, len(whole))
+        for (role, whole), slices, count in zip(wholes.items(), samples, counts, strict=True)
+    }
+    return [max(0, item.fixed + round(shares[item.role] * sum(map(len, item.texts)))) for item in items]
 
 
 def _slices(text: str) -> list[str]:
     if len(text) <= 4 * SLICE:
         return [text]
-    number = max(2, round(len(text) / (8 * SLICE)))
+    number = max(2, min(MOST_SLICES, round(len(text) / (8 * SLICE))))
     step = len(text) / number
     return [text[(at := int((n + 0.5) * step - SLICE / 2)) : at + SLICE] for n in range(number)]
 
@@ -363,28 +365,32 @@ def _scaled(count: int, slices: Sequence[str], size: int) -> int:
 
 
 def message_texts(message: Any, *, model: str, image_tokens: int | None = None) -> Countable:
-    if (text := plain_text(message)) is not None:
-        return Countable(MESSAGE_OVERHEAD, (text,) if text else ())
-    fixed, texts = MESSAGE_OVERHEAD, list[str]()
-    if not isinstance(message, Mapping):
-        return Countable(fixed, _texts(message))
-    name = message.get("name")
-    if isinstance(name, str) and name:
-        fixed += NAME_OVERHEAD
-        texts.append(name)
-    content = _content_texts(message.get("content"), model=model, image_tokens=image_tokens)
-    texts += (*content.texts, *_texts(message.get("refusal")), *_reasoning_texts(message))
-    calls = message.get("tool_calls")
-    for call in (*(calls if isinstance(calls, list) else ()), message.get("function_call")):
-        if call:
-            fixed += CALL_OVERHEAD
-            texts += _call_texts(call)
-    audio = message.get("audio")
-    if isinstance(audio, Mapping):
-        said = _texts(audio.get("transcript"))
-        texts += said
-        fixed += 0 if said else part_tokens({"type": "audio", "audio": audio}, model=model)
-    return Countable(fixed + content.fixed, tuple(texts))
+    if not isinstance(message, dict):
+        return Countable(MESSAGE_OVERHEAD, _texts(message))
+    fixed, texts, content, role = MESSAGE_OVERHEAD, list[str](), message.get("content"), message.get("role")
+    if isinstance(content, str):
+        texts += (content,) if content else ()
+    elif content is not None:
+        counted = _content_texts(content, model=model, image_tokens=image_tokens)
+        fixed += counted.fixed
+        texts += counted.texts
+    if len(message) > 2 or "content" not in message or "role" not in message:
+        name = message.get("name")
+        if isinstance(name, str) and name:
+            fixed += NAME_OVERHEAD
+            texts.append(name)
+        texts += (*_texts(message.get("refusal")), *_reasoning_texts(message))
+        calls = message.get("tool_calls")
+        for call in (*(calls if isinstance(calls, list) else ()), message.get("function_call")):
+            if call:
+                fixed += CALL_OVERHEAD
+                texts += _call_texts(call)
+        audio = message.get("audio")
+        if isinstance(audio, dict):
+            said = _texts(audio.get("transcript"))
+            texts += said
+            fixed += 0 if said else part_tokens({"type": "audio", "audio": audio}, model=model)
+    return Countable(fixed, tuple(texts), role if isinstance(role, str) else "")
 
 
 def tool_texts(tools: Any, functions: Any, response_format: Any, *, model: str) -> Countable:
@@ -401,7 +407,7 @@ def tool_texts(tools: Any, functions: Any, response_format: Any, *, model: str) 
     else:
         fixed = CLAUDE_TOOLS if definitions and "claude" in name else 0
         texts += [json_text(definition) for definition in definitions]
-    schema = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
+    schema = response_format.get("json_schema") if isinstance(response_format, dict) else None
     if schema:
         texts.append(json_text(schema))
     return Countable(fixed, tuple(texts))
@@ -418,7 +424,7 @@ def json_text(value: Any) -> str:
             out.append(closing.pop())
             continue
         prefix, item = entry
-        if isinstance(item, Mapping):
+        if isinstance(item, dict):
             out.append(prefix + "{")
             closing.append("}")
             stack.append(_members(item))
@@ -451,7 +457,7 @@ def _content_texts(content: Any, *, model: str, image_tokens: int | None) -> Cou
         part = waiting.pop()
         if isinstance(part, list):
             waiting += reversed(part)
-        elif not isinstance(part, Mapping):
+        elif not isinstance(part, dict):
             texts += _texts(part)
         elif is_media(part):
             fixed += part_tokens(part, model=model, image_tokens=image_tokens)
@@ -480,7 +486,7 @@ def _reasoning_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
         return _texts(details)
     found: list[str] = []
     for detail in details:
-        if isinstance(detail, Mapping):
+        if isinstance(detail, dict):
             found += (text for key in ("text", "summary") for text in _texts(detail.get(key)))
         else:
             found += _texts(detail)
@@ -488,28 +494,27 @@ def _reasoning_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _call_texts(call: Any) -> tuple[str, ...]:
-    if not isinstance(call, Mapping):
+    if not isinstance(call, dict):
         return _texts(call)
-    inner = next((v for key in ("function", "custom") if isinstance(v := call.get(key), Mapping)), call)
-    keys = ("name", "arguments", "input")
-    return tuple(text for key in keys for text in _texts(inner.get(key)))
+    inner = next((v for key in ("function", "custom") if isinstance(v := call.get(key), dict)), call)
+    return (*_texts(inner.get("name")), *_texts(inner.get("arguments")), *_texts(inner.get("input")))
 
 
 def _function_texts(definition: Any, init: int) -> Countable:
-    function = definition.get("function", definition) if isinstance(definition, Mapping) else definition
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or "format" in function:
+    function = definition.get("function", definition) if isinstance(definition, dict) else definition
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or "format" in function:
         return Countable(init, (json_text(definition),))
     fixed, texts = init, [f"{function['name']}:{_described(function)}"]
     waiting = [function.get("parameters"), function.get("input_schema")]
     while waiting:
         schema = waiting.pop()
-        if not isinstance(schema, Mapping):
+        if not isinstance(schema, dict):
             continue
         properties = schema.get("properties")
-        if isinstance(properties, Mapping) and properties:
+        if isinstance(properties, dict) and properties:
             fixed += PROPERTY_INIT + PROPERTY_KEY * len(properties)
             for key, value in properties.items():
-                kind = value.get("type", "") if isinstance(value, Mapping) else ""
+                kind = value.get("type", "") if isinstance(value, dict) else ""
                 texts.append(f"{key}:{kind if isinstance(kind, str) else json_text(kind)}:{_described(value)}")
             waiting += properties.values()
         options = schema.get("enum")
@@ -526,19 +531,19 @@ def _nested(schema: Mapping[str, Any]) -> Iterator[Any]:
         if isinstance(branches := schema.get(key), list):
             yield from branches
     for key in _NESTED_MAPS:
-        if isinstance(definitions := schema.get(key), Mapping):
+        if isinstance(definitions := schema.get(key), dict):
             yield from definitions.values()
 
 
 def _described(value: Any) -> str:
-    description = value.get("description") if isinstance(value, Mapping) else None
+    description = value.get("description") if isinstance(value, dict) else None
     return description.removesuffix(".") if isinstance(description, str) else ""
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    if value is None or value in ("", [], {}):
-        return ()
-    return (value,) if isinstance(value, str) else (json_text(value),)
+    if isinstance(value, str):
+        return (value,) if value else ()
+    return () if value is None or value in ([], {}) else (json_text(value),)
 
 
 def _members(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

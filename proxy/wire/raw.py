@@ -73,15 +73,20 @@ def nests_beyond(raw: Raw, levels: int, *, read: object = None) -> bool:
 
     ``read`` is what it says, where that is known already: most brackets of a conversation stand in texts.
     """
-    text = bytes(raw)
-    if text.count(b"{") + text.count(b"[") <= levels:
+    if len(raw) <= 2 * levels:
         return False
     if read:
         within: list[Any] = [read]
-        for _ in range(levels):
-            items = (each.values() if isinstance(each, dict) else each for each in within)
-            within = [item for each in items for item in each if isinstance(item, dict | list)]
+        while within and levels:
+            outer, within, levels = within, [], levels - 1
+            for each in outer:
+                for item in each.values() if type(each) is dict else each:
+                    if type(item) is dict or type(item) is list:
+                        within.append(item)
         return bool(within)
+    text = bytes(raw)
+    if text.count(b"{") + text.count(b"[") <= levels:
+        return False
     brackets = _STRING.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
     for _ in range(levels):
         brackets = brackets.replace(b"[]", b"")  # the innermost ones
