@@ -352,7 +352,7 @@ def _role(raw: Raw) -> str:
 
 
 def _is_wall(raw: Raw) -> bool:
-    if _WALL.search(bytes(raw)) is None:
+    if _WALL.search(raw) is None:
         return False
     return any(block.get("type") == "compaction" for block in _blocks_of(first_object(raw).get("content")))
 

@@ -14,6 +14,7 @@ import re
 from binascii import a2b_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from importlib.metadata import entry_points
 from importlib.resources import files
 from itertools import islice
@@ -33,6 +34,7 @@ ESTIMATORS_GROUP = "weir.estimators"
 ENCODINGS = ("o200k_base", "cl100k_base")
 INLINE_CHARS = 8_192
 PIECE_CHARS = 50_000
+MAX_MODELS = 1_000
 MIN_PIECE = 1_000
 PANIC = "PanicException"
 
@@ -41,6 +43,7 @@ _SAFE_CUT = re.compile(r"(?s).*(?:\n(?=[A-Za-z])|[A-Za-z](?= [A-Za-z]))")
 _SEEK_CUT = 2_000
 
 
+@lru_cache(maxsize=MAX_MODELS)
 def encoding_name(model: str) -> str:
     return "cl100k_base" if _CL100K.match(bare_name(model)) else "o200k_base"
 
@@ -126,8 +129,9 @@ class TextCounter:
         return self._count_pieces(pieces(text))
 
     async def count_many(self, texts: Sequence[str]) -> list[int]:
-        if isinstance(self._source, CharCounter) or (self.is_ready and sum(map(len, texts)) <= INLINE_CHARS):
-            return [self.count(text) for text in texts]
+        source = self._source
+        if isinstance(source, CharCounter) or (self.is_ready and sum(map(len, texts)) <= INLINE_CHARS):
+            return [*map(source.count if isinstance(source, Vocabulary) else self.count, texts)]
         loop = asyncio.get_running_loop()
         totals = [0] * len(texts)
         for batch in _batches(texts):

@@ -44,7 +44,7 @@ MAX_MESSAGES = 300_000
 MAX_TOOL_SETS = 4_096
 MAX_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
 MAX_ARRAYS = 8_192
-BEGUN_ALIKE = 3
+ARRAYS_ALIKE, BODIES_ALIKE = 3, 16  # that share a prefix: many bodies of one key begin with the same tools
 ALIKE = 256  # bytes by which an array is found in its body
 MAX_FILES = 4_096
 MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
@@ -146,7 +146,7 @@ class Transcripts:
         if last is not None and (known is not None or body.startswith(bytes(array.raw), start)):
             words = frozenset(word for word in codec.words if array.mentions(word))
             begun = Beginning(size, (place or last).extended(whole, size).digest, start, words)
-            _remember(self._bodies, begun, (last.digest, kind))
+            _remember(self._bodies, begun, (last.digest, kind), most=BODIES_ALIKE)
         return request
 
     def learn_files(self, request: ClientRequest, *, tenant: str, tokens: int) -> None:
@@ -203,7 +203,7 @@ class Transcripts:
         digest = b"" if place is None else place.extended(whole, size).digest
         array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
         if places and (not array.messages or codec.is_closed(array.messages[-1].role)):
-            _remember(self._arrays, array, (places[-1].digest, arrays))
+            _remember(self._arrays, array, (places[-1].digest, arrays), most=ARRAYS_ALIKE)
         return RequestTranscript(
             Summed(
                 messages=array.messages,
@@ -270,9 +270,11 @@ class Transcripts:
                 self._seen[key] = message_of(value, counted) if value else (Message("", key[0], counted), False)
 
     def _judge_fields(self, request: ClientRequest) -> None:
-        judged_later = {request.codec.array, *request.codec.counted}  # where they are read, which is once
+        codec, short = request.codec, 2 * self._depth
         for name, part in request.fields.items():
-            if name not in judged_later:
+            if (
+                len(part) >= short and name != codec.array and name not in codec.counted
+            ):  # those are, once they are read
                 self._judge_depth(part, name)
 
     def _judge_depth(self, raw: Raw, field: str, *, within: int = 1, read: object = None) -> None:
@@ -372,10 +374,10 @@ def _begins_with(
     return None, places[-1] if places else None
 
 
-def _remember(kept: _Kept[tuple[bytes, str], tuple[B, ...]], begun: B, key: tuple[bytes, str]) -> None:
+def _remember(kept: _Kept[tuple[bytes, str], tuple[B, ...]], begun: B, key: tuple[bytes, str], *, most: int) -> None:
     others: list[B] = [b for b in kept.get(key, ()) if (b.size, b.digest) != (begun.size, begun.digest)]
     others.insert(0, begun)
-    kept.keep(key, tuple(others[:BEGUN_ALIKE]))
+    kept.keep(key, tuple(others[:most]))
 
 
 def _joined(
