@@ -60,10 +60,8 @@ def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextS
 
 def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientRequest:
     """The request with what its compaction of Weir's stands for. Raises InvalidRequest for another caller's."""
-    array = chat.messages
-    if array is None or SEAL not in chat.codec.words or not array.mentions(SEAL):
-        return chat
-    return opened(chat, partial(unseal, tenant=caller.tenant, secret=runtime.secret))
+    is_sealed = SEAL in chat.codec.words and chat.messages is not None and chat.messages.mentions(SEAL)
+    return opened(chat, partial(unseal, tenant=caller.tenant, secret=runtime.secret)) if is_sealed else chat
 
 
 def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:

@@ -212,8 +212,8 @@ class ExchangeHandler:
 
     async def read(self, body: bytes, caller: Caller) -> Request:
         progress, runtime = self.progress, self.runtime
-        parsed = runtime.planner.transcripts.parse(self.codec, body, tenant=caller.tenant)
-        progress.chat = chat = opened_for(runtime, caller, parsed)
+        chat = runtime.planner.transcripts.parse(self.codec, body, tenant=caller.tenant)
+        progress.chat = chat = opened_for(runtime, caller, chat)
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )

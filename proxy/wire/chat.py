@@ -236,8 +236,6 @@ def digest_of(value: Mapping[str, Any]) -> bytes:
     A string equals a single text part; null, "" and absent are one; keys that clients change between turns do
     not count; arguments of tool calls are compared as JSON where they parse.
     """
-    if plain_text(value) and value["role"]:
-        return _hashed(value)
     canonical: dict[str, object] = {}
     for name, said in value.items():
         if name == "tool_calls":

@@ -390,7 +390,7 @@ class Segments(Sequence[Raw]):
         self.head = head
         self.known = known
         self._rest = raw if rest is None else rest
-        self._words = words
+        self._mentioned = dict.fromkeys(words, True)
         self._codec = codec
         self._items: Sequence[Raw] | None = None
 
@@ -404,7 +404,9 @@ class Segments(Sequence[Raw]):
         return len(self.raw) > len(b"[  ]") or len(self._split()) > len(self.head)
 
     def mentions(self, word: re.Pattern[bytes]) -> bool:
-        return word in self._words or word.search(self._rest) is not None
+        if word not in self._mentioned:
+            self._mentioned[word] = word.search(self._rest) is not None
+        return self._mentioned[word]
 
     @overload
     def __getitem__(self, index: int) -> Raw: ...

@@ -34,7 +34,6 @@ ESTIMATORS_GROUP = "weir.estimators"
 ENCODINGS = ("o200k_base", "cl100k_base")
 INLINE_CHARS = 8_192
 PIECE_CHARS = 50_000
-MAX_MODELS = 1_000
 MIN_PIECE = 1_000
 PANIC = "PanicException"
 
@@ -43,7 +42,7 @@ _SAFE_CUT = re.compile(r"(?s).*(?:\n(?=[A-Za-z])|[A-Za-z](?= [A-Za-z]))")
 _SEEK_CUT = 2_000
 
 
-@lru_cache(maxsize=MAX_MODELS)
+@lru_cache(maxsize=1_000)
 def encoding_name(model: str) -> str:
     return "cl100k_base" if _CL100K.match(bare_name(model)) else "o200k_base"
 

@@ -29,6 +29,7 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _KEY = re.compile(rb'\s*[{,]\s*("(?:[^"\\]++|\\.)*+")\s*:\s*', re.DOTALL)
 _CLOSE = re.compile(rb"\s*\}")
 _BLANK = " \t\n\r"
+_NESTING = frozenset({dict, list})
 COMPARED_AT_ONCE = 1 << 20
 
 
@@ -78,11 +79,8 @@ def nests_beyond(raw: Raw, levels: int, *, read: object = None) -> bool:
     if read:
         within: list[Any] = [read]
         while within and levels:
-            outer, within, levels = within, [], levels - 1
-            for each in outer:
-                for item in each.values() if type(each) is dict else each:
-                    if type(item) is dict or type(item) is list:
-                        within.append(item)
+            inner = [each.values() if type(each) is dict else each for each in within]
+            within, levels = [item for items in inner for item in items if type(item) in _NESTING], levels - 1
         return bool(within)
     text = bytes(raw)
     if text.count(b"{") + text.count(b"[") <= levels:

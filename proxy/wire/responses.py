@@ -80,8 +80,9 @@ _GIVEN = frozenset({"response.completed", "response.incomplete"})
 _LAST_TYPE = re.compile(rb'"type"\s*:\s*"(?:error|response\.(?:completed|incomplete|failed))"')
 _WALL = re.compile(rb'"compaction')
 _THOUGHT = re.compile(rb'"reasoning"')
-_NO_TYPE = rb'(?:"type"\s*:\s*null\s*)'
-_NAMED = re.compile(rb'"item_reference"|\{\s*(?:%b,\s*)?"id"\s*:\s*"[^"\\]*"\s*(?:,\s*%b)?\}' % (_NO_TYPE, _NO_TYPE))
+_REFERENCE = re.compile(rb'"item_reference"')
+_BARE = re.compile(rb'\{\s*(?:"type"\s*:\s*null\s*,\s*)?"id"\s*:\s*"[^"\\]*"\s*(?:,\s*"type"\s*:\s*null\s*)?\}')
+"""Each is searched for alone: ``re`` looks for what a pattern begins with, and not for what two may begin with."""
 
 
 class _Item(msgspec.Struct):
@@ -120,7 +121,7 @@ class ResponsesCodec(Codec):
     tool_fields = ("tools",)
     schema = "text"
     text_type = "input_text"
-    words = (_WALL, _NAMED, _THOUGHT, SEAL)
+    words = (_WALL, _REFERENCE, _BARE, _THOUGHT, SEAL)
     own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
@@ -160,8 +161,8 @@ class ResponsesCodec(Codec):
         return {item.id: bytes(raw)[:-1] + share if raw in hidden else raw for item, raw in items if item.id}
 
     def names(self, request: ClientRequest) -> Mapping[str, bool]:
-        array = request.messages
-        if array is None or not (array.mentions(_NAMED) or (self.is_kept(request.fields) and array.mentions(_THOUGHT))):
+        array, naming = request.messages, (_REFERENCE, _BARE, *((_THOUGHT,) if self.is_kept(request.fields) else ()))
+        if array is None or not any(map(array.mentions, naming)):
             return {}
         found = [(_read(raw), raw) for raw in split_array(array.raw) or ()]
         return {item.id: item.type != "reasoning" for item, raw in found if item.id and _is_named_only(item, raw)}
