@@ -134,6 +134,19 @@ async def test_the_sum_over_any_text_is_right_within_the_error(text: str) -> Non
     assert abs(about / await exactly(messages) - 1) <= MAX_ERROR
 
 
+async def test_what_one_role_says_is_not_counted_by_what_another_says() -> None:
+    said = {
+        "user": "一二三四五六七八九十。" * 400,
+        "assistant": " ".join(WORDS[:700]),
+        "tool": "0123456789abcdef" * 250,
+    }
+    messages = [{"role": role, "content": text} for _ in range(10) for role, text in said.items()]
+    items = [message_texts(m, model=MODEL) for m in messages]
+    about, exact = await sample_all(items, COUNTER), await count_all(items, COUNTER)
+    for n in range(len(said)):
+        assert abs(sum(about[n :: len(said)]) / sum(exact[n :: len(said)]) - 1) <= MAX_ERROR
+
+
 @pytest.mark.parametrize(
     "own", [{"buckets": {"history": {"cap": 0.5, "on_overflow": "summarize"}}, "enforce": "bucket"}]
 )
