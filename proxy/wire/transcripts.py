@@ -131,6 +131,8 @@ class Transcripts:
 
     def parse(self, codec: Codec, body: bytes, *, tenant: str) -> ClientRequest:
         """The request in ``body``. Raises InvalidJSON or InvalidRequest."""
+        if len(body) < 1 << MIN_ARRAY:
+            return codec.parse(body)
         whole, kind = memoryview(body), codec.name
         places = _boundaries(whole, len(whole), xxhash.xxh3_64_intdigest(tenant.encode()))
         known, place = _begins_with(self._bodies, whole, places, kind)
@@ -138,7 +140,7 @@ class Transcripts:
         if request is None:
             request, known, place = codec.parse(body), None, None
         array = request.messages
-        if not places or array is None or not isinstance(request.fields[codec.array], msgspec.Raw):
+        if array is None or not isinstance(request.fields[codec.array], msgspec.Raw):
             return request
         start = body.find(array.raw[:ALIKE]) if known is None else known.start
         size = start + len(array.raw) - 1
@@ -353,8 +355,6 @@ class _Prefix(NamedTuple):
 def _boundaries(whole: memoryview, size: int, seed: int) -> list[_Prefix]:
     """The first 4 KB, 8 KB, 16 KB … of ``size`` bytes, hashed: two arrays that share one may share what follows."""
     places: list[_Prefix] = []
-    if size < 1 << MIN_ARRAY:
-        return places
     prefix = _Prefix(0, b"", xxhash.xxh3_128(seed=seed))
     for power in range(MIN_ARRAY, size.bit_length()):
         prefix = prefix.extended(whole, 1 << power)
