@@ -164,7 +164,8 @@ class Opening(msgspec.Struct):
 class UpstreamResponse(msgspec.Struct):
     """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning was read.
 
-    ``rewritten`` says that ``body`` is not what the upstream has sent.
+    ``rewritten`` says that ``body`` is not what the upstream has sent; ``captured`` that what goes by is kept for the
+    trace.
     """
 
     answer: Answer
@@ -173,6 +174,7 @@ class UpstreamResponse(msgspec.Struct):
     chunks: AsyncGenerator[bytes, None] | None = None
     opening: Opening | None = None
     rewritten: bool = False
+    captured: bool = False
 
 
 async def open_stream(
@@ -227,6 +229,7 @@ async def relay_stream(
     headers: Headers,
     opening: Opening | None,
     chunks: AsyncGenerator[bytes, None],
+    pour: Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None = None,
     explain: Callable[[Exception], ProxyError] | None = None,
     begun: Callable[[], None] | None = None,
     codec: Codec = CHAT,
@@ -234,34 +237,34 @@ async def relay_stream(
     """Send a stream on; what was seen of it comes back. Raises Cut if it broke off, or ended in the middle.
 
     ``explain`` says what the client is told of that, as an event. Without it the stream may be anything: nothing
-    is read of it, and nothing is added to it. ``begun`` is called when the first piece after ``opening`` has come.
+    is read of it, and nothing is added to it. ``begun`` is called when the first piece has come. ``pour`` sends on what
+    follows the opening past ``send``, and returns as :meth:`HTTPAnswer.pour`.
     """
     tap, lines = StreamTap(codec=codec), Lines()
     await send_start(send, status=status, headers=headers)
 
-    async def relay(chunk: bytes) -> None:
-        if explain is not None:
-            tap.feed(chunk)
-            chunk = lines.whole(chunk)
-        if chunk:
-            await send_more(send, chunk)
+    def seen(chunk: bytes) -> bytes:
+        nonlocal begun
+        if begun is not None:
+            begun()
+            begun = None
+        if explain is None:
+            return chunk
+        tap.feed(chunk)
+        return lines.whole(chunk)
 
     try:
-        if opening is not None:
-            for chunk in opening.held:
-                await relay(chunk)
-            if opening.pending is not None:
-                with contextlib.suppress(StopAsyncIteration):
-                    await relay(await opening.pending)
-        async for chunk in chunks:
-            if begun is not None:
-                begun()
-                begun = None
-            if explain is not None:
-                tap.feed(chunk)
-                chunk = lines.whole(chunk)
-            if chunk:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        for chunk in () if opening is None else opening.held:
+            await send_more(send, seen(chunk))
+        if opening is not None and opening.pending is not None:
+            with contextlib.suppress(StopAsyncIteration):
+                await send_more(send, seen(await opening.pending))
+        if pour is None:
+            async for chunk in chunks:
+                await send_more(send, seen(chunk))
+        else:
+            while not await pour(seen):
+                await send_more(send, b"")  # which waits for the client
         if explain is not None:
             end_of(tap)
             await send_more(send, lines.rest)

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,6 +45,7 @@ from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime
+from proxy.server import WRITE
 from proxy.stream import (
     ClientGone,
     Listener,
@@ -61,7 +62,7 @@ from proxy.stream import (
 )
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, AnySpan, RequestContext, Trace
-from proxy.upstream.client import Answer, came_through
+from proxy.upstream.client import Answer, HTTPAnswer, came_through
 from proxy.upstream.lacking import has_no_route
 from proxy.upstream.overflow import NONE, Kind, Verdict
 from proxy.wire.anthropic import MESSAGES
@@ -463,6 +464,7 @@ class ExchangeHandler:
                         headers=headers,
                         opening=received.opening,
                         chunks=chunks,
+                        pour=None if received.captured else self._pouring(answer),
                         explain=self._explain if is_readable(answer) else None,
                         codec=self.codec,
                         begun=progress.begin_stream,
@@ -470,6 +472,12 @@ class ExchangeHandler:
         finally:
             answer.close()
             self._learn()
+
+    def _pouring(self, answer: Answer) -> Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None:
+        write = self.scope.get("extensions", {}).get(WRITE)
+        if write is None or self.progress.listener is not None or not isinstance(answer, HTTPAnswer):
+            return None
+        return partial(answer.pour, write)
 
     def _learn(self) -> None:
         progress = self.progress

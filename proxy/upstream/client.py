@@ -25,6 +25,7 @@ from proxy.upstream.connection import (
     READ_BUFFER,
     BareRequest,
     Connector,
+    PooledConnection,
     PooledResponse,
     Pools,
     RawBody,
@@ -138,8 +139,8 @@ class StreamBroken(Exception): ...
 class _Idle(Exception): ...
 
 
-def _fall_silent(content: aiohttp.StreamReader) -> None:
-    content.set_exception(_Idle())
+_BREAKS = (_Idle, aiohttp.ClientError, OSError, RuntimeError)
+"""How a body breaks off; RuntimeError is aiohttp's word for reading from a connection that was closed here."""
 
 
 class SecretMasker:
@@ -233,7 +234,7 @@ class HTTPAnswer(Answer):
         self._response = response
         self._content = response.content
         self._target = target
-        self._watch = IdleWatch(target.idle, end=functools.partial(_fall_silent, response.content))
+        self._watch = IdleWatch(target.idle, end=functools.partial(_fall_silent, response))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         if self._rest:
@@ -253,26 +254,86 @@ class HTTPAnswer(Answer):
                     yield chunk
                 elif shown := self._masker.over(chunk):
                     yield shown
-        except _Idle:
-            self.close()
-            raise UpstreamTimeout(
-                f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds."
-            ) from None
-        except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            # RuntimeError: aiohttp's word for reading from a connection that was closed here.
-            self.close()
-            raise StreamBroken(f"Upstream {self._target.name!r} broke off its answer.") from error
+        except _BREAKS as error:
+            raise self._broken(error) from error
         if self._masker is not None and (held := self._masker.end()):
             yield held
         self.ended = True
         self._watch.stop()
 
+    async def pour(self, write: Callable[[bytes], bool], through: Callable[[bytes], bytes]) -> bool:
+        """Write what is left of the body, each piece in the callback that it comes in, without a turn of the loop.
+
+        It goes ``through`` a function first. True when the body is over, False as soon as ``write`` wants no more for
+        now; then this is to be called again. Raises what ``chunks`` raises.
+        """
+        content, watch, turn = self._content, self._watch, asyncio.get_running_loop().create_future()
+
+        def come() -> None:
+            try:
+                piece = content.read_nowait()
+                if piece and self._masker is not None:
+                    piece = self._masker.over(piece)
+                ready = not piece or not (piece := through(piece)) or write(piece)
+                if ready and not content.is_eof():
+                    watch.since = watch.clock()
+                elif not turn.done():
+                    turn.set_result(None)
+            except Exception as error:  # noqa: BLE001 - raised by whoever waits
+                if not turn.done():
+                    turn.set_exception(error)
+            if wire is not None:
+                wire.told = None if turn.done() else come
+
+        wire = _wire_of(self._response)
+        watch.start()
+        come()
+        try:
+            await turn
+        except _BREAKS as error:
+            raise self._broken(error) from error
+        finally:
+            watch.since = None
+            if wire is not None and wire.told is come:
+                wire.told = None
+        if not content.at_eof():
+            return False
+        if self._masker is not None and (held := through(self._masker.end())):
+            write(held)
+        self.ended = True
+        watch.stop()
+        return True
+
+    def _broken(self, error: Exception) -> Exception:
+        self.close()
+        if isinstance(error, _Idle):
+            return UpstreamTimeout(
+                f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds."
+            )
+        return StreamBroken(f"Upstream {self._target.name!r} broke off its answer.")
+
     def close(self) -> None:
         self._watch.stop()
-        connection = self._response.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.abort()
+        wire = _wire_of(self._response)
+        if wire is not None and wire.transport is not None:
+            wire.transport.abort()
         self._response.close()
+        _tell(wire)
+
+
+def _wire_of(response: aiohttp.ClientResponse) -> PooledConnection | None:
+    wire = None if response.connection is None else response.connection.protocol
+    return wire if isinstance(wire, PooledConnection) else None
+
+
+def _tell(wire: PooledConnection | None) -> None:
+    if wire is not None and wire.told is not None:
+        wire.told()
+
+
+def _fall_silent(response: aiohttp.ClientResponse) -> None:
+    response.content.set_exception(_Idle())
+    _tell(_wire_of(response))
 
 
 class Client:

@@ -36,12 +36,15 @@ class StaleConnection(Exception):
 class PooledConnection(ResponseHandler):
     """A connection that knows whether it has been used before and whether an answer has begun.
 
-    Bytes that come while no request is out belong to no one: they close it.
+    Bytes that come while no request is out belong to no one: they close it. ``told`` is called when something has come
+    of the answer under way: bytes, its end, or what broke it.
     """
 
     idle = True
     used = False
     heard = False
+    held = False
+    told: Callable[[], None] | None = None
 
     def set_response_params(self, **params: Any) -> None:
         self.idle = False
@@ -64,11 +67,25 @@ class PooledConnection(ResponseHandler):
                 return
             self.heard = True
         super().data_received(data)
+        if self.told is not None:
+            self.told()
+
+    def pause_reading(self) -> None:
+        self.held = True
+        super().pause_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """As aiohttp's, which parses nothing and resumes what was not paused for each piece that is read."""
+        if self.held:
+            self.held = False
+            super().resume_reading(resume_parser)
 
     def set_exception(self, exc: BaseException, *cause: Any) -> None:
         """An error ends also the body under way, which aiohttp leaves waiting after an illegal chunk."""
         super().set_exception(exc, *cause)
         self._break()
+        if self.told is not None:
+            self.told()
 
     def _break(self) -> None:
         payload = self._payload
@@ -80,6 +97,8 @@ class PooledConnection(ResponseHandler):
         if exc is not None:
             self._break()
         super().connection_lost(exc)
+        if self.told is not None:
+            self.told()
 
 
 def _has_come(transport: asyncio.BaseTransport) -> bool:
