@@ -164,8 +164,7 @@ class Opening(msgspec.Struct):
 class UpstreamResponse(msgspec.Struct):
     """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning was read.
 
-    ``rewritten`` says that ``body`` is not what the upstream has sent; ``captured`` that what goes by is kept for the
-    trace.
+    ``rewritten`` says that ``body`` is not what the upstream has sent.
     """
 
     answer: Answer
@@ -174,7 +173,6 @@ class UpstreamResponse(msgspec.Struct):
     chunks: AsyncGenerator[bytes, None] | None = None
     opening: Opening | None = None
     rewritten: bool = False
-    captured: bool = False
 
 
 async def open_stream(

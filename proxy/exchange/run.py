@@ -464,7 +464,7 @@ class ExchangeHandler:
                         headers=headers,
                         opening=received.opening,
                         chunks=chunks,
-                        pour=None if received.captured else self._pouring(answer),
+                        pour=self._pouring(answer),
                         explain=self._explain if is_readable(answer) else None,
                         codec=self.codec,
                         begun=progress.begin_stream,
@@ -474,10 +474,11 @@ class ExchangeHandler:
             self._learn()
 
     def _pouring(self, answer: Answer) -> Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None:
-        write = self.scope.get("extensions", {}).get(WRITE)
-        if write is None or self.progress.listener is not None or not isinstance(answer, HTTPAnswer):
-            return None
-        return partial(answer.pour, write)
+        """How an answer goes past ``send``, where nothing but the client has to have its pieces."""
+        progress, write = self.progress, self.scope.get("extensions", {}).get(WRITE)
+        span = None if progress.attempts is None else progress.attempts.span
+        is_kept = progress.listener is not None or span is None or span.captures
+        return partial(answer.pour, write) if write and not is_kept and isinstance(answer, HTTPAnswer) else None
 
     def _learn(self) -> None:
         progress = self.progress

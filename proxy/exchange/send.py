@@ -182,11 +182,11 @@ class Attempts(msgspec.Struct):
 
     async def _look(self, answer: Answer, plan: Plan, span: AnySpan) -> tuple[UpstreamResponse, Verdict]:
         if is_stream(answer) and answer.status < 400:
-            chunks, captured = answer.chunks(), span.captures
-            if captured:
-                chunks = capture_stream(chunks, span, codec=self.request.codec)
+            chunks = (
+                capture_stream(answer.chunks(), span, codec=self.request.codec) if span.captures else answer.chunks()
+            )
             if self.policy is None:
-                return UpstreamResponse(answer, chunks=chunks, captured=captured), NONE
+                return UpstreamResponse(answer, chunks=chunks), NONE
             try:
                 opening = await open_stream(chunks, codec=self.request.codec, begun=self.begin_stream)
             except StreamBroken as error:
@@ -201,7 +201,7 @@ class Attempts(msgspec.Struct):
                 if not opening.tap.seen.ends:
                     raise UpstreamEmpty("The upstream ended its stream without an answer.")
                 raise UpstreamUnreachable(IN_THE_MIDDLE)
-            return UpstreamResponse(answer, chunks=chunks, opening=opening, captured=captured), verdict
+            return UpstreamResponse(answer, chunks=chunks, opening=opening), verdict
         try:
             body = await answer.read(MAX_WHOLE)
         except StreamBroken as error:

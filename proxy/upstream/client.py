@@ -15,20 +15,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
-from aiohttp.payload import AsyncIterablePayload, Payload
+from aiohttp.payload import AsyncIterablePayload
 from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connection import (
-    MAX_LINE,
-    READ_BUFFER,
-    BareRequest,
     Connector,
     PooledConnection,
-    PooledResponse,
     Pools,
-    RawBody,
     StaleConnection,
     Upload,
 )
@@ -307,9 +302,7 @@ class HTTPAnswer(Answer):
     def _broken(self, error: Exception) -> Exception:
         self.close()
         if isinstance(error, _Idle):
-            return UpstreamTimeout(
-                f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds."
-            )
+            return UpstreamTimeout(f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds.")
         return StreamBroken(f"Upstream {self._target.name!r} broke off its answer.")
 
     def close(self) -> None:
@@ -339,8 +332,8 @@ def _fall_silent(response: aiohttp.ClientResponse) -> None:
 class Client:
     def __init__(self, *, instance: str) -> None:
         self._via = f"1.1 weir-{instance}"
-        self._pools: Pools[tuple[str, str | None, str], _Pool] = Pools(
-            make=_Pool, busy=lambda pool: pool.connector.busy, close=lambda pool: pool.session.close()
+        self._pools: Pools[tuple[str, str | None, str], Connector] = Pools(
+            make=Connector, busy=lambda pool: pool.busy, close=Connector.close
         )
 
     async def send(
@@ -371,34 +364,37 @@ class Client:
         upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
         ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
         """
-        fields = self._fields(target, headers, drop=drop, attempt=attempt)
+        url = _url(target.base_url, path, query)
+        fields = self._fields(target, url, headers, drop=drop, attempt=attempt)
         if length is not None and not isinstance(body, bytes):
             fields["Content-Length"] = str(length)
-        url = _url(target.base_url, path, query)
         pool = self._pools.of((target.base_url, target.api_key, tenant))
         started = time.monotonic()
         hidden = hidden if target.api_key is None else target.api_key.encode()
         try:
-            return await _send(pool.session, target, method, url, fields, body, hidden)
+            return await _send(pool, target, method, url, fields, body, hidden)
         except StaleConnection:
             if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
                 raise UpstreamUnreachable(
                     f"Upstream {target.name!r} closed the connection without an answer."
                 ) from None
-        pool.connector.drop_idle()
-        return await _send(pool.session, target, method, url, fields, body, hidden)
+        pool.drop_idle()
+        return await _send(pool, target, method, url, fields, body, hidden)
 
     @property
     def connections(self) -> tuple[int, int]:
-        busy, idle = zip((0, 0), *(pool.connector.connections for pool in self._pools), strict=True)
+        busy, idle = zip((0, 0), *(pool.connections for pool in self._pools), strict=True)
         return sum(busy), sum(idle)
 
     async def close(self) -> None:
         await self._pools.close()
 
-    def _fields(self, target: Target, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> CIMultiDict[str]:
+    def _fields(
+        self, target: Target, url: URL, headers: Headers, *, drop: frozenset[bytes], attempt: int
+    ) -> CIMultiDict[str]:
         skip = _skipped(drop, keyed=target.api_key is not None) | _named(headers)
-        fields = [
+        fields = [("Host", url.host_port_subcomponent or "")]
+        fields += [
             (copied, _text(value))
             for name, value in headers
             if (copied := _copied(name)) is not None and name not in skip
@@ -410,23 +406,6 @@ class Client:
         if attempt and (key := result.get("idempotency-key")) is not None:
             result["idempotency-key"] = f"{key}-{attempt}"
         return result
-
-
-class _Pool:
-    def __init__(self) -> None:
-        self.connector = Connector()
-        self.session = aiohttp.ClientSession(
-            connector=self.connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            request_class=BareRequest,
-            response_class=PooledResponse,
-            trust_env=False,
-            auto_decompress=False,
-            read_bufsize=READ_BUFFER,
-            max_line_size=MAX_LINE,
-            max_field_size=MAX_LINE,
-            timeout=aiohttp.ClientTimeout(total=None),
-        )
 
 
 def credential_field(auth: str, key: str) -> tuple[str, str]:
@@ -441,7 +420,7 @@ def came_through(headers: Headers, instance: str) -> bool:
 
 
 async def _send(
-    session: aiohttp.ClientSession,
+    pool: Connector,
     target: Target,
     method: str,
     url: URL,
@@ -449,18 +428,11 @@ async def _send(
     body: bytes | AsyncIterator[bytes] | None,
     hidden: bytes,
 ) -> HTTPAnswer:
-    upload = None
-    data: Payload | None = None
-    if isinstance(body, bytes):
-        data = RawBody(body) if body else None
-    elif body is not None:
-        upload = Upload(body)
-        data = AsyncIterablePayload(upload)
+    upload = None if body is None or isinstance(body, bytes) else Upload(body)
+    data = body if upload is None else AsyncIterablePayload(upload)
     deadline = Deadline(target.first_byte)
     try:
-        response = await session.request(
-            method, url, headers=fields, data=data, allow_redirects=False, timeout=_timeout(target.connect)
-        )
+        response = await pool.ask(method, url, fields, data, patience=_timeout(target.connect))
     except asyncio.CancelledError:
         if deadline.passed():
             raise _failure(TimeoutError(), target) from None
