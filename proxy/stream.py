@@ -36,8 +36,10 @@ class ClientGone(Exception): ...
 
 
 def declared_length(headers: Headers) -> int | None:
-    given = next((value for name, value in headers if name == b"content-length"), b"")
-    return int(given) if given.isdigit() else None
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else None
+    return None
 
 
 async def read_part(receive: Receive, before: int, *, limit: int) -> tuple[bytes, bool]:
@@ -55,16 +57,19 @@ async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -
 
     ``hold`` is told of each part that comes, and may take its time.
     """
+    part, more = await read_part(receive, 0, limit=limit)
+    if hold is not None:
+        await hold(len(part))
+    if not more:
+        return part
     whole = BytesIO()
-    while True:
+    whole.write(part)
+    while more:
         part, more = await read_part(receive, whole.tell(), limit=limit)
         if hold is not None:
             await hold(len(part))
-        if not (more or whole.tell()):
-            return part
         whole.write(part)
-        if not more:
-            return whole.getvalue()  # what it has grown to, uncopied
+    return whole.getvalue()  # what it has grown to, uncopied
 
 
 async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> bytes:
@@ -146,11 +151,11 @@ class StreamCut(Exception): ...
 
 
 def is_stream(answer: Answer) -> bool:
-    return any(name.lower() == b"content-type" and value.startswith(EVENT_STREAM) for name, value in answer.headers)
+    return any(value.startswith(EVENT_STREAM) for name, value in answer.headers if name == b"content-type")
 
 
 def is_readable(answer: Answer) -> bool:
-    return not any(n.lower() == b"content-encoding" and v.strip().lower() != b"identity" for n, v in answer.headers)
+    return all(v.strip().lower() == b"identity" for n, v in answer.headers if n == b"content-encoding")
 
 
 class Opening(msgspec.Struct):

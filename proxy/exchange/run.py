@@ -449,7 +449,7 @@ class ExchangeHandler:
         progress.status = answer.status
         headers = self._headers(answer)
         if received.rewritten:
-            headers = [h for h in headers if h[0].lower() != b"content-length"]
+            headers = [h for h in headers if h[0] != b"content-length"]
             headers.append((b"content-length", str(len(received.body or b"")).encode()))
         try:
             if received.body is not None:
@@ -499,12 +499,9 @@ class ExchangeHandler:
 
     def _headers(self, answer: Answer) -> list[tuple[bytes, bytes]]:
         granted = without_grants(answer.headers, self.scope, self.progress.caller, self.runtime.config)
-        named = [(n.lower(), n, v) for n, v in granted]
-        kept = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
-        own = self.progress.own_headers()
-        if b"x-request-id" in [low for low, _, _ in named]:
-            own = [(n, v) for n, v in own if n != b"x-request-id"]
-        return kept + own
+        kept = [(n, v) for n, v in granted if n not in NOT_RELAYED and not n.startswith(b"x-weir-")]
+        own, is_named = self.progress.own_headers(), b"x-request-id" in [n for n, _ in kept]
+        return kept + ([(n, v) for n, v in own if n != b"x-request-id"] if is_named else own)
 
     async def _refuse(self, error: ProxyError) -> None:
         self.progress.refused(error)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import re
+import sys
 import time
 import urllib.parse
 from abc import ABC, abstractmethod
@@ -190,18 +191,22 @@ class Answer(ABC):
         Raises what ``chunks`` raises.
         """
         parts: list[bytes] = []
+        await self._collect(parts, sys.maxsize if limit is None else limit)
+        body = b"".join(parts)
+        if limit is not None and len(body) > limit:
+            self._rest, body = body[limit:], body[:limit]
+            self.ended = False
+        return body
+
+    async def _collect(self, parts: list[bytes], most: int) -> None:
+        """Add to ``parts`` until they have more than ``most`` bytes, or the body is over."""
         size = 0
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for chunk in chunks:
                 parts.append(chunk)
                 size += len(chunk)
-                if limit is not None and size > limit:
+                if size > most:
                     break
-        body = b"".join(parts)
-        if limit is not None and size > limit:
-            self._rest, body = body[limit:], body[:limit]
-            self.ended = False
-        return body
 
 
 class HTTPAnswer(Answer):
@@ -256,6 +261,17 @@ class HTTPAnswer(Answer):
         self.ended = True
         self._watch.stop()
 
+    async def _collect(self, parts: list[bytes], most: int) -> None:
+        size = 0
+
+        def keep(piece: bytes) -> bool:
+            nonlocal size
+            parts.append(piece)
+            size += len(piece)
+            return size <= most
+
+        await self.pour(keep, bytes)
+
     async def pour(self, write: Callable[[bytes], bool], through: Callable[[bytes], bytes]) -> bool:
         """Write what is left of the body, each piece in the callback that it comes in, without a turn of the loop.
 
@@ -280,9 +296,13 @@ class HTTPAnswer(Answer):
             if wire is not None:
                 wire.told = None if turn.done() else come
 
+        rest, self._rest = self._rest, b""
+        if (piece := through(rest)) and not write(piece):
+            return False
         wire = _wire_of(self._response)
-        watch.start()
         come()
+        if not turn.done():
+            watch.start()
         try:
             await turn
         except _BREAKS as error:
@@ -413,10 +433,8 @@ def credential_field(auth: str, key: str) -> tuple[str, str]:
 
 
 def came_through(headers: Headers, instance: str) -> bool:
-    pseudonym = f"weir-{instance}".encode()
-    return any(
-        pseudonym in hop.split()[1:2] for name, value in headers if name.lower() == b"via" for hop in value.split(b",")
-    )
+    passed = [hop for name, value in headers if name == b"via" for hop in value.split(b",")]
+    return bool(passed) and f"weir-{instance}".encode() in [word for hop in passed for word in hop.split()[1:2]]
 
 
 async def _send(
