@@ -326,6 +326,8 @@ class HTTPAnswer(Answer):
         return StreamBroken(f"Upstream {self._target.name!r} broke off its answer.")
 
     def close(self) -> None:
+        if self.ended:
+            return
         self._watch.stop()
         wire = _wire_of(self._response)
         if wire is not None and wire.transport is not None:
