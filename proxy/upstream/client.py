@@ -278,45 +278,20 @@ class HTTPAnswer(Answer):
         It goes ``through`` a function first. True when the body is over, False as soon as ``write`` wants no more for
         now; then this is to be called again. Raises what ``chunks`` raises.
         """
-        content, watch, turn = self._content, self._watch, asyncio.get_running_loop().create_future()
-
-        def come() -> None:
-            try:
-                piece = content.read_nowait()
-                if piece and self._masker is not None:
-                    piece = self._masker.over(piece)
-                ready = not piece or not (piece := through(piece)) or write(piece)
-                if ready and not content.is_eof():
-                    watch.since = watch.clock()
-                elif not turn.done():
-                    turn.set_result(None)
-            except Exception as error:  # noqa: BLE001 - raised by whoever waits
-                if not turn.done():
-                    turn.set_exception(error)
-            if wire is not None:
-                wire.told = None if turn.done() else come
-
         rest, self._rest = self._rest, b""
         if (piece := through(rest)) and not write(piece):
             return False
-        wire = _wire_of(self._response)
-        come()
-        if not turn.done():
-            watch.start()
+        pouring = _Pouring(self._response, self._watch, self._masker, write, through)
         try:
-            await turn
+            await pouring.done()
         except _BREAKS as error:
             raise self._broken(error) from error
-        finally:
-            watch.since = None
-            if wire is not None and wire.told is come:
-                wire.told = None
-        if not content.at_eof():
+        if not self._content.at_eof():
             return False
         if self._masker is not None and (held := through(self._masker.end())):
             write(held)
         self.ended = True
-        watch.stop()
+        self._watch.stop()
         return True
 
     def _broken(self, error: Exception) -> Exception:
@@ -334,6 +309,76 @@ class HTTPAnswer(Answer):
             wire.transport.abort()
         self._response.close()
         _tell(wire)
+
+
+class _Pouring:
+    """Hands on what comes of an answer until its end, or until ``write`` wants no more for now."""
+
+    __slots__ = ("_content", "_handing", "_masker", "_refilled", "_through", "_turn", "_watch", "_wire", "_write")
+    _turn: asyncio.Future[None]
+
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        watch: IdleWatch,
+        masker: SecretMasker | None,
+        write: Callable[[bytes], bool],
+        through: Callable[[bytes], bytes],
+    ) -> None:
+        self._content = response.content
+        self._wire = _wire_of(response)
+        self._watch = watch
+        self._masker = masker
+        self._write = write
+        self._through = through
+        self._handing = self._refilled = False
+
+    async def done(self) -> None:
+        self._turn = asyncio.get_running_loop().create_future()
+        if self._wire is not None:
+            self._wire.told = self._come
+        self._come()
+        if not self._turn.done():
+            self._watch.start()
+        try:
+            await self._turn
+        finally:
+            self._watch.since = None
+            self._leave()
+
+    def _come(self) -> None:
+        turn = self._turn
+        if self._handing or turn.done():
+            self._refilled = True
+            return
+        self._handing = True
+        try:
+            if self._hand_on():
+                self._watch.since = self._watch.clock()
+            else:
+                turn.set_result(None)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            turn.set_exception(error)
+        self._handing = False
+        if turn.done():
+            self._leave()
+
+    def _hand_on(self) -> bool:
+        """Whether more is to come, and welcome. Room that is made may bring at once what aiohttp had held back."""
+        self._refilled = True
+        while self._refilled:
+            self._refilled = False
+            piece = self._content.read_nowait()
+            if piece and self._masker is not None:
+                piece = self._masker.over(piece)
+            if piece and (piece := self._through(piece)) and not self._write(piece):
+                return False
+        return not self._content.is_eof()
+
+    def _leave(self) -> None:
+        wire = self._wire
+        if wire is not None and wire.told == self._come:
+            wire.told = None
 
 
 def _wire_of(response: aiohttp.ClientResponse) -> PooledConnection | None:
