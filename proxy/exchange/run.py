@@ -286,12 +286,12 @@ class ExchangeHandler:
         await self._tell(as_compacted(made) if self.route.path == COMPACT_PATH else as_answer(made), kind=kind)
         return True
 
-    async def _tell(self, told: bytes, *, kind: bytes = b"application/json", counted: int | None = None) -> None:
-        self.progress.status = 200
-        headers = [(b"content-type", kind), (b"content-length", str(len(told)).encode()), *self.progress.own_headers()]
-        if counted is not None:
-            headers.append((b"x-weir-tokens", f"~{counted}".encode()))
-        await send_start(self.send, status=200, headers=headers)
+    async def _tell(
+        self, told: bytes, more: Headers = (), *, status: int = 200, kind: bytes = b"application/json"
+    ) -> None:
+        self.progress.status = status
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(told)), *more, *self.progress.own_headers()]
+        await send_start(self.send, status=status, headers=headers)
         await self.send({"type": "http.response.body", "body": told, "more_body": False})
 
     def _require_endpoint(self, request: Request, received: UpstreamResponse) -> None:
@@ -505,15 +505,7 @@ class ExchangeHandler:
 
     async def _refuse(self, error: ProxyError) -> None:
         self.progress.refused(error)
-        body = self.codec.error_body(error)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            *error.headers(),
-            *self.progress.own_headers(),
-        ]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._tell(self.codec.error_body(error), error.headers(), status=error.status)
 
     def _note_plan(self, span: AnySpan, plan: Plan) -> None:
         decision, recognized = plan.decision, plan.recognized
@@ -601,6 +593,7 @@ class CountHandler(ExchangeHandler):
         elif received.answer.status in NO_SUCH_ROUTE and tokens is not None:  # Weir says what it counts
             received.answer.close()
             kind = {} if self.codec is MESSAGES else {"object": "response.input_tokens"}
-            await self._tell(write_value({**kind, "input_tokens": tokens}), counted=tokens)
+            told = write_value({**kind, "input_tokens": tokens})
+            await self._tell(told, [(b"x-weir-tokens", b"~%d" % tokens)])
             return
         await self._relay(received)

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import functools
 import re
-import sys
 import time
 import urllib.parse
 from abc import ABC, abstractmethod
@@ -135,8 +134,7 @@ class StreamBroken(Exception): ...
 class _Idle(Exception): ...
 
 
-_BREAKS = (_Idle, aiohttp.ClientError, OSError, RuntimeError)
-"""How a body breaks off; RuntimeError is aiohttp's word for reading from a connection that was closed here."""
+_BREAKS = (_Idle, aiohttp.ClientError, OSError)
 
 
 class SecretMasker:
@@ -191,22 +189,18 @@ class Answer(ABC):
         Raises what ``chunks`` raises.
         """
         parts: list[bytes] = []
-        await self._collect(parts, sys.maxsize if limit is None else limit)
-        body = b"".join(parts)
-        if limit is not None and len(body) > limit:
-            self._rest, body = body[limit:], body[:limit]
-            self.ended = False
-        return body
-
-    async def _collect(self, parts: list[bytes], most: int) -> None:
-        """Add to ``parts`` until they have more than ``most`` bytes, or the body is over."""
         size = 0
         async with contextlib.aclosing(self.chunks()) as chunks:
             async for chunk in chunks:
                 parts.append(chunk)
                 size += len(chunk)
-                if size > most:
+                if limit is not None and size > limit:
                     break
+        body = b"".join(parts)
+        if limit is not None and size > limit:
+            self._rest, body = body[limit:], body[:limit]
+            self.ended = False
+        return body
 
 
 class HTTPAnswer(Answer):
@@ -216,7 +210,14 @@ class HTTPAnswer(Answer):
     show it to the client.
     """
 
-    __slots__ = ("_content", "_masker", "_response", "_target", "_watch")
+    __slots__ = (
+        *("_content", "_handing", "_masker", "_refilled", "_response", "_target", "_through", "_turn"),
+        *("_watch", "_wire", "_write"),
+    )
+    _turn: asyncio.Future[None]
+    _wire: PooledConnection | None
+    _write: Callable[[bytes], bool | None]
+    _through: Callable[[bytes], bytes]
 
     def __init__(
         self,
@@ -233,59 +234,46 @@ class HTTPAnswer(Answer):
         super().__init__(response.status, headers)
         self._response = response
         self._content = response.content
+        self._handing = self._refilled = False
         self._target = target
         self._watch = IdleWatch(target.idle, end=functools.partial(_fall_silent, response))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        if self._rest:
-            rest, self._rest = self._rest, b""
-            yield rest
-        read, watch, clock = self._content.readany, self._watch, self._watch.clock
-        if not self._content.is_eof():
-            watch.start()
-        try:
-            while True:
-                watch.since = clock()
-                chunk = await read()
-                watch.since = None
-                if not chunk:
-                    break
-                if self._masker is None:
-                    yield chunk
-                elif shown := self._masker.over(chunk):
-                    yield shown
-        except _BREAKS as error:
-            raise self._broken(error) from error
-        if self._masker is not None and (held := self._masker.end()):
-            yield held
-        self.ended = True
-        self._watch.stop()
+        held: list[bytes] = []
+        is_over = False
+        while not is_over:
+            is_over = await self.pour(held.append, bytes)
+            while held:
+                yield held.pop(0)
 
-    async def _collect(self, parts: list[bytes], most: int) -> None:
-        size = 0
-
-        def keep(piece: bytes) -> bool:
-            nonlocal size
-            parts.append(piece)
-            size += len(piece)
-            return size <= most
-
-        await self.pour(keep, bytes)
-
-    async def pour(self, write: Callable[[bytes], bool], through: Callable[[bytes], bytes]) -> bool:
+    async def pour(self, write: Callable[[bytes], bool | None], through: Callable[[bytes], bytes]) -> bool:
         """Write what is left of the body, each piece in the callback that it comes in, without a turn of the loop.
 
         It goes ``through`` a function first. True when the body is over, False as soon as ``write`` wants no more for
         now; then this is to be called again. Raises what ``chunks`` raises.
         """
         rest, self._rest = self._rest, b""
-        if (piece := through(rest)) and not write(piece):
+        if rest and (piece := through(rest)) and not write(piece):
             return False
-        pouring = _Pouring(self._response, self._watch, self._masker, write, through)
+        self._write, self._through = write, through
+        self._wire = wire = _wire_of(self._response)
+        self._turn = turn = asyncio.get_running_loop().create_future()
+        if wire is not None:
+            wire.told = self._come
+        self._come()
         try:
-            await pouring.done()
+            if not turn.done():
+                if wire is None or not wire.connected:
+                    raise aiohttp.ClientConnectionError("closed here")
+                self._watch.start()
+                await turn
+            turn.result()
         except _BREAKS as error:
             raise self._broken(error) from error
+        finally:
+            self._watch.since = None
+            self._turn_away()
+            del self._write, self._through  # which lead to whoever holds this answer
         if not self._content.at_eof():
             return False
         if self._masker is not None and (held := through(self._masker.end())):
@@ -293,6 +281,38 @@ class HTTPAnswer(Answer):
         self.ended = True
         self._watch.stop()
         return True
+
+    def _come(self) -> None:
+        if self._handing or self._turn.done():
+            self._refilled = True
+            return
+        self._handing = True
+        try:
+            if self._hand_on():
+                self._watch.since = self._watch.clock()
+            else:
+                self._turn.set_result(None)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            self._turn.set_exception(error)
+        self._handing = False
+        if self._turn.done():
+            self._turn_away()
+
+    def _hand_on(self) -> bool:
+        """Whether more is to come, and welcome. Room that is made may bring at once what aiohttp had held back."""
+        self._refilled = True
+        while self._refilled:
+            self._refilled = False
+            piece = self._content.read_nowait()
+            if piece and self._masker is not None:
+                piece = self._masker.over(piece)
+            if piece and (piece := self._through(piece)) and not self._write(piece):
+                return False
+        return not self._content.is_eof()
+
+    def _turn_away(self) -> None:
+        if self._wire is not None and self._wire.told == self._come:
+            self._wire.told = None
 
     def _broken(self, error: Exception) -> Exception:
         self.close()
@@ -309,76 +329,6 @@ class HTTPAnswer(Answer):
             wire.transport.abort()
         self._response.close()
         _tell(wire)
-
-
-class _Pouring:
-    """Hands on what comes of an answer until its end, or until ``write`` wants no more for now."""
-
-    __slots__ = ("_content", "_handing", "_masker", "_refilled", "_through", "_turn", "_watch", "_wire", "_write")
-    _turn: asyncio.Future[None]
-
-    def __init__(
-        self,
-        response: aiohttp.ClientResponse,
-        watch: IdleWatch,
-        masker: SecretMasker | None,
-        write: Callable[[bytes], bool],
-        through: Callable[[bytes], bytes],
-    ) -> None:
-        self._content = response.content
-        self._wire = _wire_of(response)
-        self._watch = watch
-        self._masker = masker
-        self._write = write
-        self._through = through
-        self._handing = self._refilled = False
-
-    async def done(self) -> None:
-        self._turn = asyncio.get_running_loop().create_future()
-        if self._wire is not None:
-            self._wire.told = self._come
-        self._come()
-        if not self._turn.done():
-            self._watch.start()
-        try:
-            await self._turn
-        finally:
-            self._watch.since = None
-            self._leave()
-
-    def _come(self) -> None:
-        turn = self._turn
-        if self._handing or turn.done():
-            self._refilled = True
-            return
-        self._handing = True
-        try:
-            if self._hand_on():
-                self._watch.since = self._watch.clock()
-            else:
-                turn.set_result(None)
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits
-            turn.set_exception(error)
-        self._handing = False
-        if turn.done():
-            self._leave()
-
-    def _hand_on(self) -> bool:
-        """Whether more is to come, and welcome. Room that is made may bring at once what aiohttp had held back."""
-        self._refilled = True
-        while self._refilled:
-            self._refilled = False
-            piece = self._content.read_nowait()
-            if piece and self._masker is not None:
-                piece = self._masker.over(piece)
-            if piece and (piece := self._through(piece)) and not self._write(piece):
-                return False
-        return not self._content.is_eof()
-
-    def _leave(self) -> None:
-        wire = self._wire
-        if wire is not None and wire.told == self._come:
-            wire.told = None
 
 
 def _wire_of(response: aiohttp.ClientResponse) -> PooledConnection | None:
