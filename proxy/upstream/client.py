@@ -243,8 +243,10 @@ class HTTPAnswer(Answer):
         is_over = False
         while not is_over:
             is_over = await self.pour(held.append, bytes)
-            while held:
-                yield held.pop(0)
+            if held:
+                piece = b"".join(held)
+                held.clear()
+                yield piece
 
     async def pour(self, write: Callable[[bytes], bool | None], through: Callable[[bytes], bytes]) -> bool:
         """Write what is left of the body, each piece in the callback that it comes in, without a turn of the loop.
