@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_300,
+    "lines": 61_420,
     "files": 214,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
@@ -21,7 +21,8 @@ REACHED = {
 
 Responses and Messages, the simulator of all three endpoints, the dashboard, processes that plan and compactions that
 clients ask for have added 11,600 lines since the house stood at 53,540 lines in 180 files; what only repeated a name
-has gone since.
+has gone since. Requests that go up on aiohttp's connections without its session, and pieces of an answer that go on in the
+callback that they come in, took 130 lines for a third of what a streamed piece had cost.
 """
 
 
