@@ -94,7 +94,7 @@ def without_time(stream: bytes) -> bytes:
 @pytest.mark.requirement("P5", "R.4")
 async def test_a_client_that_reads_in_fits_and_starts_gets_every_byte_in_order() -> None:
     def said(number: int) -> dict[str, Any]:
-        return json.loads(chunk(1)[6:]) | {"id": f"c{number}", "padding": "x" * 100_000}
+        return {**json.loads(chunk(1)[6:]), "id": f"c{number}", "padding": "x" * 100_000}
 
     reply = events(*map(said, range(200)), json.loads(chunk(CHUNKS - 1)[6:]))
     got, pauses = b"", 0
