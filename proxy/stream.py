@@ -36,8 +36,10 @@ class ClientGone(Exception): ...
 
 
 def declared_length(headers: Headers) -> int | None:
-    given = next((value for name, value in headers if name == b"content-length"), b"")
-    return int(given) if given.isdigit() else None
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else None
+    return None
 
 
 async def read_part(receive: Receive, before: int, *, limit: int) -> tuple[bytes, bool]:
@@ -55,16 +57,19 @@ async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -
 
     ``hold`` is told of each part that comes, and may take its time.
     """
+    part, more = await read_part(receive, 0, limit=limit)
+    if hold is not None:
+        await hold(len(part))
+    if not more:
+        return part
     whole = BytesIO()
-    while True:
+    whole.write(part)
+    while more:
         part, more = await read_part(receive, whole.tell(), limit=limit)
         if hold is not None:
             await hold(len(part))
-        if not (more or whole.tell()):
-            return part
         whole.write(part)
-        if not more:
-            return whole.getvalue()  # what it has grown to, uncopied
+    return whole.getvalue()  # what it has grown to, uncopied
 
 
 async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> bytes:
@@ -146,11 +151,11 @@ class StreamCut(Exception): ...
 
 
 def is_stream(answer: Answer) -> bool:
-    return any(name.lower() == b"content-type" and value.startswith(EVENT_STREAM) for name, value in answer.headers)
+    return any(value.startswith(EVENT_STREAM) for name, value in answer.headers if name == b"content-type")
 
 
 def is_readable(answer: Answer) -> bool:
-    return not any(n.lower() == b"content-encoding" and v.strip().lower() != b"identity" for n, v in answer.headers)
+    return all(v.strip().lower() == b"identity" for n, v in answer.headers if n == b"content-encoding")
 
 
 class Opening(msgspec.Struct):
@@ -227,6 +232,7 @@ async def relay_stream(
     headers: Headers,
     opening: Opening | None,
     chunks: AsyncGenerator[bytes, None],
+    pour: Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None = None,
     explain: Callable[[Exception], ProxyError] | None = None,
     begun: Callable[[], None] | None = None,
     codec: Codec = CHAT,
@@ -234,34 +240,34 @@ async def relay_stream(
     """Send a stream on; what was seen of it comes back. Raises Cut if it broke off, or ended in the middle.
 
     ``explain`` says what the client is told of that, as an event. Without it the stream may be anything: nothing
-    is read of it, and nothing is added to it. ``begun`` is called when the first piece after ``opening`` has come.
+    is read of it, and nothing is added to it. ``begun`` is called when the first piece has come. ``pour`` sends on what
+    follows the opening past ``send``, and returns as :meth:`HTTPAnswer.pour`.
     """
     tap, lines = StreamTap(codec=codec), Lines()
     await send_start(send, status=status, headers=headers)
 
-    async def relay(chunk: bytes) -> None:
-        if explain is not None:
-            tap.feed(chunk)
-            chunk = lines.whole(chunk)
-        if chunk:
-            await send_more(send, chunk)
+    def seen(chunk: bytes) -> bytes:
+        nonlocal begun
+        if begun is not None:
+            begun()
+            begun = None
+        if explain is None:
+            return chunk
+        tap.feed(chunk)
+        return lines.whole(chunk)
 
     try:
-        if opening is not None:
-            for chunk in opening.held:
-                await relay(chunk)
-            if opening.pending is not None:
-                with contextlib.suppress(StopAsyncIteration):
-                    await relay(await opening.pending)
-        async for chunk in chunks:
-            if begun is not None:
-                begun()
-                begun = None
-            if explain is not None:
-                tap.feed(chunk)
-                chunk = lines.whole(chunk)
-            if chunk:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        for chunk in () if opening is None else opening.held:
+            await send_more(send, seen(chunk))
+        if opening is not None and opening.pending is not None:
+            with contextlib.suppress(StopAsyncIteration):
+                await send_more(send, seen(await opening.pending))
+        if pour is None:
+            async for chunk in chunks:
+                await send_more(send, seen(chunk))
+        else:
+            while not await pour(seen):
+                await send_more(send, b"")  # which waits for the client
         if explain is not None:
             end_of(tap)
             await send_more(send, lines.rest)

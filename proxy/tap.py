@@ -15,6 +15,7 @@ from proxy.wire.raw import DONE, Decoder, ServerSentEvent
 
 MAX_READ = 8 * 1024 * 1024
 MAX_ERROR = 64 * 1024
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _CODE = re.compile(r"[a-z][a-z_]{2,47}")
 _CUT_JSON = "Input data was truncated"  # msgspec's word for JSON that ends in the middle
 
@@ -159,11 +160,15 @@ def error_code(body: bytes) -> str | None:
 
 
 class StreamTap(msgspec.Struct):
-    """A tap on server-sent events. Chunks without a word that matters are not decoded."""
+    """A tap on server-sent events. Chunks without a word that matters are not decoded.
+
+    ``between`` says that what was fed ends with an event.
+    """
 
     seen: Tap = msgspec.field(default_factory=Tap)
     events: int = 0
     codec: Codec = CHAT
+    between: bool = True
     _decoder: Decoder = msgspec.field(default_factory=Decoder)
 
     @property
@@ -175,7 +180,11 @@ class StreamTap(msgspec.Struct):
         return self._decoder.in_event
 
     def feed(self, chunk: bytes) -> None:
-        self.seen.bytes_seen += len(chunk)
+        seen, before = self.seen, self.between
+        seen.bytes_seen += len(chunk)
+        self.between = chunk.endswith(EVENT_ENDS)
+        if before and self.between and seen.said and DONE not in chunk and not self.codec.matters(chunk, chunk):
+            return
         for event in self._decoder.feed(chunk):
             self._take(event)
 
@@ -187,7 +196,7 @@ class StreamTap(msgspec.Struct):
         self.events += 1
         if event.data == DONE:
             self.seen.done = True
-        elif self.codec.matters(event, said=self.seen.said):
+        elif not self.seen.said or self.codec.matters(event.name, event.data):
             self._read(event.data, event.name)
 
     def _read(self, data: bytes, name: bytes) -> None:

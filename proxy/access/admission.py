@@ -413,9 +413,8 @@ def has_own_key(scope: Scope, caller: Caller | None, config: Config) -> bool:
 
 
 def without_grants(answered: Headers, scope: Scope, caller: Caller | None, config: Config) -> Headers:
-    if not any(name.lower().startswith(GRANTS) for name, _ in answered) or has_own_key(scope, caller, config):
-        return answered
-    return [(name, value) for name, value in answered if not name.lower().startswith(GRANTS)]
+    kept = [header for header in answered if not header[0].startswith(GRANTS)]
+    return answered if len(kept) == len(answered) or has_own_key(scope, caller, config) else kept
 
 
 def _announces_a_key(scope: Scope) -> bool:

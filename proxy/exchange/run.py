@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,6 +45,7 @@ from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime
+from proxy.server import WRITE
 from proxy.stream import (
     ClientGone,
     Listener,
@@ -61,7 +62,7 @@ from proxy.stream import (
 )
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, AnySpan, RequestContext, Trace
-from proxy.upstream.client import Answer, came_through
+from proxy.upstream.client import Answer, HTTPAnswer, came_through
 from proxy.upstream.lacking import has_no_route
 from proxy.upstream.overflow import NONE, Kind, Verdict
 from proxy.wire.anthropic import MESSAGES
@@ -284,12 +285,12 @@ class ExchangeHandler:
         await self._tell(as_compacted(made) if self.route.path == COMPACT_PATH else as_answer(made), kind=kind)
         return True
 
-    async def _tell(self, told: bytes, *, kind: bytes = b"application/json", counted: int | None = None) -> None:
-        self.progress.status = 200
-        headers = [(b"content-type", kind), (b"content-length", str(len(told)).encode()), *self.progress.own_headers()]
-        if counted is not None:
-            headers.append((b"x-weir-tokens", f"~{counted}".encode()))
-        await send_start(self.send, status=200, headers=headers)
+    async def _tell(
+        self, told: bytes, more: Headers = (), *, status: int = 200, kind: bytes = b"application/json"
+    ) -> None:
+        self.progress.status = status
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(told)), *more, *self.progress.own_headers()]
+        await send_start(self.send, status=status, headers=headers)
         await self.send({"type": "http.response.body", "body": told, "more_body": False})
 
     def _require_endpoint(self, request: Request, received: UpstreamResponse) -> None:
@@ -447,7 +448,7 @@ class ExchangeHandler:
         progress.status = answer.status
         headers = self._headers(answer)
         if received.rewritten:
-            headers = [h for h in headers if h[0].lower() != b"content-length"]
+            headers = [h for h in headers if h[0] != b"content-length"]
             headers.append((b"content-length", str(len(received.body or b"")).encode()))
         try:
             if received.body is not None:
@@ -462,6 +463,7 @@ class ExchangeHandler:
                         headers=headers,
                         opening=received.opening,
                         chunks=chunks,
+                        pour=self._pouring(answer),
                         explain=self._explain if is_readable(answer) else None,
                         codec=self.codec,
                         begun=progress.begin_stream,
@@ -469,6 +471,13 @@ class ExchangeHandler:
         finally:
             answer.close()
             self._learn()
+
+    def _pouring(self, answer: Answer) -> Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None:
+        """How an answer goes past ``send``, where nothing but the client has to have its pieces."""
+        progress, write = self.progress, self.scope.get("extensions", {}).get(WRITE)
+        span = None if progress.attempts is None else progress.attempts.span
+        is_kept = progress.listener is not None or span is None or span.captures
+        return partial(answer.pour, write) if write and not is_kept and isinstance(answer, HTTPAnswer) else None
 
     def _learn(self) -> None:
         progress = self.progress
@@ -489,24 +498,13 @@ class ExchangeHandler:
 
     def _headers(self, answer: Answer) -> list[tuple[bytes, bytes]]:
         granted = without_grants(answer.headers, self.scope, self.progress.caller, self.runtime.config)
-        named = [(n.lower(), n, v) for n, v in granted]
-        kept = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
-        own = self.progress.own_headers()
-        if b"x-request-id" in [low for low, _, _ in named]:
-            own = [(n, v) for n, v in own if n != b"x-request-id"]
-        return kept + own
+        kept = [(n, v) for n, v in granted if n not in NOT_RELAYED and not n.startswith(b"x-weir-")]
+        own, is_named = self.progress.own_headers(), b"x-request-id" in [n for n, _ in kept]
+        return kept + ([(n, v) for n, v in own if n != b"x-request-id"] if is_named else own)
 
     async def _refuse(self, error: ProxyError) -> None:
         self.progress.refused(error)
-        body = self.codec.error_body(error)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            *error.headers(),
-            *self.progress.own_headers(),
-        ]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._tell(self.codec.error_body(error), error.headers(), status=error.status)
 
     def _note_plan(self, span: AnySpan, plan: Plan) -> None:
         decision, recognized = plan.decision, plan.recognized
@@ -594,6 +592,7 @@ class CountHandler(ExchangeHandler):
         elif received.answer.status in NO_SUCH_ROUTE and tokens is not None:  # Weir says what it counts
             received.answer.close()
             kind = {} if self.codec is MESSAGES else {"object": "response.input_tokens"}
-            await self._tell(write_value({**kind, "input_tokens": tokens}), counted=tokens)
+            told = write_value({**kind, "input_tokens": tokens})
+            await self._tell(told, [(b"x-weir-tokens", b"~%d" % tokens)])
             return
         await self._relay(received)

@@ -15,6 +15,8 @@ from proxy.errors import Busy, ProxyError
 App = Callable[..., Awaitable[None]]
 DISCONNECT = "weir.disconnect"
 """The extension in a request's scope that has a function called when the client leaves."""
+WRITE = "weir.write"
+"""The extension that writes a piece of the answer's body at once; False where the client takes no more for now."""
 
 
 CLOSING = 5.0
@@ -106,7 +108,7 @@ class Cycle(RequestResponseCycle):
         self.parts: list[bytes] = []
         self.buffered = 0
         self.gone: Callable[[], None] | None = None
-        protocol.scope["extensions"] = {DISCONNECT: self.when_gone}  # type: ignore[dict-item]  # ours, not ASGI's
+        protocol.scope["extensions"] = {DISCONNECT: self.when_gone, WRITE: self.write}  # type: ignore[dict-item]  # ours
 
     def when_gone(self, callback: Callable[[], None] | None) -> None:
         """Has ``callback`` called once when the client leaves before its answer is complete; None calls it off."""
@@ -149,15 +151,7 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
         body = message.get("body", b"")
         more = message.get("more_body", False)
-        if self.bodiless:
-            pass
-        elif self.chunked_encoding:
-            if body:
-                self.transport.write(b"%x\r\n%b\r\n%b" % (len(body), body, b"" if more else b"0\r\n\r\n"))
-            elif not more:
-                self.transport.write(b"0\r\n\r\n")
-        else:
-            self._write_counted(body)
+        self._write_body(body, b"" if more else b"0\r\n\r\n")
         if not more:
             if self.expected_content_length and not self.bodiless:
                 raise RuntimeError("answer is shorter than its Content-Length")
@@ -165,7 +159,20 @@ class Cycle(RequestResponseCycle):
             self.message_event.set()
             self.on_response()
 
-    def _write_counted(self, body: bytes) -> None:
+    def write(self, body: bytes) -> bool:
+        if not self.disconnected:
+            self._write_body(body)
+        return not self.flow.write_paused
+
+    def _write_body(self, body: bytes, end: bytes = b"") -> None:
+        if self.bodiless:
+            return
+        if self.chunked_encoding:
+            if body:
+                self.transport.write(b"%x\r\n%b\r\n%b" % (len(body), body, end))
+            elif end:
+                self.transport.write(end)
+            return
         if self.chunked_encoding is False:
             if len(body) > self.expected_content_length:
                 raise RuntimeError("answer is longer than its Content-Length")

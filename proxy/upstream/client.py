@@ -15,19 +15,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
-from aiohttp.payload import AsyncIterablePayload, Payload
+from aiohttp.payload import AsyncIterablePayload
 from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connection import (
-    MAX_LINE,
-    READ_BUFFER,
-    BareRequest,
     Connector,
-    PooledResponse,
+    PooledConnection,
     Pools,
-    RawBody,
     StaleConnection,
     Upload,
 )
@@ -138,8 +134,7 @@ class StreamBroken(Exception): ...
 class _Idle(Exception): ...
 
 
-def _fall_silent(content: aiohttp.StreamReader) -> None:
-    content.set_exception(_Idle())
+_BREAKS = (_Idle, aiohttp.ClientError, OSError)
 
 
 class SecretMasker:
@@ -215,7 +210,14 @@ class HTTPAnswer(Answer):
     show it to the client.
     """
 
-    __slots__ = ("_content", "_masker", "_response", "_target", "_watch")
+    __slots__ = (
+        *("_content", "_handing", "_masker", "_refilled", "_response", "_target", "_through", "_turn"),
+        *("_watch", "_wire", "_write"),
+    )
+    _turn: asyncio.Future[None]
+    _wire: PooledConnection | None
+    _write: Callable[[bytes], bool | None]
+    _through: Callable[[bytes], bytes]
 
     def __init__(
         self,
@@ -232,54 +234,125 @@ class HTTPAnswer(Answer):
         super().__init__(response.status, headers)
         self._response = response
         self._content = response.content
+        self._handing = self._refilled = False
         self._target = target
-        self._watch = IdleWatch(target.idle, end=functools.partial(_fall_silent, response.content))
+        self._watch = IdleWatch(target.idle, end=functools.partial(_fall_silent, response))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        if self._rest:
-            rest, self._rest = self._rest, b""
-            yield rest
-        read, watch, clock = self._content.readany, self._watch, self._watch.clock
-        if not self._content.is_eof():
-            watch.start()
+        held: list[bytes] = []
+        is_over = False
+        while not is_over:
+            is_over = await self.pour(held.append, bytes)
+            if held:
+                piece = b"".join(held)
+                held.clear()
+                yield piece
+
+    async def pour(self, write: Callable[[bytes], bool | None], through: Callable[[bytes], bytes]) -> bool:
+        """Write what is left of the body, each piece in the callback that it comes in, without a turn of the loop.
+
+        It goes ``through`` a function first. True when the body is over, False as soon as ``write`` wants no more for
+        now; then this is to be called again. Raises what ``chunks`` raises.
+        """
+        rest, self._rest = self._rest, b""
+        if rest and (piece := through(rest)) and not write(piece):
+            return False
+        self._write, self._through = write, through
+        self._wire = wire = _wire_of(self._response)
+        self._turn = turn = asyncio.get_running_loop().create_future()
+        if wire is not None:
+            wire.told = self._come
+        self._come()
         try:
-            while True:
-                watch.since = clock()
-                chunk = await read()
-                watch.since = None
-                if not chunk:
-                    break
-                if self._masker is None:
-                    yield chunk
-                elif shown := self._masker.over(chunk):
-                    yield shown
-        except _Idle:
-            self.close()
-            raise UpstreamTimeout(
-                f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds."
-            ) from None
-        except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            # RuntimeError: aiohttp's word for reading from a connection that was closed here.
-            self.close()
-            raise StreamBroken(f"Upstream {self._target.name!r} broke off its answer.") from error
-        if self._masker is not None and (held := self._masker.end()):
-            yield held
+            if not turn.done():
+                if wire is None or not wire.connected:
+                    raise aiohttp.ClientConnectionError("closed here")
+                self._watch.start()
+                await turn
+            turn.result()
+        except _BREAKS as error:
+            raise self._broken(error) from error
+        finally:
+            self._watch.since = None
+            self._turn_away()
+            del self._write, self._through  # which lead to whoever holds this answer
+        if not self._content.at_eof():
+            return False
+        if self._masker is not None and (held := through(self._masker.end())):
+            write(held)
         self.ended = True
         self._watch.stop()
+        return True
+
+    def _come(self) -> None:
+        if self._handing or self._turn.done():
+            self._refilled = True
+            return
+        self._handing = True
+        try:
+            if self._hand_on():
+                self._watch.since = self._watch.clock()
+            else:
+                self._turn.set_result(None)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            self._turn.set_exception(error)
+        self._handing = False
+        if self._turn.done():
+            self._turn_away()
+
+    def _hand_on(self) -> bool:
+        """Whether more is to come, and welcome. Room that is made may bring at once what aiohttp had held back."""
+        self._refilled = True
+        while self._refilled:
+            self._refilled = False
+            piece = self._content.read_nowait()
+            if piece and self._masker is not None:
+                piece = self._masker.over(piece)
+            if piece and (piece := self._through(piece)) and not self._write(piece):
+                return False
+        return not self._content.is_eof()
+
+    def _turn_away(self) -> None:
+        if self._wire is not None and self._wire.told == self._come:
+            self._wire.told = None
+
+    def _broken(self, error: Exception) -> Exception:
+        self.close()
+        if isinstance(error, _Idle):
+            return UpstreamTimeout(f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds.")
+        return StreamBroken(f"Upstream {self._target.name!r} broke off its answer.")
 
     def close(self) -> None:
+        if self.ended:
+            return
         self._watch.stop()
-        connection = self._response.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.abort()
+        wire = _wire_of(self._response)
+        if wire is not None and wire.transport is not None:
+            wire.transport.abort()
         self._response.close()
+        _tell(wire)
+
+
+def _wire_of(response: aiohttp.ClientResponse) -> PooledConnection | None:
+    wire = None if response.connection is None else response.connection.protocol
+    return wire if isinstance(wire, PooledConnection) else None
+
+
+def _tell(wire: PooledConnection | None) -> None:
+    if wire is not None and wire.told is not None:
+        wire.told()
+
+
+def _fall_silent(response: aiohttp.ClientResponse) -> None:
+    response.content.set_exception(_Idle())
+    _tell(_wire_of(response))
 
 
 class Client:
     def __init__(self, *, instance: str) -> None:
         self._via = f"1.1 weir-{instance}"
-        self._pools: Pools[tuple[str, str | None, str], _Pool] = Pools(
-            make=_Pool, busy=lambda pool: pool.connector.busy, close=lambda pool: pool.session.close()
+        self._pools: Pools[tuple[str, str | None, str], Connector] = Pools(
+            make=Connector, busy=lambda pool: pool.busy, close=Connector.close
         )
 
     async def send(
@@ -310,34 +383,37 @@ class Client:
         upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
         ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
         """
-        fields = self._fields(target, headers, drop=drop, attempt=attempt)
+        url = _url(target.base_url, path, query)
+        fields = self._fields(target, url, headers, drop=drop, attempt=attempt)
         if length is not None and not isinstance(body, bytes):
             fields["Content-Length"] = str(length)
-        url = _url(target.base_url, path, query)
         pool = self._pools.of((target.base_url, target.api_key, tenant))
         started = time.monotonic()
         hidden = hidden if target.api_key is None else target.api_key.encode()
         try:
-            return await _send(pool.session, target, method, url, fields, body, hidden)
+            return await _send(pool, target, method, url, fields, body, hidden)
         except StaleConnection:
             if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
                 raise UpstreamUnreachable(
                     f"Upstream {target.name!r} closed the connection without an answer."
                 ) from None
-        pool.connector.drop_idle()
-        return await _send(pool.session, target, method, url, fields, body, hidden)
+        pool.drop_idle()
+        return await _send(pool, target, method, url, fields, body, hidden)
 
     @property
     def connections(self) -> tuple[int, int]:
-        busy, idle = zip((0, 0), *(pool.connector.connections for pool in self._pools), strict=True)
+        busy, idle = zip((0, 0), *(pool.connections for pool in self._pools), strict=True)
         return sum(busy), sum(idle)
 
     async def close(self) -> None:
         await self._pools.close()
 
-    def _fields(self, target: Target, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> CIMultiDict[str]:
+    def _fields(
+        self, target: Target, url: URL, headers: Headers, *, drop: frozenset[bytes], attempt: int
+    ) -> CIMultiDict[str]:
         skip = _skipped(drop, keyed=target.api_key is not None) | _named(headers)
-        fields = [
+        fields = [("Host", url.host_port_subcomponent or "")]
+        fields += [
             (copied, _text(value))
             for name, value in headers
             if (copied := _copied(name)) is not None and name not in skip
@@ -351,36 +427,17 @@ class Client:
         return result
 
 
-class _Pool:
-    def __init__(self) -> None:
-        self.connector = Connector()
-        self.session = aiohttp.ClientSession(
-            connector=self.connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            request_class=BareRequest,
-            response_class=PooledResponse,
-            trust_env=False,
-            auto_decompress=False,
-            read_bufsize=READ_BUFFER,
-            max_line_size=MAX_LINE,
-            max_field_size=MAX_LINE,
-            timeout=aiohttp.ClientTimeout(total=None),
-        )
-
-
 def credential_field(auth: str, key: str) -> tuple[str, str]:
     return ("authorization", f"Bearer {key}") if auth == "bearer" else (auth, key)
 
 
 def came_through(headers: Headers, instance: str) -> bool:
-    pseudonym = f"weir-{instance}".encode()
-    return any(
-        pseudonym in hop.split()[1:2] for name, value in headers if name.lower() == b"via" for hop in value.split(b",")
-    )
+    passed = [hop for name, value in headers if name == b"via" for hop in value.split(b",")]
+    return bool(passed) and f"weir-{instance}".encode() in [word for hop in passed for word in hop.split()[1:2]]
 
 
 async def _send(
-    session: aiohttp.ClientSession,
+    pool: Connector,
     target: Target,
     method: str,
     url: URL,
@@ -388,18 +445,11 @@ async def _send(
     body: bytes | AsyncIterator[bytes] | None,
     hidden: bytes,
 ) -> HTTPAnswer:
-    upload = None
-    data: Payload | None = None
-    if isinstance(body, bytes):
-        data = RawBody(body) if body else None
-    elif body is not None:
-        upload = Upload(body)
-        data = AsyncIterablePayload(upload)
+    upload = None if body is None or isinstance(body, bytes) else Upload(body)
+    data = body if upload is None else AsyncIterablePayload(upload)
     deadline = Deadline(target.first_byte)
     try:
-        response = await session.request(
-            method, url, headers=fields, data=data, allow_redirects=False, timeout=_timeout(target.connect)
-        )
+        response = await pool.ask(method, url, fields, data, patience=_timeout(target.connect))
     except asyncio.CancelledError:
         if deadline.passed():
             raise _failure(TimeoutError(), target) from None

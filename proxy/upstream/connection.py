@@ -8,17 +8,16 @@ import asyncio
 import functools
 import select
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import aiohttp
-from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
-from aiohttp.payload import Payload
 from multidict import CIMultiDict
+from yarl import URL
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -36,12 +35,17 @@ class StaleConnection(Exception):
 class PooledConnection(ResponseHandler):
     """A connection that knows whether it has been used before and whether an answer has begun.
 
-    Bytes that come while no request is out belong to no one: they close it.
+    Bytes that come while no request is out belong to no one: they close it. ``waiting`` polls its socket for bytes, or
+    the end, that are yet to be read; ``told`` is called when something of the answer under way has come: bytes, its
+    end, or what broke it.
     """
 
     idle = True
     used = False
     heard = False
+    held = False
+    told: Callable[[], None] | None = None
+    waiting: select.poll
 
     def set_response_params(self, **params: Any) -> None:
         self.idle = False
@@ -51,7 +55,17 @@ class PooledConnection(ResponseHandler):
     def is_connected(self) -> bool:
         """Whether a request can take it: not while bytes that nobody asked for wait to be read."""
         transport = self.transport if super().is_connected() else None
-        return transport is not None and not (self.used and self.idle and _has_come(transport))
+        return transport is not None and not (self.used and self.idle and self.waiting.poll(0))
+
+    @property
+    def should_close(self) -> bool:
+        """Also where not all has gone up that was to: the upstream has answered without reading it."""
+        return super().should_close or (self.transport is not None and self.transport.get_write_buffer_size() > 0)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.waiting = select.poll()
+        self.waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def rest(self) -> None:
         self.idle = True
@@ -64,11 +78,25 @@ class PooledConnection(ResponseHandler):
                 return
             self.heard = True
         super().data_received(data)
+        if self.told is not None:
+            self.told()
+
+    def pause_reading(self) -> None:
+        self.held = True
+        super().pause_reading()
+
+    def resume_reading(self, *how: Any, **named: Any) -> None:
+        """Only what was paused: aiohttp parses nothing, and resumes it, for each piece that is read."""
+        if self.held:
+            self.held = False
+            super().resume_reading(*how, **named)
 
     def set_exception(self, exc: BaseException, *cause: Any) -> None:
         """An error ends also the body under way, which aiohttp leaves waiting after an illegal chunk."""
         super().set_exception(exc, *cause)
         self._break()
+        if self.told is not None:
+            self.told()
 
     def _break(self) -> None:
         payload = self._payload
@@ -80,13 +108,8 @@ class PooledConnection(ResponseHandler):
         if exc is not None:
             self._break()
         super().connection_lost(exc)
-
-
-def _has_come(transport: asyncio.BaseTransport) -> bool:
-    """Whether bytes, or the end, are in a transport's socket and wait to be read."""
-    waiting = select.poll()
-    waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-    return bool(waiting.poll(0))
+        if self.told is not None:
+            self.told()
 
 
 class PooledResponse(aiohttp.ClientResponse):
@@ -104,8 +127,32 @@ class PooledResponse(aiohttp.ClientResponse):
 
 
 class BareRequest(ClientRequest):
+    """A request with the fields that it is given, ``Host`` among them, and nothing of aiohttp's.
+
+    A body that is there as a whole is written behind the head at once, without a task and a payload.
+    """
+
+    whole = b""
+
+    def update_headers(self, headers: Any) -> None:
+        self.headers = headers
+
     def update_auto_headers(self, skip_auto_headers: Any) -> None:  # noqa: ARG002 - aiohttp's signature
         self._skip_auto_headers = _NOTHING_ADDED
+
+    def update_body_from_data(self, body: Any, *more: Any) -> None:
+        if isinstance(body, bytes) and body:
+            self.whole = body
+            self.headers["Content-Length"] = str(len(body))
+        else:
+            super().update_body_from_data(body or None, *more)
+
+    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
+        response = await super().send(conn)
+        wire = conn.protocol
+        if self.whole and wire is not None and wire.transport is not None:
+            wire.transport.write(self.whole)
+        return response
 
 
 class Connector(aiohttp.TCPConnector):
@@ -121,6 +168,38 @@ class Connector(aiohttp.TCPConnector):
     def connections(self) -> tuple[int, int]:
         return len(self._acquired), sum(map(len, self._conns.values()))
 
+    async def ask(
+        self, method: str, url: URL, fields: CIMultiDict[str], body: Any, *, patience: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        """The answer's head; what ``ClientSession.request`` does, without all that Weir has none of.
+
+        That is redirects, cookies, proxies, middleware, credentials in URLs, and second attempts of aiohttp's own.
+        """
+        request = BareRequest(method, url, headers=fields, data=body, loop=self._loop, response_class=PooledResponse)
+        try:
+            connection = await self.connect(request, [], patience)
+        except TimeoutError as error:
+            raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {url}") from error
+        try:
+            assert connection.protocol is not None  # noqa: S101 - it was opened just now
+            connection.protocol.set_response_params(
+                skip_payload=method == "HEAD",
+                read_until_eof=True,
+                auto_decompress=False,
+                read_bufsize=READ_BUFFER,
+                max_line_size=MAX_LINE,
+                max_field_size=MAX_LINE,
+            )
+            response = await request.send(connection)
+            try:
+                return await response.start(connection)
+            except BaseException:
+                response.close()
+                raise
+        except BaseException:
+            connection.close()
+            raise
+
     def drop_idle(self) -> None:
         waiting = [wire for wires in self._conns.values() for wire, _ in wires]
         self._conns.clear()
@@ -128,29 +207,15 @@ class Connector(aiohttp.TCPConnector):
             wire.close()
 
 
-class RawBody(Payload):
-    _autoclose = True
-
-    def __init__(self, value: bytes) -> None:
-        super().__init__(value, content_type="application/octet-stream")
-        self._size = len(value)
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return bytes(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        await writer.write(self._value)
-
-
 class Pools(Generic[K, V]):
     def __init__(
-        self, *, make: Callable[[], V], busy: Callable[[V], bool], close: Callable[[V], Coroutine[Any, Any, None]]
+        self, *, make: Callable[[], V], busy: Callable[[V], bool], close: Callable[[V], Awaitable[None]]
     ) -> None:
         self._make = make
         self._busy = busy
         self._close = close
         self._pools: OrderedDict[K, V] = OrderedDict()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Future[None]] = set()
 
     def of(self, owner: K) -> V:
         pool = self._pools.get(owner)

@@ -287,7 +287,7 @@ class Upstreams:
     def __init__(self, client: Client, providers: Mapping[str, LitellmProvider]) -> None:
         self._client = client
         self._providers = dict(providers)
-        self._targets: dict[UpstreamSettings, Target] = {}
+        self._targets: dict[str, tuple[UpstreamSettings, Target]] = {}
 
     @property
     def connections(self) -> tuple[int, int]:
@@ -347,9 +347,9 @@ class Upstreams:
             await provider.close()
 
     def _target(self, upstream: UpstreamSettings) -> Target:
-        target = self._targets.get(upstream)
-        if target is None:
-            target = self._targets[upstream] = Target(
+        known, target = self._targets.get(upstream.name, (None, None))
+        if target is None or known is not upstream:
+            target = Target(
                 name=upstream.name,
                 base_url=upstream.base_url or "",
                 api_key=None if upstream.passes_key else upstream.api_key.get_secret_value(),
@@ -358,6 +358,7 @@ class Upstreams:
                 first_byte=upstream.timeout.first_byte,
                 idle=upstream.timeout.idle,
             )
+            self._targets[upstream.name] = upstream, target
         return target
 
 

@@ -43,7 +43,6 @@ from proxy.wire.raw import (
     DONE,
     Decoder,
     Raw,
-    ServerSentEvent,
     is_object,
     read_value,
     replace_fields,
@@ -272,8 +271,8 @@ class MessagesCodec(Codec):
         named = {name: value[name] for name in ("id", "model") if name in value}
         return {**named, "choices": [choice], "usage": _usage(value.get("usage"))}
 
-    def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
-        return not said or event.name in (ERROR, b"message_delta", b"message_stop")
+    def matters(self, name: bytes, data: bytes) -> bool:
+        return ERROR in name or b"message_delta" in name or b"message_stop" in name
 
     def chunk(self, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None

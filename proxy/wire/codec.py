@@ -30,7 +30,6 @@ from proxy.wire.chat import (
 )
 from proxy.wire.raw import (
     Raw,
-    ServerSentEvent,
     elements_of,
     read_value,
     replace_fields,
@@ -313,8 +312,12 @@ class Codec:
     def completion(self, value: Any) -> Any:
         return value
 
-    def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
-        return not said or event.name == ERROR or _MATTERS.search(event.data) is not None
+    def matters(self, name: bytes, data: bytes) -> bool:
+        """Whether an event has to be read in an answer that has said something; may be asked of whole ones at once.
+
+        Then both are their bytes.
+        """
+        return ERROR in name or _MATTERS.search(data) is not None
 
     def chunk(self, value: Any) -> Any:
         return value

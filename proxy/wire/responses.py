@@ -38,7 +38,6 @@ from proxy.wire.codec import (
 from proxy.wire.raw import (
     Decoder,
     Raw,
-    ServerSentEvent,
     elements_of,
     is_object,
     read_value,
@@ -311,10 +310,10 @@ class ResponsesCodec(Codec):
         named = {name: value[name] for name in ("id", "model", "service_tier") if name in value}
         return {**named, "choices": [choice], "usage": value.get("usage"), "error": value.get("error")}
 
-    def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
-        if said and not event.name:  # not every server names its events
-            return _LAST_TYPE.search(event.data) is not None
-        return not said or event.name == ERROR or event.name in _LAST
+    def matters(self, name: bytes, data: bytes) -> bool:
+        if not name:  # not every server names its events
+            return _LAST_TYPE.search(data) is not None
+        return ERROR in name or any(last in name for last in _LAST)
 
     def chunk(self, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None

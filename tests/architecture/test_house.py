@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_400,
+    "lines": 61_600,
     "files": 214,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
@@ -22,7 +22,8 @@ REACHED = {
 Responses and Messages, the simulator of all three endpoints, the dashboard, processes that plan and compactions that
 clients ask for have added 11,600 lines since the house stood at 53,540 lines in 180 files; what only repeated a name
 has gone since. A long body that begins as an earlier one did is parsed from there on, which takes 90 lines and saves
-half of what reading it took.
+half of what reading it took. Requests that go up on aiohttp's connections without its session, and pieces of an answer that go on in the
+callback that they come in, took 130 lines for a third of what a streamed piece had cost.
 """
 
 

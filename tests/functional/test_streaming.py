@@ -12,7 +12,7 @@ import pytest
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
-from tests.functional.scripted import one_by_one
+from tests.functional.scripted import events, one_by_one, scripted
 from tests.misbehaving import ALL_FAULTS
 
 CHUNKS = 5
@@ -89,6 +89,30 @@ def without_time(stream: bytes) -> bytes:
     """A stream in which the second of its making does not show."""
     start = stream.find(b'"created":') + len(b'"created":')
     return stream.replace(stream[start : start + 10], b"0000000000")
+
+
+@pytest.mark.requirement("P5", "R.4")
+async def test_a_client_that_reads_in_fits_and_starts_gets_every_byte_in_order() -> None:
+    def said(number: int) -> dict[str, Any]:
+        return {**json.loads(chunk(1)[6:]), "id": f"c{number}", "padding": "x" * 100_000}
+
+    reply = events(*map(said, range(200)), json.loads(chunk(CHUNKS - 1)[6:]))
+    got, pauses = b"", 0
+    async with scripted(lambda _: reply) as behind, weir(behind.base_url) as target:
+        body = {"model": "sim", "messages": opening(), "max_tokens": 512, "stream": True}
+        async with (
+            httpx.AsyncClient(timeout=30) as http,
+            http.stream(
+                "POST", f"{target.base_url}/chat/completions", json=body, headers={"authorization": "Bearer sk-test"}
+            ) as response,
+        ):
+            async for part in response.aiter_raw():
+                got += part
+                if len(got) > 4_000_000 * (pauses + 1):
+                    pauses += 1
+                    await asyncio.sleep(0.2)
+    assert got == b"".join(reply.chunks)
+    assert pauses == 5
 
 
 async def read_all(target: RunningWeir, fault: str) -> None:

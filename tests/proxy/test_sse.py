@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.stub import events
 from proxy.tap import StreamTap, read_completion
+from proxy.wire.codecs import codec_of
 from proxy.wire.raw import Decoder, ServerSentEvent
 
 STREAM = (
@@ -39,6 +41,23 @@ def test_the_events_are_those_of_the_standard() -> None:
     assert events[1].data == b"one\ntwo"
     assert json.loads(events[2].data)["choices"][0]["delta"]["content"] == "caf\u00e9 \u2028 \U0001f600"
     assert events[-1].data == b"[DONE]"
+
+
+@pytest.mark.requirement("R.36", "R.38")
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("last", [b"", b'event: error\ndata: {"error":{"message":"late"}}\n\n'])
+def test_the_tap_sees_the_same_in_whole_events_as_in_single_bytes(path: str, end: bytes, last: bytes) -> None:
+    chunks = [chunk.replace(b"\n", end) for chunk in (*events(path), last)]
+    whole, cut = StreamTap(codec=codec_of(path)), StreamTap(codec=codec_of(path))
+    for chunk in chunks:
+        whole.feed(chunk)
+    for byte in b"".join(chunks):
+        cut.feed(bytes([byte]))
+    assert whole.seen == cut.seen
+    assert whole.complete
+    assert whole.seen.finish_reasons
+    assert (whole.seen.error is None) is not bool(last)
 
 
 @pytest.mark.requirement("R.39")
