@@ -110,6 +110,20 @@ def plan(
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
 
 
+def passed(
+    transcript: Transcript, *, known: ConversationState, limits: Limits, trend: Trend, at: float
+) -> Decision | None:
+    """The same at once of a request that nothing was ever done to and nothing is; None where :func:`plan` has to look.
+
+    What its client asks for beside it is not looked at.
+    """
+    settings = limits.settings
+    if known.triggered or known.resumed is not None or settings.memory.is_declared or _is_wanted(settings, known):
+        return None
+    grown = measure(transcript, limits=limits, trend=trend, at=at)
+    return _passed(transcript, grown, limits=limits) if _is_quiet(transcript, grown, limits=limits) else None
+
+
 def _manage(
     work: PlanWork, bounds: Bounds, grown: Growth, *, limits: Limits, edits: ClientEdits | None
 ) -> Flow[Bounds]:
@@ -198,7 +212,7 @@ def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
         applied={},
         reading=seen.reading,
         trend=seen.trend,
-        events=(*seen.events, *_candidates(seen, transcript, None)),
+        events=(*seen.events, *_candidates(seen, transcript, None)) if seen.events else (),
     )
 
 
@@ -256,7 +270,8 @@ def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
         cap = ingest_cap_for(settings, limits.budget)
         if any(m.is_result and m.tokens > cap for m in transcript.messages) or settings.ingest.is_particular:
             return False
-    return all(grown.charged.get(name, 0) <= most for name, most in (*limits.scoped, *limits.refused))
+    capped = (*limits.scoped, *limits.refused)
+    return not capped or all(grown.charged.get(name, 0) <= most for name, most in capped)
 
 
 def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:
