@@ -171,9 +171,8 @@ class Summed(Transcript):
 
     by_role: Mapping[str, int] = field(default_factory=dict)
 
-    @cached_property
-    def tokens(self) -> int:
-        return sum(self.by_role.values()) + self.tools + self.priming
+    def __post_init__(self) -> None:
+        self.__dict__["tokens"] = sum(self.by_role.values()) + self.tools + self.priming
 
 
 def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:

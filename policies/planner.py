@@ -24,16 +24,7 @@ from policies.limits import (
 )
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import InvalidConversation, Transcript
-from policies.pressure import (
-    UNKNOWN,
-    Event,
-    Growth,
-    PressureReport,
-    Trend,
-    conclude,
-    is_urgent,
-    measure,
-)
+from policies.pressure import UNKNOWN, Event, Growth, PressureReport, Trend, conclude, is_urgent, measure
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import stand_in

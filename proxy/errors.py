@@ -128,15 +128,7 @@ class ContextLengthExceeded(ProxyError):
 
     @classmethod
     def in_bucket(
-        cls,
-        bucket: str,
-        *,
-        used: int,
-        cap: int,
-        window: int,
-        reserve: int,
-        buckets: Mapping[str, int],
-        protected: int,
+        cls, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
     ) -> "ContextLengthExceeded":
         facts = {"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected}
         what = IN_WORDS.get(bucket, bucket)

@@ -180,11 +180,7 @@ def new_thread(tenant: str, conversation: str | None, name: str | None) -> Match
     unique = secrets.token_hex(10)
     conversation = conversation or f"conv-{unique}"
     branch = Branch(
-        tenant=tenant,
-        conversation=conversation,
-        name=name or conversation,
-        branch=f"br-{unique}",
-        version=0,
+        tenant=tenant, conversation=conversation, name=name or conversation, branch=f"br-{unique}", version=0
     )
     return Match(Thread(branch, ConversationState()), 0)
 

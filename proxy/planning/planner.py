@@ -297,15 +297,13 @@ class Planner:
             thread.has_notes = True
 
     def _passed(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-        thread, observed = recognized.thread, asked.settings.observes
+        thread, limits = recognized.thread, recognized.policy_limits
         if thread.known.triggered or asked.edits is not None or asked.unbinds:
             return None
-        limits, known, at = recognized.policy_limits, thread.ledger(observed=observed), self.clock()
+        known, at = thread.ledger(observed=asked.settings.observes), self.clock()
         decision = passed(recognized.transcript, known=known, limits=limits, trend=recognized.trend, at=at)
-        if decision is None:
-            return None
-        thread.trend = decision.trend
-        return _Decided(decision)
+        thread.trend = thread.trend if decision is None else decision.trend
+        return None if decision is None else _Decided(decision)
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
         branch, transcript, budget = recognized.thread.branch, recognized.transcript, recognized.limits.budget

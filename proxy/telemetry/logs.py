@@ -248,11 +248,7 @@ class _Formatter(logging.Formatter):
         return f"{_time(record)} {record.levelname:<7} {record.name} {text}"
 
     def _as_json(self, record: logging.LogRecord) -> str:
-        body: dict[str, object] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-        }
+        body: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
         if isinstance(record, _LineRecord):
             body["message"] = "ctx" if isinstance(record.line, ExchangeLine) else "alert"
             own = {k: self._clean(v) if isinstance(v, str) else v for k, v in record.line.record().items()}
