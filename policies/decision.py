@@ -86,7 +86,7 @@ class Decision(NamedTuple):
         batch, ``emergency_compaction`` if that was a summary from red on or one of the last rungs,
         ``cross_window_save`` if the conversation went on in a new window. ``base`` is the denominator of the pressure.
         """
-        kept = [report for report in self.trail if report.kept]
+        kept = [report for report in self.trail if report.kept] if self.trail else ()
         if any(report.layer == "rollover" for report in kept):
             return "cross_window_save"
         if self.is_new:

@@ -81,13 +81,13 @@ class TokenBudget:
         return math.ceil(round(tokens * self.ratio, 6))
 
     def estimate_each(self, buckets: Mapping[str, int]) -> dict[str, int]:
-        result: dict[str, int] = {}
+        result = dict.fromkeys(buckets, 0)
         before = reported = 0
         for name, tokens in buckets.items():
-            before += tokens
-            upto = self.estimate(before) if tokens else reported
-            result[name] = upto - reported
-            reported = upto
+            if tokens:
+                before += tokens
+                upto = self.estimate(before)
+                result[name], reported = upto - reported, upto
         return result
 
     def room_for(self, tokens: float) -> int:
@@ -171,9 +171,8 @@ class Summed(Transcript):
 
     by_role: Mapping[str, int] = field(default_factory=dict)
 
-    @cached_property
-    def tokens(self) -> int:
-        return sum(self.by_role.values()) + self.tools + self.priming
+    def __post_init__(self) -> None:
+        self.__dict__["tokens"] = sum(self.by_role.values()) + self.tools + self.priming
 
 
 def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:

@@ -24,16 +24,7 @@ from policies.limits import (
 )
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import InvalidConversation, Transcript
-from policies.pressure import (
-    UNKNOWN,
-    Event,
-    Growth,
-    PressureReport,
-    Trend,
-    conclude,
-    is_urgent,
-    measure,
-)
+from policies.pressure import UNKNOWN, Event, Growth, PressureReport, Trend, conclude, is_urgent, measure
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import stand_in
@@ -108,6 +99,20 @@ def plan(
     if transcript.binds:
         yield from _unbind(work, bounds, all_of_it=unbinds)
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
+
+
+def passed(
+    transcript: Transcript, *, known: ConversationState, limits: Limits, trend: Trend, at: float
+) -> Decision | None:
+    """The same at once of a request that nothing was ever done to and nothing is; None where :func:`plan` has to look.
+
+    What its client asks for beside it is not looked at.
+    """
+    settings = limits.settings
+    if known.triggered or known.resumed is not None or settings.memory.is_declared or _is_wanted(settings, known):
+        return None
+    grown = measure(transcript, limits=limits, trend=trend, at=at)
+    return _passed(transcript, grown, limits=limits) if _is_quiet(transcript, grown, limits=limits) else None
 
 
 def _manage(
@@ -198,7 +203,7 @@ def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
         applied={},
         reading=seen.reading,
         trend=seen.trend,
-        events=(*seen.events, *_candidates(seen, transcript, None)),
+        events=(*seen.events, *_candidates(seen, transcript, None)) if seen.events else (),
     )
 
 
@@ -256,7 +261,8 @@ def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
         cap = ingest_cap_for(settings, limits.budget)
         if any(m.is_result and m.tokens > cap for m in transcript.messages) or settings.ingest.is_particular:
             return False
-    return all(grown.charged.get(name, 0) <= most for name, most in (*limits.scoped, *limits.refused))
+    capped = (*limits.scoped, *limits.refused)
+    return not capped or all(grown.charged.get(name, 0) <= most for name, most in capped)
 
 
 def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:

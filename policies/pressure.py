@@ -229,18 +229,18 @@ def read_pressure(
 
 
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
-    ratio = limits.budget.ratio
+    ratio, used = limits.budget.ratio, bounded(tokens)
     zone, rot_guard = lift(trend.zone, tokens, limits.settings.rot_soft_tokens)
-    speed, delta = trend.velocity, trend.deltas[-1] if trend.deltas else None
+    speed, delta = _mean(trend.deltas), trend.deltas[-1] if trend.deltas else None
     if ratio != 1.0 and speed is not None and delta is not None:
         speed, delta = speed * ratio, round(delta * ratio)
     return PressureReading(
         current_tokens=tokens,
         max_tokens=limits.base,
-        utilization_pct=round(100 * bounded(tokens) / max(1, bounded(limits.base)), 1),
+        utilization_pct=round(100 * used / max(1, bounded(limits.base)), 1),
         zone=zone,
         velocity_tokens_per_turn=_one_decimal(speed),
-        turns_until_red=_one_decimal(turns_remaining(tokens, limits.red, speed)),
+        turns_until_red=_one_decimal(turns_remaining(used, limits.red, speed)),
         source=limits.source,
         last_delta=delta,
         velocity_class=velocity_class(speed),
@@ -384,18 +384,15 @@ def raw_buckets(transcript: Transcript) -> dict[str, int]:
     result["tools"] = transcript.tools
     result["history"] = transcript.priming
     for role, tokens in by_role.items():
-        result[_bucket_of(role)] += tokens
+        result[_BUCKETS.get(role, "history")] += tokens
     for index in transcript.memory:
         message = transcript.messages[index]
-        result[_bucket_of(message.role)] -= message.tokens
+        result[_BUCKETS.get(message.role, "history")] -= message.tokens
         result["memory"] += message.tokens
     return result
 
 
-def _bucket_of(role: str) -> str:
-    if role in HEAD_ROLES:
-        return "system"
-    return "tool_outputs" if role in RESULT_ROLES else "history"
+_BUCKETS: Mapping[str, str] = {**dict.fromkeys(HEAD_ROLES, "system"), **dict.fromkeys(RESULT_ROLES, "tool_outputs")}
 
 
 def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float | None) -> Growth:
@@ -526,7 +523,7 @@ def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
 
 
 def bounded(tokens: int) -> int:
-    return min(max(tokens, 0), MAX_TOKENS)
+    return tokens if 0 <= tokens <= MAX_TOKENS else min(max(tokens, 0), MAX_TOKENS)
 
 
 def _mean(deltas: Sequence[int]) -> float | None:

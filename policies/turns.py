@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple
 
-from policies.messages import HASH_SIZE, PIN_SIZE, Message, ToolCall, Transcript, same_call
+from policies.messages import HASH_SIZE, PIN_SIZE, RESULT_ROLES, Message, ToolCall, Transcript, same_call
 
 MAX_KEPT_LEN = 512
 MAX_READ = 64
@@ -183,7 +183,7 @@ def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, 
         message = messages[index]
         if message.call_ids:
             names |= {call.id: call.name for call in transcript.read(index).calls}
-        elif message.is_result and (name := names.get(message.answers or "")) is not None:
+        elif message.role in RESULT_ROLES and (name := names.get(message.answers or "")) is not None:
             number, tokens, largest = found.get(name, (0, 0, 0))
             found[name] = (number + 1, tokens + message.tokens, max(largest, message.tokens))
     return found

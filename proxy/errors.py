@@ -128,15 +128,7 @@ class ContextLengthExceeded(ProxyError):
 
     @classmethod
     def in_bucket(
-        cls,
-        bucket: str,
-        *,
-        used: int,
-        cap: int,
-        window: int,
-        reserve: int,
-        buckets: Mapping[str, int],
-        protected: int,
+        cls, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
     ) -> "ContextLengthExceeded":
         facts = {"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected}
         what = IN_WORDS.get(bucket, bucket)
@@ -283,9 +275,10 @@ def redact(text: str, *, limit: int = MAX_TEXT_LEN) -> str:
     """``text`` cut to ``limit`` characters, with what looks like a credential replaced by ``[redacted]``."""
     text = text[:limit]
     lowered = text.lower()
-    if not any(hint in lowered for hint in _HINTS):
-        return text
-    return _SECRETS.sub(lambda found: (found["kept"] or "") + REDACTED, text)
+    for hint in _HINTS:
+        if hint in lowered:
+            return _SECRETS.sub(lambda found: (found["kept"] or "") + REDACTED, text)
+    return text
 
 
 def redact_shapes(text: str) -> str:

@@ -39,8 +39,7 @@ LATE = 60.0
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(NamedTuple):
     """What one request says.
 
     ``utilization`` is forwarded tokens over the base, ``spike`` how many times the baseline a growth is that is one,

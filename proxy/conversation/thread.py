@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import NamedTuple
 
 from policies.ledger import ConversationState, Cut, Edit
 from policies.messages import HASH_SIZE, Transcript
@@ -17,8 +18,7 @@ REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newe
 Door = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """What the last request that an upstream accepted began with.
 
     Attributes:
@@ -180,11 +180,7 @@ def new_thread(tenant: str, conversation: str | None, name: str | None) -> Match
     unique = secrets.token_hex(10)
     conversation = conversation or f"conv-{unique}"
     branch = Branch(
-        tenant=tenant,
-        conversation=conversation,
-        name=name or conversation,
-        branch=f"br-{unique}",
-        version=0,
+        tenant=tenant, conversation=conversation, name=name or conversation, branch=f"br-{unique}", version=0
     )
     return Match(Thread(branch, ConversationState()), 0)
 

@@ -269,11 +269,11 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> ExchangeRecord:
     at, plan, tokens, attempts = runtime.planner.clock(), progress.plan, progress.tokens(), progress.attempts
+    settings = progress.policy
     ending, reported = progress.ending(), progress.reported()
     billed = progress.billed()
-    events, cache = _events(runtime, progress, ending), _cache_use(progress, billed, at=at)
-    checkup = _check_up(runtime, progress, tokens, at=at)
-    failed = "" if progress.label == "ok" else progress.label
+    events, cache = _events(runtime, progress, ending), _cache_use(progress, billed, ttl=settings.cache_ttl, at=at)
+    checkup, label = _check_up(runtime, progress, tokens, at=at), progress.label
     return ExchangeRecord(
         id=progress.id,
         at=at,
@@ -281,14 +281,14 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         overhead_ms=progress.overhead_ms,
         status=progress.status,
         error=progress.error,
-        label=progress.label,
+        label=label,
         headers=progress.headers,
         route=f"/v1{progress.route.path}",
         request=progress.chat,
         caller=progress.caller,
         model=progress.model,
         policy=progress.settings,
-        settings=progress.policy,
+        settings=settings,
         observed=progress.observed,
         asked=progress.asked,
         plan=plan,
@@ -305,7 +305,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         ending=ending,
         reported=reported,
         billed=billed,
-        call=None if attempts is None else attempts.end_call(reported, progress.seen, failed),
+        call=None if attempts is None else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
         cache=cache,
         events=events,
         checkup=checkup,
@@ -339,7 +339,7 @@ def _check_up(runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage |
         return None
 
 
-def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, at: float) -> CacheUse | None:
+def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, ttl: float, at: float) -> CacheUse | None:
     plan, attempts = progress.plan, progress.attempts
     if plan.recognized is None or progress.chat is None or attempts is None or attempts.span is None:
         return None
@@ -348,7 +348,7 @@ def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, at: 
         plan.recognized,
         progress.chat,
         billed,
-        ttl=progress.policy.cache_ttl,
+        ttl=ttl,
         at=at,
         carried_out=not progress.observed,
         ok=progress.status is not None and progress.status < 400,

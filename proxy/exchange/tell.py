@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from policies.decision import Decision
@@ -14,7 +14,7 @@ from proxy.custom.functions import TurnEnd
 from proxy.effects.evictions import condensed_in, layers_in
 from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
-from proxy.monitor.caching import cost_of, prices_of
+from proxy.monitor.caching import CacheUse, cost_of, prices_of
 from proxy.monitor.health import Notice
 from proxy.planning.values import Recognized
 from proxy.runtime import Runtime
@@ -23,7 +23,7 @@ from proxy.store.records import ExchangeRow, RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import ExchangeLine, Metrics, log_exchange
 from proxy.telemetry import metrics as i
-from proxy.telemetry.metrics import Count
+from proxy.telemetry.metrics import Count, Named
 from proxy.wire.client import name_from
 
 log = logging.getLogger("weir.settlement")
@@ -38,8 +38,9 @@ def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
     begun, metrics = time.perf_counter(), runtime.telemetry.metrics
     record = record_of(runtime, progress, ended=begun)
     _tell_alerts(runtime, record)
-    for event in record.events:
-        log.debug("%s: %s", event.kind, event.facts)
+    if record.events and log.isEnabledFor(logging.DEBUG):
+        for event in record.events:
+            log.debug("%s: %s", event.kind, event.facts)
     end_trace(record)
     count(metrics, record)
     write_line(runtime.logger, record)
@@ -64,9 +65,7 @@ def record_relayed(
     if usage is not None:
         prices = prices_of(model, runtime.registry.facts(model, settings=ContextSettings())) if model else None
         cost = None if prices is None else cost_of(prices, usage)
-        metrics.tell(key_tokens(caller, forwarded=used.prompt or 0, saved=0, used=used))
-    if cost is not None:
-        metrics.tell(key_cost(caller, cost, unmanaged=cost))
+        metrics.told(_of_key, *_shown(caller), values=_key_took(used.prompt or 0, 0, used, CacheUse(cost=cost)))
     runtime.settler.put(
         RelayedRow(
             id=request,
@@ -156,68 +155,85 @@ def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
 
 
 def count(metrics: Metrics, record: ExchangeRecord) -> None:
-    label, tokens, attempt = record.label, record.tokens, record.attempt
-    status = "" if record.status is None else str(record.status)
-    counts: list[Count] = [] if record.call is None else metrics.counts_of(record.call)
-    counts += (
-        (i.REQUESTS, 1, (label, record.settings.name)),
-        (i.SERVER_DURATION, record.duration, ("POST", record.route, status, "" if label == "ok" else label, i.SCHEME)),
-        (i.OVERHEAD, record.overhead_ms / 1000, ("true" if record.spent.seconds > 0 else "",)),
+    tokens, status = record.tokens, "" if record.status is None else str(record.status)
+    is_sent, used = record.attempt is not None, record.billed or NO_USAGE
+    cache, caller = record.cache if is_sent else None, record.caller if is_sent else None
+    zone = "" if tokens is None else tokens.pressure.zone
+    changed, cold = ("", "") if cache is None else (cache.changed, "true" if cache.is_cold else "false")
+    before = after = saved = prompt = read = written = None
+    if caller is not None and tokens is not None:
+        before, after, saved = tokens.before, tokens.after, max(0, tokens.before - tokens.after)
+    if caller is not None and used.cached is not None and used.prompt:
+        prompt, read, written = used.prompt, used.cached, used.written or 0
+    if record.call is not None:
+        metrics.called(record.call)
+    metrics.told(
+        _of_request,
+        *(record.label, record.settings.name, record.route, status),
+        *("true" if record.spent.seconds > 0 else "", zone, changed, cold, *_shown(caller)),
+        values=(
+            *(1, record.duration, record.overhead_ms / 1000, None if tokens is None else tokens.pressure.level),
+            *(before, after, saved, prompt, read, written, None if cache is None else 1),
+            *_key_took(after, saved, used, None if caller is None else cache),
+        ),
+        trace=record.trace.trace_id if record.trace.recorded else None,
     )
+    metrics.tell(_unusual(record))
+
+
+def _of_request(
+    label: str, policy: str, route: str, status: str, waited: str, zone: str, changed: str, cold: str, *key: str
+) -> tuple[Named, ...]:
+    return (
+        (i.REQUESTS, (label, policy)),
+        (i.SERVER_DURATION, ("POST", route, status, "" if label == "ok" else label, i.SCHEME)),
+        *((i.OVERHEAD, (waited,)), (i.PRESSURE, (zone,))),
+        *((i.TOKENS_SEEN, (kind,)) for kind in ("before", "after", "saved")),
+        *((i.CACHE_TOKENS, (kind,)) for kind in ("prompt", "read", "written")),
+        (i.CACHE_REQUESTS, (changed, cold)),
+        *_of_key(*key),
+    )
+
+
+def _shown(caller: Caller | None) -> tuple[str, str]:
+    return ("", "") if caller is None else (caller.tenant[:TENANT_SHOWN], caller.name or "")
+
+
+def _of_key(tenant: str, key: str) -> tuple[Named, ...]:
+    kinds = [(i.KEY_TOKENS, kind) for kind in ("forwarded", "saved", "cached", "answered")]
+    kinds += [(i.COST, kind) for kind in ("forwarded", "unmanaged")]
+    return tuple((each, (kind, tenant, key)) for each, kind in kinds)
+
+
+def _key_took(
+    forwarded: int | None, saved: int | None, used: ReportedUsage, cache: CacheUse | None
+) -> tuple[float | None, ...]:
+    cached, answered = (None, None) if forwarded is None else (used.cached, used.completion)
+    if cache is None or cache.cost is None:
+        return forwarded, saved, cached, answered, None, None
+    return forwarded, saved, cached, answered, cache.cost, cache.cost + (cache.cost_saved or 0.0)
+
+
+def _unusual(record: ExchangeRecord) -> Iterator[Count]:
     if record.overflows:
-        counts.append((i.OVERFLOWS, record.overflows, ()))
+        yield i.OVERFLOWS, record.overflows, ()
     if record.retries:
-        counts.append((i.RETRIES, record.retries, ("overflow",)))
-    counts += [(i.EVENTS, 1, (event.kind,)) for event in record.events]
-    counts += [(i.EVENTS, 1, ("recall",))] * len(record.recalls)
-    counts += [(i.DEGRADED, 1, (reason,)) for reason in record.degraded]
-    counts += [(i.COMPRESSION, ratio, ()) for ratio in record.ratios]
-    if tokens is not None:
-        counts.append((i.PRESSURE, tokens.pressure.level, (tokens.pressure.zone,)))
-    if record.carried_out is not None:
-        counts += _actions(record.carried_out, prepared=record.plan.prepared)
-    if attempt is not None and record.caller is not None:
-        counts += _tokens(record, record.caller)
-    if attempt is not None and record.cache is not None:
-        counts.append((i.CACHE_REQUESTS, 1, (record.cache.changed, "true" if record.cache.is_cold else "false")))
-    metrics.tell(counts, trace=record.trace.trace_id if record.trace.recorded else None)
-
-
-def _actions(decision: Decision, *, prepared: bool) -> list[Count]:
-    counts: list[Count] = [
-        (i.ACTIONS, max(1, report.units), (report.layer,)) for report in decision.trail if report.kept
-    ]
-    if decision.cut is not None and decision.cut.origin == PREPARED:
-        counts.append((i.PREPARATIONS, 1, ("used",)))
-    elif decision.cut is not None and prepared:
-        counts.append((i.PREPARATIONS, 1, ("wasted",)))
-    return counts
-
-
-def _tokens(record: ExchangeRecord, caller: Caller) -> list[Count]:
-    tokens, cache, used, counts = record.tokens, record.cache, record.billed or NO_USAGE, list[Count]()
-    if tokens is not None:
-        saved = max(0, tokens.before - tokens.after)
-        seen = (("before", tokens.before), ("after", tokens.after), ("saved", saved))
-        counts += [(i.TOKENS_SEEN, number, (kind,)) for kind, number in seen]
-        counts += key_tokens(caller, forwarded=tokens.after, saved=saved, used=used)
-    if cache is not None and cache.cost is not None:
-        counts += key_cost(caller, cache.cost, unmanaged=cache.cost + (cache.cost_saved or 0.0))
-    if used.cached is not None and used.prompt:
-        given = (("prompt", used.prompt), ("read", used.cached), ("written", used.written or 0))
-        counts += [(i.CACHE_TOKENS, number, (kind,)) for kind, number in given]
-    return counts
-
-
-def key_tokens(caller: Caller, *, forwarded: int, saved: int, used: ReportedUsage) -> list[Count]:
-    tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
-    kinds = (("forwarded", forwarded), ("saved", saved), ("cached", used.cached), ("answered", used.completion))
-    return [(i.KEY_TOKENS, tokens, (kind, tenant, key)) for kind, tokens in kinds if tokens is not None]
-
-
-def key_cost(caller: Caller, forwarded: float, *, unmanaged: float) -> list[Count]:
-    tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
-    return [(i.COST, forwarded, ("forwarded", tenant, key)), (i.COST, unmanaged, ("unmanaged", tenant, key))]
+        yield i.RETRIES, record.retries, ("overflow",)
+    for event in record.events:
+        yield i.EVENTS, 1, (event.kind,)
+    for _ in record.recalls:
+        yield i.EVENTS, 1, ("recall",)
+    for reason in record.degraded:
+        yield i.DEGRADED, 1, (reason,)
+    for ratio in record.ratios:
+        yield i.COMPRESSION, ratio, ()
+    decision = record.carried_out
+    for report in decision.trail if decision is not None else ():
+        if report.kept:
+            yield i.ACTIONS, max(1, report.units), (report.layer,)
+    cut = None if decision is None else decision.cut
+    if cut is not None and (cut.origin == PREPARED or record.plan.prepared):
+        yield i.PREPARATIONS, 1, ("used" if cut.origin == PREPARED else "wasted",)
 
 
 def end_trace(record: ExchangeRecord) -> None:
@@ -330,7 +346,7 @@ def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
 
 def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
     decision, recognized = record.carried_out, record.plan.recognized
-    if decision is None or recognized is None:
+    if decision is None or recognized is None or not decision.trail:
         return None, None
     ratio = recognized.limits.budget.ratio
     scans = (report for report in decision.trail if report.scanned is not None)
@@ -341,24 +357,25 @@ def row_of(
     record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized, inspection: Inspection | None = None
 ) -> ExchangeRow:
     plan, settings, decision = record.plan, record.settings, record.plan.decision
-    thread, chain = recognized.thread, recognized.transcript.chain
+    thread, chain, branch = recognized.thread, recognized.transcript.chain, recognized.thread.branch
     ends = [(end, len(chain)) for end in thread.ends(recognized.transcript)]
-    usage, pressure = record.seen.usage, decision.pressure if decision is not None else tokens.pressure
+    ends += [(end, len(chain) + 1) for end in record.answers]
+    used, pressure = record.seen.usage or NO_USAGE, decision.pressure if decision is not None else tokens.pressure
     base = max(1, recognized.policy_limits.base)
     reading = decision.reading if decision is not None else None
     return ExchangeRow(
         id=record.id,
-        tenant=thread.branch.tenant,
-        conversation=thread.branch.conversation,
-        name=thread.branch.name,
-        branch=thread.branch.branch,
+        tenant=branch.tenant,
+        conversation=branch.conversation,
+        name=branch.name,
+        branch=branch.branch,
         parent=thread.parent,
         at=record.at,
         model=record.model,
         policy=settings.name,
         chain_end=chain[-1] if chain else b"",
         length=len(chain),
-        ends=(*ends, *((end, len(chain) + 1) for end in record.answers)),
+        ends=tuple(ends),
         status=record.status or 0,
         outcome=record.label,
         tokens_before=tokens.before,
@@ -367,9 +384,9 @@ def row_of(
         pressure=pressure.level,
         zone=pressure.zone,
         actions=record.decided if record.observed else record.actions,
-        usage_prompt=usage.prompt if usage else None,
-        usage_completion=usage.completion if usage else None,
-        usage_cached=usage.cached if usage else None,
+        usage_prompt=used.prompt,
+        usage_completion=used.completion,
+        usage_cached=used.cached,
         overhead_ms=record.overhead_ms,
         duration_ms=1000 * record.duration,
         attempts=1 + record.retries,

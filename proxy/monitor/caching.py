@@ -10,7 +10,7 @@ Weir has just changed, in the share of the request before, because the array as 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -149,7 +149,7 @@ def follow(
     if ok:
         thread.prefix = now
     elif before is not None and changed == "proxy":
-        thread.prefix = replace(before, is_stale=True)
+        thread.prefix = before._replace(is_stale=True)
     is_cold = _is_cold(plan, recognized, ttl=ttl, at=at)
     prices = prices_of(request.model, recognized.limits.facts)
     if usage is None or prices is None:
@@ -169,13 +169,13 @@ def follow(
 
 
 def _prefix(plan: Plan, recognized: Recognized, request: ClientRequest, usage: ReportedUsage | None) -> Prefix:
-    transcript = recognized.transcript
-    tools = [request.fields[name] for name in request.codec.counted if name in request.fields]
+    transcript, fields, names = recognized.transcript, request.fields, request.codec.counted
+    chain = transcript.chain
     return Prefix(
         head=b"".join([m.digest for m in transcript.messages[: transcript.head]]),
-        tools=b"".join([xxhash.xxh3_64_digest(raw) for raw in tools]),
-        end=transcript.chain[-1] if transcript.chain else NO_HASH,
-        length=len(transcript.chain),
+        tools=b"".join([xxhash.xxh3_64_digest(fields[name]) for name in names if name in fields]),
+        end=chain[-1] if chain else NO_HASH,
+        length=len(chain),
         pruned=plan.decision.pruned if plan.decision is not None else (),
         hit_ratio=hit_ratio(usage),
     )

@@ -45,6 +45,7 @@ from proxy.upstream.client import Client, StreamBroken, Target
 MAX_CONVERSATIONS = 20_000
 MAX_READ = 500
 ROOMY = "green"
+NO_RUN = Run()
 
 Key = tuple[str, str]
 
@@ -80,7 +81,7 @@ class HealthBook:
         rules, thread = settings.health, recognized.thread
         key = (thread.branch.tenant, thread.branch.conversation)
         known = self._known.get(key)
-        before = Run() if known is None else known.run
+        before, own = (NO_RUN, None) if known is None else (known.run, known.health)
         run = follow_calls(recognized.transcript, before, length=recognized.length, most=rules.loop)
         sample = sample_of(
             plan.decision,
@@ -92,7 +93,7 @@ class HealthBook:
             repeats=run.longest,
             at=at,
         )
-        checkup = check(self._health(key, thread), sample, rules)
+        checkup = check(_health_of(thread, own), sample, rules)
         self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
         self._known.move_to_end(key)
         if len(self._known) > self._most:
@@ -126,13 +127,13 @@ class HealthBook:
                 found[(name,)] = sum(values) / len(values)
         return found
 
-    def _health(self, key: Key, thread: Thread) -> Health | None:
-        known = self._known.get(key)
-        own = None if known is None else known.health
-        if thread.health is None:
-            return own
-        stored, thread.health = Health.from_json(thread.health), None
-        return stored if own is None or (stored is not None and stored.at > own.at) else own
+
+def _health_of(thread: Thread, own: Health | None) -> Health | None:
+    """What is known of a conversation's health here, or what its store has if that is newer, which is taken over."""
+    if thread.health is None:
+        return own
+    stored, thread.health = Health.from_json(thread.health), None
+    return stored if own is None or (stored is not None and stored.at > own.at) else own
 
 
 METRICS = tuple(name for name in Snapshot._fields if name not in {"at", "window_id"})
@@ -214,7 +215,9 @@ def _requests_left(decision: Decision | None, settings: ContextSettings, *, limi
     if decision is None:
         return None
     manages = not settings.observes and settings.when_full == "manage"
-    brought_back = sum(p.tokens for p in decision.pieces or () if p.kind is EditKind.RECALL)
+    brought_back = 0
+    if EditKind.RECALL in decision.applied:
+        brought_back = sum(p.tokens for p in decision.pieces or () if p.kind is EditKind.RECALL)
     if manages and decision.raw_after - brought_back <= limits.trigger:
         return None
     speed = None if decision.reading is None else decision.reading.velocity_tokens_per_turn

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from policies import Elsewhere, Pages, plan, standing, trim
+from policies import Elsewhere, Pages, passed, plan, standing, trim
 from policies.decision import Decision
 from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Save, StateSaved
 from policies.ledger import ConversationState, Edit, PlannedMessage
@@ -181,7 +181,7 @@ class Planner:
             return Plan(body=body, degraded=(*failed, "plan"))
         decided, refused, degraded = None, None, recognized.degraded
         try:
-            decided = await self._decide_or_refuse(asked, recognized)
+            decided = self._passed(asked, recognized) or await self._decide_or_refuse(asked, recognized)
         except ProxyError:
             raise
         except BudgetUnreachable as error:
@@ -295,6 +295,15 @@ class Planner:
             rows = await self.store.notes(thread.branch.tenant, thread.branch.conversation)
             thread.known = replace(thread.known, notes=tuple(row.note for row in rows))
             thread.has_notes = True
+
+    def _passed(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
+        thread, limits = recognized.thread, recognized.policy_limits
+        if thread.known.triggered or asked.edits is not None or asked.unbinds:
+            return None
+        known, at = thread.ledger(observed=asked.settings.observes), self.clock()
+        decision = passed(recognized.transcript, known=known, limits=limits, trend=recognized.trend, at=at)
+        thread.trend = thread.trend if decision is None else decision.trend
+        return None if decision is None else _Decided(decision)
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
         branch, transcript, budget = recognized.thread.branch, recognized.transcript, recognized.limits.budget
@@ -507,6 +516,8 @@ class Planner:
             return request.body, sent
         pieces = decision.pieces if decision is not None and not observes else None
         where = "off" if observes else asked.settings.cache_breakpoint
+        if pieces is None and not by_weir and where == "off":
+            return request.body, sent
         marker = {} if where == "off" else breakpoint_for(where, request.body)
         marked = partial(rewritten, request, head=transcript.head, marker=marker)
         if pieces is not None and decision is not None:

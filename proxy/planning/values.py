@@ -192,10 +192,7 @@ def change_of(
         nothing,
         edits=decision.edits,
         cut=cut,
-        originals=(
-            *(_original(asked, recognized, i) for i in decision.removed),
-            *_definitions(asked, decision),
-        ),
+        originals=(*(_original(asked, recognized, i) for i in decision.removed), *_definitions(asked, decision)),
         covered=tuple(messages[i].ref for i in decision.covered),
         checkpoint=None if state is None else stamped(state, now, version=nothing.expected + 1),
         reason=cut.origin if cut is not None and decision.window_id is not None else "compaction",

@@ -281,7 +281,7 @@ class Arrival:
     trend: Trend | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # a frozen one of forty fields takes three times as long to make
 class ExchangeRow:
     """One request through Weir, written after its answer.
 

@@ -154,7 +154,8 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"removed={self.removed}")
         if self.tokens_after != self.tokens_before:
             parts.append(f"sufficient={self.tokens_before}->{self.tokens_after}")
-        parts.extend(f"{name}={_word(value)}" for name in _TAIL if (value := getattr(self, name)) is not None)
+        told = [(name, value) for name in _TAIL if (value := getattr(self, name)) is not None]
+        parts += [f"{name}={value if value.__class__ is int else _word(value)}" for name, value in told]
         return " ".join(parts)
 
     def record(self) -> dict[str, object]:
@@ -247,11 +248,7 @@ class _Formatter(logging.Formatter):
         return f"{_time(record)} {record.levelname:<7} {record.name} {text}"
 
     def _as_json(self, record: logging.LogRecord) -> str:
-        body: dict[str, object] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-        }
+        body: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
         if isinstance(record, _LineRecord):
             body["message"] = "ctx" if isinstance(record.line, ExchangeLine) else "alert"
             own = {k: self._clean(v) if isinstance(v, str) else v for k, v in record.line.record().items()}
@@ -301,9 +298,7 @@ class QueuedLog(QueueHandler):
         self._formatter.hidden = tuple(sorted(known, key=len, reverse=True))
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """The record, told now unless it is a line, because its arguments could change before it is written."""
-        if isinstance(record, _LineRecord):
-            return record
+        """The record, told now, because its arguments could change before it is written."""
         kept = logging.makeLogRecord(record.__dict__)
         kept.msg, kept.args = self._formatter.said(record), None
         kept.exc_info = kept.exc_text = kept.stack_info = None
@@ -315,7 +310,10 @@ class QueuedLog(QueueHandler):
     def handle(self, record: logging.LogRecord) -> bool:
         if self.filters and not self.filter(record):
             return False
-        self.emit(record)
+        if isinstance(record, _LineRecord):
+            self.enqueue(record)
+        else:
+            self.emit(record)
         return True
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the library's signature

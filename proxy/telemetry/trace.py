@@ -126,14 +126,7 @@ class Span:
     # A plan
 
     def layer(
-        self,
-        name: str,
-        *,
-        before: int,
-        after: int,
-        units: int,
-        ref: str | None = None,
-        reason: str = "",
+        self, name: str, *, before: int, after: int, units: int, ref: str | None = None, reason: str = ""
     ) -> None:
         """A layer that ran: tokens before and after, units changed, and the ``reason`` why it did less than asked.
 
@@ -176,12 +169,7 @@ class Span:
         ``strategy`` the layers whose work was kept, ``evicted`` how many messages they took.
         """
         root = self.trace.root
-        decided: dict[str, Value] = {
-            names.BEFORE: before,
-            names.AFTER: after,
-            names.LIMIT: limit,
-            names.ACTION: action,
-        }
+        decided: dict[str, Value] = {names.BEFORE: before, names.AFTER: after, names.LIMIT: limit, names.ACTION: action}
         self.attributes |= decided
         root.attributes |= decided
         root.attributes |= {
@@ -345,13 +333,7 @@ class ExchangeTrace:
         return [s for s in self._children if s.parent is parent and started <= s.started and 0 < s.ended <= ended]
 
     def identify(
-        self,
-        *,
-        conversation: str | None,
-        tenant: str | None,
-        policy: str,
-        model: str,
-        derived: bool = False,
+        self, *, conversation: str | None, tenant: str | None, policy: str, model: str, derived: bool = False
     ) -> None:
         """Who this is, None where that is not known: on every span the conversation, on the root the rest.
 
@@ -420,13 +402,7 @@ class ExchangeTrace:
         return span
 
     def _call(
-        self,
-        model: str,
-        provider: str,
-        parent: Span,
-        server: str,
-        port: int | None,
-        operation: str = names.OPERATION,
+        self, model: str, provider: str, parent: Span, server: str, port: int | None, operation: str = names.OPERATION
     ) -> Span:
         model = clean(model)
         span = self.child(f"{operation} {model}".rstrip(), SpanKind.CLIENT, parent)

@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 
-from policies import plan
+from policies import passed, plan
 from proxy.planning import planner
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
@@ -27,7 +27,13 @@ async def test_what_cannot_fit_is_not_read_and_not_planned_again_when_it_is_sent
         planned.append(1)
         return plan(*given, **options)
 
+    def told_at_once(*given: Any, **options: Any) -> Any:
+        decided = passed(*given, **options)
+        planned.extend([1] * (decided is not None))
+        return decided
+
     monkeypatch.setattr(planner, "plan", counted)
+    monkeypatch.setattr(planner, "passed", told_at_once)
     fixed = {"role": "system", "content": prose(8_000, seed=-1)}
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,

@@ -32,7 +32,7 @@ def run(samples: Iterable[Sample], health: Health | None = None, rules: HealthRu
     found: list[Checkup] = []
     start = 0 if health is None else health.requests
     for number, each in enumerate(samples, start=start + 1):
-        moved = Sample(**{name: getattr(each, name) for name in Sample.__slots__ if name != "at"}, at=float(number))
+        moved = Sample(**{name: getattr(each, name) for name in Sample._fields if name != "at"}, at=float(number))
         found.append(check(health, moved, rules))
         health = found[-1].health
     return found

@@ -11,10 +11,11 @@ import policies
 from policies.draft import ConversationState
 from policies.effects import Done, Failed, Offload, Summarize, Summary
 from policies.ledger import EditKind
-from policies.limits import BudgetUnreachable, TokenBudget, divide
+from policies.limits import BudgetUnreachable, TokenBudget, divide, limits_for
 from policies.messages import Body, ToolCall, Transcript
-from policies.planner import Action, Decision, plan, trim
-from policies.settings import ContextSettings, Layer, Summaries
+from policies.planner import Action, Decision, passed, plan, trim
+from policies.pressure import UNKNOWN
+from policies.settings import Bucket, ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (
     OFFLOAD,
@@ -84,6 +85,32 @@ def test_nothing_happens_up_to_the_trigger_and_a_batch_one_token_later(tokens: i
     assert acted.action is Action.EDIT
     assert acted.is_new
     assert acted.pressure.status == "active"
+
+
+@pytest.mark.requirement("D2", "A2.12")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ContextSettings(),
+        ContextSettings(preempt=True),
+        ContextSettings(enforce="bucket", buckets={"tool_outputs": Bucket(cap=0.3)}),
+        ContextSettings(enforce="observe", buckets={"tool_outputs": Bucket(cap=0.3)}),
+    ],
+)
+def test_what_passes_at_once_is_what_the_whole_plan_says(settings: ContextSettings) -> None:
+    budget = divide(settings, window=32_768, ratio=1.1)
+    known, said, trend, at_once = ConversationState(), [system("s"), user("task")], UNKNOWN, 0
+    for n in range(60):
+        said += step(words(3_000 if n == 20 else 300), arguments=f'{{"n": {n}}}')
+        transcript, at = talk(*said), float(n)
+        limits = limits_for(settings, budget)
+        told = passed(transcript, known=known, limits=limits, trend=trend, at=at)
+        decision = decide(transcript, budget=budget, settings=settings, known=known, trend=trend, at=at)
+        assert told in (None, decision)
+        at_once += told is not None
+        known, trend = remember(known, decision, transcript), decision.trend
+    assert at_once > 10
+    assert known.triggered
 
 
 @pytest.mark.requirement("D21", "A0.96", "A0.51")

@@ -796,6 +796,28 @@ def test_series_above_the_cap_go_to_other_and_nothing_is_lost() -> None:
     assert max(len(label) for key in sums for label in key) <= 128
 
 
+def test_what_is_told_by_one_key_is_read_as_if_each_value_had_been_counted() -> None:
+    told, counted = Metrics(), Metrics()
+
+    def named(model: str) -> list[tuple[instruments.Instrument, tuple[str, ...]]]:
+        return [(instruments.PRESSURE, ("green",)), (instruments.OVERHEAD, ("",)), (instruments.DEGRADED, (model,))]
+
+    for number in range(500):
+        waited = None if number % 3 else -1.0 if number % 2 else number / 64  # sums of such values are exact
+        units, model = number if number % 5 else math.nan, f"m{number % 7}"
+        told.told(named, model, values=(number / 512, waited, units))
+        counted.record(instruments.PRESSURE, number / 512, "green")
+        if waited is not None:
+            counted.record(instruments.OVERHEAD, waited, "")
+        counted.add(instruments.DEGRADED, model, value=units)
+        if number % 100 == 99:
+            assert told.render() == counted.render()
+            assert told.read() == counted.read()
+    told.told(named, "m1", values=(0.9, 2.0, 1), trace="0af7")
+    [example] = dict(told.read())[instruments.OVERHEAD][("",)].exemplars.values()
+    assert example[:2] == ("0af7", 2.0)
+
+
 def test_counting_from_several_threads_loses_nothing() -> None:
     metrics = Metrics()
 
