@@ -72,6 +72,8 @@ class Item:
     segment: Segment
     factor: float
     cost: float
+    names: bool = False
+    """Whether all of it is one identifier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,7 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
             if low in alone:
                 alone[low].source = i
                 continue
-            alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, rate * len(word) + 2)
+            alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, rate * len(word) + 2, names=True)
     return [*sorted([*items, *said.values()], key=attrgetter("source", "place")), *alone.values()]
 
 
@@ -258,11 +260,12 @@ def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few:
         factor = of_pair if segment.record < 0 else worth
         if said and is_question(segment.text):
             factor *= QUESTION
-        cost = rate * len(segment.text) + LABEL
+        cost, names = rate * len(segment.text) + LABEL, False
         if segment.key:
             cost += rate * len(segment.key) / 2 - LABEL + 1
-            factor *= ALONE if is_alone(segment) else 1.0
-        yield Item(i, place, segment, factor, cost)
+            names = is_alone(segment)
+            factor *= ALONE if names else 1.0
+        yield Item(i, place, segment, factor, cost, names)
 
 
 def is_alone(segment: Segment) -> bool:
@@ -358,7 +361,7 @@ def _corrections(
 def _identifiers(
     sources: Sequence[Source], items: Sequence[Item], weights: Weights, chosen: frozenset[int]
 ) -> tuple[Identifier, ...]:
-    named = [n for n, item in enumerate(items) if item.source and (item.place == LAST or is_alone(item.segment))]
+    named = [n for n, item in enumerate(items) if item.source and item.names]
     best = heapq.nsmallest(
         MAX_IDENTIFIERS, named, key=lambda n: (-items[n].factor * weights.of(items[n].segment.terms[0]), n)
     )

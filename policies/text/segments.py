@@ -11,10 +11,11 @@ blanks, and of Hangul, whose words take their particles with them, every two nei
 """
 
 import json
+import math
 import re
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, pairwise
@@ -212,16 +213,18 @@ class TextReading:
         names, small = set[str](), set[str]()
         finds, solid = (_ASCII_WORD.findall, False) if text.isascii() else (WORD.findall, _IS_SOLID.search(text))
         marked = _MARKED.search(text) is not None
+        lower: Callable[[str], str] = str.lower if solid else _LOWERED.__getitem__
         for sentence in pieces(sentences(text)):
             words, lowered = finds(sentence), sentence.lower()
-            low = list(map(str.lower if solid else _LOWERED.__getitem__, words))
+            low = list(map(lower, words))
             if lowered[1:] == sentence[1:]:  # at most its beginning is a capital
                 small.update(low[lowered != sentence :])
             else:
                 small.update(low[: words[:1] == low[:1]])
-                for word, term in zip(words[1:], low[1:], strict=True):
-                    (small if word == term else names).add(term)
-            if marked:
+                inside, below = set(words[1:]), set(low[1:])
+                small |= inside & below
+                names.update(map(lower, inside - below))
+            if marked and _MARKED.search(sentence):
                 self._identify(words)
             found.append(Segment(sentence, _terms(low) if solid else tuple(dict.fromkeys(low))))
         self.names, self.small = frozenset(names), frozenset(small)
@@ -294,10 +297,16 @@ def structured(document: object, record: int = 0) -> Iterator[Segment]:
         elif value is not None and value != "":
             pairs += 1
             named = (key if key.isprintable() else " ".join(key.split())) or " "  # in one line: each is somebody's
-            text = value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value)
+            text = value if isinstance(value, str) else _written(value)
             is_line = len(text) <= LONG and (text.isprintable() or text.splitlines() == [text])
             for line in (text,) if is_line else pieces(sentences(text)):
                 yield Segment(line, terms_of(line), named, record)
+
+
+def _written(value: object) -> str:
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
+        return repr(value)
+    return json.dumps(value)
 
 
 class Readings:

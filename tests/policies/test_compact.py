@@ -302,3 +302,17 @@ def test_a_summary_takes_what_the_limit_leaves_before_a_harder_try_leaves_a_quar
     assert [report.layer for report in decision.trail if report.kept] == ["compact"]
     summary = next(piece.text for piece in decision.pieces or () if piece.kind is None and piece.text)
     assert "4471" in summary
+
+
+def test_a_summary_is_given_all_that_its_frame_leaves_where_a_window_is_filled() -> None:
+    old = [each for n in range(300) for each in (user(f"W-{n}4471?"), assistant(f"W-{n}8213."))]
+    transcript = talk(system(words(1_240)), user("task"), *old, user("now"))
+    limits = bounds_for(
+        transcript,
+        settings=ContextSettings(),
+        budget=window(2_056, reserve=64, headroom=100),
+        known=ConversationState(),
+        counter=CHARS4,
+    )
+    done = play(compact(untouched(transcript), limits))
+    assert limits.low_water - 10 <= done.tokens <= limits.low_water
