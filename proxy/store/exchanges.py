@@ -53,27 +53,28 @@ ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
 DAY_COLUMNS = list(usage_days.c.keys())
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-KNOWN = sa.select(exchanges.c.id).where(
-    of(exchanges, "tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
-)
+SEVERAL = sa.and_(of(exchanges, "tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True)))
+KNOWN = sa.select(exchanges.c.id).where(SEVERAL)
 ONE = of(exchanges, "tenant", "id")
 SET_DETAIL = sa.update(exchanges).where(ONE).values(detail=sa.bindparam("told", type_=exchanges.c.detail.type))
-TOUCH = (
-    sa.update(conversations)
-    .where(of(conversations, "tenant", "id"))
-    .values(
-        updated=sa.case(
-            (conversations.c.updated > sa.bindparam("now"), conversations.c.updated), else_=sa.bindparam("now")
-        ),
-        requests=conversations.c.requests + sa.bindparam("more"),
-        parent=sa.func.coalesce(conversations.c.parent, sa.bindparam("part_of", type_=conversations.c.parent.type)),
-        closed=sa.case((conversations.c.closed < sa.bindparam("now"), None), else_=conversations.c.closed),
-        **{
-            name: sa.bindparam(f"new_{name}", type_=conversations.c[name].type)
-            for name in ("model", "tokens_before", "tokens_after", "limit", "zone", "actions")
-        },
-    )
-)
+
+
+def _touching(insert: Callable[[sa.Table], Any]) -> sa.Insert:
+    statement, old = insert(conversations), conversations.c
+    new = statement.excluded
+    changes: dict[str, Any] = {
+        "updated": sa.case((old.updated > new.updated, old.updated), else_=new.updated),
+        "requests": old.requests + new.requests,
+        "parent": sa.func.coalesce(old.parent, new.parent),
+        "closed": sa.case((old.closed < new.updated, None), else_=old.closed),
+        "health": sa.func.coalesce(new.health, old.health),
+    }
+    changes |= {name: new[name] for name in ("model", "tokens_before", "tokens_after", "limit", "zone", "actions")}
+    touched: sa.Insert = statement.on_conflict_do_update(index_elements=[old.tenant, old.id], set_=changes)
+    return touched
+
+
+TOUCH = Upsert(_touching)
 
 
 def arrive(tx: Transaction, arrival: Arrival) -> str:
@@ -100,13 +101,14 @@ def record(
     home = {r.id: homes.get((r.tenant, r.name), r.conversation) for r in rows}
     _touch_branches(tx, rows, home)
     touch_chains(tx, [(row, row.ends or ((row.chain_end, row.length),)) for row in rows])
-    _touch_conversations(tx, rows, home)
-    mark_asked_again(tx, rows)
     if shared:
         rows = follow_others(tx, rows, home)
+    _touch_conversations(tx, rows, home)
+    mark_asked_again(tx, rows)
     add_checkups(tx, rows, home)
     tx.many(ADD, [_values(row, home[row.id]) for row in rows])
-    tx.many(ADD_TO_DAYS, [{"of_tenant": row.tenant, "of_id": row.id, "day": DAY * (row.at // DAY)} for row in rows])
+    for tenant, ids in _by_tenant(rows):
+        tx.execute(ADD_TO_DAYS[tx.dialect], {"of_tenant": tenant, "ids": ids})
     inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
     append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
     return rows
@@ -212,10 +214,16 @@ def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
 def _new(tx: Transaction, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
     unique = {(row.tenant, row.id): row for row in rows}
     known: set[tuple[str, str]] = set()
-    for tenant in {row.tenant for row in rows}:
-        ids = [row.id for row in rows if row.tenant == tenant]
+    for tenant, ids in _by_tenant(unique.values()):
         known |= {(tenant, found) for found in tx.scalars(KNOWN, {"of_tenant": tenant, "ids": ids})}
     return [row for key, row in unique.items() if key not in known]
+
+
+def _by_tenant(rows: Iterable[ExchangeRow]) -> list[tuple[str, list[str]]]:
+    ids: dict[str, list[str]] = {}
+    for row in rows:
+        ids.setdefault(row.tenant, []).append(row.id)
+    return sorted(ids.items())
 
 
 def _is_audited(row: ExchangeRow) -> bool:
@@ -271,21 +279,10 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
     given = []
     for (tenant, conversation), its in sorted(of_each.items(), key=lambda each: each[0]):
         last, parents = its[-1], (row.parent_conversation for row in its if row.parent_conversation is not None)
-        given.append(
-            {
-                "of_tenant": tenant,
-                "of_id": conversation,
-                "now": last.at,
-                "more": len(its),
-                "part_of": next(parents, None),
-                "new_model": last.model,
-                "new_tokens_before": last.tokens_before,
-                "new_tokens_after": last.tokens_after,
-                "new_limit": last.limit,
-                "new_zone": last.zone,
-                "new_actions": last.actions,
-            }
-        )
+        states = [row.health.health for row in its if row.health is not None]
+        own = {"id": conversation, "created": last.at, "updated": last.at, "requests": len(its)}
+        own |= {"parent": next(parents, None), "health": states[-1].to_json() if states else None}
+        given.append(stored(conversations, last, **own))
     tx.many(TOUCH, given)
 
 
@@ -334,21 +331,20 @@ def _day_number(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
 
 def add_up_days(connection: sa.Connection) -> None:
     """Fill ``usage_days``, which has to be empty, from all requests that there are."""
-    day = _day_number(exchanges, connection.dialect.name)
     home = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
-    taken = _taken_in_days(DAY * day).join(conversations, home).group_by(day)
+    taken = _taken_in_days(connection.dialect.name).join(conversations, home)
     connection.execute(sa.insert(usage_days).from_select(DAY_COLUMNS, taken))
 
 
-def _taken_in_days(day: sa.ColumnElement[Any]) -> sa.Select[Any]:
-    x = exchanges.c
-    key = (x.tenant, x.conversation, x.model, x.policy)
-    return sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *_sums(exchanges)).group_by(*key)
+def _taken_in_days(dialect: str) -> sa.Select[Any]:
+    x, day = exchanges.c, DAY * _day_number(exchanges, dialect)
+    query = sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *_sums(exchanges))
+    return query.group_by(x.tenant, x.conversation, day, x.model, x.policy)
 
 
 def _adding_to_days(insert: Callable[[sa.Table], Any]) -> sa.Insert:
-    one = _taken_in_days(sa.bindparam("day", type_=sa.Double())).where(ONE)
-    statement = insert(usage_days).from_select(DAY_COLUMNS, one)
+    statement = insert(usage_days)
+    statement = statement.from_select(DAY_COLUMNS, _taken_in_days(statement.stringify_dialect).where(SEVERAL))
     new, old = statement.excluded, usage_days.c
     ends = {
         "first": sa.case((new.first < old.first, new.first), else_=old.first),

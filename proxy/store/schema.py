@@ -13,7 +13,8 @@ import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import attrgetter
 from types import MappingProxyType, NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -23,7 +24,7 @@ from policies.ledger import Cut, Edit
 from policies.quality.health import Snapshot
 from proxy.store import records
 from proxy.store.chain import AuditRow
-from proxy.store.packing import FRAME, Damaged, pack_text, pack_words, unpack_text, unpack_words
+from proxy.store.packing import FRAME, Damaged, exact_bytes, pack_text, pack_words, unpack_text, unpack_words
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
 R = TypeVar("R")
@@ -34,14 +35,27 @@ HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-class ExactText(sa.types.TypeDecorator[str]):
+class StoredText(sa.types.TypeDecorator[str]):
+    """A kind of column whose values are stored as :meth:`binding` makes them."""
+
+    cache_ok = True
+
+    def binding(self, dialect: sa.Dialect) -> Callable[[Any], Any] | None:
+        raise NotImplementedError
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        bind = None if value is None else self.binding(dialect)
+        return value if bind is None else bind(value)
+
+
+class ExactText(StoredText):
     """Text kept byte for byte, whatever code points it has."""
 
     impl = sa.LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
-        return None if value is None else value.encode("utf-8", "surrogatepass")
+    def binding(self, dialect: sa.Dialect) -> Callable[[Any], Any] | None:  # noqa: ARG002 - signature
+        return exact_bytes
 
     def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
         return None if value is None else value.decode("utf-8", "surrogatepass")
@@ -53,15 +67,15 @@ def plain_text(value: str) -> str:
     return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
-class PlainText(sa.types.TypeDecorator[str]):
+class PlainText(StoredText):
     impl = sa.Text
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
-        return None if value is None else plain_text(value)
+    def binding(self, dialect: sa.Dialect) -> Callable[[Any], Any] | None:  # noqa: ARG002 - signature
+        return plain_text
 
 
-class Id(sa.types.TypeDecorator[str]):
+class Id(StoredText):
     """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
 
     impl = sa.Text
@@ -71,8 +85,8 @@ class Id(sa.types.TypeDecorator[str]):
         super().__init__()
         self.prefix = prefix
 
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
-        return value if value is None or dialect.name != "sqlite" else _bytes_of(value, self.prefix)
+    def binding(self, dialect: sa.Dialect) -> Callable[[Any], Any] | None:
+        return partial(_bytes_of, self.prefix) if dialect.name == "sqlite" else None
 
     def process_result_value(self, value: object, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
         return self.shown(value)
@@ -82,7 +96,7 @@ class Id(sa.types.TypeDecorator[str]):
 
 
 @lru_cache(maxsize=4_096)  # one batch has the same few many times
-def _bytes_of(value: str, prefix: str) -> str | bytes:
+def _bytes_of(prefix: str, value: str) -> str | bytes:
     digits = value[len(prefix) :]
     return bytes.fromhex(digits) if digits and value.startswith(prefix) and HEX(digits) else value
 
@@ -90,8 +104,8 @@ def _bytes_of(value: str, prefix: str) -> str | bytes:
 class LongText(ExactText):
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
-        return None if value is None else pack_text(value)
+    def binding(self, dialect: sa.Dialect) -> Callable[[Any], Any] | None:  # noqa: ARG002 - signature
+        return pack_text
 
     def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> str | None:
         if value is None or not value.startswith(FRAME):
@@ -102,12 +116,12 @@ class LongText(ExactText):
             return value.decode(errors="replace")
 
 
-class Packed(sa.types.TypeDecorator[str]):
+class Packed(StoredText):
     impl = sa.LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
-        return None if value is None else pack_words(value)
+    def binding(self, dialect: sa.Dialect) -> Callable[[Any], Any] | None:  # noqa: ARG002 - signature
+        return pack_words
 
     def process_result_value(self, value: object, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
         if not isinstance(value, bytes):
@@ -575,12 +589,19 @@ OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.
 
 
 def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
-    return {key: getattr(record, key) for key, _ in _shared(table, record.__class__)} | more
+    keys, values = _taking(table, record.__class__)
+    return {**dict(zip(keys, values(record), strict=True)), **more}
 
 
 def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
     found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
     return kind(**{key: found[name] for key, name in _shared(table, kind) if key not in more}, **more)
+
+
+@lru_cache(maxsize=64)
+def _taking(table: sa.Table, kind: Any) -> tuple[tuple[str, ...], Callable[[object], Sequence[Any]]]:
+    keys = tuple(key for key, _ in _shared(table, kind))
+    return keys, attrgetter(*keys)
 
 
 @lru_cache(maxsize=64)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from functools import lru_cache, wraps
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
 from proxy.store.records import StoreError
-from proxy.store.schema import Upsert, of, originals
+from proxy.store.schema import StoredText, Upsert, of, originals
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,7 +26,7 @@ Damage = Callable[[str, str, str], None]
 """Told of a row that is not what was written: its kind, tenant and key."""
 Place = Sequence[str | int | float]
 """Where a page ended: what its last row has in the columns that the list is ordered by."""
-Statement = sa.Insert | sa.Update
+Statement = sa.Insert | sa.Update | sa.Delete
 Rows = sa.Select[*tuple[Any, ...]]
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 AT_ONCE = 500
@@ -92,20 +93,17 @@ class Transaction:
             return
         if not isinstance(statement, Statement):
             statement = statement[self.dialect]
-        dialect = self.connection.dialect
-        made = _compiled(statement, dialect, tuple(rows[0]))
-        if made is None:
-            self.execute(statement, list(rows))
-            return
-        given = [made.values(row, dialect) for row in rows]
+        made = _compiled(statement, self.connection.dialect, tuple(rows[0]))
+        given = [made.values(row) for row in rows]
         if not made.one:
             self.connection.exec_driver_sql(made.begin, given)
             return
+        driver: Any = self.connection.connection.driver_connection
         for size in _SIZES:  # sqlite3 lets go of the interpreter for each execution, and waits for it after each
             while len(given) >= size:
                 some, given = given[:size], given[size:]
                 text = made.begin + ", ".join([made.one] * size) + made.end
-                self.connection.exec_driver_sql(text, tuple(chain.from_iterable(some)))
+                driver.execute(text, tuple(chain.from_iterable(some)))
 
     def aside(self, work: Callable[[], T]) -> T:
         """What ``work`` returns, which takes long and asks no database: off the event loop, where this runs on it."""
@@ -119,42 +117,51 @@ class Transaction:
 class _Compiled(NamedTuple):
     """SQL text in a driver's style: what stands before one row's values, these, and what stands behind them.
 
-    All of it stands before them where one statement cannot take several rows. ``fixed`` are the values of parameters
-    that rows do not have, ``binds`` makes what is stored of those that are not stored as they are given.
+    All of it stands before them where one statement cannot take several rows. ``values`` are those of a row in their
+    order, as they are stored.
     """
 
     begin: str
     one: str
     end: str
-    order: tuple[str, ...]
-    fixed: Mapping[str, object]
-    binds: tuple[tuple[int, Callable[[Any, sa.Dialect], object]], ...]
+    values: Callable[[Mapping[str, object]], tuple[object, ...]]
 
-    def values(self, row: Mapping[str, object], dialect: sa.Dialect) -> tuple[object, ...]:
-        found = [row[name] if name in row else self.fixed[name] for name in self.order]
-        for at, bind in self.binds:
-            found[at] = bind(found[at], dialect)
+
+Bind = Callable[[Any], object]
+
+
+def _taking(
+    order: Sequence[str], fixed: Mapping[str, object], binds: Sequence[tuple[int, Bind]]
+) -> Callable[[Mapping[str, object]], tuple[object, ...]]:
+    take = itemgetter(*order)
+
+    def values(row: Mapping[str, object]) -> tuple[object, ...]:
+        found = list(take({**fixed, **row} if fixed else row))
+        for at, bind in binds:
+            if (given := found[at]) is not None:
+                found[at] = bind(given)
         return tuple(found)
+
+    return values
 
 
 @lru_cache(maxsize=64)
-def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) -> _Compiled | None:
+def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) -> _Compiled:
     compiled = statement.compile(dialect=dialect, column_keys=list(keys) if isinstance(statement, sa.Insert) else None)
-    if not compiled.positiontup:
-        return None
-    text, order, values = str(compiled), tuple(compiled.positiontup), None
+    text, order, values = str(compiled), compiled.positiontup or [], None
     kinds = {name: each.type for name, each in compiled.binds.items() if name in keys}
     binds = [
-        (at, kind.process_bind_param)
+        (at, bind)
         for at, name in enumerate(order)
-        if isinstance(kind := kinds.get(name), sa.types.TypeDecorator)
+        if isinstance(kind := kinds.get(name), StoredText) and (bind := kind.binding(dialect)) is not None
     ]
+    fixed = {name: compiled.params[name] for name in order if name not in keys}
+    taking = _taking(order, fixed, binds)
     if dialect.name == "sqlite":  # PostgreSQL takes no row twice in one INSERT
         values = _VALUES.search(text)
     if values is None or values.group().count("?") != len(order):
-        return _Compiled(text, "", "", order, compiled.params, tuple(binds))
-    begin, end = text[: values.start()], text[values.end() :]
-    return _Compiled(begin, values.group(), end, order, compiled.params, tuple(binds))
+        return _Compiled(text, "", "", taking)
+    return _Compiled(text[: values.start()], values.group(), text[values.end() :], taking)
 
 
 class Transactions:
