@@ -15,6 +15,7 @@ from proxy.store.records import AlertRow, Arrival, Change, ConversationRow, Exch
 from proxy.store.schema import (
     OF_CONVERSATION,
     alerts,
+    among,
     branches,
     chains,
     conversations,
@@ -35,16 +36,14 @@ MAX_ALERTS = 200
 NAMED = sa.select(conversations.c.id).where(of(conversations, "tenant", "name"))
 ADD_CONVERSATION = keep_first(conversations)
 TOUCH_CHAIN = keep_last(chains, replaced=("at",))
-HOMES = sa.select(conversations.c.name, conversations.c.id).where(
-    of(conversations, "tenant"), conversations.c.name.in_(sa.bindparam("names", expanding=True))
-)
+HOMES = sa.select(conversations.c.name, conversations.c.id).where(among(conversations.c.name))
 ADD_SNAPSHOT = keep_first(health_snapshots)
 ADD_ALERT = keep_first(alerts)
 THIS_CONVERSATION = of(conversations, "tenant", "id")
 STATE = sa.select(conversations.c.health).where(THIS_CONVERSATION)
 HOLD_STATES = (
     sa.select(conversations.c.id, conversations.c.health)
-    .where(of(conversations, "tenant"), conversations.c.id.in_(sa.bindparam("ids", expanding=True)))
+    .where(among(conversations.c.id))
     .order_by(conversations.c.id)
     .with_for_update(key_share=True)
 )
@@ -140,7 +139,7 @@ def _homes(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) ->
     homes: dict[tuple[str, str], str] = {}
     for tenant in {row[0] for row in rows}:
         names = sorted({row[2] for row in rows if row[0] == tenant})
-        homes |= {(tenant, name): home for name, home in tx.execute(HOMES, {"of_tenant": tenant, "names": names})}
+        homes |= {(tenant, name): home for name, home in tx.ask(HOMES, tenant, names)}
     return homes
 
 
@@ -168,8 +167,7 @@ def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[st
     known: dict[tuple[str, str], Health | None] = {}
     for tenant in sorted({row.tenant for row in rows}):
         ids = sorted({home[row.id] for row in rows if row.tenant == tenant})
-        states = tx.execute(HOLD_STATES, {"of_tenant": tenant, "ids": ids})
-        known |= {(tenant, its): Health.from_json(state or "") for its, state in states}
+        known |= {(tenant, its): Health.from_json(state or "") for its, state in tx.ask(HOLD_STATES, tenant, ids)}
     followed = list[ExchangeRow]()
     for row in rows:
         if row.health is not None and row.health.sample is not None and row.health.rules is not None:

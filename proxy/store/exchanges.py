@@ -25,6 +25,7 @@ from proxy.store.ledger import mark_asked_again
 from proxy.store.records import AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
     Upsert,
+    among,
     branches,
     conversations,
     exchanges,
@@ -53,8 +54,7 @@ ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
 DAY_COLUMNS = list(usage_days.c.keys())
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-SEVERAL = sa.and_(of(exchanges, "tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True)))
-KNOWN = sa.select(exchanges.c.id).where(SEVERAL)
+KNOWN = sa.select(exchanges.c.id).where(among(exchanges.c.id))
 ONE = of(exchanges, "tenant", "id")
 SET_DETAIL = sa.update(exchanges).where(ONE).values(detail=sa.bindparam("told", type_=exchanges.c.detail.type))
 
@@ -108,7 +108,7 @@ def record(
     add_checkups(tx, rows, home)
     tx.many(ADD, [_values(row, home[row.id]) for row in rows])
     for tenant, ids in _by_tenant(rows):
-        tx.execute(ADD_TO_DAYS[tx.dialect], {"of_tenant": tenant, "ids": ids})
+        tx.ask(ADD_TO_DAYS, tenant, ids)
     inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
     append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
     return rows
@@ -215,7 +215,7 @@ def _new(tx: Transaction, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
     unique = {(row.tenant, row.id): row for row in rows}
     known: set[tuple[str, str]] = set()
     for tenant, ids in _by_tenant(unique.values()):
-        known |= {(tenant, found) for found in tx.scalars(KNOWN, {"of_tenant": tenant, "ids": ids})}
+        known |= {(tenant, found) for (found,) in tx.ask(KNOWN, tenant, ids)}
     return [row for key, row in unique.items() if key not in known]
 
 
@@ -277,7 +277,7 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
     for row in rows:
         of_each.setdefault((row.tenant, home[row.id]), []).append(row)
     given = []
-    for (tenant, conversation), its in sorted(of_each.items(), key=lambda each: each[0]):
+    for (_, conversation), its in sorted(of_each.items(), key=lambda each: each[0]):
         last, parents = its[-1], (row.parent_conversation for row in its if row.parent_conversation is not None)
         states = [row.health.health for row in its if row.health is not None]
         own = {"id": conversation, "created": last.at, "updated": last.at, "requests": len(its)}
@@ -344,7 +344,8 @@ def _taken_in_days(dialect: str) -> sa.Select[Any]:
 
 def _adding_to_days(insert: Callable[[sa.Table], Any]) -> sa.Insert:
     statement = insert(usage_days)
-    statement = statement.from_select(DAY_COLUMNS, _taken_in_days(statement.stringify_dialect).where(SEVERAL))
+    new_ones = _taken_in_days(statement.stringify_dialect).where(among(exchanges.c.id))
+    statement = statement.from_select(DAY_COLUMNS, new_ones)
     new, old = statement.excluded, usage_days.c
     ends = {
         "first": sa.case((new.first < old.first, new.first), else_=old.first),

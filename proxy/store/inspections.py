@@ -11,12 +11,13 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from policies.ledger import ADDING, EditKind
-from proxy.store.archive import message_of, originals_with
+from proxy.store.archive import IS_WHOLE, message_of, originals_with
 from proxy.store.ledger import Batched, cuts_of, load_batches, load_cuts, newest_branch
 from proxy.store.packing import (
     OWN,
@@ -33,6 +34,7 @@ from proxy.store.packing import (
 )
 from proxy.store.records import ConversationRow, ExchangeRow, Original, RemovedRow
 from proxy.store.schema import (
+    among,
     conversations,
     cuts,
     evictions,
@@ -52,9 +54,7 @@ FEW = 8
 """So many arrays may stay beyond those that are kept, so many bundles be small, and so many messages new at once."""
 SMALL, LARGE = 32 << 10, 4 << 20
 BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
-INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
-    of(inspected, "tenant"), inspected.c.conversation.in_(sa.bindparam("ids", expanding=True))
-)
+INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(among(inspected.c.conversation))
 SET_INSPECTED = keep_last(inspected)
 MINE = of(inspected_parts, "tenant", "conversation")
 BUNDLES = (
@@ -64,41 +64,43 @@ BUNDLES = (
         inspected_parts.c.refs,
         sa.func.length(inspected_parts.c.body).label("size"),
     )
-    .where(of(inspected_parts, "tenant"), inspected_parts.c.conversation.in_(sa.bindparam("ids", expanding=True)))
+    .where(among(inspected_parts.c.conversation))
     .order_by(inspected_parts.c.number)
 )
 ADD_BUNDLE = sa.insert(inspected_parts)
 BODIES = sa.select(inspected_parts).where(MINE).order_by(inspected_parts.c.number)
 LOCK = sa.select(conversations.c.id).where(of(conversations, "tenant", "id")).with_for_update()
-ARCHIVED = sa.select(originals.c.ref).where(
-    of(originals, "tenant"),
-    originals.c.ref.in_(sa.bindparam("refs", expanding=True)),
-    sa.or_(originals.c.body.is_not(None), originals.c.frame.is_not(None)),
-)
+ARCHIVED = sa.select(originals.c.ref).where(among(originals.c.ref), IS_WHOLE)
+
+
+class Bundle(NamedTuple):
+    conversation: str
+    number: int
+    refs: str
+    size: int
 
 
 def kept_arrays(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[KeptArrays]]:
     found: dict[Home, list[KeptArrays]] = {key: [] for key in given}
-    for tenant, row in _rows(tx, INSPECTED, found):
+    for tenant, (conversation, body) in _of_homes(tx, INSPECTED, found):
         try:
-            found[tenant, row.conversation] = tx.aside(partial(unpack_arrays, row.body))
+            found[tenant, conversation] = tx.aside(partial(unpack_arrays, body))
         except BROKEN:
-            tx.damage("inspected", tenant, row.conversation)
+            tx.damage("inspected", tenant, conversation)
     return found
 
 
-def _bundles(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[sa.Row[Any]]]:
-    found: dict[Home, list[sa.Row[Any]]] = {key: [] for key in given}
-    for tenant, row in _rows(tx, BUNDLES, found):
-        found[tenant, row.conversation].append(row)
+def _bundles(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[Bundle]]:
+    found: dict[Home, list[Bundle]] = {key: [] for key in given}
+    for tenant, row in _of_homes(tx, BUNDLES, found):
+        found[tenant, row[0]].append(Bundle(*row))
     return found
 
 
-def _rows(tx: Transaction, query: sa.Select[Any], homes: Collection[Home]) -> Iterator[tuple[str, sa.Row[Any]]]:
+def _of_homes(tx: Transaction, query: sa.Select[Any], homes: Collection[Home]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for tenant in {tenant for tenant, _ in homes}:
-        for ids in chunks(sorted(its for owner, its in homes if owner == tenant)):
-            for row in tx.execute(query, {"of_tenant": tenant, "ids": ids}):
-                yield tenant, row
+        for row in tx.ask(query, tenant, sorted(its for owner, its in homes if owner == tenant)):
+            yield tenant, row
 
 
 def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
@@ -165,29 +167,30 @@ def _bundled(
     tx: Transaction,
     home: Home,
     fresh: Mapping[str, bytes],
-    there: Sequence[sa.Row[Any]],
+    there: Sequence[Bundle],
     *,
     branch: str | None = None,
     left: Sequence[KeptArrays] | None = None,
 ) -> Iterator[dict[str, object]]:
     """The bundles to add, of what is said in no other place; what they take the place of is taken out."""
-    by_number = {row.number: set(row.refs.split()) for row in there}
-    known = set[str]().union(*by_number.values())
-    there_too = _elsewhere(tx, home, branch, fresh.keys() - known)
-    bodies = {ref: body for ref, body in fresh.items() if ref not in known and ref not in there_too}
+    by_number = {row.number: row.refs.split() for row in there}
+    known = set(chain.from_iterable(by_number.values()))
+    bodies = {ref: body for ref, body in fresh.items() if ref not in known}
+    for ref in _elsewhere(tx, home, branch, bodies.keys()):
+        bodies.pop(ref, None)
     rewritten = {row.number for row in there if row.size < SMALL}
     if len(rewritten) < FEW:
         rewritten = set()
-    stays = known | bodies.keys()
     if left is not None:
-        needed = tx.aside(partial(_needed, left))
-        stays &= needed - _archived(tx, home, stays & needed)
-        rewritten |= {number for number, refs in by_number.items() if not refs <= stays}
+        stays = tx.aside(partial(_needed, left)) & (known | bodies.keys())
+        stays -= _archived(tx, home, stays)
+        bodies = {ref: body for ref, body in bodies.items() if ref in stays}
+        rewritten |= {number for number, refs in by_number.items() if not stays.issuperset(refs)}
     if rewritten:
-        bodies = _said(tx, home, rewritten) | bodies
-        gone = inspected_parts.c.number.in_(rewritten)
-        tx.execute(sa.delete(inspected_parts).where(MINE, gone), _key(home))
-    if bodies := {ref: body for ref, body in sorted(bodies.items()) if ref in stays}:
+        kept = _said(tx, home, rewritten)
+        bodies |= {ref: body for ref, body in kept.items() if left is None or ref in stays}
+        tx.execute(sa.delete(inspected_parts).where(MINE, inspected_parts.c.number.in_(rewritten)), _key(home))
+    if bodies:
         level, own = 3 if rewritten else 1, {"tenant": home[0], "conversation": home[1]}
         for number, part in enumerate(_parts(bodies), 1 + max(by_number, default=0)):
             packed = tx.aside(partial(pack_named, part, level=level))
@@ -215,10 +218,7 @@ def _elsewhere(tx: Transaction, home: Home, branch: str | None, refs: AbstractSe
 
 
 def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
-    found = set[str]()
-    for chunk in chunks(sorted(ref for ref in refs if not ref.startswith(OWN))):
-        found |= set(tx.scalars(ARCHIVED, {"of_tenant": home[0], "refs": chunk}))
-    return found
+    return {ref for (ref,) in tx.ask(ARCHIVED, home[0], sorted(ref for ref in refs if not ref.startswith(OWN)))}
 
 
 def _said(tx: Transaction, home: Home, numbers: Iterable[int] | None = None) -> dict[str, bytes]:

@@ -577,6 +577,11 @@ def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
     return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
 
 
+def among(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    """That a column is one of the ``ids`` that :meth:`~proxy.store.transaction.Transaction.ask` is given."""
+    return sa.and_(of(column.table, "tenant"), column.in_(sa.bindparam("ids", expanding=True)))
+
+
 def same(one: sa.FromClause, other: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
     return sa.and_(*(one.c[name] == other.c[name] for name in names))
 

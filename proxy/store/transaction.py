@@ -12,12 +12,12 @@ from functools import lru_cache, wraps
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
 
 from proxy.store.records import StoreError
-from proxy.store.schema import StoredText, Upsert, of, originals
+from proxy.store.schema import Id, StoredText, Upsert, of, originals
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,6 +26,7 @@ Damage = Callable[[str, str, str], None]
 """Told of a row that is not what was written: its kind, tenant and key."""
 Place = Sequence[str | int | float]
 """Where a page ended: what its last row has in the columns that the list is ordered by."""
+Bind = Callable[[Any], object]
 Statement = sa.Insert | sa.Update | sa.Delete
 Rows = sa.Select[*tuple[Any, ...]]
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
@@ -98,12 +99,35 @@ class Transaction:
         if not made.one:
             self.connection.exec_driver_sql(made.begin, given)
             return
-        driver: Any = self.connection.connection.driver_connection
         for size in _SIZES:  # sqlite3 lets go of the interpreter for each execution, and waits for it after each
             while len(given) >= size:
                 some, given = given[:size], given[size:]
                 text = made.begin + ", ".join([made.one] * size) + made.end
-                driver.execute(text, tuple(chain.from_iterable(some)))
+                self._execute(text, tuple(chain.from_iterable(some)))
+
+    def ask(self, statement: sa.Select[Any] | Upsert, tenant: str, ids: Iterable[str]) -> list[tuple[Any, ...]]:
+        """What a statement that is about some of a tenant's gives: whose condition has :func:`~schema.among`.
+
+        It is made for few lengths, so that each is compiled and prepared once.
+        """
+        asked = statement[self.dialect] if isinstance(statement, Upsert) else statement
+        dialect, found = self.connection.dialect, list[tuple[Any, ...]]()
+        for some in chunks(ids):
+            made = _asking(asked, dialect, 1 << (len(some) - 1).bit_length())
+            some += some[-1:] * (len(made.names) - len(some))
+            given = {"of_tenant": tenant, **dict(zip(made.names, some, strict=True))}
+            rows = self._execute(made.text, made.values(given))
+            for at, shown in made.shown:
+                rows = [(*row[:at], shown(row[at]), *row[at + 1 :]) for row in rows]
+            found += rows
+        return found
+
+    def _execute(self, text: str, values: tuple[object, ...]) -> Sequence[Any]:
+        if self.dialect == "sqlite":
+            driver: Any = self.connection.connection.driver_connection
+            return cast("list[Any]", driver.execute(text, values).fetchall())
+        found = self.connection.exec_driver_sql(text, values)
+        return found.all() if found.returns_rows else ()
 
     def aside(self, work: Callable[[], T]) -> T:
         """What ``work`` returns, which takes long and asks no database: off the event loop, where this runs on it."""
@@ -127,7 +151,11 @@ class _Compiled(NamedTuple):
     values: Callable[[Mapping[str, object]], tuple[object, ...]]
 
 
-Bind = Callable[[Any], object]
+class _Asking(NamedTuple):
+    text: str
+    names: Sequence[str]
+    values: Callable[[Mapping[str, object]], tuple[object, ...]]
+    shown: Sequence[tuple[int, Bind]]
 
 
 def _taking(
@@ -145,18 +173,32 @@ def _taking(
     return values
 
 
+def _binds(kinds: Iterable[object], dialect: sa.Dialect) -> list[tuple[int, Bind]]:
+    made = ((at, kind.binding(dialect)) for at, kind in enumerate(kinds) if isinstance(kind, StoredText))
+    return [(at, bind) for at, bind in made if bind is not None]
+
+
+@lru_cache(maxsize=128)
+def _asking(statement: sa.Select[Any] | sa.Insert, dialect: sa.Dialect, size: int) -> _Asking:
+    compiled = statement.compile(dialect=dialect)
+    expanded = compiled.construct_expanded_state({"of_tenant": "", "ids": [""] * size})
+    order, names = expanded.positiontup or (), expanded.parameter_expansion["ids"]
+    kinds = {name: each.type for name, each in compiled.binds.items()}
+    kinds |= dict.fromkeys(names, kinds["ids"])
+    fixed = {name: expanded.parameters[name] for name in order if name not in names and name != "of_tenant"}
+    values = _taking(order, fixed, _binds([kinds[name] for name in order], dialect))
+    columns = enumerate(statement.selected_columns if isinstance(statement, sa.Select) else ())
+    shown = [(at, column.type.shown) for at, column in columns if isinstance(column.type, Id)]
+    return _Asking(expanded.statement, names, values, shown)
+
+
 @lru_cache(maxsize=64)
 def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) -> _Compiled:
     compiled = statement.compile(dialect=dialect, column_keys=list(keys) if isinstance(statement, sa.Insert) else None)
     text, order, values = str(compiled), compiled.positiontup or [], None
     kinds = {name: each.type for name, each in compiled.binds.items() if name in keys}
-    binds = [
-        (at, bind)
-        for at, name in enumerate(order)
-        if isinstance(kind := kinds.get(name), StoredText) and (bind := kind.binding(dialect)) is not None
-    ]
     fixed = {name: compiled.params[name] for name in order if name not in keys}
-    taking = _taking(order, fixed, binds)
+    taking = _taking(order, fixed, _binds([kinds.get(name) for name in order], dialect))
     if dialect.name == "sqlite":  # PostgreSQL takes no row twice in one INSERT
         values = _VALUES.search(text)
     if values is None or values.group().count("?") != len(order):
