@@ -83,6 +83,8 @@ class Transaction:
         self.scalars = connection.scalars
         self.full = full
         self.damage = damage
+        self._driver: Any = connection.connection.driver_connection
+        self._apart: Callable[[Callable[[], object]], object] | None = connection.info.get(ASIDE)
         self.frames: dict[int, dict[str, tuple[bytes, str]]] = {}
 
     def many(self, statement: Statement | Upsert, rows: Sequence[Mapping[str, object]]) -> None:
@@ -124,15 +126,13 @@ class Transaction:
 
     def _execute(self, text: str, values: tuple[object, ...]) -> Sequence[Any]:
         if self.dialect == "sqlite":
-            driver: Any = self.connection.connection.driver_connection
-            return cast("list[Any]", driver.execute(text, values).fetchall())
+            return cast("list[Any]", self._driver.execute(text, values).fetchall())
         found = self.connection.exec_driver_sql(text, values)
         return found.all() if found.returns_rows else ()
 
     def aside(self, work: Callable[[], T]) -> T:
         """What ``work`` returns, which takes long and asks no database: off the event loop, where this runs on it."""
-        apart: Callable[[Callable[[], T]], T] | None = self.connection.info.get(ASIDE)
-        return work() if apart is None else apart(work)
+        return work() if self._apart is None else cast("T", self._apart(work))
 
     def is_new(self, statement: Upsert, row: Mapping[str, object]) -> bool:
         return self.execute(statement[self.dialect], row).rowcount == 1
