@@ -22,6 +22,7 @@ from policies.ledger import PlannedMessage
 from policies.messages import PIN_SIZE, Message
 
 MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
+LONG = 8 << 10
 SIZE = 4
 RECORD_FORM = f"{PIN_SIZE}sHI"
 RECORD = struct.Struct(f">{RECORD_FORM}")
@@ -69,23 +70,26 @@ class Damaged(ValueError): ...
 
 class _Compressors(threading.local):
     """A compressor for each level: making one costs ten times what packing a message does, and none is for two threads
-    at once."""
+    at once. What is long is packed without the words: zstd takes tables of their size with them, and it comes out
+    longer, after twice the time."""
 
     def __init__(self) -> None:
-        self.by_level = dict[int, zstandard.ZstdCompressor]()
+        self.made = dict[tuple[int, bool], zstandard.ZstdCompressor]()
 
-    def of(self, level: int) -> zstandard.ZstdCompressor:
-        found = self.by_level.get(level)
+    def pack(self, said: bytes, *, level: int) -> bytes:
+        key = (level, len(said) >= LONG)
+        found = self.made.get(key)
         if found is None:
-            found = self.by_level[level] = zstandard.ZstdCompressor(level=level, dict_data=MESSAGES)
-        return found
+            words = None if key[1] else MESSAGES
+            found = self.made[key] = zstandard.ZstdCompressor(level=level, dict_data=words)
+        return found.compress(said)
 
 
 _COMPRESSORS = _Compressors()
 
 
 def pack(*parts: bytes, level: int = 6) -> bytes:
-    return _COMPRESSORS.of(level).compress(_joined(parts))
+    return _COMPRESSORS.pack(_joined(parts), level=level)
 
 
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:
@@ -101,7 +105,7 @@ def pack_named(given: Mapping[str, Sequence[bytes]], *, level: int = 6) -> bytes
 def unpack_named(packed: bytes, *, parts: int) -> dict[str, list[bytes]]:
     told, joined = unpack(packed, parts=2)
     try:
-        refs = json.loads(told)
+        refs = msgspec.json.decode(told)
         found = _parted(joined, parts * len(refs))
         return {str(ref): found[parts * n : parts * (n + 1)] for n, ref in enumerate(refs)}
     except (ValueError, TypeError):
@@ -292,16 +296,23 @@ class KeptArrays(NamedTuple):
 
 
 def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
+    return _COMPRESSORS.pack(join_arrays(given), level=1)
+
+
+def unpack_arrays(packed: bytes) -> list[KeptArrays]:
+    return split_arrays(_decompressed(packed, MESSAGES))
+
+
+def join_arrays(given: Sequence[KeptArrays]) -> bytes:
     heads, own = list[tuple[str, float, int, int]](), list[bytes]()
     for each, fresh in _fresh(given):
         heads.append((each.request, each.at, len(each.records) - len(fresh), len(fresh)))
         own.append(fresh)
-    told = b"\n".join([each.told for each in given])
-    return pack(msgspec.json.encode(heads), told, b"".join(own), level=1)
+    return _joined((msgspec.json.encode(heads), b"\n".join([each.told for each in given]), b"".join(own)))
 
 
-def unpack_arrays(packed: bytes) -> list[KeptArrays]:
-    heads, told, own = unpack(packed, parts=3)
+def split_arrays(joined: bytes) -> list[KeptArrays]:
+    heads, told, own = _parted(joined, 3)
     found, start, records = list[KeptArrays](), 0, b""
     for (request, at, same, fresh), said in zip(msgspec.json.decode(heads), told.split(b"\n"), strict=True):
         records = records[:same] + own[start : start + fresh]
