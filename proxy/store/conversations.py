@@ -35,7 +35,7 @@ MAX_ALERTS = 200
 
 NAMED = sa.select(conversations.c.id).where(of(conversations, "tenant", "name"))
 ADD_CONVERSATION = keep_first(conversations)
-TOUCH_CHAIN = keep_last(chains, replaced=("at",))
+TOUCH_CHAIN = keep_last(chains, "at")
 HOMES = sa.select(conversations.c.name, conversations.c.id).where(among(conversations.c.name))
 ADD_SNAPSHOT = keep_first(health_snapshots)
 ADD_ALERT = keep_first(alerts)
@@ -115,7 +115,7 @@ def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow
 
 
 def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
-    close_all(tx, conversation.tenant, conversation.id, at)
+    tx.execute(CLOSE_ALL, _key(conversation.tenant, conversation.id) | {"now": at})
     mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
     found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
     if found:
@@ -162,8 +162,7 @@ def touch_chains(
 
 
 def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
-    """The rows, each with what it makes of its conversation as other servers have left that; conversations are locked
-    until the transaction ends."""
+    """The rows, each with what it makes of its conversation as other servers have left that; nobody else changes it."""
     known: dict[tuple[str, str], Health | None] = {}
     for tenant in sorted({row.tenant for row in rows}):
         ids = sorted({home[row.id] for row in rows if row.tenant == tenant})
@@ -227,25 +226,14 @@ def open_alerts(
 
 
 def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> None:
-    health = _state(tx, tenant, conversation)
+    key = {"of_tenant": tenant, "of_id": conversation}
+    health = Health.from_json(tx.scalar(STATE, key) or "")
     if health is not None:
-        tx.execute(SET_STATE, _of_id(tenant, conversation) | {"state": health._replace(fidelity=fidelity).to_json()})
-
-
-def close_all(tx: Transaction, tenant: str, conversation: str, at: float) -> None:
-    tx.execute(CLOSE_ALL, _key(tenant, conversation) | {"now": at})
+        tx.execute(SET_STATE, key | {"state": health._replace(fidelity=fidelity).to_json()})
 
 
 def _key(tenant: str, conversation: str) -> dict[str, object]:
     return {"of_tenant": tenant, "of_conversation": conversation}
-
-
-def _of_id(tenant: str, conversation: str) -> dict[str, object]:
-    return {"of_tenant": tenant, "of_id": conversation}
-
-
-def _state(tx: Transaction, tenant: str, conversation: str) -> Health | None:
-    return Health.from_json(tx.scalar(STATE, _of_id(tenant, conversation)) or "")
 
 
 def _listing() -> Rows:

@@ -7,7 +7,7 @@ That is added up day by day as requests are stored: nobody waits for a sum over 
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
@@ -24,14 +24,14 @@ from proxy.store.conversations import add_checkups, follow_others, open_conversa
 from proxy.store.ledger import mark_asked_again
 from proxy.store.records import AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
-    Upsert,
     among,
     branches,
     conversations,
     exchanges,
     keep_first,
-    keep_last,
+    larger,
     of,
+    overwriting,
     recorded,
     relayed,
     same,
@@ -49,32 +49,30 @@ KINDS: Mapping[str, sa.types.TypeEngine[Any]] = {
     each.name: sa.Double() if each.type is float else sa.BigInteger() for each in FIGURES
 }
 ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"})
-TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
+TOUCH_BRANCH = overwriting(
+    branches,
+    lambda new, old: {
+        **{name: larger(new[name], old[name]) for name in ("longest", "updated", "trend_at")},
+        "trend": sa.case((sa.and_(new.trend.is_not(None), new.trend_at >= old.trend_at), new.trend), else_=old.trend),
+    },
+)
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
-DAY_COLUMNS = list(usage_days.c.keys())
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(among(exchanges.c.id))
 ONE = of(exchanges, "tenant", "id")
 SET_DETAIL = sa.update(exchanges).where(ONE).values(detail=sa.bindparam("told", type_=exchanges.c.detail.type))
-
-
-def _touching(insert: Callable[[sa.Table], Any]) -> sa.Insert:
-    statement, old = insert(conversations), conversations.c
-    new = statement.excluded
-    changes: dict[str, Any] = {
-        "updated": sa.case((old.updated > new.updated, old.updated), else_=new.updated),
+TOUCH = overwriting(
+    conversations,
+    lambda new, old: {
+        **{name: new[name] for name in ("model", "tokens_before", "tokens_after", "limit", "zone", "actions")},
+        "updated": larger(old.updated, new.updated),
         "requests": old.requests + new.requests,
         "parent": sa.func.coalesce(old.parent, new.parent),
         "closed": sa.case((old.closed < new.updated, None), else_=old.closed),
         "health": sa.func.coalesce(new.health, old.health),
-    }
-    changes |= {name: new[name] for name in ("model", "tokens_before", "tokens_after", "limit", "zone", "actions")}
-    touched: sa.Insert = statement.on_conflict_do_update(index_elements=[old.tenant, old.id], set_=changes)
-    return touched
-
-
-TOUCH = Upsert(_touching)
+    },
+)
 
 
 def arrive(tx: Transaction, arrival: Arrival) -> str:
@@ -333,7 +331,7 @@ def add_up_days(connection: sa.Connection) -> None:
     """Fill ``usage_days``, which has to be empty, from all requests that there are."""
     home = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
     taken = _taken_in_days(connection.dialect.name).join(conversations, home)
-    connection.execute(sa.insert(usage_days).from_select(DAY_COLUMNS, taken))
+    connection.execute(sa.insert(usage_days).from_select(list(usage_days.c.keys()), taken))
 
 
 def _taken_in_days(dialect: str) -> sa.Select[Any]:
@@ -342,23 +340,15 @@ def _taken_in_days(dialect: str) -> sa.Select[Any]:
     return query.group_by(x.tenant, x.conversation, day, x.model, x.policy)
 
 
-def _adding_to_days(insert: Callable[[sa.Table], Any]) -> sa.Insert:
-    statement = insert(usage_days)
-    new_ones = _taken_in_days(statement.stringify_dialect).where(among(exchanges.c.id))
-    statement = statement.from_select(DAY_COLUMNS, new_ones)
-    new, old = statement.excluded, usage_days.c
-    ends = {
+ADD_TO_DAYS = overwriting(
+    usage_days,
+    lambda new, old: {
+        **{name: old[name] + new[name] for name in ADDED},
         "first": sa.case((new.first < old.first, new.first), else_=old.first),
-        "last": sa.case((new.last > old.last, new.last), else_=old.last),
-    }
-    key = list(usage_days.primary_key.columns)
-    added: sa.Insert = statement.on_conflict_do_update(
-        index_elements=key, set_={name: old[name] + new[name] for name in ADDED} | ends
-    )
-    return added
-
-
-ADD_TO_DAYS = Upsert(_adding_to_days)
+        "last": larger(new.last, old.last),
+    },
+    lambda dialect: _taken_in_days(dialect).where(among(exchanges.c.id)),
+)
 
 
 def _day(number: int) -> str:

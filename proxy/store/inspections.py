@@ -131,8 +131,7 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
         for ref in _elsewhere(tx, key, made[-1][0].branch, fresh.keys()):
             fresh.pop(ref, None)
         joined = join_arrays(arrays)
-        is_archived = any(row.evicted or row.strategy for row, _ in made)
-        if small + 1 < FEW and len(joined) <= TINY and not is_archived:
+        if small + 1 < FEW and len(joined) <= TINY and not any(row.evicted or row.strategy for row, _ in made):
             bundles += _bundled(tx, key, fresh, last=last, arrays=joined)
         else:
             bundles += _rewritten(tx, key, arrays, fresh, most=made[-1][1].keep)

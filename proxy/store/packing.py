@@ -12,6 +12,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -68,28 +69,19 @@ MESSAGES = zstandard.ZstdCompressionDict(
 class Damaged(ValueError): ...
 
 
-class _Compressors(threading.local):
-    """A compressor for each level: making one costs ten times what packing a message does, and none is for two threads
-    at once. What is long is packed without the words: zstd takes tables of their size with them, and it comes out
-    longer, after twice the time."""
-
-    def __init__(self) -> None:
-        self.made = dict[tuple[int, bool], zstandard.ZstdCompressor]()
-
-    def pack(self, said: bytes, *, level: int) -> bytes:
-        key = (level, len(said) >= LONG)
-        found = self.made.get(key)
-        if found is None:
-            words = None if key[1] else MESSAGES
-            found = self.made[key] = zstandard.ZstdCompressor(level=level, dict_data=words)
-        return found.compress(said)
-
-
-_COMPRESSORS = _Compressors()
+@lru_cache(maxsize=64)  # making one costs ten times what packing a message does, and none is for two threads at once
+def _compressor(level: int, words: zstandard.ZstdCompressionDict | None, _thread: int) -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=level, dict_data=words)
 
 
 def pack(*parts: bytes, level: int = 6) -> bytes:
-    return _COMPRESSORS.pack(_joined(parts), level=level)
+    return _packed(_joined(parts), level=level)
+
+
+def _packed(said: bytes, *, level: int) -> bytes:
+    """What is long without the words: zstd takes tables of their size with them, and needs twice the time and room."""
+    words = MESSAGES if len(said) < LONG else None
+    return _compressor(level, words, threading.get_ident()).compress(said)
 
 
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:
@@ -296,7 +288,7 @@ class KeptArrays(NamedTuple):
 
 
 def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
-    return _COMPRESSORS.pack(join_arrays(given), level=1)
+    return _packed(join_arrays(given), level=1)
 
 
 def unpack_arrays(packed: bytes) -> list[KeptArrays]:

@@ -12,7 +12,7 @@ from functools import lru_cache, wraps
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
 
@@ -26,8 +26,8 @@ Damage = Callable[[str, str, str], None]
 """Told of a row that is not what was written: its kind, tenant and key."""
 Place = Sequence[str | int | float]
 """Where a page ended: what its last row has in the columns that the list is ordered by."""
-Bind = Callable[[Any], object]
 Statement = sa.Insert | sa.Update | sa.Delete
+Taking = Callable[[Mapping[str, object]], tuple[object, ...]]
 Rows = sa.Select[*tuple[Any, ...]]
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 AT_ONCE = 500
@@ -96,16 +96,15 @@ class Transaction:
             return
         if not isinstance(statement, Statement):
             statement = statement[self.dialect]
-        made = _compiled(statement, self.connection.dialect, tuple(rows[0]))
-        given = [made.values(row) for row in rows]
-        if not made.one:
-            self.connection.exec_driver_sql(made.begin, given)
+        begin, one, end, values = _compiled(statement, self.connection.dialect, tuple(rows[0]))
+        given = [values(row) for row in rows]
+        if not one:
+            self.connection.exec_driver_sql(begin, given)
             return
         for size in _SIZES:  # sqlite3 lets go of the interpreter for each execution, and waits for it after each
             while len(given) >= size:
                 some, given = given[:size], given[size:]
-                text = made.begin + ", ".join([made.one] * size) + made.end
-                self._execute(text, tuple(chain.from_iterable(some)))
+                self._execute(begin + ", ".join([one] * size) + end, tuple(chain.from_iterable(some)))
 
     def ask(self, statement: sa.Select[Any] | Upsert, tenant: str, ids: Iterable[str]) -> list[tuple[Any, ...]]:
         """What a statement that is about some of a tenant's gives: whose condition has :func:`~schema.among`.
@@ -115,13 +114,12 @@ class Transaction:
         asked = statement[self.dialect] if isinstance(statement, Upsert) else statement
         dialect, found = self.connection.dialect, list[tuple[Any, ...]]()
         for some in chunks(ids):
-            made = _asking(asked, dialect, 1 << (len(some) - 1).bit_length())
-            some += some[-1:] * (len(made.names) - len(some))
-            given = {"of_tenant": tenant, **dict(zip(made.names, some, strict=True))}
-            rows = self._execute(made.text, made.values(given))
-            for at, shown in made.shown:
-                rows = [(*row[:at], shown(row[at]), *row[at + 1 :]) for row in rows]
-            found += rows
+            text, names, values = _asking(asked, dialect, 1 << (len(some) - 1).bit_length())
+            some += some[-1:] * (len(names) - len(some))
+            found += self._execute(text, values({"of_tenant": tenant, **dict(zip(names, some, strict=True))}))
+        for at, column in enumerate(asked.selected_columns if isinstance(asked, sa.Select) else ()):
+            if isinstance(column.type, Id):
+                found = [(*row[:at], column.type.shown(row[at]), *row[at + 1 :]) for row in found]
         return found
 
     def _execute(self, text: str, values: tuple[object, ...]) -> Sequence[Any]:
@@ -138,30 +136,9 @@ class Transaction:
         return self.execute(statement[self.dialect], row).rowcount == 1
 
 
-class _Compiled(NamedTuple):
-    """SQL text in a driver's style: what stands before one row's values, these, and what stands behind them.
-
-    All of it stands before them where one statement cannot take several rows. ``values`` are those of a row in their
-    order, as they are stored.
-    """
-
-    begin: str
-    one: str
-    end: str
-    values: Callable[[Mapping[str, object]], tuple[object, ...]]
-
-
-class _Asking(NamedTuple):
-    text: str
-    names: Sequence[str]
-    values: Callable[[Mapping[str, object]], tuple[object, ...]]
-    shown: Sequence[tuple[int, Bind]]
-
-
-def _taking(
-    order: Sequence[str], fixed: Mapping[str, object], binds: Sequence[tuple[int, Bind]]
-) -> Callable[[Mapping[str, object]], tuple[object, ...]]:
-    take = itemgetter(*order)
+def _taking(order: Sequence[str], fixed: Mapping[str, Any], kinds: Mapping[str, object], dialect: sa.Dialect) -> Taking:
+    take, typed = itemgetter(*order), [(at, kinds.get(name)) for at, name in enumerate(order)]
+    binds = [(at, bind) for at, kind in typed if isinstance(kind, StoredText) and (bind := kind.binding(dialect))]
 
     def values(row: Mapping[str, object]) -> tuple[object, ...]:
         found = list(take({**fixed, **row} if fixed else row))
@@ -173,45 +150,35 @@ def _taking(
     return values
 
 
-def _binds(kinds: Iterable[object], dialect: sa.Dialect) -> list[tuple[int, Bind]]:
-    made = ((at, kind.binding(dialect)) for at, kind in enumerate(kinds) if isinstance(kind, StoredText))
-    return [(at, bind) for at, bind in made if bind is not None]
-
-
 @lru_cache(maxsize=128)
-def _asking(statement: sa.Select[Any] | sa.Insert, dialect: sa.Dialect, size: int) -> _Asking:
+def _asking(statement: sa.Select[Any] | sa.Insert, dialect: sa.Dialect, size: int) -> tuple[str, list[str], Taking]:
     compiled = statement.compile(dialect=dialect)
     expanded = compiled.construct_expanded_state({"of_tenant": "", "ids": [""] * size})
     order, names = expanded.positiontup or (), expanded.parameter_expansion["ids"]
     kinds = {name: each.type for name, each in compiled.binds.items()}
-    kinds |= dict.fromkeys(names, kinds["ids"])
     fixed = {name: expanded.parameters[name] for name in order if name not in names and name != "of_tenant"}
-    values = _taking(order, fixed, _binds([kinds[name] for name in order], dialect))
-    columns = enumerate(statement.selected_columns if isinstance(statement, sa.Select) else ())
-    shown = [(at, column.type.shown) for at, column in columns if isinstance(column.type, Id)]
-    return _Asking(expanded.statement, names, values, shown)
+    return expanded.statement, names, _taking(order, fixed, kinds | dict.fromkeys(names, kinds["ids"]), dialect)
 
 
 @lru_cache(maxsize=64)
-def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) -> _Compiled:
+def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) -> tuple[str, str, str, Taking]:
+    """What stands before one row's values, these, and what stands behind them: all before where it takes no more."""
     compiled = statement.compile(dialect=dialect, column_keys=list(keys) if isinstance(statement, sa.Insert) else None)
-    text, order, values = str(compiled), compiled.positiontup or [], None
+    text, order, found = str(compiled), compiled.positiontup or [], None
     kinds = {name: each.type for name, each in compiled.binds.items() if name in keys}
     fixed = {name: compiled.params[name] for name in order if name not in keys}
-    taking = _taking(order, fixed, _binds([kinds.get(name) for name in order], dialect))
+    values = _taking(order, fixed, kinds, dialect)
     if dialect.name == "sqlite":  # PostgreSQL takes no row twice in one INSERT
-        values = _VALUES.search(text)
-    if values is None or values.group().count("?") != len(order):
-        return _Compiled(text, "", "", taking)
-    return _Compiled(text[: values.start()], values.group(), text[values.end() :], taking)
+        found = _VALUES.search(text)
+    if found is None or found.group().count("?") != len(order):
+        return text, "", "", values
+    return text[: found.start()], found.group(), text[found.end() :], values
 
 
 class Transactions:
-    """A database, and what was found damaged in it.
+    """A :class:`Database`, and what was found damaged in it.
 
-    ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what to say loudly at start. Others may
-    write the same conversations where it is ``shared``. ``took`` is told operations that requests wait for, and the
-    seconds of each.
+    ``took`` is told operations that requests wait for, and the seconds of each.
     """
 
     took: Callable[[str, float], None] = staticmethod(lambda _name, _seconds: None)
@@ -249,27 +216,26 @@ class Transactions:
 def reading(
     work: Callable[Concatenate[Transaction, P], T], told: str = ""
 ) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
-
-    @wraps(work)
-    async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        begun = time.perf_counter()
-        try:
-            return await self._read(lambda tx: work(tx, *args, **kwargs))
-        finally:
-            self.tell_time(told, begun)
-
-    return method
+    return _method(work, told, Transactions._read)  # noqa: SLF001 - of this module
 
 
 def writing(
     work: Callable[Concatenate[Transaction, P], T], told: str = ""
+) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
+    return _method(work, told, Transactions._write)  # noqa: SLF001 - of this module
+
+
+def _method(
+    work: Callable[Concatenate[Transaction, P], T],
+    told: str,
+    run: Callable[[Transactions, Callable[[Transaction], T]], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
 
     @wraps(work)
     async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
         begun = time.perf_counter()
         try:
-            return await self._write(lambda tx: work(tx, *args, **kwargs))
+            return await run(self, lambda tx: work(tx, *args, **kwargs))
         finally:
             self.tell_time(told, begun)
 
