@@ -24,6 +24,7 @@ from policies.text.segments import SOLID, words
 from proxy.store.packing import Damaged, pack_message, pack_messages, unpack_message, unpack_messages
 from proxy.store.records import Change, Original
 from proxy.store.schema import (
+    among,
     branches,
     frames,
     keep_first,
@@ -51,9 +52,8 @@ INDEX = sa.text("INSERT INTO originals_fts (rowid, text) VALUES (:id, :text)")
 UNINDEX = sa.text("INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', :id, :text)")
 SET_WORDS = sa.text("UPDATE originals SET words = to_tsvector('simple', :text) WHERE tenant = :tenant AND ref = :ref")
 IS_WHOLE = sa.or_(originals.c.body.is_not(None), originals.c.frame.is_not(None))
-KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, sa.not_(IS_WHOLE)).label("lacking")).where(
-    of(originals, "tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True))
-)
+KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, sa.not_(IS_WHOLE)).label("lacking"))
+KNOWN = KNOWN.where(among(originals.c.ref))
 FRAMED = sa.select(sa.func.count()).where(
     of(originals, "tenant"),
     originals.c.ref.in_(sa.bindparam("refs", expanding=True)),
@@ -313,7 +313,7 @@ def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> Original | None
 
 def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> None:
     refs = [each.ref for each in given]
-    known = {row.ref: row.lacking for row in tx.execute(KNOWN, {"of_tenant": tenant, "refs": refs})}
+    known: dict[str, bool] = dict(tx.ask(KNOWN, tenant, refs))
     lacking = [ref for ref in refs if tx.full and known.get(ref)]
     _drop(tx, tenant, lacking)
     fresh = [each for each in given if each.ref not in known or each.ref in lacking]

@@ -33,9 +33,9 @@ from proxy.store.records import (
     StaleVersion,
 )
 from proxy.store.schema import (
+    EXACT,
     OF_CONVERSATION,
     OF_TENANT,
-    ExactText,
     branches,
     chains,
     conversations,
@@ -77,11 +77,9 @@ ADVANCE = (
     .values(
         version=branches.c.version + 1,
         updated=sa.bindparam("now"),
-        prepared=sa.case(
-            (branches.c.prepared == sa.bindparam("known", type_=ExactText), None), else_=branches.c.prepared
-        ),
+        prepared=sa.case((branches.c.prepared == sa.bindparam("known", type_=EXACT), None), else_=branches.c.prepared),
         wanted=sa.case((sa.bindparam("done", type_=sa.Boolean), None), else_=branches.c.wanted),
-        resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=ExactText), branches.c.resumed),
+        resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=EXACT), branches.c.resumed),
     )
     .returning(branches.c.conversation)
 )

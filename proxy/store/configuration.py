@@ -38,8 +38,8 @@ FACT = "fact:"
 FACTS = sa.select(meta).where(
     meta.c.name.in_(sa.bindparam("names", expanding=True)), meta.c.number >= sa.bindparam("now")
 )
-TELL = keep_last(meta, replaced=("body", "number"))
-KEEP_TIME = keep_last(meta, replaced=("number",))
+TELL = keep_last(meta, "body", "number")
+KEEP_TIME = keep_last(meta, "number")
 TIME, DOUBTED = "time", "doubted"
 TENANT, TENANT_DIGITS = "tenant:", 32
 TENANTS = sa.select(meta.c.name, meta.c.body).where(meta.c.name.startswith(TENANT))

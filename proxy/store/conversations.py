@@ -15,6 +15,7 @@ from proxy.store.records import AlertRow, Arrival, Change, ConversationRow, Exch
 from proxy.store.schema import (
     OF_CONVERSATION,
     alerts,
+    among,
     branches,
     chains,
     conversations,
@@ -34,16 +35,18 @@ MAX_ALERTS = 200
 
 NAMED = sa.select(conversations.c.id).where(of(conversations, "tenant", "name"))
 ADD_CONVERSATION = keep_first(conversations)
-TOUCH_CHAIN = keep_last(chains, replaced=("at",))
-HOMES = sa.select(conversations.c.name, conversations.c.id).where(
-    of(conversations, "tenant"), conversations.c.name.in_(sa.bindparam("names", expanding=True))
-)
-MAX_ALERTS = 200
-
+TOUCH_CHAIN = keep_last(chains, "at")
+HOMES = sa.select(conversations.c.name, conversations.c.id).where(among(conversations.c.name))
 ADD_SNAPSHOT = keep_first(health_snapshots)
 ADD_ALERT = keep_first(alerts)
 THIS_CONVERSATION = of(conversations, "tenant", "id")
 STATE = sa.select(conversations.c.health).where(THIS_CONVERSATION)
+HOLD_STATES = (
+    sa.select(conversations.c.id, conversations.c.health)
+    .where(among(conversations.c.id))
+    .order_by(conversations.c.id)
+    .with_for_update(key_share=True)
+)
 SET_STATE = sa.update(conversations).where(THIS_CONVERSATION).values(health=sa.bindparam("state"))
 CLOSE_ALL = sa.update(alerts).where(of(alerts, "tenant", "conversation"), alerts.c.closed.is_(None))
 CLOSE_ALL = CLOSE_ALL.values(closed=sa.bindparam("now"))
@@ -112,7 +115,7 @@ def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow
 
 
 def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
-    close_all(tx, conversation.tenant, conversation.id, at)
+    tx.execute(CLOSE_ALL, _key(conversation.tenant, conversation.id) | {"now": at})
     mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
     found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
     if found:
@@ -121,17 +124,22 @@ def close_conversation(tx: Transaction, conversation: ConversationRow, at: float
 
 
 def open_conversations(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) -> dict[tuple[str, str], str]:
-    known = {row[:2]: row for row in rows}
+    homes = _homes(tx, rows)
+    known = {row[:2]: row for row in rows if (row[0], row[2]) not in homes}
     counts = {"requests": 0, "tokens_before": 0, "tokens_after": 0, "limit": 0, "zone": "green", "actions": "none"}
     fresh = [
         {"tenant": tenant, "id": conversation, "name": name, "created": at, "updated": at, "model": model, **counts}
         for tenant, conversation, name, model, at in known.values()
     ]
     tx.many(ADD_CONVERSATION, fresh)
+    return homes | _homes(tx, list(known.values()))
+
+
+def _homes(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) -> dict[tuple[str, str], str]:
     homes: dict[tuple[str, str], str] = {}
     for tenant in {row[0] for row in rows}:
         names = sorted({row[2] for row in rows if row[0] == tenant})
-        homes |= {(tenant, name): home for name, home in tx.execute(HOMES, {"of_tenant": tenant, "names": names})}
+        homes |= {(tenant, name): home for name, home in tx.ask(HOMES, tenant, names)}
     return homes
 
 
@@ -154,18 +162,16 @@ def touch_chains(
 
 
 def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
-    """The rows, each with what it makes of its conversation as other servers have left that.
-
-    The conversations' rows are locked since this transaction has counted its requests in them.
-    """
+    """The rows, each with what it makes of its conversation as other servers have left that; nobody else changes it."""
     known: dict[tuple[str, str], Health | None] = {}
+    for tenant in sorted({row.tenant for row in rows}):
+        ids = sorted({home[row.id] for row in rows if row.tenant == tenant})
+        known |= {(tenant, its): Health.from_json(state or "") for its, state in tx.ask(HOLD_STATES, tenant, ids)}
     followed = list[ExchangeRow]()
     for row in rows:
         if row.health is not None and row.health.sample is not None and row.health.rules is not None:
             key = (row.tenant, home[row.id])
-            if key not in known:
-                known[key] = _state(tx, *key)
-            checkup = check(known[key], row.health.sample, row.health.rules)
+            checkup = check(known.get(key), row.health.sample, row.health.rules)
             known[key], row = checkup.health, replace(row, health=checkup)
         followed.append(row)
     return followed
@@ -173,10 +179,8 @@ def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[st
 
 def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> None:
     found = [((row.tenant, home[row.id]), row, row.health) for row in rows if row.health is not None]
-    states = {key: checkup.health for key, _, checkup in found}
-    for key, row, checkup in found:
-        if checkup.is_first:  # whatever is open of it is of somebody who is gone
-            close_all(tx, *key, row.at)
+    # whatever is open of one that begins is of somebody who is gone
+    tx.many(CLOSE_ALL, [_key(*key) | {"now": row.at} for key, row, checkup in found if checkup.is_first])
     tx.many(
         ADD_SNAPSHOT,
         [
@@ -194,11 +198,9 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
     )
     closed = [(_key(*key), row.at, episode) for key, row, checkup in found for episode in checkup.closed]
     tx.many(CLOSE, [{**key, "of_at": each.at, "of_kind": each.kind, "now": at} for key, at, each in closed])
-    tx.many(SET_STATE, [_of_id(*key) | {"state": states[key].to_json()} for key in sorted(states)])
-    for key in sorted(key for key, health in states.items() if health.requests > KEPT):
-        tx.execute(PRUNE_SNAPSHOTS, _key(*key))
-    for key in sorted({key for key, _, checkup in found if checkup.opened}):
-        tx.execute(PRUNE_ALERTS, _key(*key))
+    long = {key for key, _, checkup in found if checkup.health.requests > KEPT}
+    tx.many(PRUNE_SNAPSHOTS, [_key(*key) for key in sorted(long)])
+    tx.many(PRUNE_ALERTS, [_key(*key) for key in sorted({key for key, _, checkup in found if checkup.opened})])
 
 
 def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
@@ -224,25 +226,14 @@ def open_alerts(
 
 
 def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> None:
-    health = _state(tx, tenant, conversation)
+    key = {"of_tenant": tenant, "of_id": conversation}
+    health = Health.from_json(tx.scalar(STATE, key) or "")
     if health is not None:
-        tx.execute(SET_STATE, _of_id(tenant, conversation) | {"state": health._replace(fidelity=fidelity).to_json()})
-
-
-def close_all(tx: Transaction, tenant: str, conversation: str, at: float) -> None:
-    tx.execute(CLOSE_ALL, _key(tenant, conversation) | {"now": at})
+        tx.execute(SET_STATE, key | {"state": health._replace(fidelity=fidelity).to_json()})
 
 
 def _key(tenant: str, conversation: str) -> dict[str, object]:
     return {"of_tenant": tenant, "of_conversation": conversation}
-
-
-def _of_id(tenant: str, conversation: str) -> dict[str, object]:
-    return {"of_tenant": tenant, "of_id": conversation}
-
-
-def _state(tx: Transaction, tenant: str, conversation: str) -> Health | None:
-    return Health.from_json(tx.scalar(STATE, _of_id(tenant, conversation)) or "")
 
 
 def _listing() -> Rows:

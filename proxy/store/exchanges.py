@@ -7,7 +7,7 @@ That is added up day by day as requests are stored: nobody waits for a sum over 
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
@@ -24,13 +24,14 @@ from proxy.store.conversations import add_checkups, follow_others, open_conversa
 from proxy.store.ledger import mark_asked_again
 from proxy.store.records import AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
-    Upsert,
+    among,
     branches,
     conversations,
     exchanges,
     keep_first,
-    keep_last,
+    larger,
     of,
+    overwriting,
     recorded,
     relayed,
     same,
@@ -48,31 +49,29 @@ KINDS: Mapping[str, sa.types.TypeEngine[Any]] = {
     each.name: sa.Double() if each.type is float else sa.BigInteger() for each in FIGURES
 }
 ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"})
-TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
+TOUCH_BRANCH = overwriting(
+    branches,
+    lambda new, old: {
+        **{name: larger(new[name], old[name]) for name in ("longest", "updated", "trend_at")},
+        "trend": sa.case((sa.and_(new.trend.is_not(None), new.trend_at >= old.trend_at), new.trend), else_=old.trend),
+    },
+)
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
-DAY_COLUMNS = list(usage_days.c.keys())
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-KNOWN = sa.select(exchanges.c.id).where(
-    of(exchanges, "tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
-)
+KNOWN = sa.select(exchanges.c.id).where(among(exchanges.c.id))
 ONE = of(exchanges, "tenant", "id")
 SET_DETAIL = sa.update(exchanges).where(ONE).values(detail=sa.bindparam("told", type_=exchanges.c.detail.type))
-TOUCH = (
-    sa.update(conversations)
-    .where(of(conversations, "tenant", "id"))
-    .values(
-        updated=sa.case(
-            (conversations.c.updated > sa.bindparam("now"), conversations.c.updated), else_=sa.bindparam("now")
-        ),
-        requests=conversations.c.requests + sa.bindparam("more"),
-        parent=sa.func.coalesce(conversations.c.parent, sa.bindparam("part_of", type_=conversations.c.parent.type)),
-        closed=sa.case((conversations.c.closed < sa.bindparam("now"), None), else_=conversations.c.closed),
-        **{
-            name: sa.bindparam(f"new_{name}", type_=conversations.c[name].type)
-            for name in ("model", "tokens_before", "tokens_after", "limit", "zone", "actions")
-        },
-    )
+TOUCH = overwriting(
+    conversations,
+    lambda new, old: {
+        **{name: new[name] for name in ("model", "tokens_before", "tokens_after", "limit", "zone", "actions")},
+        "updated": larger(old.updated, new.updated),
+        "requests": old.requests + new.requests,
+        "parent": sa.func.coalesce(old.parent, new.parent),
+        "closed": sa.case((old.closed < new.updated, None), else_=old.closed),
+        "health": sa.func.coalesce(new.health, old.health),
+    },
 )
 
 
@@ -100,13 +99,14 @@ def record(
     home = {r.id: homes.get((r.tenant, r.name), r.conversation) for r in rows}
     _touch_branches(tx, rows, home)
     touch_chains(tx, [(row, row.ends or ((row.chain_end, row.length),)) for row in rows])
-    _touch_conversations(tx, rows, home)
-    mark_asked_again(tx, rows)
     if shared:
         rows = follow_others(tx, rows, home)
+    _touch_conversations(tx, rows, home)
+    mark_asked_again(tx, rows)
     add_checkups(tx, rows, home)
     tx.many(ADD, [_values(row, home[row.id]) for row in rows])
-    tx.many(ADD_TO_DAYS, [{"of_tenant": row.tenant, "of_id": row.id, "day": DAY * (row.at // DAY)} for row in rows])
+    for tenant, ids in _by_tenant(rows):
+        tx.ask(ADD_TO_DAYS, tenant, ids)
     inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
     append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
     return rows
@@ -212,10 +212,16 @@ def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
 def _new(tx: Transaction, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
     unique = {(row.tenant, row.id): row for row in rows}
     known: set[tuple[str, str]] = set()
-    for tenant in {row.tenant for row in rows}:
-        ids = [row.id for row in rows if row.tenant == tenant]
-        known |= {(tenant, found) for found in tx.scalars(KNOWN, {"of_tenant": tenant, "ids": ids})}
+    for tenant, ids in _by_tenant(unique.values()):
+        known |= {(tenant, found) for (found,) in tx.ask(KNOWN, tenant, ids)}
     return [row for key, row in unique.items() if key not in known]
+
+
+def _by_tenant(rows: Iterable[ExchangeRow]) -> list[tuple[str, list[str]]]:
+    ids: dict[str, list[str]] = {}
+    for row in rows:
+        ids.setdefault(row.tenant, []).append(row.id)
+    return sorted(ids.items())
 
 
 def _is_audited(row: ExchangeRow) -> bool:
@@ -269,23 +275,12 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
     for row in rows:
         of_each.setdefault((row.tenant, home[row.id]), []).append(row)
     given = []
-    for (tenant, conversation), its in sorted(of_each.items(), key=lambda each: each[0]):
+    for (_, conversation), its in sorted(of_each.items(), key=lambda each: each[0]):
         last, parents = its[-1], (row.parent_conversation for row in its if row.parent_conversation is not None)
-        given.append(
-            {
-                "of_tenant": tenant,
-                "of_id": conversation,
-                "now": last.at,
-                "more": len(its),
-                "part_of": next(parents, None),
-                "new_model": last.model,
-                "new_tokens_before": last.tokens_before,
-                "new_tokens_after": last.tokens_after,
-                "new_limit": last.limit,
-                "new_zone": last.zone,
-                "new_actions": last.actions,
-            }
-        )
+        states = [row.health.health for row in its if row.health is not None]
+        own = {"id": conversation, "created": last.at, "updated": last.at, "requests": len(its)}
+        own |= {"parent": next(parents, None), "health": states[-1].to_json() if states else None}
+        given.append(stored(conversations, last, **own))
     tx.many(TOUCH, given)
 
 
@@ -334,34 +329,26 @@ def _day_number(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
 
 def add_up_days(connection: sa.Connection) -> None:
     """Fill ``usage_days``, which has to be empty, from all requests that there are."""
-    day = _day_number(exchanges, connection.dialect.name)
     home = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
-    taken = _taken_in_days(DAY * day).join(conversations, home).group_by(day)
-    connection.execute(sa.insert(usage_days).from_select(DAY_COLUMNS, taken))
+    taken = _taken_in_days(connection.dialect.name).join(conversations, home)
+    connection.execute(sa.insert(usage_days).from_select(list(usage_days.c.keys()), taken))
 
 
-def _taken_in_days(day: sa.ColumnElement[Any]) -> sa.Select[Any]:
-    x = exchanges.c
-    key = (x.tenant, x.conversation, x.model, x.policy)
-    return sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *_sums(exchanges)).group_by(*key)
+def _taken_in_days(dialect: str) -> sa.Select[Any]:
+    x, day = exchanges.c, DAY * _day_number(exchanges, dialect)
+    query = sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *_sums(exchanges))
+    return query.group_by(x.tenant, x.conversation, day, x.model, x.policy)
 
 
-def _adding_to_days(insert: Callable[[sa.Table], Any]) -> sa.Insert:
-    one = _taken_in_days(sa.bindparam("day", type_=sa.Double())).where(ONE)
-    statement = insert(usage_days).from_select(DAY_COLUMNS, one)
-    new, old = statement.excluded, usage_days.c
-    ends = {
+ADD_TO_DAYS = overwriting(
+    usage_days,
+    lambda new, old: {
+        **{name: old[name] + new[name] for name in ADDED},
         "first": sa.case((new.first < old.first, new.first), else_=old.first),
-        "last": sa.case((new.last > old.last, new.last), else_=old.last),
-    }
-    key = list(usage_days.primary_key.columns)
-    added: sa.Insert = statement.on_conflict_do_update(
-        index_elements=key, set_={name: old[name] + new[name] for name in ADDED} | ends
-    )
-    return added
-
-
-ADD_TO_DAYS = Upsert(_adding_to_days)
+        "last": larger(new.last, old.last),
+    },
+    lambda dialect: _taken_in_days(dialect).where(among(exchanges.c.id)),
+)
 
 
 def _day(number: int) -> str:

@@ -1,22 +1,24 @@
 """What a conversation has for whoever looks into it: the arrays of its newest requests, and what was removed from it.
 
-The arrays are one row a conversation. What their messages say is kept by ref in bundles, until the archive has it or no
-request that is kept needs it. A bundle that is damaged costs what it holds, no request and no other bundle.
+What arrays and their messages say is only added, in bundles, as requests come. Once there are a few small ones, they
+become one: arrays then go to the conversation's one row of them, and what the archive has or no request that is kept
+needs goes. A bundle that is damaged costs what it holds, no request and no other bundle.
 """
 
 import json
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
 
 from policies.ledger import ADDING, EditKind
-from proxy.store.archive import message_of, originals_with
+from proxy.store.archive import IS_WHOLE, message_of, originals_with
 from proxy.store.ledger import Batched, cuts_of, load_batches, load_cuts, newest_branch
 from proxy.store.packing import (
     OWN,
@@ -24,15 +26,19 @@ from proxy.store.packing import (
     Inspected,
     Inspection,
     KeptArrays,
+    exact_bytes,
+    join_arrays,
     pack_arrays,
     pack_named,
     ref_of,
     refs_of,
+    split_arrays,
     unpack_arrays,
     unpack_named,
 )
 from proxy.store.records import ConversationRow, ExchangeRow, Original, RemovedRow
 from proxy.store.schema import (
+    among,
     conversations,
     cuts,
     evictions,
@@ -44,61 +50,36 @@ from proxy.store.schema import (
     originals,
     recorded,
 )
-from proxy.store.transaction import Transaction, chunks
+from proxy.store.transaction import Rows, Transaction, chunks
 
 Home = tuple[str, str]
-Made = Sequence[tuple[ExchangeRow, Inspection]]
 FEW = 8
-"""So many arrays may stay beyond those that are kept, so many bundles be small, and so many messages new at once."""
-SMALL, LARGE = 32 << 10, 4 << 20
+"""So many bundles may be small, and so many messages new at once."""
+TINY, SMALL, LARGE = 16 << 10, 32 << 10, 4 << 20
+ARRAYS = ""
+"""The name of arrays in a bundle, which is tiny before it is packed, so that it is small: it is written anew soon."""
 BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
-INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
-    of(inspected, "tenant"), inspected.c.conversation.in_(sa.bindparam("ids", expanding=True))
-)
+INSPECTED = sa.select(inspected.c.body).where(of(inspected, "tenant", "conversation"))
 SET_INSPECTED = keep_last(inspected)
 MINE = of(inspected_parts, "tenant", "conversation")
-BUNDLES = (
+PARTS = inspected_parts.c
+COUNTS = (
     sa.select(
-        inspected_parts.c.conversation,
-        inspected_parts.c.number,
-        inspected_parts.c.refs,
-        sa.func.length(inspected_parts.c.body).label("size"),
+        PARTS.conversation,
+        sa.func.max(PARTS.number),
+        sa.func.count(sa.case((sa.func.length(PARTS.body) < SMALL, 1))),
     )
-    .where(of(inspected_parts, "tenant"), inspected_parts.c.conversation.in_(sa.bindparam("ids", expanding=True)))
-    .order_by(inspected_parts.c.number)
+    .where(among(PARTS.conversation))
+    .group_by(PARTS.conversation)
 )
+REFS = sa.select(PARTS.number, PARTS.refs, (sa.func.length(PARTS.body) < SMALL).label("is_small")).where(MINE)
 ADD_BUNDLE = sa.insert(inspected_parts)
-BODIES = sa.select(inspected_parts).where(MINE).order_by(inspected_parts.c.number)
+BODIES = sa.select(PARTS.number, PARTS.body).where(MINE).order_by(PARTS.number)
+SMALL_BODIES = BODIES.where(sa.func.length(PARTS.body) < SMALL)
+ONE_BODY = BODIES.where(of(inspected_parts, "number"))
+DROP = sa.delete(inspected_parts).where(MINE, of(inspected_parts, "number"))
 LOCK = sa.select(conversations.c.id).where(of(conversations, "tenant", "id")).with_for_update()
-ARCHIVED = sa.select(originals.c.ref).where(
-    of(originals, "tenant"),
-    originals.c.ref.in_(sa.bindparam("refs", expanding=True)),
-    sa.or_(originals.c.body.is_not(None), originals.c.frame.is_not(None)),
-)
-
-
-def kept_arrays(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[KeptArrays]]:
-    found: dict[Home, list[KeptArrays]] = {key: [] for key in given}
-    for tenant, row in _rows(tx, INSPECTED, found):
-        try:
-            found[tenant, row.conversation] = tx.aside(partial(unpack_arrays, row.body))
-        except BROKEN:
-            tx.damage("inspected", tenant, row.conversation)
-    return found
-
-
-def _bundles(tx: Transaction, given: Iterable[Home]) -> dict[Home, list[sa.Row[Any]]]:
-    found: dict[Home, list[sa.Row[Any]]] = {key: [] for key in given}
-    for tenant, row in _rows(tx, BUNDLES, found):
-        found[tenant, row.conversation].append(row)
-    return found
-
-
-def _rows(tx: Transaction, query: sa.Select[Any], homes: Collection[Home]) -> Iterator[tuple[str, sa.Row[Any]]]:
-    for tenant in {tenant for tenant, _ in homes}:
-        for ids in chunks(sorted(its for owner, its in homes if owner == tenant)):
-            for row in tx.execute(query, {"of_tenant": tenant, "ids": ids}):
-                yield tenant, row
+ARCHIVED = sa.select(originals.c.ref).where(among(originals.c.ref), IS_WHOLE)
 
 
 def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
@@ -107,22 +88,22 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
     if row is None:
         raise KeyError(request)
     told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
-    [kept] = kept_arrays(tx, [(conversation.tenant, conversation.id)]).values()
+    kept, said = _whole(tx, (conversation.tenant, conversation.id))
     for newer, arrays in enumerate(reversed(kept)):
         if arrays.request == request:
             with suppress(*BROKEN):
-                found = arrays.inspected()
-                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found, refs_of([arrays]))
+                found, needed = arrays.inspected(), refs_of([arrays])
+                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found, said, needed)
             tx.damage("inspected", conversation.tenant, request)
     return told, None
 
 
 def exported(tx: Transaction, conversation: ConversationRow) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    home = conversation.tenant, conversation.id
-    arrays = [{"id": each.request, "at": each.at, **_plain(each)} for each in kept_arrays(tx, [home])[home]]
+    kept, bodies = _whole(tx, (conversation.tenant, conversation.id))
+    arrays = [{"id": each.request, "at": each.at, **_plain(each)} for each in kept]
     said = [
         {"conversation": conversation.id, "ref": ref, "body": body.decode(errors="replace")}
-        for ref, body in sorted(_said(tx, home).items())
+        for ref, body in sorted(bodies.items())
     ]
     return arrays, said
 
@@ -135,63 +116,73 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     by_home: dict[Home, list[tuple[ExchangeRow, Inspection]]] = {}
     for row, its, home in batch:
         by_home.setdefault((row.tenant, home), []).append((row, its))
-    known, there = kept_arrays(tx, by_home), _bundles(tx, by_home)
-    arrays, bundles = list[dict[str, object]](), list[dict[str, object]]()
+    counts: dict[Home, tuple[int, int]] = {}
+    for tenant in {tenant for tenant, _ in by_home}:
+        rows = tx.ask(COUNTS, tenant, [its for owner, its in by_home if owner == tenant])
+        counts |= {(tenant, its): (last, few) for its, last, few in rows}
+    bundles = list[dict[str, object]]()
     for key, made in by_home.items():
+        last, small = counts.get(key, (0, 0))
         try:
+            arrays = [each.kept(row.id, row.at) for row, each in made]
             fresh = {ref: body for _, its in made for ref, body in its.bodies().items()}
-            left, packed = tx.aside(partial(_packed, known[key], made))
         except (*BROKEN, OverflowError):  # requests that cannot be looked at are still requests
             continue
-        arrays.append({"tenant": key[0], "conversation": key[1], "body": packed})
-        is_due = len(left) <= len(known[key]) or any(row.evicted or row.strategy for row, _ in made)
-        branch, left_now = made[-1][0].branch, left if is_due else None
-        bundles += _bundled(tx, key, fresh, there[key], branch=branch, left=left_now)
-    tx.many(SET_INSPECTED, arrays)
+        for ref in _elsewhere(tx, key, made[-1][0].branch, fresh.keys()):
+            fresh.pop(ref, None)
+        joined = join_arrays(arrays)
+        if small + 1 < FEW and len(joined) <= TINY and not any(row.evicted or row.strategy for row, _ in made):
+            bundles += _bundled(tx, key, fresh, last=last, arrays=joined)
+        else:
+            bundles += _rewritten(tx, key, arrays, fresh, most=made[-1][1].keep)
     tx.many(ADD_BUNDLE, bundles)
 
 
 def keep_texts(tx: Transaction, conversation: ConversationRow, branch: str, *, above: int) -> None:
     home = conversation.tenant, conversation.id
     tx.execute(LOCK, {"of_tenant": home[0], "of_id": home[1]})
-    if there := _bundles(tx, [home])[home]:
+    if there := tx.execute(REFS, _key(home)).all():
+        known = set(chain.from_iterable(row.refs.split() for row in there))
         gone = (cuts.c.tenant == home[0], cuts.c.branch == branch, cuts.c.batch > above)
         texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(*gone)) if text]
-        fresh = {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts}
-        tx.many(ADD_BUNDLE, list(_bundled(tx, home, fresh, there)))
+        fresh = {ref: exact_bytes(text) for text in texts if (ref := ref_of(text)) not in known}
+        tx.many(ADD_BUNDLE, list(_bundled(tx, home, fresh, last=max(row.number for row in there))))
+
+
+def _rewritten(
+    tx: Transaction, home: Home, new: Sequence[KeptArrays], fresh: Mapping[str, bytes], *, most: int
+) -> Iterator[dict[str, object]]:
+    """The bundles in place of small ones and of those that hold what nobody needs; the arrays of the newest stay."""
+    there = tx.execute(REFS, _key(home)).all()
+    refs = {row.number: row.refs.split() for row in there}
+    gone = {row.number for row in there if row.is_small}
+    arrays, bodies = _read(tx, home, SMALL_BODIES)
+    left = _in_order([*_kept(tx, home), *arrays, *new])[-most:]
+    tx.many(SET_INSPECTED, [{"tenant": home[0], "conversation": home[1], "body": tx.aside(lambda: pack_arrays(left))}])
+    stays = tx.aside(partial(_needed, left)) & {*fresh, *chain.from_iterable(refs.values())}
+    stays -= _archived(tx, home, stays)
+    for number in sorted(refs.keys() - gone):
+        if not stays.issuperset(refs[number]):
+            gone.add(number)
+            bodies |= _read(tx, home, ONE_BODY, of_number=number)[1]
+    elsewhere = set(chain.from_iterable(its for number, its in refs.items() if number not in gone))
+    tx.many(DROP, [_key(home) | {"of_number": number} for number in sorted(gone)])
+    kept = {ref: body for ref, body in {**bodies, **fresh}.items() if ref in stays and ref not in elsewhere}
+    yield from _bundled(tx, home, kept, last=max(refs, default=0), level=3)
 
 
 def _bundled(
-    tx: Transaction,
-    home: Home,
-    fresh: Mapping[str, bytes],
-    there: Sequence[sa.Row[Any]],
-    *,
-    branch: str | None = None,
-    left: Sequence[KeptArrays] | None = None,
+    tx: Transaction, home: Home, bodies: Mapping[str, bytes], *, last: int, arrays: bytes = b"", level: int = 1
 ) -> Iterator[dict[str, object]]:
-    """The bundles to add, of what is said in no other place; what they take the place of is taken out."""
-    by_number = {row.number: set(row.refs.split()) for row in there}
-    known = set[str]().union(*by_number.values())
-    there_too = _elsewhere(tx, home, branch, fresh.keys() - known)
-    bodies = {ref: body for ref, body in fresh.items() if ref not in known and ref not in there_too}
-    rewritten = {row.number for row in there if row.size < SMALL}
-    if len(rewritten) < FEW:
-        rewritten = set()
-    stays = known | bodies.keys()
-    if left is not None:
-        needed = tx.aside(partial(_needed, left))
-        stays &= needed - _archived(tx, home, stays & needed)
-        rewritten |= {number for number, refs in by_number.items() if not refs <= stays}
-    if rewritten:
-        bodies = _said(tx, home, rewritten) | bodies
-        gone = inspected_parts.c.number.in_(rewritten)
-        tx.execute(sa.delete(inspected_parts).where(MINE, gone), _key(home))
-    if bodies := {ref: body for ref, body in sorted(bodies.items()) if ref in stays}:
-        level, own = 3 if rewritten else 1, {"tenant": home[0], "conversation": home[1]}
-        for number, part in enumerate(_parts(bodies), 1 + max(by_number, default=0)):
-            packed = tx.aside(partial(pack_named, part, level=level))
-            yield own | {"number": number, "refs": " ".join(part), "body": packed}
+    parts = list(_parts(bodies))
+    if arrays:
+        if not parts or len(arrays) + sum(map(len, bodies.values())) > TINY:
+            parts.append({})
+        parts[-1][ARRAYS] = [arrays]
+    for number, part in enumerate(parts, last + 1):
+        body = tx.aside(partial(pack_named, part, level=level))
+        refs = " ".join([ref for ref in part if ref != ARRAYS])
+        yield {"tenant": home[0], "conversation": home[1], "number": number, "refs": refs, "body": body}
 
 
 def _parts(bodies: Mapping[str, bytes]) -> Iterator[dict[str, list[bytes]]]:
@@ -206,37 +197,50 @@ def _parts(bodies: Mapping[str, bytes]) -> Iterator[dict[str, list[bytes]]]:
         yield part
 
 
-def _elsewhere(tx: Transaction, home: Home, branch: str | None, refs: AbstractSet[str]) -> set[str]:
-    found = set[str]()
-    if branch is not None and any(ref.startswith(OWN) for ref in refs):
+def _elsewhere(tx: Transaction, home: Home, branch: str, refs: AbstractSet[str]) -> set[str]:
+    if len(refs) <= FEW and not any(ref.startswith(OWN) for ref in refs):  # a few are new, in no archive and no bundle
+        return set()
+    found = set(chain.from_iterable(row.refs.split() for row in tx.execute(REFS, _key(home))))
+    new = refs - found
+    if any(ref.startswith(OWN) for ref in new):
         found |= {ref_of(cut.text) for cut in load_cuts(tx, home[0], branch)}
-    messages = {ref for ref in refs if not ref.startswith(OWN)}
-    return found | _archived(tx, home, messages) if len(messages) > FEW else found  # a few are new, in no archive
+    return found | _archived(tx, home, new) if len(new) > FEW else found
 
 
 def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
-    found = set[str]()
-    for chunk in chunks(sorted(ref for ref in refs if not ref.startswith(OWN))):
-        found |= set(tx.scalars(ARCHIVED, {"of_tenant": home[0], "refs": chunk}))
-    return found
+    return {ref for (ref,) in tx.ask(ARCHIVED, home[0], [ref for ref in refs if not ref.startswith(OWN)])}
 
 
-def _said(tx: Transaction, home: Home, numbers: Iterable[int] | None = None) -> dict[str, bytes]:
-    query = BODIES if numbers is None else BODIES.where(inspected_parts.c.number.in_(numbers))
-    found = dict[str, bytes]()
-    for row in tx.execute(query, _key(home)):
+def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
+    packed = tx.scalar(INSPECTED, _key(home))
+    try:
+        return [] if packed is None else tx.aside(partial(unpack_arrays, packed))
+    except BROKEN:
+        tx.damage("inspected", *home)
+        return []
+
+
+def _read(tx: Transaction, home: Home, query: Rows, **more: object) -> tuple[list[KeptArrays], dict[str, bytes]]:
+    """Arrays that are in bundles, and what these say."""
+    arrays, bodies = list[KeptArrays](), dict[str, bytes]()
+    for number, body in tx.execute(query, _key(home) | more):
         try:
-            found |= {ref: body for ref, [body] in unpack_named(row.body, parts=1).items()}
-        except Damaged:
-            tx.damage("inspected", home[0], f"{home[1]} {row.number}")
-    return found
+            found = {ref: said for ref, [said] in tx.aside(partial(unpack_named, body, parts=1)).items()}
+            arrays += split_arrays(found.pop(ARRAYS)) if ARRAYS in found else ()
+        except BROKEN:
+            tx.damage("inspected", home[0], f"{home[1]} {number}")
+        else:
+            bodies |= found
+    return arrays, bodies
 
 
-def _packed(known: Sequence[KeptArrays], made: Made) -> tuple[list[KeptArrays], bytes]:
-    new, keep = [each.kept(row.id, row.at) for row, each in made], made[-1][1].keep
-    every = sorted([*known, *new], key=lambda each: (each.at, each.request))
-    left = every if len(every) <= keep + FEW else every[-keep:]
-    return left, pack_arrays(left)
+def _whole(tx: Transaction, home: Home) -> tuple[list[KeptArrays], dict[str, bytes]]:
+    arrays, bodies = _read(tx, home, BODIES)
+    return _in_order([*_kept(tx, home), *arrays]), bodies
+
+
+def _in_order(arrays: Iterable[KeptArrays]) -> list[KeptArrays]:
+    return sorted(arrays, key=lambda each: (each.at, each.request))
 
 
 def _needed(left: Sequence[KeptArrays]) -> set[str]:
@@ -246,8 +250,10 @@ def _needed(left: Sequence[KeptArrays]) -> set[str]:
         return set[str]().union(*(_needed([each]) for each in left if len(left) > 1))
 
 
-def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspected, needed: set[str]) -> Inspected:
-    bodies = {ref: body for ref, body in _said(tx, (conversation.tenant, conversation.id)).items() if ref in needed}
+def _with_bodies(
+    tx: Transaction, conversation: ConversationRow, found: Inspected, said: Mapping[str, bytes], needed: set[str]
+) -> Inspected:
+    bodies = {ref: body for ref, body in said.items() if ref in needed}
     if any(ref.startswith(OWN) and ref not in bodies for ref in needed):
         texts = (each.cut.text for each in cuts_of(tx, conversation).values())
         bodies |= {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts}

@@ -61,7 +61,7 @@ OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
 JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
 HIDDEN = frozenset({"tenant", "failed"})
 SIZE, HOUR, HOURS_KEPT = "size:", 3600, 31 * 24
-KEEP_SIZE = keep_last(meta, replaced=("number",))
+KEEP_SIZE = keep_last(meta, "number")
 
 
 def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:

@@ -250,7 +250,7 @@ SURPLUS = (
     .limit(SUMMARIES_AT_ONCE)
     .offset(MAX_SUMMARIES)
 )
-OPEN_SLOT = keep_last(spending, replaced=("tenant",))
+OPEN_SLOT = keep_last(spending, "tenant")
 COUNT_TOKENS = sa.update(spending).where(of(spending, "tenant", "slot"))
 COUNT_TOKENS = COUNT_TOKENS.values(tokens=spending.c.tokens + sa.bindparam("more"))
 

@@ -6,13 +6,14 @@ archive, or once among the parts of its conversation.
 """
 
 import json
+import struct
 import threading
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
-from struct import Struct
 from typing import NamedTuple
 
 import msgspec
@@ -22,11 +23,14 @@ from policies.ledger import PlannedMessage
 from policies.messages import PIN_SIZE, Message
 
 MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
+LONG = 8 << 10
 SIZE = 4
-RECORD = Struct(f">{PIN_SIZE}sHI")
+RECORD_FORM = f"{PIN_SIZE}sHI"
+RECORD = struct.Struct(f">{RECORD_FORM}")
 """Of a message the beginning of its digest, its role's place among the roles, and its tokens."""
 OWN = "t"
 PACKED_WORDS = b"\1"
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 FRAME = b"\x28\xb5\x2f\xfd"  # what every frame begins with: RFC 8878, section 3.1.1
 # What is stored was packed with exactly this: another one needs another mark before what it packs.
 WORDS = (
@@ -65,25 +69,19 @@ MESSAGES = zstandard.ZstdCompressionDict(
 class Damaged(ValueError): ...
 
 
-class _Compressors(threading.local):
-    """A compressor for each level: making one costs ten times what packing a message does, and none is for two threads
-    at once."""
-
-    def __init__(self) -> None:
-        self.by_level = dict[int, zstandard.ZstdCompressor]()
-
-    def of(self, level: int) -> zstandard.ZstdCompressor:
-        found = self.by_level.get(level)
-        if found is None:
-            found = self.by_level[level] = zstandard.ZstdCompressor(level=level, dict_data=MESSAGES)
-        return found
-
-
-_COMPRESSORS = _Compressors()
+@lru_cache(maxsize=64)  # making one costs ten times what packing a message does, and none is for two threads at once
+def _compressor(level: int, words: zstandard.ZstdCompressionDict | None, _thread: int) -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=level, dict_data=words)
 
 
 def pack(*parts: bytes, level: int = 6) -> bytes:
-    return _COMPRESSORS.of(level).compress(_joined(parts))
+    return _packed(_joined(parts), level=level)
+
+
+def _packed(said: bytes, *, level: int) -> bytes:
+    """What is long without the words: zstd takes tables of their size with them, and needs twice the time and room."""
+    words = MESSAGES if len(said) < LONG else None
+    return _compressor(level, words, threading.get_ident()).compress(said)
 
 
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:
@@ -93,13 +91,13 @@ def unpack(packed: bytes, *, parts: int) -> list[bytes]:
 
 def pack_named(given: Mapping[str, Sequence[bytes]], *, level: int = 6) -> bytes:
     parts = [part for each in given.values() for part in each]
-    return pack(json.dumps(list(given), separators=(",", ":")).encode(), _joined(parts), level=level)
+    return pack(msgspec.json.encode(list(given)), _joined(parts), level=level)
 
 
 def unpack_named(packed: bytes, *, parts: int) -> dict[str, list[bytes]]:
     told, joined = unpack(packed, parts=2)
     try:
-        refs = json.loads(told)
+        refs = msgspec.json.decode(told)
         found = _parted(joined, parts * len(refs))
         return {str(ref): found[parts * n : parts * (n + 1)] for n, ref in enumerate(refs)}
     except (ValueError, TypeError):
@@ -107,13 +105,14 @@ def unpack_named(packed: bytes, *, parts: int) -> dict[str, list[bytes]]:
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:
-    return b"".join([*(len(part).to_bytes(SIZE, "big") for part in parts), *parts])
+    return b"".join([struct.pack(f">{len(parts)}I", *map(len, parts)), *parts])
 
 
 def _parted(whole: bytes, parts: int) -> list[bytes]:
     found, start = list[bytes](), SIZE * parts
-    for number in range(parts):
-        size = int.from_bytes(whole[SIZE * number : SIZE * (number + 1)], "big")
+    if len(whole) < start:
+        raise Damaged("the sizes are broken")
+    for size in struct.unpack_from(f">{parts}I", whole):
         found.append(whole[start : start + size])
         start += size
     return found
@@ -128,9 +127,13 @@ def _decompressed(packed: bytes, words: zstandard.ZstdCompressionDict) -> bytes:
         raise Damaged("the frame is broken") from None
 
 
+def exact_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
 def pack_words(text: str) -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, WORDS)
-    return PACKED_WORDS + packer.compress(text.encode("utf-8", "surrogatepass")) + packer.flush()
+    return PACKED_WORDS + packer.compress(exact_bytes(text)) + packer.flush()
 
 
 def unpack_words(packed: bytes) -> str:
@@ -145,8 +148,8 @@ def unpack_words(packed: bytes) -> str:
 def pack_text(text: str, *, like: str | None = None) -> bytes:
     """A text as one frame; with another one that it is ``like`` only what it has not from there."""
     if like is None:
-        return pack(text.encode("utf-8", "surrogatepass"))
-    return zstandard.ZstdCompressor(level=6, dict_data=_words(like)).compress(text.encode("utf-8", "surrogatepass"))
+        return pack(exact_bytes(text))
+    return zstandard.ZstdCompressor(level=6, dict_data=_words(like)).compress(exact_bytes(text))
 
 
 def unpack_text(packed: bytes, *, like: str | None = None) -> str:
@@ -154,7 +157,7 @@ def unpack_text(packed: bytes, *, like: str | None = None) -> str:
 
 
 def _words(text: str) -> zstandard.ZstdCompressionDict:
-    said = text.encode("utf-8", "surrogatepass")
+    said = exact_bytes(text)
     return zstandard.ZstdCompressionDict(said, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
@@ -176,7 +179,7 @@ def unpack_messages(packed: bytes) -> dict[str, tuple[bytes, str]]:
 
 
 def _message_parts(body: bytes, text: str) -> tuple[bytes, bytes, bytes]:
-    said = text.encode("utf-8", "surrogatepass")
+    said = exact_bytes(text)
     inside = _escaped(text)
     head, found, tail = body.partition(inside) if inside else (body, b"", b"")
     return head, tail if found else b"", said
@@ -222,8 +225,11 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     def kept(self, request: str, at: float) -> "KeptArrays":
         said_by = [message.role for message in self.messages]
         roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
-        record = RECORD.pack
-        records = b"".join([record(m.digest[:PIN_SIZE], roles[m.role], m.tokens) for m in self.messages])
+        facts: list[object] = [None] * (3 * len(said_by))  # by column: there may be hundreds in each request
+        facts[0::3] = [message.digest for message in self.messages]
+        facts[1::3] = [roles[role] for role in said_by]
+        facts[2::3] = [message.tokens for message in self.messages]
+        records = struct.pack(">" + len(said_by) * RECORD_FORM, *facts)
         said = {
             "keep": self.keep,
             "roles": list(roles),
@@ -231,14 +237,14 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
             "pruned": self.pruned,
             "tools": self.tools,
         }
-        return KeptArrays(request, at, json.dumps(said, separators=(",", ":")).encode(), records)
+        return KeptArrays(request, at, _ENCODER.encode(said).encode(), records)
 
     def bodies(self) -> dict[str, bytes]:
         first = self.first
         found = {self.messages[first + n].ref: raw for n, raw in enumerate(self.raws)} if self.content else {}
         for piece in self.pieces or () if self.content else ():
             if piece.text is not None:
-                found[ref_of(piece.text)] = piece.text.encode("utf-8", "surrogatepass")
+                found[ref_of(piece.text)] = exact_bytes(piece.text)
         return found
 
 
@@ -264,7 +270,7 @@ class Inspected:
 
 
 def ref_of(text: str) -> str:
-    return OWN + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=PIN_SIZE).hexdigest()
+    return OWN + blake2b(exact_bytes(text), digest_size=PIN_SIZE).hexdigest()
 
 
 class KeptArrays(NamedTuple):
@@ -282,33 +288,49 @@ class KeptArrays(NamedTuple):
 
 
 def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
-    heads, own, before = list[tuple[str, float, int, int]](), list[bytes](), b""
-    for each in given:
-        most = min(len(before), len(each.records)) // RECORD.size
-        ends = range(RECORD.size, (most + 1) * RECORD.size, RECORD.size)
-        same = RECORD.size * bisect_left(ends, 1, key=lambda end: before[:end] != each.records[:end])
-        heads.append((each.request, each.at, same, len(each.records) - same))
-        own.append(each.records[same:])
-        before = each.records
-    told = b"\n".join(each.told for each in given)
-    return pack(json.dumps(heads, separators=(",", ":")).encode(), told, b"".join(own), level=1)
+    return _packed(join_arrays(given), level=1)
 
 
 def unpack_arrays(packed: bytes) -> list[KeptArrays]:
-    heads, told, own = unpack(packed, parts=3)
+    return split_arrays(_decompressed(packed, MESSAGES))
+
+
+def join_arrays(given: Sequence[KeptArrays]) -> bytes:
+    heads, own = list[tuple[str, float, int, int]](), list[bytes]()
+    for each, fresh in _fresh(given):
+        heads.append((each.request, each.at, len(each.records) - len(fresh), len(fresh)))
+        own.append(fresh)
+    return _joined((msgspec.json.encode(heads), b"\n".join([each.told for each in given]), b"".join(own)))
+
+
+def split_arrays(joined: bytes) -> list[KeptArrays]:
+    heads, told, own = _parted(joined, 3)
     found, start, records = list[KeptArrays](), 0, b""
-    for (request, at, same, fresh), said in zip(json.loads(heads), told.split(b"\n"), strict=True):
+    for (request, at, same, fresh), said in zip(msgspec.json.decode(heads), told.split(b"\n"), strict=True):
         records = records[:same] + own[start : start + fresh]
         start += fresh
         found.append(KeptArrays(request, at, said, records))
     return found
 
 
+def _fresh(given: Iterable[KeptArrays]) -> Iterator[tuple[KeptArrays, bytes]]:
+    """Each array with its records from the first that is not the one before's: most go on where that ended."""
+    before = b""
+    for each in given:
+        same = len(before)
+        if not each.records.startswith(before):
+            most = min(len(before), len(each.records)) // RECORD.size
+            ends = range(RECORD.size, (most + 1) * RECORD.size, RECORD.size)
+            same = RECORD.size * bisect_left(ends, 1, key=lambda end: before[:end] != each.records[:end])
+        yield each, each.records[same:]
+        before = each.records
+
+
 def refs_of(given: Iterable[KeptArrays]) -> set[str]:
     """Every ref in arrays of requests, most of which have most in common. Raises what JSON and structs raise."""
     pins, texts = set[bytes](), set[str]()
-    for each in given:
-        pins.update([pin for pin, _, _ in RECORD.iter_unpack(each.records)])
+    for each, fresh in _fresh(given):
+        pins.update([pin for pin, _, _ in RECORD.iter_unpack(fresh)])
         texts.update([run[3] for run in json.loads(each.told)["sent"] or () if len(run) == 4 and run[3] is not None])
     return {pin.hex() for pin in pins} | texts
 

@@ -1,7 +1,7 @@
 """The tables, each column declared once, where SQLite and PostgreSQL differ, and which revision a database has.
 
 Every table that holds something of a conversation has ``tenant`` as the first column of its key, and every
-statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes (:class:`ExactText`), because
+statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes (``EXACT``), because
 JSON may carry lone surrogates and NUL, which neither database takes as text.
 
 Columns that a record of :mod:`proxy.store.records` has as well are taken from its fields. A new database is made of
@@ -13,7 +13,8 @@ import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import attrgetter
 from types import MappingProxyType, NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -23,28 +24,16 @@ from policies.ledger import Cut, Edit
 from policies.quality.health import Snapshot
 from proxy.store import records
 from proxy.store.chain import AuditRow
-from proxy.store.packing import FRAME, Damaged, pack_text, pack_words, unpack_text, unpack_words
+from proxy.store.packing import FRAME, Damaged, exact_bytes, pack_text, pack_words, unpack_text, unpack_words
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
 R = TypeVar("R")
+Bind = Callable[[Any], Any]
 REVISIONS = ("0013", "0016", "0017", "0018", "0019")
 HEAD = REVISIONS[-1]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-class ExactText(sa.types.TypeDecorator[str]):
-    """Text kept byte for byte, whatever code points it has."""
-
-    impl = sa.LargeBinary
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
-        return None if value is None else value.encode("utf-8", "surrogatepass")
-
-    def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
-        return None if value is None else value.decode("utf-8", "surrogatepass")
 
 
 def plain_text(value: str) -> str:
@@ -53,71 +42,75 @@ def plain_text(value: str) -> str:
     return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
-class PlainText(sa.types.TypeDecorator[str]):
-    impl = sa.Text
+class StoredText(sa.types.TypeDecorator[str]):
+    """Text that is stored as ``write`` makes it, and shown as ``read`` reads that; text that is no bytes as it is."""
+
+    impl: Any = sa.Text
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
-        return None if value is None else plain_text(value)
+    def __init__(self, write: Bind = plain_text, read: Bind | None = None) -> None:
+        super().__init__()
+        self.write = write
+        self.read = read
+
+    def binding(self, dialect: sa.Dialect) -> Bind | None:  # noqa: ARG002 - those of ids differ
+        return self.write
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        bind = None if value is None else self.binding(dialect)
+        return value if bind is None else bind(value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return self.read(value) if isinstance(value, bytes) and self.read is not None else value
 
 
-class Id(sa.types.TypeDecorator[str]):
+class StoredBytes(StoredText):
+    impl = sa.LargeBinary
+    cache_ok = True
+
+
+class Id(StoredText):
     """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
 
-    impl = sa.Text
     cache_ok = True
 
     def __init__(self, prefix: str = "") -> None:
-        super().__init__()
+        super().__init__(partial(_bytes_of, prefix), self.shown)
         self.prefix = prefix
 
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
-        return value if value is None or dialect.name != "sqlite" else _bytes_of(value, self.prefix)
-
-    def process_result_value(self, value: object, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
-        return self.shown(value)
+    def binding(self, dialect: sa.Dialect) -> Bind | None:
+        return self.write if dialect.name == "sqlite" else None
 
     def shown(self, stored: object) -> Any:
         return self.prefix + stored.hex() if isinstance(stored, bytes) else stored
 
 
 @lru_cache(maxsize=4_096)  # one batch has the same few many times
-def _bytes_of(value: str, prefix: str) -> str | bytes:
+def _bytes_of(prefix: str, value: str) -> str | bytes:
     digits = value[len(prefix) :]
     return bytes.fromhex(digits) if digits and value.startswith(prefix) and HEX(digits) else value
 
 
-class LongText(ExactText):
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
-        return None if value is None else pack_text(value)
-
-    def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> str | None:
-        if value is None or not value.startswith(FRAME):
-            return super().process_result_value(value, dialect)
-        try:
-            return unpack_text(value)
-        except Damaged:
-            return value.decode(errors="replace")
+def _exactly(value: bytes) -> str:
+    return value.decode("utf-8", "surrogatepass")
 
 
-class Packed(sa.types.TypeDecorator[str]):
-    impl = sa.LargeBinary
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
-        return None if value is None else pack_words(value)
-
-    def process_result_value(self, value: object, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
-        if not isinstance(value, bytes):
-            return None if value is None else str(value)
-        try:
-            return unpack_words(value)
-        except Damaged:
-            return value.decode(errors="replace")
+def _unpacked(value: bytes) -> str:
+    try:
+        return unpack_text(value) if value.startswith(FRAME) else _exactly(value)
+    except Damaged:
+        return value.decode(errors="replace")
 
 
+def _in_words(value: bytes) -> str:
+    try:
+        return unpack_words(value)
+    except Damaged:
+        return value.decode(errors="replace")
+
+
+PLAIN, EXACT = StoredText(), StoredBytes(exact_bytes, _exactly)
+LONG, PACKED = StoredBytes(pack_text, _unpacked), StoredBytes(pack_words, _in_words)
 TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
 OF_BRANCH = (OF_TENANT, sa.bindparam("branch", type_=BRANCH))
@@ -131,7 +124,7 @@ BY_TYPE: Mapping[Any, Kind] = {
     str: sa.Text(),
 }
 BY_NAME: dict[str, Kind] = {"tenant": TENANT, "conversation": CONVERSATION, "branch": BRANCH}
-BY_NAME |= dict.fromkeys(("model", "name", "role", "tool"), PlainText())
+BY_NAME |= dict.fromkeys(("model", "name", "role", "tool"), PLAIN)
 BY_NAME |= dict.fromkeys(("kind", "level", "category"), sa.Text())
 BY_NAME |= dict.fromkeys(
     (
@@ -187,7 +180,7 @@ meta = _table("meta", "name", _required(name=sa.Text), _optional(body=sa.LargeBi
 conversations = _table(
     "conversations",
     "tenant id",
-    _fields(records.ConversationRow, without="branches version", id=CONVERSATION, parent=PlainText()),
+    _fields(records.ConversationRow, without="branches version", id=CONVERSATION, parent=PLAIN),
     _optional(health=sa.Text),
     [
         sa.Index("conversations_name", "tenant", "name", unique=True),
@@ -201,7 +194,7 @@ branches = _table(
     "tenant branch",
     _required(tenant=TENANT, branch=BRANCH, conversation=CONVERSATION, version=sa.Integer, longest=sa.Integer),
     _required(created=sa.Double, updated=sa.Double, trend_at=sa.Double),
-    _optional(parent=BRANCH, trend=sa.Text, prepared=ExactText, wanted=sa.Text, resumed=ExactText),
+    _optional(parent=BRANCH, trend=sa.Text, prepared=EXACT, wanted=sa.Text, resumed=EXACT),
     _optional(undone=sa.Text, preparing=sa.Double, failed=sa.Integer),
     [sa.Index("branches_of_conversation", "tenant", "conversation")],
     within=conversations,
@@ -222,7 +215,7 @@ edits = _table(
     "edits",
     "tenant branch version position",
     _required(tenant=TENANT, branch=BRANCH, version=sa.Integer, position=sa.Integer, sha=sa.LargeBinary),
-    _fields(Edit, text=Packed()),
+    _fields(Edit, text=PACKED),
     within=branches,
     sqlite_with_rowid=False,
 )
@@ -232,7 +225,7 @@ cuts = _table(
     "tenant branch version",
     _required(tenant=TENANT, branch=BRANCH, at=sa.Double, batch=sa.Integer, stays=sa.Text, covered=sa.Text),
     _required(sha=sa.LargeBinary),
-    _fields(Cut, without="before after", text=LongText(), narrative=LongText()),
+    _fields(Cut, without="before after", text=LONG, narrative=LONG),
     [sa.Index("cuts_ref", "tenant", "ref")],
     within=branches,
 )
@@ -250,7 +243,7 @@ notes = _table(
     "notes",
     "tenant conversation id",
     _required(tenant=TENANT, conversation=CONVERSATION, sha=sa.LargeBinary),
-    _fields(records.NoteRow, text=ExactText()),
+    _fields(records.NoteRow, text=EXACT),
     within=conversations,
 )
 
@@ -258,7 +251,7 @@ summaries = _table(
     "summaries",
     "tenant key",
     _required(tenant=TENANT, sha=sa.LargeBinary),
-    _fields(records.SummaryRow, text=ExactText()),
+    _fields(records.SummaryRow, text=EXACT),
     [sa.Index("summaries_at", "at"), sa.Index("summaries_of_tenant", "tenant", "at")],
 )
 
@@ -293,7 +286,7 @@ vectors = _table(
 evictions = _table(
     "evictions",
     "tenant branch version position",
-    _fields(records.EvictionRow, without="conversation", policy=PlainText()),
+    _fields(records.EvictionRow, without="conversation", policy=PLAIN),
     within=branches,
     sqlite_with_rowid=False,
 )
@@ -306,7 +299,7 @@ exchanges = _table(
         without="name trend parent_conversation asked_again health events refusal ends inspection",
         id=REQUEST,
         parent=BRANCH,
-        detail=Packed(),
+        detail=PACKED,
     ),
     _optional(cost=sa.Double, cost_saved=sa.Double, summaries=sa.BigInteger, summaries_cost=sa.Double),
     [
@@ -321,7 +314,7 @@ exchanges = _table(
 usage_days = _table(
     "usage_days",
     "tenant conversation at model policy",
-    _required(tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=PlainText, policy=sa.Text),
+    _required(tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=PLAIN, policy=sa.Text),
     _fields(records.UsageRow, without="tenant group"),
     [sa.Index("usage_days_at", "at")],
     within=conversations,
@@ -347,16 +340,16 @@ relayed = _table("relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST)
 answers = _table(
     "answers",
     "tenant id",
-    _required(tenant=TENANT, id=PlainText, conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
+    _required(tenant=TENANT, id=PLAIN, conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
     _required(tokens=sa.BigInteger, reasoned=sa.BigInteger, length=sa.Integer),
-    _optional(parent=PlainText),
+    _optional(parent=PLAIN),
     [sa.Index("answers_of_conversation", "tenant", "conversation"), sa.Index("answers_at", "at")],
 )
 
 answer_items = _table(
     "answer_items",
     "tenant item",
-    _required(tenant=TENANT, item=PlainText, answer=PlainText),
+    _required(tenant=TENANT, item=PLAIN, answer=PLAIN),
     [
         sa.ForeignKeyConstraint(["tenant", "answer"], ["answers.tenant", "answers.id"], ondelete="CASCADE"),
         sa.Index("answer_items_of_answer", "tenant", "answer"),
@@ -380,12 +373,12 @@ alerts = _table(
     within=conversations,
 )
 
-policies = _table("policies", "name", _fields(records.PolicyRow, document=ExactText()))
+policies = _table("policies", "name", _fields(records.PolicyRow, document=EXACT))
 
 audit = _table(
     "audit",
     "tenant seq",
-    _fields(AuditRow, request=REQUEST, facts=Packed()),
+    _fields(AuditRow, request=REQUEST, facts=PACKED),
     [
         sa.Index("audit_of_conversation", "tenant", "conversation", "seq"),
         sa.Index(
@@ -402,13 +395,13 @@ audit = _table(
 keys = _table(
     "keys",
     "name",
-    _fields(records.KeyRow, without="tenant", policy=PlainText(), models=sa.Text(), allow=sa.Text()),
+    _fields(records.KeyRow, without="tenant", policy=PLAIN, models=sa.Text(), allow=sa.Text()),
     [sa.Index("keys_digest", "digest", unique=True)],
 )
 
-limits = _table("limits", "scope", _fields(records.LimitRow, scope=PlainText()))
+limits = _table("limits", "scope", _fields(records.LimitRow, scope=PLAIN))
 
-calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=PlainText(), recent=sa.Text()))
+calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=PLAIN, recent=sa.Text()))
 
 _LAST = "(SELECT max(seq) FROM audit WHERE tenant = NEW.tenant)"
 _BEFORE = "(SELECT hash FROM audit WHERE tenant = NEW.tenant AND seq = NEW.seq - 1)"
@@ -523,44 +516,40 @@ def keep_first(table: sa.Table) -> Upsert:
     return Upsert(lambda insert: insert(table).on_conflict_do_nothing())
 
 
-def keep_last(
-    table: sa.Table,
-    *,
-    replaced: Sequence[str] = (),
-    greatest: Sequence[str] = (),
-    newest: Mapping[str, str] = NOTHING,
+def overwriting(
+    table: sa.Table, changes: Callable[[Any, Any], dict[str, Any]], taken: Callable[[str], Any] | None = None
 ) -> Upsert:
-    """An INSERT that overwrites some columns of a row which is there already, without any named all but its key.
-
-    ``replaced`` columns take the new value, ``greatest`` ones only if it is greater. A ``newest`` column takes a
-    value that is not null unless the row is ahead in the column that it is mapped to.
-    """
-    if not (replaced or greatest or newest):
-        replaced = [column.key for column in table.c if not column.primary_key]
-
-    def changes(given: sa.ColumnCollection[str, sa.ColumnElement[object]]) -> dict[str, sa.ColumnElement[object]]:
-        return (
-            {name: given[name] for name in replaced}
-            | {name: sa.case((given[name] > table.c[name], given[name]), else_=table.c[name]) for name in greatest}
-            | {
-                name: sa.case(
-                    (sa.and_(given[name].is_not(None), given[by] >= table.c[by]), given[name]), else_=table.c[name]
-                )
-                for name, by in newest.items()
-            }
-        )
+    """An INSERT, of rows or what a query has ``taken``, that changes a row which is there already."""
 
     def made(insert: Callable[[sa.Table], Any]) -> sa.Insert:
-        statement, key = insert(table), list(table.primary_key.columns)
-        overwriting: sa.Insert = statement.on_conflict_do_update(index_elements=key, set_=changes(statement.excluded))
-        return overwriting
+        statement = insert(table)
+        if taken is not None:
+            statement = statement.from_select(list(table.c.keys()), taken(statement.stringify_dialect))
+        key, new = list(table.primary_key.columns), statement.excluded
+        overwritten: sa.Insert = statement.on_conflict_do_update(index_elements=key, set_=changes(new, table.c))
+        return overwritten
 
     return Upsert(made)
+
+
+def keep_last(table: sa.Table, *names: str) -> Upsert:
+    """An INSERT that overwrites some columns of a row which is there already, without any named all but its key."""
+    names = names or tuple(column.key for column in table.c if not column.primary_key)
+    return overwriting(table, lambda new, _: {name: new[name] for name in names})
+
+
+def larger(one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.case((one > other, one), else_=other)
 
 
 def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
     """That columns are what a statement is given: parameters ``of_NAME``, for those of an UPDATE would be set else."""
     return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
+
+
+def among(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    """That a column is one of the ``ids`` that :meth:`~proxy.store.transaction.Transaction.ask` is given."""
+    return sa.and_(of(column.table, "tenant"), column.in_(sa.bindparam("ids", expanding=True)))
 
 
 def same(one: sa.FromClause, other: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
@@ -575,12 +564,19 @@ OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.
 
 
 def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
-    return {key: getattr(record, key) for key, _ in _shared(table, record.__class__)} | more
+    keys, values = _taking(table, record.__class__)
+    return {**dict(zip(keys, values(record), strict=True)), **more}
 
 
 def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
     found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
     return kind(**{key: found[name] for key, name in _shared(table, kind) if key not in more}, **more)
+
+
+@lru_cache(maxsize=64)
+def _taking(table: sa.Table, kind: Any) -> tuple[tuple[str, ...], Callable[[object], Sequence[Any]]]:
+    keys = tuple(key for key, _ in _shared(table, kind))
+    return keys, attrgetter(*keys)
 
 
 @lru_cache(maxsize=64)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from functools import lru_cache, wraps
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
 
 from proxy.store.records import StoreError
-from proxy.store.schema import Upsert, of, originals
+from proxy.store.schema import Id, StoredText, Upsert, of, originals
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,7 +26,8 @@ Damage = Callable[[str, str, str], None]
 """Told of a row that is not what was written: its kind, tenant and key."""
 Place = Sequence[str | int | float]
 """Where a page ended: what its last row has in the columns that the list is ordered by."""
-Statement = sa.Insert | sa.Update
+Statement = sa.Insert | sa.Update | sa.Delete
+Taking = Callable[[Mapping[str, object]], tuple[object, ...]]
 Rows = sa.Select[*tuple[Any, ...]]
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 AT_ONCE = 500
@@ -81,6 +83,8 @@ class Transaction:
         self.scalars = connection.scalars
         self.full = full
         self.damage = damage
+        self._driver: Any = connection.connection.driver_connection
+        self._apart: Callable[[Callable[[], object]], object] | None = connection.info.get(ASIDE)
         self.frames: dict[int, dict[str, tuple[bytes, str]]] = {}
 
     def many(self, statement: Statement | Upsert, rows: Sequence[Mapping[str, object]]) -> None:
@@ -92,77 +96,89 @@ class Transaction:
             return
         if not isinstance(statement, Statement):
             statement = statement[self.dialect]
-        dialect = self.connection.dialect
-        made = _compiled(statement, dialect, tuple(rows[0]))
-        if made is None:
-            self.execute(statement, list(rows))
-            return
-        given = [made.values(row, dialect) for row in rows]
-        if not made.one:
-            self.connection.exec_driver_sql(made.begin, given)
+        begin, one, end, values = _compiled(statement, self.connection.dialect, tuple(rows[0]))
+        given = [values(row) for row in rows]
+        if not one:
+            self.connection.exec_driver_sql(begin, given)
             return
         for size in _SIZES:  # sqlite3 lets go of the interpreter for each execution, and waits for it after each
             while len(given) >= size:
                 some, given = given[:size], given[size:]
-                text = made.begin + ", ".join([made.one] * size) + made.end
-                self.connection.exec_driver_sql(text, tuple(chain.from_iterable(some)))
+                self._execute(begin + ", ".join([one] * size) + end, tuple(chain.from_iterable(some)))
+
+    def ask(self, statement: sa.Select[Any] | Upsert, tenant: str, ids: Iterable[str]) -> list[tuple[Any, ...]]:
+        """What a statement that is about some of a tenant's gives: whose condition has :func:`~schema.among`.
+
+        It is made for few lengths, so that each is compiled and prepared once.
+        """
+        asked = statement[self.dialect] if isinstance(statement, Upsert) else statement
+        dialect, found = self.connection.dialect, list[tuple[Any, ...]]()
+        for some in chunks(ids):
+            text, names, values = _asking(asked, dialect, 1 << (len(some) - 1).bit_length())
+            some += some[-1:] * (len(names) - len(some))
+            found += self._execute(text, values({"of_tenant": tenant, **dict(zip(names, some, strict=True))}))
+        for at, column in enumerate(asked.selected_columns if isinstance(asked, sa.Select) else ()):
+            if isinstance(column.type, Id):
+                found = [(*row[:at], column.type.shown(row[at]), *row[at + 1 :]) for row in found]
+        return found
+
+    def _execute(self, text: str, values: tuple[object, ...]) -> Sequence[Any]:
+        if self.dialect == "sqlite":
+            return cast("list[Any]", self._driver.execute(text, values).fetchall())
+        found = self.connection.exec_driver_sql(text, values)
+        return found.all() if found.returns_rows else ()
 
     def aside(self, work: Callable[[], T]) -> T:
         """What ``work`` returns, which takes long and asks no database: off the event loop, where this runs on it."""
-        apart: Callable[[Callable[[], T]], T] | None = self.connection.info.get(ASIDE)
-        return work() if apart is None else apart(work)
+        return work() if self._apart is None else cast("T", self._apart(work))
 
     def is_new(self, statement: Upsert, row: Mapping[str, object]) -> bool:
         return self.execute(statement[self.dialect], row).rowcount == 1
 
 
-class _Compiled(NamedTuple):
-    """SQL text in a driver's style: what stands before one row's values, these, and what stands behind them.
+def _taking(order: Sequence[str], fixed: Mapping[str, Any], kinds: Mapping[str, object], dialect: sa.Dialect) -> Taking:
+    take, typed = itemgetter(*order), [(at, kinds.get(name)) for at, name in enumerate(order)]
+    binds = [(at, bind) for at, kind in typed if isinstance(kind, StoredText) and (bind := kind.binding(dialect))]
 
-    All of it stands before them where one statement cannot take several rows. ``fixed`` are the values of parameters
-    that rows do not have, ``binds`` makes what is stored of those that are not stored as they are given.
-    """
-
-    begin: str
-    one: str
-    end: str
-    order: tuple[str, ...]
-    fixed: Mapping[str, object]
-    binds: tuple[tuple[int, Callable[[Any, sa.Dialect], object]], ...]
-
-    def values(self, row: Mapping[str, object], dialect: sa.Dialect) -> tuple[object, ...]:
-        found = [row[name] if name in row else self.fixed[name] for name in self.order]
-        for at, bind in self.binds:
-            found[at] = bind(found[at], dialect)
+    def values(row: Mapping[str, object]) -> tuple[object, ...]:
+        found = list(take({**fixed, **row} if fixed else row))
+        for at, bind in binds:
+            if (given := found[at]) is not None:
+                found[at] = bind(given)
         return tuple(found)
+
+    return values
+
+
+@lru_cache(maxsize=128)
+def _asking(statement: sa.Select[Any] | sa.Insert, dialect: sa.Dialect, size: int) -> tuple[str, list[str], Taking]:
+    compiled = statement.compile(dialect=dialect)
+    expanded = compiled.construct_expanded_state({"of_tenant": "", "ids": [""] * size})
+    order, names = expanded.positiontup or (), expanded.parameter_expansion["ids"]
+    kinds = {name: each.type for name, each in compiled.binds.items()}
+    fixed = {name: expanded.parameters[name] for name in order if name not in names and name != "of_tenant"}
+    return expanded.statement, names, _taking(order, fixed, kinds | dict.fromkeys(names, kinds["ids"]), dialect)
 
 
 @lru_cache(maxsize=64)
-def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) -> _Compiled | None:
+def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) -> tuple[str, str, str, Taking]:
+    """What stands before one row's values, these, and what stands behind them: all before where it takes no more."""
     compiled = statement.compile(dialect=dialect, column_keys=list(keys) if isinstance(statement, sa.Insert) else None)
-    if not compiled.positiontup:
-        return None
-    text, order, values = str(compiled), tuple(compiled.positiontup), None
+    text, order, found = str(compiled), compiled.positiontup or [], None
     kinds = {name: each.type for name, each in compiled.binds.items() if name in keys}
-    binds = [
-        (at, kind.process_bind_param)
-        for at, name in enumerate(order)
-        if isinstance(kind := kinds.get(name), sa.types.TypeDecorator)
-    ]
+    fixed = {name: compiled.params[name] for name in order if name not in keys}
+    values = _taking(order, fixed, kinds, dialect)
     if dialect.name == "sqlite":  # PostgreSQL takes no row twice in one INSERT
-        values = _VALUES.search(text)
-    if values is None or values.group().count("?") != len(order):
-        return _Compiled(text, "", "", order, compiled.params, tuple(binds))
-    begin, end = text[: values.start()], text[values.end() :]
-    return _Compiled(begin, values.group(), end, order, compiled.params, tuple(binds))
+        found = _VALUES.search(text)
+    if found is None or found.group().count("?") != len(order):
+        return text, "", "", values
+    return text[: found.start()], found.group(), text[found.end() :], values
 
 
 class Transactions:
-    """A database, and what was found damaged in it.
+    """A :class:`Database`, and what was found damaged in it.
 
-    ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what to say loudly at start. Others may
-    write the same conversations where it is ``shared``. ``took`` is told operations that requests wait for, and the
-    seconds of each.
+    ``took`` is told operations that requests wait for, and the seconds of each.
     """
 
     took: Callable[[str, float], None] = staticmethod(lambda _name, _seconds: None)
@@ -200,27 +216,26 @@ class Transactions:
 def reading(
     work: Callable[Concatenate[Transaction, P], T], told: str = ""
 ) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
-
-    @wraps(work)
-    async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        begun = time.perf_counter()
-        try:
-            return await self._read(lambda tx: work(tx, *args, **kwargs))
-        finally:
-            self.tell_time(told, begun)
-
-    return method
+    return _method(work, told, Transactions._read)  # noqa: SLF001 - of this module
 
 
 def writing(
     work: Callable[Concatenate[Transaction, P], T], told: str = ""
+) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
+    return _method(work, told, Transactions._write)  # noqa: SLF001 - of this module
+
+
+def _method(
+    work: Callable[Concatenate[Transaction, P], T],
+    told: str,
+    run: Callable[[Transactions, Callable[[Transaction], T]], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
 
     @wraps(work)
     async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
         begun = time.perf_counter()
         try:
-            return await self._write(lambda tx: work(tx, *args, **kwargs))
+            return await run(self, lambda tx: work(tx, *args, **kwargs))
         finally:
             self.tell_time(told, begun)
 

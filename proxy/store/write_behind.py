@@ -80,9 +80,9 @@ class WriteBehindQueue:
         return next((each.body for each in held if each.ref == ref), None)
 
     async def flush(self) -> None:
+        """Write what waits now; what comes meanwhile is gathered for the next batch."""
         async with self._writing:
-            while (self._changes or self._rows) and await self._write():
-                pass
+            await self._write_all(len(self._rows))
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -91,7 +91,8 @@ class WriteBehindQueue:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self.flush()
+        async with self._writing:
+            await self._write_all(MAX_ROWS)
 
     async def _run(self) -> None:
         while True:
@@ -101,6 +102,10 @@ class WriteBehindQueue:
             await self.flush()
             if self._changes or self._rows:
                 self._wake.set()
+
+    async def _write_all(self, most: int) -> None:
+        while (self._changes or (self._rows and most > 0)) and await self._write():
+            most -= BATCH
 
     async def _write(self) -> bool:
         rows: list[ExchangeRow | RelayedRow | AnswerRow] = []

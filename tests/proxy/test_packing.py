@@ -2,8 +2,10 @@ import json
 from random import Random
 
 import pytest
+import zstandard
 
 from proxy.store.packing import (
+    MESSAGES,
     RECORD,
     Damaged,
     KeptArrays,
@@ -34,6 +36,18 @@ def test_a_message_is_given_back_byte_for_byte(text: str, *, ascii_only: bool) -
 def test_a_text_that_stands_in_its_message_takes_no_room_of_its_own() -> None:
     body = json.dumps({"role": "tool", "content": TEXT}, ensure_ascii=False).encode()
     assert len(pack_message(body, TEXT)) <= len(pack_text(TEXT)) + 60
+
+
+@pytest.mark.requirement("P9")
+def test_what_is_long_is_packed_without_the_words_and_read_also_with_them() -> None:
+    random = Random(1)
+    lines = [f"{random.getrandbits(300):075x}" for _ in range(400)]
+    text = "\n".join(random.choices(lines, k=3_000))
+    with_words = zstandard.ZstdCompressor(level=6, dict_data=MESSAGES).compress(
+        len(text).to_bytes(4, "big") + text.encode()
+    )
+    assert unpack_text(pack_text(text)) == unpack_text(with_words) == text
+    assert len(pack_text(text)) < 0.9 * len(with_words)
 
 
 @pytest.mark.requirement("R.67")

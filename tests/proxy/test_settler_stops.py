@@ -1,13 +1,16 @@
 """What waits to be written when a server stops is written once, with the store still busy on what came before."""
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from proxy.store import Store
+from proxy.store.records import AnswerRow, ExchangeRow, RelayedRow
 from proxy.store.write_behind import WriteBehindQueue
-from tests.proxy.store_rows import exchange
+from tests.proxy.store_rows import exchange, url
 
 
 @pytest.mark.requirement("R.60", "P9")
@@ -36,3 +39,27 @@ async def test_a_server_that_stops_while_it_writes_loses_no_row_and_counts_none_
     await store.close()
     assert degraded == []
     assert len(ids) == requests == 2
+
+
+@pytest.mark.requirement("P9")
+async def test_rows_that_come_while_others_are_written_are_written_together(tmp_path: Path) -> None:
+    store, batches = await Store.open(url(tmp_path / "w.db")), list[int]()
+    settler = WriteBehindQueue(store, degraded=lambda _: None)
+    record = store.record
+
+    async def recording(rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
+        batches.append(len(rows))
+        if len(batches) == 1:
+            settler.put(exchange(2))
+            settler.put(exchange(3))
+        return await record(rows)
+
+    store.record = recording  # type: ignore[method-assign]
+    settler.put(exchange(1))
+    await settler.flush()
+    assert batches == [1]
+    await settler.close()
+    assert batches == [1, 2]
+    [row] = await store.conversations(None)
+    await store.close()
+    assert row.requests == 3
