@@ -5,8 +5,8 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_300,
-    "files": 214,
+    "lines": 61_260,
+    "files": 212,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 20,
