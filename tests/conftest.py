@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from proxy.models import facts
 from proxy.store import schema
+from proxy.wire import counting
 from tests.forked import forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
 
@@ -136,6 +137,14 @@ def models_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facts.ModelRegistry, "load", copied)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def vocabularies_read_once() -> Iterator[None]:
+    """A vocabulary of the same places is read once: each tokenizer of its own would take half a second of a core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "_build", functools.cache(counting._build))
         yield
 
 

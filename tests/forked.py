@@ -95,6 +95,8 @@ def forked_processes() -> Iterator[None]:
         if sys.platform == "linux" and set(signature.parameters) == KNOWN:
             patch.setattr(subprocess.Popen, "_execute_child", fork_or_execute)
             patch.setattr(workers, "LARGE", workers.LARGE + INHERITED)
+            if "PYTEST_XDIST_WORKER" in os.environ:  # it will be wanted: no test has to wait for its imports
+                ready.append(_Ready())
         yield
     for each in ready:
         each.end()
@@ -111,8 +113,12 @@ class _Ready:
             words = [sys.executable, "-c", "from tests.forked import wait; wait()", str(theirs.fileno())]
             self._environment = dict(os.environ)
             self._process = subprocess.Popen(words, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._read = frozenset(json.loads(self._line.recv(MAX_MESSAGE)))
         self._prctl = ctypes.CDLL(None).prctl
+
+    @functools.cached_property
+    def _read(self) -> frozenset[str]:
+        """Names of the environment that it has read; it can be asked for forks once it says which."""
+        return frozenset(json.loads(self._line.recv(MAX_MESSAGE)))
 
     def is_as_in(self, environment: Mapping[str, str]) -> bool:
         """Whether a process of this environment would have imported the same."""
@@ -129,7 +135,8 @@ class _Ready:
 
     def end(self) -> None:
         self._line.close()
-        self._process.wait(10)
+        self._process.kill()  # it may still be importing
+        self._process.wait()
 
 
 def wait() -> NoReturn:

@@ -24,8 +24,7 @@ from typing import Any, Literal, Protocol
 
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
 from policies.messages import Transcript
-from proxy.custom.process import ChildProcess, python
-from proxy.custom.worker import SHAPE
+from proxy.custom.process import SHAPE, ChildProcess, python
 
 log = logging.getLogger("weir.custom")
 
@@ -36,9 +35,9 @@ MAX_ANSWER = 64 * 1024 * 1024
 MARK = "weir"
 HERE = ("",)  # modules are looked for in the working directory, too: an operator's may lie beside the config
 
-_BEGIN = "from proxy.custom import worker as w; "
-_WORK = _BEGIN + "w.work(sys.argv[2])"
-_CHECK = _BEGIN + "p = w.problem_with(sys.argv[2]); sys.stdout.flush(); sys.stderr.write(chr(0) + (p or '') + chr(0))"
+_BEGIN = "from proxy.custom import process as p; "
+_WORK = _BEGIN + "p.work(sys.argv[2])"
+_CHECK = _BEGIN + "e = p.problem_with(sys.argv[2]); sys.stdout.flush(); sys.stderr.write(chr(0) + (e or '') + chr(0))"
 
 
 def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:

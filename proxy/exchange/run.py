@@ -42,8 +42,7 @@ from proxy.exchange.request import COMPACT_PATH, Request, opened_for, settings_f
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
-from proxy.recall.rounds import Rounds, follow_whole
-from proxy.recall.streaming import Relaying
+from proxy.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.runtime import Runtime
 from proxy.server import WRITE
 from proxy.stream import (

@@ -9,8 +9,10 @@ from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits
 from proxy.config.file import nearest
 from proxy.config.values import Permission
 from proxy.errors import InvalidRequest, NotFound
-from proxy.http.reports import DAY, DAYS, DOLLAR_DIGITS
 from proxy.http.request import (
+    DAY,
+    DAYS,
+    DOLLAR_DIGITS,
     Count,
     Dollars,
     ManagementAnswer,

@@ -17,6 +17,9 @@ from msgspec import Meta
 from policies.quality.health import Category, HealthTrend, Level, Snapshot, trend_of
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
+    DAY,
+    DAYS,
+    DOLLAR_DIGITS,
     Count,
     Digest,
     Dollars,
@@ -38,9 +41,6 @@ from proxy.store.exchanges import ADDED, By, Figures, Passed
 from proxy.store.records import AlertRow, ConversationRow, EvictionRow, StoreError, UsageRow
 from proxy.store.transaction import Place
 
-DAYS = 30
-DAY = 86_400.0
-DOLLAR_DIGITS = 6
 KINDS: tuple[By, ...] = get_args(By)
 FIGURES = attrgetter(*ADDED)
 

@@ -5,9 +5,8 @@
 :mod:`.archive`         what is out of the window of one conversation: by words, by likeness and by ref
 :mod:`.answering`       which of it a query is about, and what the model is told within the room that is left
 :mod:`.chat`            how an answer of chat calls it, and what of each round's stream the client sees
-:mod:`.elements`        the same where an answer is a list; :mod:`.responses`, :mod:`.messages` for each of these
-:mod:`.rounds`          asking again with what was recalled, as often as the policy allows
-:mod:`.streaming`       the rounds inside one stream, and what of each the client sees
+:mod:`.elements`        the same where an answer is a list
+:mod:`.rounds`          asking again with what was recalled, as often as the policy allows, also inside one stream
 ======================  ==================================================================================
 
 Nothing here knows of the planner or of a route: the exchange hands in what is needed.

@@ -6,7 +6,7 @@ from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
     "lines": 61_600,
-    "files": 214,
+    "files": 212,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 20,

@@ -17,7 +17,7 @@ from policies.summary.material import defang
 from proxy.recall.answering import Past, passages, rank, tell_found, tell_page, terms_of
 from proxy.recall.archive import Archive, elsewhere, said
 from proxy.recall.chat import Earlier, Filter, turn_of
-from proxy.recall.streaming import patiently
+from proxy.recall.rounds import patiently
 from proxy.recall.tool import added_up, definition_of, definition_tokens, offer_for, with_more_messages, with_tool
 from proxy.store import Store
 from proxy.store.records import Change, Original

@@ -1,5 +1,6 @@
 import asyncio
 import hashlib
+import inspect
 import os
 import subprocess
 import sys
@@ -38,6 +39,12 @@ SAMPLES = [
     "naïve café 你好。世界 こんにちは 👩‍👩‍👧‍👦 Z͑ͫ̓ͪ̂ͫ",
     "\x00\ufffe\u2028" * 50,
 ]
+
+
+@pytest.fixture
+def read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary takes its time, as in a new process: other tests share what was read before."""
+    monkeypatch.setattr(proxy.wire.counting, "_build", inspect.unwrap(proxy.wire.counting._build))
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +238,7 @@ async def test_little_text_is_counted_without_a_thread() -> None:
     tokenizer.close()
 
 
+@pytest.mark.usefixtures("read_anew")
 async def test_the_first_count_loads_off_the_event_loop_however_short_it_is() -> None:
     tokenizer = Tokenizer()
     counter = tokenizer.counter("gpt-4o")
@@ -243,6 +251,7 @@ async def test_the_first_count_loads_off_the_event_loop_however_short_it_is() ->
     tokenizer.close()
 
 
+@pytest.mark.usefixtures("read_anew")
 def test_threads_that_count_at_the_same_time_share_one_vocabulary() -> None:
     tokenizer = Tokenizer()
     counter = tokenizer.counter("gpt-4o")
