@@ -128,7 +128,7 @@ class Attempts(msgspec.Struct):
         if self.first_chunk is None and self.called is not None:
             self.first_chunk = time.perf_counter() - self.called
             if self.span is not None:
-                self.span.first_chunk()
+                self.span.first_chunk(self.first_chunk)
 
     def end_call(self, usage: ReportedUsage, seen: Tap | None, error: str) -> ModelCall | None:
         """The call that ends now, None where none is under way; an answer's model is the one that it names."""

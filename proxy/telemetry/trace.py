@@ -226,9 +226,8 @@ class Span:
     def arrived(self, status: int) -> None:
         self.attributes[names.HTTP_STATUS] = status
 
-    def first_chunk(self) -> None:
-        if names.FIRST_CHUNK not in self.attributes:
-            self.attributes[names.FIRST_CHUNK] = max(0, self.trace.now() - self.started) / 1e9
+    def first_chunk(self, seconds: float) -> None:
+        self.attributes.setdefault(names.FIRST_CHUNK, seconds)
 
     def usage(self, usage: ReportedUsage) -> None:
         self.set(names.USAGE_INPUT, usage.prompt)

@@ -361,7 +361,7 @@ async def test_a_streamed_answer_has_the_time_to_its_first_chunk_in_span_and_met
     (counted,) = re.findall(
         r"^gen_ai_client_operation_time_to_first_chunk_seconds_sum\{.*\} (.*)$", metrics, re.MULTILINE
     )
-    assert float(counted) == pytest.approx(seconds, abs=0.05)
+    assert float(counted) == pytest.approx(seconds)
 
 
 PREPARED = """\

@@ -118,7 +118,7 @@ def a_pass(trace: Trace) -> None:
     with trace.plan() as plan:
         plan.decide("pass", before=500, after=500, limit=8000, pressure=0.0625, zone="green")
     attempt = trace.attempt("gpt-5-mini", "openai", "api.openai.com", 443, request={"stream": True, "n": 1})
-    attempt.first_chunk()
+    attempt.first_chunk(0.2)
     seen = Tap(model="gpt-5-mini-2026", id="c-1", finish_reasons=["stop"], usage=ReportedUsage(prompt=500))
     attempt.answered(200, seen=seen)
     trace.end(200)
@@ -213,7 +213,7 @@ def test_a_client_that_left_is_noted_but_is_no_error(spans: Spans) -> None:
     trace = spans.start()
     identify(trace)
     attempt = trace.attempt("gpt-5-mini", "openai")
-    attempt.first_chunk()
+    attempt.first_chunk(0.2)
     attempt.answered(200, usage=ReportedUsage(completion=12), error_type="client_disconnect")
     attempt.failed("too_late")
     trace.end(None, "client_disconnect")
