@@ -192,14 +192,17 @@ async def open_stream(
     loop = asyncio.get_running_loop()
     deadline: float | None = None
     while True:
-        pending = asyncio.ensure_future(anext(chunks))
-        timeout = None if deadline is None else max(0.0, deadline - loop.time())
-        await asyncio.wait({pending}, timeout=None if tap.in_event else timeout)
-        if not pending.done():
-            opening.pending = pending
-            return opening
+        wait = None if deadline is None or tap.in_event else max(0.0, deadline - loop.time())
         try:
-            chunk = pending.result()
+            if wait is None:
+                chunk = await anext(chunks)
+            else:
+                pending = asyncio.ensure_future(anext(chunks))
+                await asyncio.wait({pending}, timeout=wait)
+                if not pending.done():
+                    opening.pending = pending
+                    return opening
+                chunk = pending.result()
         except StopAsyncIteration:
             tap.end()
             opening.ended, opening.error = True, tap.seen.error or _unframed(opening.held, tap)
