@@ -30,8 +30,8 @@ from policies.text.extract import extract
 from policies.text.segments import Source, sources_of
 from policies.turns import parse_turn_boundaries
 
-SLACK = 2
-"""Tokens that a text may take more within a fence than by itself."""
+SLACK = 8
+"""Tokens that a reference may take more than one of zeros, and a text more within a fence than by itself."""
 LISTS = 0.25
 """Share of the extract that lists of what is to do, and notes, may take."""
 CUT_STEP = 2 / 3
@@ -116,7 +116,7 @@ class Compact(Strategy):
         bounds.announce("state")
         lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
         before = known_summary(bounds, most=start - head)
-        beside = _around(draft, bounds, start, gone=len(gone)) + _cost(lists, bounds) + _cost(before.text, bounds)
+        beside = _around(bounds, gone=len(gone)) + _cost(lists, bounds) + _cost(before.text, bounds)
         made = extract(
             sources,
             max_tokens=max(0, budget - beside),
@@ -208,9 +208,9 @@ def _cost(text: str, bounds: Bounds) -> int:
     return bounds.counter.count(text) + 1 if text else 0
 
 
-def _around(draft: Draft, bounds: Bounds, start: int, *, gone: int) -> int:
-    """Tokens of a summary before ``start`` beside what it says."""
-    least = render_summary("-", version=bounds.known.next_version, ref=ref_at(draft, start), removed=gone)
+def _around(bounds: Bounds, *, gone: int) -> int:
+    """Tokens of a summary beside what it says: the same in every database, whatever the references are there."""
+    least = render_summary("-", version=bounds.known.next_version, ref="0" * 12, removed=gone)
     return MESSAGE_OVERHEAD + bounds.counter.count(least) + SLACK
 
 
@@ -293,7 +293,7 @@ class Rollover(Strategy):
         version = max(bounds.known.next_version, draft.cut.version if draft.cut is not None else 0)
         state = replace(state, version=version, window_id=state.window_id + 1)
         shown, ref = state if protection.task is None else state.beside_goal(), ref_at(draft, start)
-        around = _around(draft, bounds, start, gone=gone)
+        around = _around(bounds, gone=gone)
         said = shown.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter, ref=ref)
         told = known_summary(bounds, most=start - head)
         cut = cut_at(

@@ -1,5 +1,6 @@
 """A request as it is to be handled: what it asks, of which upstream, under which policy."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -8,15 +9,17 @@ import msgspec
 from policies.settings import ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
 from proxy.config.values import UpstreamSettings
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, ProxyError
 from proxy.exchange.held import HeldState
 from proxy.planning.values import Paid, PlanRequest
 from proxy.runtime import Runtime
 from proxy.telemetry.names import service_at
-from proxy.wire.codec import SEAL, ClientRequest
+from proxy.wire.codec import SEAL, ClientRequest, Codec
 from proxy.wire.compaction import opened, unseal
 
 COMPACT_PATH = "/responses/compact"
+
+log = logging.getLogger("weir.exchange")
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -56,6 +59,18 @@ def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextS
     except KeyError:
         known = ", ".join(sorted(config.policies))
         raise InvalidRequest(f"There is no policy {name[:80]!r}; there are: {known}.") from None
+
+
+def parsed_for(runtime: Runtime, caller: Caller, codec: Codec, body: bytes) -> ClientRequest:
+    """The request in a body. Raises InvalidJSON or InvalidRequest."""
+    try:
+        chat = runtime.planner.transcripts.parse(codec, body, tenant=caller.tenant)
+    except ProxyError:
+        raise
+    except Exception:
+        log.exception("a body is parsed by itself: what is known of earlier ones could not be used")
+        chat = codec.parse(body)
+    return opened_for(runtime, caller, chat)
 
 
 def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientRequest:

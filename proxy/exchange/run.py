@@ -38,7 +38,7 @@ from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction,
 from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
-from proxy.exchange.request import COMPACT_PATH, Request, opened_for, settings_for
+from proxy.exchange.request import COMPACT_PATH, Request, parsed_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
@@ -212,8 +212,7 @@ class ExchangeHandler:
 
     async def read(self, body: bytes, caller: Caller) -> Request:
         progress, runtime = self.progress, self.runtime
-        chat = runtime.planner.transcripts.parse(self.codec, body, tenant=caller.tenant)
-        progress.chat = chat = opened_for(runtime, caller, chat)
+        progress.chat = chat = parsed_for(runtime, caller, self.codec, body)
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )

@@ -22,7 +22,7 @@ from proxy.simulator.model import SimulatorSettings
 from proxy.upstream.providers import providers_for
 from tests.functional.harness import COUNTER, opening, weir
 
-HOLDING = frozenset({"proxy.config.loading", "proxy.config.values", "proxy.config.file", __name__})
+HOLDING = frozenset({"proxy.config.loading", "proxy.config.values", "proxy.config.file", "functools", __name__})
 ALERT = HealthAlert("overflow", "critical", "overflow", 1.0, 2.0, 1.0, "said")
 AT_THE_START = {("AuthSettings", "open_beyond_loopback")}  # decides whether there is a Weir at all, see test_config.py
 YAML = """
@@ -100,6 +100,8 @@ async def test_every_key_of_the_configuration_is_read_by_a_weir_that_serves(
             async with session.get(f"{target.root}/weir/policies", headers=headers) as answer:
                 assert answer.status == 200
             await runtime.settler.flush()
+            async with session.get(f"{target.root}/readyz") as answer:
+                assert answer.status == 200
             async with session.get(f"{target.root}/weir/ui/login") as answer:
                 assert answer.status == 200
             (row,) = await runtime.store.conversations(None)

@@ -73,9 +73,10 @@ async def until_idle(process: int) -> None:
     """Return once none of its threads, nor of those that it has started, has wanted to run for a fifth of a second, however busy the machine is."""
     seen = 0
     while seen < 20:
-        stats = [
-            p.read_text() for each in (process, *below(process)) for p in Path(f"/proc/{each}/task").glob("*/stat")
-        ]
+        stats = list[str]()
+        for place in [p for each in (process, *below(process)) for p in Path(f"/proc/{each}/task").glob("*/stat")]:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # what was listed may have ended
+                stats.append(place.read_text())
         seen = seen + 1 if all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats) else 0
         await asyncio.sleep(0.01)
 
