@@ -263,7 +263,8 @@ class Admission:
         waiting, begun = (stay, size, asyncio.get_running_loop().create_future()), self._clock()
         self._waiting.append(waiting)
         try:
-            await asyncio.wait_for(waiting[2], PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                await waiting[2]
         except TimeoutError:
             if stay.inside.held + size > self._bytes_of_one:
                 text = f"The requests of this key that are being answered hold {stay.inside.held} bytes, and this one "

@@ -458,7 +458,8 @@ class Reload:
         await self._say_overridden()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), self.every)
+                async with asyncio.timeout(self.every):
+                    await self._asked.wait()
             asked = self._asked.is_set()
             self._asked.clear()
             now = await asyncio.to_thread(stamps, self.current())
@@ -498,13 +499,13 @@ async def reloading(reload: Reload | None) -> AsyncIterator[None]:
     if reload is None:
         yield
         return
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGHUP)
-    loop.add_signal_handler(signal.SIGHUP, reload.ask)
+    loop = asyncio.get_running_loop()
+    # not the loop's own way: where it takes a handler back, SIGHUP ends the process until another is set
+    before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload.ask))
     watching = asyncio.create_task(reload.watch(), name="weir-reload")
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
         signal.signal(signal.SIGHUP, before)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -112,7 +112,8 @@ class _Worker:
         if self._is_off():
             return _OFF
         try:
-            await asyncio.wait_for(self._lock.acquire(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._lock.acquire()
         except TimeoutError:
             return _Fault("busy", "other requests wait for it")
         try:

@@ -351,7 +351,8 @@ async def _models_of(runtime: Runtime, upstream: UpstreamSettings, caller: Calle
     # A client's own key is for the upstream that its requests go to, and nobody else sees it.
     if upstream.kind == "openai" and (not upstream.passes_key or upstream is next(iter(config.upstreams.values()))):
         with contextlib.suppress(TimeoutError, ProxyError, StreamBroken, ValueError, RecursionError):
-            listed = await asyncio.wait_for(_asked(runtime, upstream, caller, headers), PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                listed = await _asked(runtime, upstream, caller, headers)
     known = {entry["id"] for entry in listed}
     return listed + [_entry(upstream, name) for name in _named(config, caller) if name not in known]
 

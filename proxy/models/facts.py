@@ -367,7 +367,8 @@ class Probe:
 
 async def _json(fetch: Fetch, url: str, body: bytes | None = None) -> Any:
     try:
-        status, content = await asyncio.wait_for(fetch("POST" if body else "GET", url, body), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            status, content = await fetch("POST" if body else "GET", url, body)
         return json.loads(content[:MAX_BODY]) if status == 200 else None
     except Exception:  # noqa: BLE001 - whatever an unknown server does to this question must not matter
         return None

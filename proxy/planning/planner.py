@@ -403,7 +403,8 @@ class Planner:
             at = asked.span.now()
             if thread.preparing is not None:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(thread.preparing.wait(), asked.patience.left())
+                    async with asyncio.timeout(asked.patience.left()):
+                        await thread.preparing.wait()
             await turn.take(asked.patience.left())
             asked.span.since(at, "wait", "summary")
             if thread.known.prepared is not known.prepared or thread.known.edits is not known.edits:

@@ -133,7 +133,8 @@ class Visit:
             await asyncio.sleep(0)
             return self.over.is_set()
         try:
-            await asyncio.wait_for(self.over.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self.over.wait()
         except TimeoutError:
             return False
         return True

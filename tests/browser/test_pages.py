@@ -207,12 +207,14 @@ async def test_every_page_is_for_everybody_and_fits_a_telephone(browser: Browser
 
 
 async def test_numbers_stand_right_and_times_are_exact_on_hover(browser: Browser, site: Watched) -> None:
+    names = {each.name for each in await site.weir.runtime.store.conversations(None, limit=50)}
     async with looking(browser, site, ADMIN) as page:
         for path in ("", "/conversations", f"/conversations/{NAME}?tab=requests", "/usage?by=model"):
             await page.goto(site.at + path)
             cells = await page.eval_on_selector_all(
                 "td", "all => all.map(td => [td.innerText.trim(), getComputedStyle(td).textAlign])"
             )
+            cells = [cell for cell in cells if cell[0] not in names]  # one in forty is of digits alone
             numbers = {said: where for said, where in cells if re.fullmatch(r"\$?\d[\d,.]*%?", said)}
             assert numbers, path
             assert set(numbers.values()) == {"right"}, (path, numbers)

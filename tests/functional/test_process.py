@@ -5,11 +5,13 @@ import json
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import aiohttp
 import openai
 import pytest
 
+from proxy.config.loading import Reload, load_config
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
@@ -162,3 +164,17 @@ async def test_a_reload_asked_for_while_it_starts_or_stops_does_not_end_it(
     await weir.stop()
     assert process.returncode == 0
     assert not [line for line in weir.log if "died" in line]
+
+
+@pytest.mark.requirement("A0.45")
+async def test_watching_for_another_configuration_ends_when_told_to_though_one_is_asked_for_just_then() -> None:
+    config = load_config(env={})
+    reload = Reload(current=lambda: config, read=lambda: config, adopt=AsyncMock())
+    watching = asyncio.create_task(reload.watch())
+    async with asyncio.timeout(20):
+        while not reload._asked._waiters:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+    reload.ask()
+    watching.cancel()
+    await asyncio.wait({watching}, timeout=10)
+    assert watching.cancelled()
