@@ -8,11 +8,10 @@ import importlib
 import os
 import ssl
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
@@ -20,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from proxy.models import facts
 from proxy.store import schema
 from proxy.wire import counting
-from tests.forked import forked_processes
+from tests.forked import built_once, forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
 
 settings.register_profile("weir", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -65,19 +64,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def authorities_read_once() -> Iterator[None]:
     """One TLS context for all clients that name none: to read the authorities' certificates costs 30 ms each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for library in ("httpx", "httpx2"):  # the SDKs have either
+            with contextlib.suppress(ImportError):
+                make = importlib.import_module(library).create_ssl_context
+                patch.setattr(f"{library}._transports.default.create_ssl_context", _made_once(make))
+        yield
 
+
+def _made_once(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
     @functools.cache
-    def read(trust_env: bool, *_: str | None) -> ssl.SSLContext:
-        return httpx.create_ssl_context(trust_env=trust_env)
+    def made(trust_env: bool, *_: str | None) -> ssl.SSLContext:
+        return make(trust_env=trust_env)
 
     def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
         if verify is not True or cert is not None:
-            return httpx.create_ssl_context(verify, cert, trust_env)
-        return read(trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+            return make(verify, cert, trust_env)
+        return made(trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("httpx._transports.default.create_ssl_context", context)
-        yield
+    return context
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -144,7 +149,7 @@ def models_read_once() -> Iterator[None]:
 def vocabularies_read_once() -> Iterator[None]:
     """A vocabulary of the same places is read once: each tokenizer of its own would take half a second of a core."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "_build", functools.cache(counting._build))
+        patch.setattr(counting, "_build", built_once(counting._build))
         yield
 
 

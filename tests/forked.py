@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -139,13 +139,24 @@ class _Ready:
         self._process.wait()
 
 
+def built_once(build: Callable[[str, Sequence[Path]], Any]) -> Callable[[str, Sequence[Path]], Any]:
+    """``build``, which makes the same of the same places; a folder that is not there is none."""
+    built = functools.cache(build)
+
+    def once(name: str, directories: Sequence[Path]) -> Any:
+        there = tuple(each for each in directories if each.is_dir())
+        return built(name, there or tuple(directories))
+
+    return once
+
+
 def wait() -> NoReturn:
     """Import what every command needs, and fork for whoever asks; a fork returns from here as the command's own run."""
     line = socket.socket(fileno=int(sys.argv[1]))
     with _names_read() as read:
         for command in pkgutil.iter_modules(importlib.import_module("proxy.cli").__path__):
             importlib.import_module(f"proxy.cli.{command.name}")
-    counting._build = functools.cache(counting._build)  # for the same places the same, and there it is already
+    counting._build = built_once(counting._build)  # for the same places the same, and there it is already
     counting._build("o200k_base", counting.vocabulary_directories(None))
     line.send(json.dumps([*read]).encode())
     gc.collect()
