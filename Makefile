@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test soak check lint types demo rows lock lock-diff audit bench gate screenshots clean
+.PHONY: run test soak check lint types docs demo rows lock lock-diff audit bench gate screenshots clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -29,17 +29,19 @@ test: $(VENV)/.installed-dev  ## every test, in a process more than there are co
 soak: export WEIR_SOAK = 1
 soak: test  ## every test, with more kills, examples and minutes than an ordinary run has time for
 
-check: lint types  ## linters, types, import contracts, docs
+check: lint types docs  ## linters, types, import contracts, docs
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m pip check -q
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/architecture
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-dev  ## what is written of the product, and its size; a part of `make test`
+	$(BIN)/python -m pytest -q tests/architecture
 
 rows: $(VENV)/.installed-dev  ## requirement rows that no test carries
 	@$(BIN)/python -m tests.architecture.rows

@@ -8,6 +8,7 @@ import importlib
 import os
 import ssl
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
+from sqlalchemy.util import LRUCache
 
 from proxy.models import facts
 from proxy.store import schema
 from proxy.wire import counting
 from tests.forked import built_once, forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
+from tests.profile import SOAK, each_once, soak
 
 settings.register_profile("weir", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weir")
@@ -59,6 +62,25 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that wait longest, or for something real, come first: no worker is left alone with them at the end."""
     items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("waits", "real")])
+    forms: dict[object, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker(each_once.name):
+            forms[item.parent, item.originalname].append(item)
+    for each in forms.values():
+        for item in [] if SOAK else _beyond_each_once(each):
+            item.add_marker(soak)
+
+
+def _beyond_each_once(forms: list[pytest.Function]) -> Iterator[pytest.Function]:
+    """Those whose parameters have all been met with before."""
+    met: set[tuple[int, str]] = set()
+    left = {item: set(enumerate(item.callspec._idlist)) for item in forms}
+    while left:
+        chosen = max(left, key=lambda item: len(left[item] - met))
+        if left[chosen] <= met:
+            yield from left
+            return
+        met |= left.pop(chosen)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -150,6 +172,30 @@ def vocabularies_read_once() -> Iterator[None]:
     """A vocabulary of the same places is read once: each tokenizer of its own would take half a second of a core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, "_build", built_once(counting._build))
+        yield
+
+
+class _Compiled(LRUCache[Any, Any]):
+    """Statements as SQL, for all engines whose dialects say the same."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(self._of_all(key), default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(self._of_all(key), value)
+
+    def _of_all(self, key: Any) -> Any:
+        dialect, *rest = key
+        return (type(dialect), dialect.server_version_info, dialect.paramstyle, *rest)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def statements_compiled_once() -> Iterator[None]:
+    """Each store has an engine of its own, and would compile every statement anew."""
+    compiled = _Compiled(5_000)
+    shared = property(lambda _: compiled, lambda *_: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sa.Engine, "_compiled_cache", shared, raising=False)
         yield
 
 

@@ -12,3 +12,7 @@ soak = pytest.mark.skipif(not SOAK, reason="takes its time: set WEIR_SOAK")
 def tried(ordinary: int, soak: int) -> int:
     """How often: so often in an ordinary run, so often in one that may take its time."""
     return soak if SOAK else ordinary
+
+
+each_once = pytest.mark.each_once
+"""Of a test with several parameters an ordinary run takes so many forms that each value comes once; ``soak`` takes all."""

@@ -8,8 +8,10 @@ import pytest
 from proxy.simulator import Dialect, SimulatorSettings, run_simulator
 from tests.functional.harness import COUNTER, EITHER, Deployment
 from tests.functional.test_counted_requests import HEADERS, long_messages, long_responses
+from tests.profile import each_once
 
 
+@each_once
 @EITHER
 @pytest.mark.parametrize(("dialect", "talk"), [(Dialect.ANTHROPIC, long_messages), (Dialect.OPENAI, long_responses)])
 async def test_originals_and_both_sides_are_readable(dialect: Dialect, talk: Any, deployment: Deployment) -> None:

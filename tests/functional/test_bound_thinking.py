@@ -9,6 +9,7 @@ import pytest
 from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 from proxy.simulator.app import RunningSimulator
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns
+from tests.profile import each_once
 
 TOOLS = [{"name": "read", "description": "Read", "input_schema": {"type": "object", "properties": {}}}]
 ADAPTIVE = {"type": "adaptive"}
@@ -62,6 +63,7 @@ def refusals(simulator: RunningSimulator) -> list[int]:
     return [n for n, request in enumerate(simulator.ledger) if request.status >= 400]
 
 
+@each_once
 @EITHER
 @pytest.mark.parametrize("model", ["claude-sonnet-5-5", "claude-of-another-name"])
 async def test_no_thinking_stands_behind_an_edit_that_it_was_not_signed_for(model: str, deployment: Deployment) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.simulator import Dialect, SimulatorSettings, run_simulator
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, weir
+from tests.profile import each_once
 
 HEADERS = {"authorization": "Bearer k", "anthropic-version": "2023-06-01"}
 STEPS = 24
@@ -50,6 +51,7 @@ async def long_responses(proxy: InTurns) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name != "store"}
 
 
+@each_once
 @EITHER
 @pytest.mark.parametrize(
     ("dialect", "path", "talk"),
@@ -79,6 +81,7 @@ async def test_a_request_is_counted_as_it_would_be_sent(
     assert whole.json()["input_tokens"] > 8192 > counted
 
 
+@each_once
 @EITHER
 @pytest.mark.parametrize("way", ["trigger", "codex"])
 async def test_a_compaction_that_is_none_of_weirs_has_the_known_edits_and_no_others(

@@ -18,6 +18,7 @@ from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, Simulato
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.summaries import SummaryWriter
 from tests.functional.harness import COUNTER, EITHER, Deployment, RunningWeir, prose, weir
+from tests.profile import each_once
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 30
@@ -324,6 +325,7 @@ async def test_a_restart_goes_on_from_what_was_decided(kind: type[Agent], tmp_pa
         assert all(arrays[at][: len(arrays[at - 1])] == arrays[at - 1] for at in (18, 22))
 
 
+@each_once
 @BOTH
 @pytest.mark.requirement("P9", "P8", "R.35")
 @pytest.mark.parametrize("trouble", ["restart", "429", "500", "cut_stream:0", "cut_stream:4"])
@@ -350,6 +352,7 @@ async def test_what_a_model_has_summed_up_is_not_read_anew(kind: type[Agent], tr
         assert all("> notes so far" in later for later in asked[1:])
 
 
+@each_once
 @BOTH
 @EITHER
 @pytest.mark.requirement("P9", "P2")
@@ -376,6 +379,7 @@ OVERFLOWS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@each_once
 @BOTH
 @pytest.mark.requirement("A0.3", "P16", "P5")
 @pytest.mark.parametrize("how", OVERFLOWS.values(), ids=OVERFLOWS)
@@ -417,6 +421,7 @@ class Refusing(SummaryWriter):
         return SimulatedAnswer(text="I'm sorry, but I can't help with that.")
 
 
+@each_once
 @BOTH
 @pytest.mark.requirement("P6", "P13")
 @pytest.mark.parametrize("trouble", ["down", "slow", "refuses"])
@@ -546,6 +551,7 @@ async def test_refusals_have_the_shape_of_the_endpoint(kind: type[Agent], tmp_pa
         assert len(simulator.ledger) == 1
 
 
+@each_once
 @BOTH
 @pytest.mark.requirement("P5", "P8", "R.35")
 @pytest.mark.parametrize("fault", ["429@1", "500@1", "cut_stream:0@1", "cut_stream:4@1"])

@@ -9,6 +9,7 @@ import pytest
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered, arrays_of, opening, tool_step
+from tests.profile import each_once
 
 CONFIG = """
 upstreams: {sim: {base_url: URL, api_key: pass}}
@@ -27,6 +28,7 @@ async def checkpoint(target: InTurns, conversation: str) -> httpx.Response:
         return await client.get(f"{target.root()}/weir/conversations/{conversation}/checkpoint", headers=headers)
 
 
+@each_once
 @EITHER
 @pytest.mark.requirement("D23", "A0.111", "A0.113")
 @pytest.mark.parametrize("name", [None, "migration"])

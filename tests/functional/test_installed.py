@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.functional.harness import ROOT
+from tests.profile import soak
 
 PIP = ["-m", "pip", "--disable-pip-version-check", "-q"]
 INSTALL = ["install", "--no-deps", "--no-index", "--no-warn-script-location", "--ignore-installed", "--no-compile"]
@@ -68,7 +69,7 @@ def install(kind: str, wheel: Path, folder: Path) -> tuple[Path, Path, Mapping[s
 
 
 @pytest.mark.requirement("D10", "A1.6")
-@pytest.mark.parametrize("kind", ["venv", "user", "target"])
+@pytest.mark.parametrize("kind", ["venv", *(pytest.param(each, marks=soak) for each in ("user", "target"))])
 def test_the_wheel_has_all_that_it_needs_wherever_it_is_put(kind: str, wheel: Path, tmp_path: Path) -> None:
     python, weir, env = install(kind, wheel, tmp_path)
 

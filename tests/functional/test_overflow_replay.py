@@ -24,6 +24,7 @@ from tests.functional.harness import (
     weir,
 )
 from tests.misbehaving import ALL_FAULTS
+from tests.profile import each_once
 from tests.wordings import WORDINGS
 
 BELIEVED, REAL = 32_768, 8_192
@@ -56,6 +57,7 @@ async def upstream() -> AsyncIterator[RunningSimulator]:
         yield simulator
 
 
+@each_once
 @pytest.mark.requirement("P16", "A0.3", "D15", "R.46", "R.48")
 @pytest.mark.parametrize(
     ("dialect", "deployment"),
@@ -100,6 +102,7 @@ async def test_the_real_window_is_learned_from_the_first_refusal_in_every_provid
     assert found == dict.fromkeys(WITH_LIMIT, ([1, 1, 1, 2], True, True))
 
 
+@each_once
 @pytest.mark.requirement("P16", "R.46")
 @pytest.mark.parametrize("wording", NUMBERLESS)
 async def test_a_window_that_no_error_names_is_found_with_two_refusals_at_most(

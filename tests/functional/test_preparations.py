@@ -8,6 +8,7 @@ from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered
 from tests.misbehaving import Failing, SummaryMode
+from tests.profile import each_once
 
 
 def simulated(mode: SummaryMode = SummaryMode.OK) -> SimulatorSettings:
@@ -54,6 +55,7 @@ async def test_what_is_prepared_is_used_by_the_batch_and_counted(
     assert results.get("wasted", 0) <= 0.2 * results["prepared"]
 
 
+@each_once
 @EITHER
 @pytest.mark.requirement("D14", "P6", "R.50")
 @pytest.mark.parametrize("mode", [SummaryMode.EMPTY, SummaryMode.REFUSAL])

@@ -28,6 +28,7 @@ from tests.functional.harness import (
     opening,
     tool_step,
 )
+from tests.profile import each_once
 
 WINDOW = 8192
 CONFIG = """
@@ -156,6 +157,7 @@ async def test_a_question_in_other_words_brings_back_what_was_said_after_a_resta
     assert await place.vectors() == 0
 
 
+@each_once
 @EITHER
 @pytest.mark.requirement("A4.25")
 @pytest.mark.parametrize("place", BY_THE_TOOL.values(), ids=BY_THE_TOOL, indirect=True)

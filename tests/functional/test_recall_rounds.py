@@ -19,7 +19,7 @@ from proxy.simulator import Dialect, Problem, Rejected, Request, SimulatedAnswer
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.codecs import codec_of
 from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, answered, prose
-from tests.profile import soak
+from tests.profile import each_once, soak
 
 WINDOW = 8192
 SECRET = "the deployment token is zx-4471-quebec"
@@ -248,6 +248,7 @@ either_way = pytest.mark.parametrize(
 )
 
 
+@each_once
 @both
 @either_way
 @pytest.mark.requirement("A4.25", "P5", "P7")
@@ -274,6 +275,7 @@ async def test_a_call_is_answered_unseen_and_goes_up_again_with_every_later_requ
         assert "recall" not in json.dumps(client.history)
 
 
+@each_once
 @both
 @either_way
 @pytest.mark.requirement("A4.25", "P5")
@@ -308,6 +310,7 @@ async def test_a_call_of_the_tool_behind_one_that_the_client_has_got_is_dropped(
         assert len(on.bodies) == 1
 
 
+@each_once
 @both
 @either_way
 @pytest.mark.requirement("A4.25")
@@ -330,6 +333,7 @@ async def test_several_rounds_end_with_the_last_one_that_the_policy_allows(
         assert begins_alike(on.arrays[-1], on.arrays[-2])
 
 
+@each_once
 @both
 @either_way
 @pytest.mark.requirement("A4.25", "P5")
@@ -461,6 +465,7 @@ HEADERS = {"authorization": "Bearer sk-test", "anthropic-version": "2023-06-01"}
 FELL = Rejected(Problem(status=500, message="the model fell over"))
 
 
+@each_once
 @both
 @either_way
 @pytest.mark.requirement("P4", "P5")
@@ -479,6 +484,7 @@ async def test_an_upstream_that_fails_in_a_later_round_says_so_itself_and_nothin
         assert begins_alike(on.arrays[-1], on.arrays[-2])
 
 
+@each_once
 @both
 @either_way
 @pytest.mark.requirement("P4", "A4.25")
@@ -497,6 +503,7 @@ async def test_an_upstream_that_refuses_the_round_itself_is_asked_as_if_there_we
         assert "recall:" not in json.dumps(on.arrays[-1])
 
 
+@each_once
 @both
 @either_way
 @pytest.mark.requirement("P4", "A4.25")
@@ -568,6 +575,7 @@ async def test_a_client_that_leaves_in_a_later_round_ends_it_and_nothing_of_it_s
         assert "zx-4471" not in json.dumps(on.arrays[-1])
 
 
+@each_once
 @both
 @either_way
 @pytest.mark.requirement("A4.25", "P9")
@@ -591,6 +599,7 @@ async def test_a_conversation_goes_on_whose_hidden_rounds_were_lost_with_the_sto
         assert [each.status for each in asked(on) if each.status != 200] == [400]  # once, unseen by the client
 
 
+@each_once
 @both
 @either_way
 @pytest.mark.requirement("A4.25", "P5")

@@ -37,6 +37,7 @@ from tests.functional.harness import (
     tcp_tap,
     weir,
 )
+from tests.profile import each_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +233,7 @@ async def test_a_client_that_spells_its_history_differently_every_turn_stays_one
     assert batches(canonical(arrays)) <= 2  # type: ignore[arg-type]  # digests stand for messages
 
 
+@each_once
 @EITHER
 @pytest.mark.requirement("P1", "P2")
 @pytest.mark.parametrize("moving_files", [False, True])

@@ -18,6 +18,7 @@ from proxy.simulator import RecordedRequest, Request, SimulatedAnswer, Simulated
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.chat import digest_of
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, answered
+from tests.profile import each_once
 
 WINDOW = 8_192
 MAX_TOKENS = 512
@@ -368,6 +369,7 @@ async def test_without_weir_the_task_ends_around_step_fifteen(upstream: RunningS
     assert 13 <= agent.steps <= 17
 
 
+@each_once
 @EITHER
 @pytest.mark.requirement("A0.8", "A0.3", "A0.26")
 @pytest.mark.parametrize("summarizer", [None, "notes"])

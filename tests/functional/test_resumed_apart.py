@@ -13,6 +13,7 @@ import pytest
 from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, arrays_of, prose
+from tests.profile import each_once
 
 WINDOW = 8192
 CONFIG = """
@@ -99,6 +100,7 @@ ON = pytest.mark.parametrize(
 )
 
 
+@each_once
 @pytest.mark.requirement("P1", "A0.5")
 @ON
 @pytest.mark.parametrize("resumed_as", [{}, {"x-weir-conversation": "new"}], ids=["unnamed", "named"])
@@ -196,6 +198,7 @@ async def test_conversations_that_resume_the_same_at_once_and_one_that_does_not_
     assert all(sum(mark in state for mark in marks) <= 1 for state in states)
 
 
+@each_once
 @pytest.mark.requirement("P1", "A0.5")
 @pytest.mark.parametrize("headers", [OLD, {**OLD, "x-weir-conversation": "new"}], ids=["unnamed", "named"])
 @ON

@@ -20,6 +20,7 @@ from tests.functional.harness import (
     prose,
     tool_step,
 )
+from tests.profile import each_once
 
 STEPS = 30
 MIN_REUSE = 0.82
@@ -63,6 +64,7 @@ def reuse(arrays: list[list[dict[str, Any]]]) -> float:
     return prefix_reuse(arrays, lambda m: count_message(m, COUNTER, model="sim"))
 
 
+@each_once
 @pytest.mark.requirement("A0.3", "A1.1", "P2", "D25")
 @EITHER
 @pytest.mark.parametrize("summarizer", [None, "summariser"])

@@ -12,6 +12,7 @@ from policies.memory.state import MAX_SENTENCES, MAX_TOKENS, read_state
 from policies.settings import NoteTaking
 from policies.text.segments import Readings, Source, sentences
 from tests.policies.sessions import HERE, queue_session, shared_conversations
+from tests.profile import each_once
 
 RULES = {
     "en": "Please always send me the invoices as PDF before the fifteenth.",
@@ -78,6 +79,7 @@ TALK = {
 }
 
 
+@each_once
 @pytest.mark.requirement("R.57", "A4.10")
 @pytest.mark.parametrize("language", RULES)
 @pytest.mark.parametrize("around", TALK)

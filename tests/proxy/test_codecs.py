@@ -20,7 +20,7 @@ from tests.captures import Capture, everything, sample
 from tests.forwarding import MESSAGES as AT_MESSAGES
 from tests.forwarding import RESPONSES as AT_RESPONSES
 from tests.forwarding import TOKENIZER, Forwarding, problems, started
-from tests.profile import tried
+from tests.profile import each_once, tried
 
 COUNTER = TOKENIZER.counter("o200k_base")
 CODECS = (RESPONSES, MESSAGES)
@@ -374,6 +374,7 @@ def test_what_clients_change_makes_no_other_history(codec: Codec, one: Any, othe
 # -- what is written in place of it ----------------------------------------------------------------------------------
 
 
+@each_once
 @pytest.mark.requirement("P3")
 @pytest.mark.parametrize(
     ("write", "path"), [(legal_histories.responses, AT_RESPONSES), (legal_histories.messages, AT_MESSAGES)]

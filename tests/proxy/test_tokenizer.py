@@ -25,6 +25,7 @@ from proxy.wire.counting import (
     pieces,
     vocabulary_directories,
 )
+from tests.profile import each_once
 
 ENCODINGS = ("o200k_base", "cl100k_base")
 FILES = {
@@ -173,6 +174,7 @@ def test_pieces_are_short_and_lose_nothing(text: str, length: int) -> None:
     assert all(parts)
 
 
+@each_once
 @pytest.mark.requirement("R.22")
 @pytest.mark.parametrize("run", [" ", "a", "的", "\ud800"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
