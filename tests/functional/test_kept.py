@@ -17,6 +17,7 @@ from benchmarks.retention import Plan, measure
 from benchmarks.sets import load
 
 DATA = Path(__file__).parents[1] / "policies" / "data"
+"""Holds no chats to carry written sets: they are the same wherever the shared data is and is not."""
 POINTS = 0.02
 MORE = 1.02
 """How many more tokens still are the same ones."""
@@ -43,7 +44,7 @@ def rows(name: str) -> list[dict[str, Any]]:
     if recorded:
         return recorded
     path = DATA / f"{name}.jsonl"
-    found = list(rows_of(path) if path.exists() else load(name))[: ROWS.get(name)]
+    found = list(rows_of(path) if path.exists() else load(name, DATA))[: ROWS.get(name)]
     for fact in (fact for row in found if name == "facts300" for fact in row["meta"]["facts"]):
         fact.pop("question", None)  # all are looked up in one request, rather than in one of 134,000 tokens each
     return found
@@ -68,7 +69,7 @@ def test_no_set_keeps_less_at_the_same_tokens(tmp_path: Path, name: str, limit: 
 
 def test_no_language_is_behind_english(tmp_path: Path) -> None:
     of_language = defaultdict(list)
-    for row in filter(counted, load("rules")):
+    for row in filter(counted, load("rules", DATA)):
         of_language[row["meta"]["facts"][0]["language"]].append(row)
     play = partial(played, tmp_path, limit=("W", 8_192))
     kept = {
