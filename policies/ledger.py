@@ -8,6 +8,7 @@ keeps the sent prefix stable and the provider's cache warm.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 DROPPING = frozenset({"drop_oldest", "sliding_window", "custom"})
 """Origins of cuts that stand for dropped messages rather than for their summary."""
@@ -247,7 +248,7 @@ class ConversationState:
             checkpoint=None if too_new else self.checkpoint,
         )
 
-    @property
+    @cached_property
     def triggered(self) -> bool:
         return bool(self.edits or self.cuts)
 

@@ -8,7 +8,7 @@ tells what each setting does; here stands what reading it there would not tell.
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
@@ -339,6 +339,11 @@ class ContextSettings:
     @cached_property
     def observes(self) -> bool:
         return self.mode is Mode.OBSERVE or self.enforce == "observe" or self.compaction == "provider"
+
+    def in_mode(self, mode: Mode) -> "ContextSettings":
+        """The same in another mode: what is to be enforced is."""
+        enforced = mode is Mode.ENFORCE and self.enforce == "observe"
+        return replace(self, mode=mode, enforce="global" if enforced else self.enforce)
 
     def shape_for(self, window: int) -> ExtractShape:
         """Between two shapes in proportion to the window's logarithm: a little more window is never another policy.

@@ -144,15 +144,12 @@ def _active(messages: Sequence[Message], steps: Sequence[Unit]) -> frozenset[int
 class Run(NamedTuple):
     """The calls of the newest step: tool, arguments (of long ones a hash), and how many times in a row.
 
-    ``end`` is the chain's hash at the end of the array that it was read from.
+    ``end`` is the chain's hash at the end of the array that it was read from, ``longest`` the most times.
     """
 
     end: bytes = b""
     calls: Counted = ()
-
-    @property
-    def longest(self) -> int:
-        return max([count for _, _, count in self.calls]) if self.calls else 0
+    longest: int = 0
 
 
 def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) -> Run:
@@ -173,7 +170,7 @@ def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) ->
             calls = _next(calls, transcript.read(index).calls)
         elif message.role == "user":
             calls = ()
-    return Run(chain[-1] if chain else b"", calls)
+    return Run(chain[-1] if chain else b"", calls, max((count for _, _, count in calls), default=0))
 
 
 def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, int, int]]:

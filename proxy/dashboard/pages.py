@@ -197,7 +197,7 @@ def _picture(
     window = int(last.detail.get("window") or 0) or max(last.limit, 1)
     trigger = None
     if last.policy in visit.runtime.config.policies:
-        shape = visit.runtime.policy(last.policy).shape_for(max(window, last.limit))
+        shape = visit.runtime.config.policy(last.policy).shape_for(max(window, last.limit))
         trigger = int(shape.trigger * last.limit)
     drawn = charts.timeline_chart(rows, first=first, window=max(window, last.limit), trigger=trigger, page=page)
     return Markup(drawn)  # noqa: S704 - every text in it is escaped where it is drawn

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from policies.settings import Mode
-from proxy.access.admission import without_grants
+from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import CHAT, MANAGED, Caller, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
 from proxy.errors import (
@@ -33,12 +33,11 @@ from proxy.errors import (
     UnsupportedEncoding,
     UpstreamUnreachable,
 )
-from proxy.exchange.asked import request_for
+from proxy.exchange.asked import parsed_for, request_for, settings_for
 from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction, make_compaction, natively
-from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
-from proxy.exchange.request import COMPACT_PATH, Request, parsed_for, settings_for
+from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
@@ -183,7 +182,8 @@ class ExchangeHandler:
         for name, value in headers:
             if name == b"content-encoding" and value.strip().lower() != b"identity":
                 raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
-        return self.runtime.admit(self.scope)
+        runtime = self.runtime
+        return admitted(self.scope, runtime.keyring, runtime.guesses, runtime.config)
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
         progress, metrics = self.progress, self.runtime.telemetry.metrics

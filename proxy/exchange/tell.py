@@ -178,7 +178,8 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
         ),
         trace=record.trace.trace_id if record.trace.recorded else None,
     )
-    metrics.tell(_unusual(record))
+    if unusual := [*_unusual(record)]:
+        metrics.tell(unusual)
 
 
 def _of_request(

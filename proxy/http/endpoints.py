@@ -22,7 +22,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from proxy.access.admission import without_grants
+from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import (
     MODELS_PATH,
     Caller,
@@ -115,7 +115,7 @@ class RelayedRequest:
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         config = runtime.config
-        self.caller = caller = runtime.admit(self.scope)
+        self.caller = caller = admitted(self.scope, runtime.keyring, runtime.guesses, runtime.config)
         admit(caller, route)
         if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
             await runtime.answers.forget(caller.tenant, unquote(answer[1]))
@@ -310,7 +310,7 @@ async def answer_models(
 ) -> None:
     headers = scope["headers"]
     try:
-        caller = runtime.admit(scope)
+        caller = admitted(scope, runtime.keyring, runtime.guesses, runtime.config)
         looped = came_through(headers, runtime.instance)
         body = None if looped else await _own(runtime, caller, headers, route)
     except ProxyError as error:

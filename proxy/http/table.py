@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import msgspec
 
 from policies.quality.health import KEPT
-from proxy.access.admission import credentials_in, presented, refuse_foreign_pages, same_secret
+from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
 from proxy.http import archive, conversations, keys, policies, reports
@@ -433,7 +433,7 @@ class Management:
         route, named = _of_method(method, found) if found else _nothing_at(path)
         if route.asker == "operator" and caller is not None:
             error = Forbidden("This is for the operator: send the admin token (auth.admin_token).")
-            raise error if caller.name is not None else self._runtime.unauthorised(scope, error)
+            raise error if caller.name is not None else self._runtime.guesses.answer(scope, error)
         asked = ManagementRequest(
             runtime=self._runtime,
             tenant=None if caller is None else caller.tenant,
@@ -453,7 +453,7 @@ class Management:
         token = self._runtime.config.admin_token
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None
-        return self._runtime.identify(scope)
+        return identify(scope, self._runtime.keyring, self._runtime.guesses)
 
 
 def _path(scope: MutableMapping[str, Any]) -> tuple[str, ...]:

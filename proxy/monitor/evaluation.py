@@ -15,7 +15,8 @@ from hashlib import blake2b
 from policies.decision import Decision
 from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
-from proxy.effects.perform import Background, drive, step
+from proxy.effects.perform import drive, step
+from proxy.planning.preparation import Background
 from proxy.planning.values import Paid, Plan, PlanRequest, Recognized
 from proxy.store import Store
 from proxy.store.records import StoreError

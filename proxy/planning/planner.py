@@ -30,6 +30,7 @@ from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.models.limits import UNSURE
 from proxy.planning.values import (
+    CLAIMED,
     Plan,
     PlanRequest,
     Recognized,
@@ -55,8 +56,6 @@ from proxy.wire.transcripts import RequestTranscript, Transcripts
 log = logging.getLogger("weir.planning")
 
 MAX_REPLANS = 4
-CLAIMED = 60.0
-"""Seconds after which a process that began to have a summary written, and never ended, is waited for no longer."""
 OTHERS_EVERY = 0.05
 MAX_LIMITS = MAX_REFUSED = 1_000
 HARDER = (0.8, 0.5)

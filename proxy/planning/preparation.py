@@ -7,8 +7,8 @@ still there, and a shutdown leaves a whole row or none.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,12 @@ from policies.effects import Embed, Save, Vectors
 from policies.ledger import ConversationState, Note, Prepared
 from policies.memory.checkpoint import Checkpoint
 from proxy.conversation.thread import Thread
-from proxy.effects.perform import Ask, Background, drive, step
-from proxy.planning.planner import CLAIMED, Planner
-from proxy.planning.values import Plan, PlanRequest, Recognized, readable
-from proxy.planning.workers import BACKGROUND
+from proxy.effects.perform import Ask, SharedReadings, drive, step
+from proxy.planning.values import CLAIMED, Plan, PlanRequest, Recognized, readable
+from proxy.planning.workers import BACKGROUND, Workers
 from proxy.store import Store
 from proxy.store.records import NoteRow, StoreError
+from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
 
 log = logging.getLogger("weir.preparation")
@@ -37,6 +37,9 @@ GROWN = 1.2
 MAX_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
+
+
+SaveState = Callable[..., Awaitable[int | None]]
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -57,15 +60,72 @@ class Work(msgspec.Struct, frozen=True):
         return self.recognized.thread
 
 
-class Preparation:
-    """What one process does after its answers; ``happened`` is told what became of each summary that it prepared."""
+class Background:
+    def __init__(self, name: str, *, most: int, at_once: int) -> None:
+        self._name = name
+        self._most = most
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(at_once)
+        self.is_closing = False
 
-    def __init__(self, planner: Planner, store: Store, *, happened: Callable[[str], None]) -> None:
-        self._planner = planner
-        self._store = store
-        self._happened = happened
-        self._background = Background("weir-prepare", most=MAX_WAITING, at_once=AT_ONCE)
-        self._waiting: dict[str, Work] = {}
+    def __contains__(self, key: object) -> bool:
+        return key in self._tasks
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def has_room(self) -> bool:
+        return not self.is_closing and len(self._tasks) < self._most
+
+    def start(
+        self, key: str, work: Callable[[], Coroutine[Any, Any, None]], *, then: Callable[[str], None] | None = None
+    ) -> None:
+        task = asyncio.create_task(self._do(work), name=self._name)
+        self._tasks[key] = task
+
+        def ended(_: "asyncio.Task[None]") -> None:
+            del self._tasks[key]
+            if then is not None:
+                then(key)
+
+        task.add_done_callback(ended)
+
+    async def close(self) -> None:
+        self.is_closing = True
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settled(self) -> None:
+        while self._tasks:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.sleep(0)
+
+    async def _do(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async with self._turns:
+            await work()
+
+
+@dataclass(slots=True, kw_only=True)
+class Preparation:
+    """What one process does after its answers.
+
+    ``save`` stores a state, ``happened`` is told what became of each summary that was prepared.
+    """
+
+    store: Store
+    settler: WriteBehindQueue
+    workers: Workers
+    readings: SharedReadings
+    save: SaveState
+    happened: Callable[[str], None]
+    clock: Callable[[], float]
+    _background: Background = field(
+        default_factory=lambda: Background("weir-prepare", most=MAX_WAITING, at_once=AT_ONCE)
+    )
+    _waiting: dict[str, Work] = field(default_factory=dict)
 
     def after(self, asked: PlanRequest, plan: Plan, *, save: str | None = None, trace: Trace = NULL_TRACE) -> None:
         """Look at a request that was answered; costs next to nothing where there is nothing to do.
@@ -189,10 +249,10 @@ class Preparation:
     async def _keep_notes(self, thread: Thread, notes: tuple[Note, ...]) -> None:
         if not notes:
             return
-        at, branch = self._planner.clock(), thread.branch
+        at, branch = self.clock(), thread.branch
         rows = [NoteRow.of(note, at=at) for note in notes]
-        await self._planner.settler.flush()  # notes belong to a conversation, which may not be stored yet
-        if await self._store.add_notes(branch.tenant, branch.conversation, rows):
+        await self.settler.flush()  # notes belong to a conversation, which may not be stored yet
+        if await self.store.add_notes(branch.tenant, branch.conversation, rows):
             thread.known, thread.has_notes = replace(thread.known, notes=()), False
 
     async def _save(self, work: Work) -> None:
@@ -213,7 +273,7 @@ class Preparation:
             if thread.known.checkpoint is not known.checkpoint:
                 return
             save = Save(state.to_json(), reason)
-            await self._planner.save(work.recognized, save, keep=asked.settings.checkpoints.keep)
+            await self.save(work.recognized, save, keep=asked.settings.checkpoints.keep)
 
     async def _warm(self, work: Work) -> None:
         if not work.warm:
@@ -222,7 +282,7 @@ class Preparation:
         await self._read_state(work, work.thread.known_at(work.recognized.length))
 
     async def _read_state(self, work: Work, known: ConversationState) -> Checkpoint:
-        readings, counter = self._planner.readings, work.asked.counter
+        readings, counter = self.readings, work.asked.counter
         state: Checkpoint = await self._run(work, state_of, known=known, counter=counter, readings=readings)
         return state
 
@@ -231,18 +291,18 @@ class Preparation:
         if new and work.recognized.length:
             return await asyncio.to_thread(bound)
         branch = work.thread.branch.branch
-        return await self._planner.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
+        return await self.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
 
     async def _embed(self, work: Work) -> None:
         model, branch = work.asked.settings.recall.embeddings, work.thread.branch
         if model is None or not work.embed:
             return
-        texts = await self._store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
+        texts = await self.store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
         if not texts:
             return
         reply = await work.ask(Embed(tuple(texts.values()), model))
         if isinstance(reply, Vectors):
-            await self._store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
+            await self.store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
 
     async def _prepare(self, work: Work) -> None:
         thread = work.thread
@@ -251,13 +311,13 @@ class Preparation:
         branch, length = thread.branch, len(work.recognized.transcript.chain)
         if length < thread.failed * GROWN:
             return  # what the model said of nearly the same history was of no use
-        if not self._store.shared:
+        if not self.store.shared:
             await self._prepare_now(work)
-        elif await self._store.claim(branch.tenant, branch.branch, CLAIMED, longest_failed=length / GROWN):
+        elif await self.store.claim(branch.tenant, branch.branch, CLAIMED, longest_failed=length / GROWN):
             try:
                 await self._prepare_now(work)
             finally:
-                await self._store.release(branch.tenant, branch.branch, failed=thread.failed)
+                await self.store.release(branch.tenant, branch.branch, failed=thread.failed)
 
     async def _prepare_now(self, work: Work) -> None:
         thread, asked = work.thread, work.asked
@@ -271,7 +331,7 @@ class Preparation:
                 known=work.thread.known_at(work.recognized.length),
                 counter=asked.counter,
                 summarizer_input=asked.summarizer_input,
-                readings=self._planner.readings,
+                readings=self.readings,
             )
             thread.failed = length if prepared is not None and not prepared.text else 0
             self._use(thread, prepared)
@@ -279,8 +339,8 @@ class Preparation:
             thread.preparing.set()
             thread.preparing = None
         if prepared is not None and thread.known.prepared is prepared:
-            await self._planner.settler.flush()  # what waits for a branch needs the branch to be stored
-            await self._store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
+            await self.settler.flush()  # what waits for a branch needs the branch to be stored
+            await self.store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
 
     def _use(self, thread: Thread, prepared: Prepared | None) -> None:
         if prepared is None:
@@ -288,7 +348,7 @@ class Preparation:
         is_needed = bool(prepared.text) and _still_needed(thread, prepared)
         if is_needed:
             thread.known = replace(thread.known, prepared=prepared)
-        self._happened("prepared" if is_needed else "wasted")
+        self.happened("prepared" if is_needed else "wasted")
 
 
 def _still_needed(thread: Thread, prepared: Prepared) -> bool:

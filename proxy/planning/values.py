@@ -29,6 +29,9 @@ from proxy.wire.transcripts import skimmed
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
+CLAIMED = 60.0
+"""Seconds after which a process that began to have a summary written, and never ended, is waited for no longer."""
+
 
 class Paid(Protocol):
     """Answers, and says what the answers took and what those who answer can read."""

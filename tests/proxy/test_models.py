@@ -13,14 +13,13 @@ from proxy.models.facts import (
     ModelFacts,
     ModelRegistry,
     Probe,
-    limited,
     parse_props,
     parse_show,
     parse_upstream_models,
     read_table,
     table_path,
 )
-from proxy.models.limits import LearnedLimits, ModelLimitsResolver
+from proxy.models.limits import LearnedLimits, ModelLimitsResolver, limited
 
 ANY = ContextSettings()
 
