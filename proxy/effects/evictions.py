@@ -10,10 +10,9 @@ from hashlib import blake2b
 
 from policies.decision import Decision
 from policies.ledger import ADDING, ConversationState, Cut, EditKind
-from policies.messages import ToolCall, Transcript, count_occurrences, same_call
+from policies.messages import ToolCall, Transcript, answered_calls, count_occurrences, same_call, units
 from policies.settings import ContextSettings
 from policies.summary.prompts import PROMPTS
-from policies.turns import answered_calls, units
 from proxy.store.records import EvictionRow
 
 HASH_SIZE = 16

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from policies.decision import Decision
+from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
-from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
 from proxy.effects.evictions import condensed_in, layers_in

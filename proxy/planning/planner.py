@@ -21,8 +21,8 @@ from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Save, StateSav
 from policies.ledger import ConversationState, Edit, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
+from policies.messages import last_user
 from policies.settings import ContextSettings
-from policies.turns import last_user
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.evictions import asked_again, evictions_of
