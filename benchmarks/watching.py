@@ -124,7 +124,10 @@ def _in_parts(runtime: Runtime, progress: ExchangeProgress, found: Times) -> Non
         found[name].append(1e6 * (time.perf_counter() - begun))
         return result
 
-    record = timed("record, health", lambda: record_of(runtime, progress, ended=time.perf_counter()))
+    record = timed(
+        "record, health",
+        lambda: record_of(progress, runtime.planner, runtime.windows, runtime.health, ended=time.perf_counter()),
+    )
     timed("trace", lambda: end_trace(record))
     timed("metrics", lambda: count(runtime.telemetry.metrics, record))
     timed("log", lambda: write_line(runtime.logger, record))

@@ -31,10 +31,9 @@ from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
 from proxy.models.facts import Fetch, ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimitsResolver
-from proxy.monitor.evaluation import OnlineEvaluation
 from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning.planner import Planner
-from proxy.planning.preparation import Preparation
+from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.planning.workers import Workers, workers_for
 from proxy.runtime import Runtime
 from proxy.store import Store
@@ -142,7 +141,7 @@ class App:
         async with self._start() as runtime:
             self.runtime = runtime
             self._served.update(
-                api=Api(runtime),
+                api=Api(runtime, answering),
                 health=HealthRoutes(runtime),
                 management=Management(runtime),
                 dashboard=Dashboard(runtime),

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from policies.settings import ContextSettings, Mode
 from proxy.access.admission import Admission, Guesses, Keyring
 from proxy.config.file import ConfigError
 from proxy.config.loading import SetPolicy, read_policy, with_set_policies
@@ -13,16 +14,14 @@ from proxy.custom.functions import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
-from proxy.monitor.evaluation import OnlineEvaluation
 from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning.planner import Planner
-from proxy.planning.preparation import Preparation
+from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.store import Store
 from proxy.store.records import KeyRow, PolicyRow
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Telemetry
-from proxy.upstream.lacking import Lacking
-from proxy.upstream.providers import Upstreams
+from proxy.upstream.providers import Lacking, Upstreams
 from proxy.wire.counting import Tokenizer
 
 
@@ -31,7 +30,8 @@ class Runtime:
     """The parts of a running Weir. ``config`` and ``keyring`` are replaced as a whole on reload.
 
     ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools, ``binding``
-    the (upstream, model) that were seen to sign what they think for what stands before it.
+    the (upstream, model) that were seen to sign what they think for what stands before it; ``policies`` are those that
+    were asked for, by name and mode.
     """
 
     config: Config
@@ -62,9 +62,11 @@ class Runtime:
     binding: set[tuple[str, str]] = field(default_factory=set)
     lacking: Lacking = field(default_factory=Lacking)
     sizes: Sequence[tuple[float, int]] = ()
+    policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 
     def adopt(self, config: Config) -> None:
         self.config = with_set_policies(config, self.set_policies.values())
+        self.policies.clear()
         self.registry.replace_rules(config.models)
         self.alerts.adopt(config.telemetry.alerts)
 

@@ -25,7 +25,7 @@ from proxy.effects.perform import EffectHandler, Spent
 from proxy.effects.summarizer import Summarizer, SummarizerTerms
 from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts
-from proxy.monitor.evaluation import facts_of
+from proxy.planning.preparation import facts_of
 from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, recording_of

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, SecretStr
 
-from policies.settings import ContextSettings, Mode
+from policies.settings import ContextSettings
 from proxy.config.file import KeyPath
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -329,29 +329,19 @@ class Config(FileValues):
     policies: Mapping[str, ContextSettings]  # type: ignore[assignment] # what was made of them
     warnings: tuple[str, ...] = ()
     places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False)
-    _made: dict[tuple[str, Mode | None], ContextSettings] = field(
-        init=False, default_factory=dict, repr=False, compare=False
-    )
 
     @property
     def admin_token(self) -> SecretStr | None:
         return self.auth.admin_token
 
-    def policy(self, name: str | None = None, mode: Mode | None = None) -> ContextSettings:
-        """The policy of that name, else the default one, with ``--window`` and ``--summarizer`` put in; KeyError.
-
-        With another mode if one is given. It is the same object every time.
-        """
-        key = (name if name is not None else self.default_policy, mode)
-        made = self._made.get(key)
-        if made is None:
-            settings = self.policies[key[0]]
-            made = self._made[key] = dataclasses.replace(
-                settings if mode is None else settings.in_mode(mode),
-                window=self.window if self.window is not None else settings.window,
-                summarizer=settings.summarizer if settings.summarizer is not None else self.summarizer,
-            )
-        return made
+    def policy(self, name: str | None = None) -> ContextSettings:
+        """The policy of that name, else the default one, with ``--window`` and ``--summarizer`` put in; KeyError."""
+        settings = self.policies[name if name is not None else self.default_policy]
+        return dataclasses.replace(
+            settings,
+            window=self.window if self.window is not None else settings.window,
+            summarizer=settings.summarizer if settings.summarizer is not None else self.summarizer,
+        )
 
     def soft_shares(self, policy: str) -> dict[str, float]:
         """The shares of their caps at which a policy's buckets warn; none for a policy that is gone."""

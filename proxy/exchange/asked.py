@@ -274,10 +274,14 @@ def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextS
         except ValueError:
             raise InvalidRequest("x-weir-mode must be enforce, observe or off.") from None
     try:
-        return runtime.config.policy(name, mode)
+        if (settings := runtime.policies.get((name, mode))) is None:
+            settings = config.policy(name)
+            settings = settings if mode is None else settings.in_mode(mode)
+            runtime.policies[name, mode] = settings
     except KeyError:
         known = ", ".join(sorted(config.policies))
         raise InvalidRequest(f"There is no policy {name[:80]!r}; there are: {known}.") from None
+    return settings
 
 
 def parsed_for(runtime: Runtime, caller: Caller, codec: Codec, body: bytes) -> ClientRequest:

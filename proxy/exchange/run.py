@@ -61,8 +61,8 @@ from proxy.stream import (
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, AnySpan, RequestContext, Trace
 from proxy.upstream.client import Answer, HTTPAnswer, came_through
-from proxy.upstream.lacking import has_no_route
 from proxy.upstream.overflow import NONE, Kind, Verdict
+from proxy.upstream.providers import has_no_route
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
@@ -393,7 +393,7 @@ class ExchangeHandler:
         recognized = progress.plan.recognized
         if recognized is None or not runtime.planner.conversations.shared:
             return
-        answers = listened(runtime, progress)
+        answers = listened(runtime.planner, progress)
         if answers and not await runtime.planner.announce(recognized, self.id, model=progress.model, answers=answers):
             progress.degraded.append("store")
 

@@ -11,12 +11,11 @@ from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
-from proxy.effects.evictions import condensed_in, layers_in
 from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
 from proxy.monitor.caching import CacheUse, cost_of, prices_of
 from proxy.monitor.health import Notice
-from proxy.planning.values import Recognized
+from proxy.planning.values import Recognized, condensed_in, layers_in
 from proxy.runtime import Runtime
 from proxy.store.packing import Inspection
 from proxy.store.records import ExchangeRow, RelayedRow
@@ -36,7 +35,7 @@ MAX_EVENTS = 8
 
 def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
     begun, metrics = time.perf_counter(), runtime.telemetry.metrics
-    record = record_of(runtime, progress, ended=begun)
+    record = record_of(progress, runtime.planner, runtime.windows, runtime.health, ended=begun)
     _tell_alerts(runtime, record)
     if record.events and log.isEnabledFor(logging.DEBUG):
         for event in record.events:

@@ -15,7 +15,7 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
@@ -39,7 +39,6 @@ from proxy.access.destination import (
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.record import CLIENT_CLOSED
-from proxy.exchange.run import answering
 from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
@@ -391,8 +390,11 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Api:
-    def __init__(self, runtime: Runtime) -> None:
+    """``managed`` answers what is managed or counted, under whatever name it is asked for."""
+
+    def __init__(self, runtime: Runtime, managed: Callable[..., Awaitable[None]]) -> None:
         self._runtime = runtime
+        self._managed = managed
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         runtime, method = self._runtime, scope["method"]
@@ -405,7 +407,7 @@ class Api:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
             return
         if route.kind in ("managed", "counted"):
-            await answering(runtime, scope, receive, send, route)
+            await self._managed(runtime, scope, receive, send, route)
             return
 
         async def answer(sending: Send) -> None:

@@ -25,7 +25,6 @@ from policies.messages import last_user
 from policies.settings import ContextSettings
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
-from proxy.effects.evictions import asked_again, evictions_of
 from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.models.limits import UNSURE
@@ -34,8 +33,10 @@ from proxy.planning.values import (
     Plan,
     PlanRequest,
     Recognized,
+    asked_again,
     change_of,
     empty_change,
+    evictions_of,
     pruned_tools,
     readable,
     stamped,

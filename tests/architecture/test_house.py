@@ -6,10 +6,10 @@ from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
     "lines": 61_600,
-    "files": 207,
+    "files": 201,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
-    "longest chain of imports": 20,
+    "longest chain of imports": 19,
     "class names that stand twice": 0,
     "longest file": 600,
     "longest function": 60,
