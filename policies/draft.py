@@ -26,7 +26,7 @@ from policies.ledger import (
     PlannedMessage,
     occurrence_of_round,
 )
-from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for
+from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for, shape_for
 from policies.messages import (
     Message,
     Protection,
@@ -452,7 +452,7 @@ def bounds_for(
         transcript=transcript,
         settings=settings,
         budget=budget,
-        shape=settings.shape_for(budget.window),
+        shape=shape_for(settings, budget.window),
         known=known,
         counter=counter,
         steps=steps,

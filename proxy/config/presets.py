@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
-from policies.limits import TokenBudget, divide
+from policies.limits import TokenBudget, divide, shape_for
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, nearest, read_document, typed
 from proxy.config.lint import cautions, faults, grave
@@ -381,7 +381,7 @@ def _limit(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
         return -1
     of = budget.base(settings) if layer.scope == "total" else budget.caps.get(layer.scope, budget.window)
     if layer.scope == "total" and layer.at is None:
-        shape = settings.shape_for(budget.window)
+        shape = shape_for(settings, budget.window)
         return min(budget.room_for(shape.trigger * budget.usable), budget.soft_limit)
     full = layer.at is None or layer.at >= 1 or (layer.scope != "total" and layer.scope not in budget.caps)
     limit = budget.room_for(of if full else math.ceil(round((layer.at or 0) * of, 6)) - 1)

@@ -9,11 +9,11 @@ REACHED = {
     "files": 201,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
-    "longest chain of imports": 19,
+    "longest chain of imports": 18,
     "class names that stand twice": 0,
     "longest file": 600,
     "longest function": 60,
-    "files of a warm request": 45,
+    "files of a warm request": 44,
     "jumps of a warm request": 150,
     "files of a first batch": 60,
 }
