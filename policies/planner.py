@@ -14,7 +14,7 @@ from dataclasses import replace
 from policies.decision import Action, Decision, LayerReport
 from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, broken_rules, covered_by, replay, untouched
 from policies.effects import Announce, Done, Failed, Flow, Offload, Reply, unheard
-from policies.ledger import WINDOWS, ConversationState, Prepared
+from policies.ledger import UNKNOWN, WINDOWS, ConversationState, Event, Prepared, Trend
 from policies.limits import (
     BucketExceeded,
     BudgetUnreachable,
@@ -33,7 +33,7 @@ from policies.limits import (
 )
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import InvalidConversation, Transcript, parse_turn_boundaries, protect, units
-from policies.pressure import UNKNOWN, Event, Growth, PressureReport, Trend, conclude, is_urgent, measure
+from policies.pressure import Growth, PressureReport, conclude, is_urgent, measure
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize

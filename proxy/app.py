@@ -41,7 +41,7 @@ from proxy.store.maintenance import Timekeeper
 from proxy.store.records import KeyRow, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.stream import Receive, Send
-from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
+from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.metrics import (
     ALERTS,
     ALERTS_UNDELIVERED,
@@ -64,8 +64,10 @@ from proxy.telemetry.metrics import (
     TASKS,
     UNAUTHORISED,
     WINDOWS_LEARNED,
+    Metrics,
 )
 from proxy.telemetry.process import give_back, keep_little, watch_loop, watch_process
+from proxy.telemetry.setup import Telemetry
 from proxy.upstream.client import Client
 from proxy.upstream.providers import LitellmProvider, Upstreams
 from proxy.wire.counting import Tokenizer, installed_estimators

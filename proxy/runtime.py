@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from policies.settings import ContextSettings, Mode
 from proxy.access.admission import Admission, Guesses, Keyring
 from proxy.config.file import ConfigError
-from proxy.config.loading import SetPolicy, read_policy, with_set_policies
+from proxy.config.presets import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
 from proxy.conversation.answers import AnswerBook
 from proxy.custom.functions import CustomFunctions, Hooks
@@ -20,7 +20,7 @@ from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.store import Store
 from proxy.store.records import KeyRow, PolicyRow
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.telemetry import Telemetry
+from proxy.telemetry.setup import Telemetry
 from proxy.upstream.providers import Lacking, Upstreams
 from proxy.wire.counting import Tokenizer
 

@@ -21,7 +21,7 @@ import msgspec
 from proxy.errors import ProxyError, RequestTooLarge, UpstreamTimeout
 from proxy.server import DISCONNECT
 from proxy.tap import StreamTap, Tap
-from proxy.telemetry import AnySpan
+from proxy.telemetry.trace import AnySpan
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
 from proxy.wire.codec import CHAT, Codec

@@ -191,7 +191,7 @@ MAX_PAIRS = 256
 LENGTH_RATIO = 0.5
 
 MAX_CHANGES = 6
-MAX_VALUES = 4
+MAX_VALUES_SHOWN = 4
 MAX_NOTE = 300
 _MAX_VALUE_LEN = 40
 _MAX_NAME_LEN = 60
@@ -323,8 +323,8 @@ def _changes(texts: Sequence[str]) -> list[str]:
 
 
 def _course(values: Sequence[str]) -> str:
-    if len(values) > MAX_VALUES:
-        values = (*values[: MAX_VALUES - 2], "…", values[-1])
+    if len(values) > MAX_VALUES_SHOWN:
+        values = (*values[: MAX_VALUES_SHOWN - 2], "…", values[-1])
     return " → ".join(values)
 
 

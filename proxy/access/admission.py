@@ -15,7 +15,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -24,13 +24,12 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.access.destination import Caller
+from proxy.access.destination import Caller, Headers
 from proxy.config.values import Config, Count, Expiry, KeySettings, LimitSettings, Seconds
 from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidRequest, ProxyError, RateLimited
 from proxy.store.records import KeyRow
 
 PREFIX = "weir-sk-"
-Headers = Sequence[tuple[bytes, bytes]]
 Scope = MutableMapping[str, Any]
 _REMEMBERED = 4096
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})

@@ -35,7 +35,7 @@ from proxy.cli.shared import (
     tame,
     writing,
 )
-from proxy.config import Config, masked_url
+from proxy.config.values import Config, masked_url
 from proxy.http.archive import checkpoints_of, newest_checkpoint, removed_of, saved_of
 from proxy.http.conversations import MAX_NOTE_LEN, USUAL, KeptNote, tokens_by_bucket
 from proxy.http.request import decision_of, exchange_of

@@ -20,7 +20,7 @@ from proxy.access.destination import CHAT_PATH, Caller, by_weir
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded
 from proxy.cli.shared import config_option, found, json_option, loaded, opened, print_json, store_option
-from proxy.config import Config, Flags
+from proxy.config.values import Config, Flags
 from proxy.effects.perform import EffectHandler, Spent
 from proxy.effects.summarizer import Summarizer, SummarizerTerms
 from proxy.http.archive import checkpoints_of

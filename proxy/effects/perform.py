@@ -38,7 +38,7 @@ from policies.effects import (
 )
 from policies.text.segments import Readings, TextReading
 from proxy.errors import ProxyError
-from proxy.telemetry import NULL_SPAN, AnySpan
+from proxy.telemetry.trace import NULL_SPAN, AnySpan
 
 SKETCH = 4_096
 MAX_LEN = 200_000  # characters; a longer text is like no other

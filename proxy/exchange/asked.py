@@ -13,7 +13,7 @@ from policies.quality.advise import TokenPrices
 from policies.quality.fidelity import JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.settings import ClientEdits, ContextSettings, Mode
-from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
+from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, Headers, by_weir
 from proxy.config.values import UpstreamSettings
 from proxy.effects.perform import (
     MAX_EMBEDDED_LEN,
@@ -33,9 +33,9 @@ from proxy.monitor.caching import prices_of
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
-from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
+from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS, ModelCall
 from proxy.telemetry.names import service_at
+from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
 from proxy.wire.anthropic import MESSAGES
@@ -57,8 +57,6 @@ from proxy.wire.raw import read_value
 from proxy.wire.render import Form, forces_a_call, standing_body
 
 log = logging.getLogger("weir.exchange")
-
-Headers = Sequence[tuple[bytes, bytes]]
 
 CODEX_TURN = b"x-codex-turn-metadata"
 SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})

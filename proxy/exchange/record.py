@@ -12,9 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from policies.decision import Decision
-from policies.ledger import DROPPING
+from policies.ledger import DROPPING, Event
 from policies.limits import zones_for
-from policies.pressure import Event, WindowPressure, lift, read_pressure
+from policies.pressure import WindowPressure, lift, read_pressure
 from policies.quality.health import Checkup
 from policies.settings import ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
@@ -30,7 +30,8 @@ from proxy.planning.values import CUT, NO_PLAN, Paid, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.stream import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
-from proxy.telemetry import AnySpan, ModelCall, Trace
+from proxy.telemetry.metrics import ModelCall
+from proxy.telemetry.trace import AnySpan, Trace
 from proxy.upstream.overflow import LENGTHS, Ending, ending_of
 from proxy.wire.anthropic import DROPS_UNBOUND
 from proxy.wire.chat import digest_of

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,7 @@ import msgspec
 
 from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
-from proxy.access.destination import CHAT, MANAGED, Caller, Route, for_managed
+from proxy.access.destination import CHAT, MANAGED, Caller, Headers, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
@@ -59,7 +59,8 @@ from proxy.stream import (
     while_connected,
 )
 from proxy.tap import Tap
-from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, AnySpan, RequestContext, Trace
+from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
+from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import Answer, HTTPAnswer, came_through
 from proxy.upstream.overflow import NONE, Kind, Verdict
 from proxy.upstream.providers import has_no_route
@@ -78,8 +79,6 @@ MAX_BINDING = 1_000
 CODECS = {route.path: codec_of(route.path) for route in MANAGED.values()}
 
 log = logging.getLogger("weir.exchange")
-
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 class RequestIds:

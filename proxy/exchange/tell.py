@@ -20,9 +20,9 @@ from proxy.runtime import Runtime
 from proxy.store.packing import Inspection
 from proxy.store.records import ExchangeRow, RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry import ExchangeLine, Metrics, log_exchange
 from proxy.telemetry import metrics as i
-from proxy.telemetry.metrics import Count, Named
+from proxy.telemetry.logs import ExchangeLine, log_exchange
+from proxy.telemetry.metrics import Count, Metrics, Named
 from proxy.wire.client import name_from
 
 log = logging.getLogger("weir.settlement")

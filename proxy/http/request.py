@@ -25,7 +25,8 @@ from proxy.store import Store
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.transaction import Place
 from proxy.stream import ClientGone, Receive, Send, read_body, while_connected
-from proxy.telemetry import LOG_CONTEXT, Metrics
+from proxy.telemetry.logs import LOG_CONTEXT
+from proxy.telemetry.metrics import Metrics
 
 Row = TypeVar("Row")
 

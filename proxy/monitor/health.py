@@ -38,8 +38,8 @@ from proxy.conversation.thread import Thread
 from proxy.errors import ProxyError
 from proxy.planning.values import Plan, Recognized
 from proxy.store.records import ExchangeRow
-from proxy.telemetry import LOG_CONTEXT, AlertLine, Metrics, log_alert
-from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED
+from proxy.telemetry.logs import LOG_CONTEXT, AlertLine, log_alert
+from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED, Metrics
 from proxy.upstream.client import Client, StreamBroken, Target
 
 MAX_CONVERSATIONS = 20_000

@@ -47,7 +47,8 @@ from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan
+from proxy.telemetry.logs import LOG_CONTEXT
+from proxy.telemetry.trace import NULL_SPAN, AnySpan
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
 from proxy.wire.codec import rewritten, without_marks

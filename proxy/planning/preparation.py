@@ -33,7 +33,9 @@ from proxy.planning.workers import BACKGROUND, Workers
 from proxy.store import Store
 from proxy.store.records import NoteRow, StoreError
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
+from proxy.telemetry import names
+from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
+from proxy.telemetry.trace import NULL_TRACE, Trace
 
 log = logging.getLogger("weir.preparation")
 evaluation_logger = logging.getLogger("weir.evaluation")

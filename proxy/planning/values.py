@@ -14,11 +14,10 @@ import msgspec
 
 from policies.decision import Decision
 from policies.effects import Effect, Reply
-from policies.ledger import ADDING, ConversationState, Cut, EditKind
+from policies.ledger import ADDING, ConversationState, Cut, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, count_occurrences, same_call, units
-from policies.pressure import Trend
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
 from proxy.conversation.thread import Thread
@@ -26,7 +25,7 @@ from proxy.effects.perform import Ask, Patience, Spent
 from proxy.errors import ContextLengthExceeded
 from proxy.models.limits import ModelLimits
 from proxy.store.records import Change, EvictionRow, Original
-from proxy.telemetry import NULL_SPAN, AnySpan, Trace
+from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.wire.codec import ClientRequest, tool_definitions, tool_description
 from proxy.wire.counting import MAX_ERROR, TextCounter
 from proxy.wire.raw import Raw, read_value

@@ -38,8 +38,8 @@ from policies.tokens import TokenCounter
 from proxy.custom.process import ChildProcess, Frames, answering, python, write_frame
 from proxy.effects.perform import Ask, Returned, SharedReadings, by_shingles, drive, step
 from proxy.errors import Busy
-from proxy.telemetry import NULL_SPAN, AnySpan
 from proxy.telemetry.process import collect_seldom, give_back, keep_little, resident
+from proxy.telemetry.trace import NULL_SPAN, AnySpan
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT
 from proxy.wire.codecs import codec_of

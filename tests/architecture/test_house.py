@@ -5,11 +5,11 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_600,
+    "lines": 61_520,
     "files": 201,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
-    "longest chain of imports": 18,
+    "longest chain of imports": 17,
     "class names that stand twice": 0,
     "longest file": 600,
     "longest function": 60,

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.access.admission import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Admission, Guesses
 from proxy.access.destination import Caller
-from proxy.config import LimitSettings
+from proxy.config.values import LimitSettings
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from proxy.cli import main
 from proxy.cli.evaluate import Models
-from proxy.config import Config
+from proxy.config.values import Config
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, recording_of
 from proxy.simulator.app import serve_simulator

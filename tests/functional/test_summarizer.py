@@ -15,14 +15,15 @@ from policies.ledger import PlannedMessage
 from proxy.access.admission import credentials_in
 from proxy.access.destination import Caller
 from proxy.app import create_app
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.effects.perform import Spent
 from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
 from proxy.exchange.asked import Replies, summarizer_input
 from proxy.server import serve
 from proxy.simulator import Dialect, RecordedRequest, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
 from proxy.wire.codec import parse_chat
 from tests.functional.harness import (

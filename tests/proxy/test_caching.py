@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from policies.decision import Action, Decision
-from policies.ledger import ConversationState, Edit, EditKind
+from policies.ledger import ConversationState, Edit, EditKind, Trend
 from policies.limits import TokenBudget, limits_for
-from policies.pressure import Trend, WindowPressure
+from policies.pressure import WindowPressure
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe

@@ -8,7 +8,7 @@ import pytest
 
 from policies.settings import ContextSettings
 from proxy.access.destination import Caller
-from proxy.config import ModelRule, Prices, UpstreamSettings
+from proxy.config.values import ModelRule, Prices, UpstreamSettings
 from proxy.models.facts import (
     ModelFacts,
     ModelRegistry,

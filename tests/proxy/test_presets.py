@@ -19,8 +19,8 @@ from policies.scoring.eviction import SCORERS as SCORERS_THERE_ARE
 from policies.scoring.eviction import parameters
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode
 from proxy.cli import main
-from proxy.config import load_config
 from proxy.config.lint import SCORERS
+from proxy.config.loading import load_config
 from proxy.config.presets import about, policy_amounts, preset_directory, preset_documents, preset_policies
 from tests.policies.play import Said, assistant, decide, result, talk, user, words
 

@@ -25,7 +25,7 @@ from proxy.effects.perform import SharedReadings
 from proxy.errors import Busy
 from proxy.planning import workers
 from proxy.planning.workers import BACKGROUND, HUGE, Turns, WorkerDied, Workers
-from proxy.telemetry import NULL_SPAN
+from proxy.telemetry.trace import NULL_SPAN
 from proxy.wire import transcripts
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, Codec
