@@ -29,6 +29,7 @@ from proxy.wire.raw import DONE, Decoder, Lines
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = Sequence[tuple[bytes, bytes]]
+NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 Hold = Callable[[int], Awaitable[None]]
 
 

@@ -45,6 +45,7 @@ from proxy.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.runtime import Runtime
 from proxy.server import WRITE
 from proxy.stream import (
+    NOT_RELAYED,
     ClientGone,
     Listener,
     Receive,
@@ -70,7 +71,6 @@ from proxy.wire.codecs import codec_of
 from proxy.wire.compaction import as_answer, as_compacted
 from proxy.wire.raw import write_value
 
-NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 MAX_RETRIES = 2
 NO_SUCH_ROUTE = frozenset({404, 405})
 REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})

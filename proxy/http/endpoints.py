@@ -44,6 +44,7 @@ from proxy.http.request import Headers, counted, respond, respond_error, respond
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
 from proxy.stream import (
+    NOT_RELAYED,
     ClientGone,
     Receive,
     Send,
@@ -71,7 +72,6 @@ MAX_READ = 64 * 1024
 NOTHING = frozenset[bytes]()
 ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/files", "/v1/batches", "/v1/moderations"})
 OTHER_ROUTE = "/v1/{rest}"
-NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 RELAYED = (b"x-weir-actions", b"relayed")
 _ANSWER = re.compile(r"/+responses/+([^/]+)/*")
 
