@@ -26,14 +26,15 @@ from benchmarks.retention import default_data
 from policies.effects import Effect, Failed, Reply, Summarize, Summary
 from policies.settings import ContextSettings, Layer, Summaries
 from proxy.app import create_app
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Retention, Script, judge
 from proxy.server import serve
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.summaries import SummaryWriter
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import TextCounter, Tokenizer
 
 SETS = {

@@ -19,9 +19,10 @@ from starlette.routing import Route
 from policies.limits import divide
 from policies.settings import ContextSettings
 from proxy.app import create_app
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.server import serve
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
 Chat = list[dict[str, Any]]

@@ -22,11 +22,12 @@ from typing import Any
 import openai
 
 from proxy.app import create_app
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.server import serve
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from benchmarks.sets import TOKENS_PER_CHARACTER, written
 from policies.messages import ToolCall
 from policies.text.extract import extract
 from policies.text.segments import Readings, Source
-from proxy.planning.worker import COLLECT_AFTER
+from proxy.planning.workers import COLLECT_AFTER
 from proxy.telemetry.process import collect_seldom
 
 TOKENS = 100_000

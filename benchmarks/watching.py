@@ -35,13 +35,15 @@ from benchmarks.stub import digest
 from benchmarks.traffic import KEY, Conversation
 from proxy.access.admission import credentials_in
 from proxy.app import running
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.exchange.record import ExchangeProgress, record_of
 from proxy.exchange.run import ExchangeHandler
 from proxy.exchange.tell import count, end_trace, record_exchange, row_of, write_line
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, Tap
-from proxy.telemetry import OtelSettings, QueuedLog, Telemetry
+from proxy.telemetry.logs import QueuedLog
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
 ROOMY, NARROW = 200_000, 110_000
@@ -124,7 +126,10 @@ def _in_parts(runtime: Runtime, progress: ExchangeProgress, found: Times) -> Non
         found[name].append(1e6 * (time.perf_counter() - begun))
         return result
 
-    record = timed("record, health", lambda: record_of(runtime, progress, ended=time.perf_counter()))
+    record = timed(
+        "record, health",
+        lambda: record_of(progress, runtime.planner, runtime.windows, runtime.health, ended=time.perf_counter()),
+    )
     timed("trace", lambda: end_trace(record))
     timed("metrics", lambda: count(runtime.telemetry.metrics, record))
     timed("log", lambda: write_line(runtime.logger, record))

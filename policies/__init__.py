@@ -5,8 +5,7 @@ These are the functions that decide; the values that they take and give have mod
 
 from policies.draft import standing
 from policies.memory.state import milestone_of, notes_of, state_of, wants_notes, write_notes
-from policies.planner import compacted, passed, plan, trim
-from policies.preparing import is_soft, prepare
+from policies.planner import compacted, is_soft, passed, plan, prepare, trim
 from policies.strategies.layers import STRATEGIES
 from policies.strategies.recall import Elsewhere, Pages
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from policies.ledger import Condensed, Cut, Edit, PlannedMessage
-from policies.pressure import UNKNOWN, Event, PressureReading, Trend, WindowPressure
+from policies.ledger import UNKNOWN, Condensed, Cut, Edit, Event, PlannedMessage, Trend
+from policies.pressure import PressureReading, WindowPressure
 from policies.settings import ContextSettings
 
 

@@ -26,12 +26,22 @@ from policies.ledger import (
     PlannedMessage,
     occurrence_of_round,
 )
-from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for
-from policies.messages import Message, ToolCall, ToolDefinition, Transcript, count_occurrences
+from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for, shape_for
+from policies.messages import (
+    Message,
+    Protection,
+    ToolCall,
+    ToolDefinition,
+    Transcript,
+    Unit,
+    answered_calls,
+    count_occurrences,
+    protect,
+    units,
+)
 from policies.settings import ContextSettings, ExtractShape, Layer
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
-from policies.turns import Protection, Unit, answered_calls, protect, units
 
 NO_LAYER = Layer(strategy="")
 Rule = Callable[[Sequence[Message | None]], bool]
@@ -442,7 +452,7 @@ def bounds_for(
         transcript=transcript,
         settings=settings,
         budget=budget,
-        shape=settings.shape_for(budget.window),
+        shape=shape_for(settings, budget.window),
         known=known,
         counter=counter,
         steps=steps,

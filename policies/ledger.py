@@ -1,13 +1,24 @@
-"""What was changed in a conversation, and the entries of its state.
+"""What was changed in a conversation, the entries of its state, and how it has grown.
 
 An :class:`Edit` is found by its message's own digest and occurrence, so it survives a client that rewrites something
 else; a :class:`Cut` replaces an exact prefix of the chain. Both are replayed identically on every later request: that
 keeps the sent prefix stable and the provider's cache warm.
 """
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+MAX_TOKENS = 1_000_000_000
+"""Counts are taken as 0 to this: far above any window, and small enough for exact arithmetic."""
+_VERSION = 1
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+Facts = Mapping[str, str | int | float | bool]
 
 DROPPING = frozenset({"drop_oldest", "sliding_window", "custom"})
 """Origins of cuts that stand for dropped messages rather than for their summary."""
@@ -247,7 +258,7 @@ class ConversationState:
             checkpoint=None if too_new else self.checkpoint,
         )
 
-    @property
+    @cached_property
     def triggered(self) -> bool:
         return bool(self.edits or self.cuts)
 
@@ -262,3 +273,104 @@ class ConversationState:
     @property
     def next_version(self) -> int:
         return max(self.version, self.cuts[-1].version if self.cuts else 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    kind: str
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Burn:
+    bucket: str
+    tokens: int
+    deltas: tuple[int, ...] = ()
+
+    @property
+    def rate(self) -> float | None:
+        return _mean(self.deltas)
+
+
+class Trend(NamedTuple):
+    """One conversation after its last request; without arguments, one before its first.
+
+    ``raw`` and ``length`` are tokens and messages as the client sent them, ``deltas`` the newest growths, oldest first,
+    ``at`` seconds of the caller's clock, ``burn`` tokens and growths by bucket.
+    """
+
+    raw: int | None = None
+    length: int = 0
+    deltas: tuple[int, ...] = ()
+    baseline: float | None = None
+    zone: str = "green"
+    at: float | None = None
+    burn: tuple[Burn, ...] = ()
+    spike: bool = False
+
+    @property
+    def velocity(self) -> float | None:
+        return _mean(self.deltas)
+
+    def to_json(self) -> str:
+        state = {
+            "v": _VERSION,
+            "raw": self.raw,
+            "length": self.length,
+            "deltas": self.deltas,
+            "baseline": self.baseline,
+            "zone": self.zone,
+            "at": self.at,
+            "burn": {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn},
+            "spike": self.spike,
+        }
+        return _ENCODER.encode(state)
+
+    @classmethod
+    def from_json(cls, text: str | None) -> "Trend":
+        try:
+            state = json.loads(text or "")
+            if state["v"] != _VERSION:
+                return cls()
+            raw, length = state["raw"], state["length"]
+            _counts((length,) if raw is None else (raw, length))
+            burns = ((name, _counts(values)) for name, values in state["burn"].items())
+            return cls(
+                raw=raw,
+                length=length,
+                deltas=_counts(state["deltas"]),
+                baseline=_finite(state["baseline"]),
+                zone=_text(state["zone"]),
+                at=_finite(state["at"]),
+                burn=tuple(Burn(name, counts[0], counts[1:]) for name, counts in burns),
+                spike=state["spike"] is True,
+            )
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
+            return cls()
+
+
+UNKNOWN = Trend()
+
+
+def _mean(deltas: Sequence[int]) -> float | None:
+    return sum(deltas) / len(deltas) if deltas else None
+
+
+def _counts(values: Sequence[int]) -> tuple[int, ...]:
+    if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) > MAX_TOKENS):
+        raise ValueError("not counts of tokens")
+    return tuple(values)
+
+
+def _finite(value: float | None) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return float(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value

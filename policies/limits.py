@@ -13,14 +13,16 @@ tokens, as messages are counted; :meth:`TokenBudget.room_for` converts.
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from policies.messages import Message, PolicyError, Transcript
-from policies.settings import Bucket, ContextSettings, Layer, Memory, Zones
+from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones
 
+FAR = 4
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 RESERVED = ("working", "headroom")
 MIN_CAP = 64
@@ -263,9 +265,22 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
     return min(budget.soft_limit, _below(layer.at, budget.base(settings), budget))
 
 
+def shape_for(settings: ContextSettings, window: int) -> ExtractShape:
+    """Between two shapes in proportion to the window's logarithm: a little more window is never another policy.
+
+    Below the first shape and above the last these hold; one without a window stands at four times the one before.
+    """
+    placed = [shape.window or FAR * (settings.shapes[n - 1].window or 1) for n, shape in enumerate(settings.shapes)]
+    at = bisect_left(placed, window)
+    if at == 0 or at == len(placed) or placed[at] == window:
+        return settings.shapes[min(at, len(placed) - 1)]
+    share = math.log(window / placed[at - 1]) / math.log(placed[at] / placed[at - 1])
+    return settings.shapes[at - 1].toward(settings.shapes[at], share)
+
+
 def shape_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
     usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
-    return min(budget.room_for(settings.shape_for(budget.window).trigger * usable), budget.soft_limit)
+    return min(budget.room_for(shape_for(settings, budget.window).trigger * usable), budget.soft_limit)
 
 
 def target_for(layer: Layer, settings: ContextSettings, budget: TokenBudget, *, low_water: int) -> int:

@@ -1,14 +1,20 @@
-"""The conversation of one request as frozen values, and the errors of what cannot be sent.
+"""The conversation of one request as frozen values: where it may be cut, what must stay, and which calls come again.
 
 A :class:`Message` holds what planning needs on every request; what it says, a :class:`Body`, is read only when a layer
 acts, because a request resends hundreds of messages that nobody has to look at.
+
+A *turn* starts at a user message. A *step* is one assistant message with every tool result that answers it. A *unit* is
+a step, or one message outside steps: the smallest thing that may be removed whole. Calls are paired by position (the
+nearest assistant message before the result), because some servers reuse ``call_0`` in every step.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from itertools import islice
+from typing import NamedTuple
 
 HASH_SIZE = 16
 PIN_SIZE = 6  # as much of a digest as a ref shows
@@ -156,3 +162,225 @@ def extend_chain(chain: tuple[bytes, ...], messages: Sequence[Message]) -> tuple
         link = blake2b(link + message.digest, digest_size=HASH_SIZE).digest()
         links.append(link)
     return chain + tuple(links)
+
+
+MAX_KEPT_LEN = 512
+MAX_READ = 64
+
+Counted = tuple[tuple[str, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Messages ``start`` to ``stop`` (exclusive) that stay or go together; ``open``: with calls that nothing answers
+    yet.
+    """
+
+    start: int
+    stop: int
+    open: bool = False
+
+    @property
+    def indices(self) -> range:
+        return range(self.start, self.stop)
+
+
+def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
+    """The units of ``messages[start:]`` in order; together they cover every message exactly once.
+
+    A result that comes after something else (Responses) holds all that stands between together with its call.
+    """
+    found: list[Unit] = []
+    late: dict[str, int] = {}  # calls that nothing has answered yet, and where their step begins
+    index = start
+    while index < len(messages):
+        stop, message = index + 1, messages[index]
+        waiting, begin = list(message.call_ids), index
+        if message.call_ids or message.is_result:
+            while stop < len(messages) and messages[stop].is_result:
+                stop += 1
+            for result in messages[index + (not message.is_result) : stop]:
+                if result.answers in waiting:
+                    waiting.remove(result.answers or "")
+                elif result.answers is None and waiting:
+                    waiting.pop(0)
+                elif late and result.answers in late:
+                    begin = min(begin, late.pop(result.answers or ""))
+        while found and found[-1].stop > begin:
+            begin = min(begin, found.pop().start)
+        is_open = bool(waiting) or (bool(late) and max(late.values()) >= begin)
+        found.append(Unit(begin, stop, is_open))
+        late |= dict.fromkeys(waiting, begin)
+        index = stop
+    return tuple(found)
+
+
+def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
+    return tuple(i for i, m in enumerate(messages) if m.role == "user")
+
+
+def find_safe_boundary(messages: Sequence[Message], target: int) -> int:
+    boundaries = [0, *(u.stop for u in units(messages))]
+    return min(boundaries, key=lambda b: (abs(b - target), -b))
+
+
+def last_user(messages: Sequence[Message]) -> int | None:
+    return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == "user"), None)
+
+
+def first_user(messages: Sequence[Message]) -> int | None:
+    return next((i for i, m in enumerate(messages) if m.role == "user"), None)
+
+
+def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, ToolCall]:
+    found: dict[int, ToolCall] = {}
+    messages = transcript.messages
+    for step in steps:
+        waiting: list[ToolCall] = []
+        for index in step.indices:
+            if messages[index].call_ids:
+                waiting += transcript.read(index).calls
+                continue
+            answers = messages[index].answers
+            call = next((c for c in waiting if c.id == answers), waiting[0] if waiting else None)
+            if call is not None:
+                waiting.remove(call)
+                found[index] = call
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    head: frozenset[int]
+    task: int | None
+    current: int | None
+    active: frozenset[int]
+    pinned: frozenset[int]
+
+    @property
+    def verbatim(self) -> frozenset[int]:
+        singles = {i for i in (self.task, self.current) if i is not None}
+        return self.head | self.pinned | singles
+
+    @property
+    def all(self) -> frozenset[int]:
+        return self.verbatim | self.active
+
+
+def protect(messages: Sequence[Message], steps: Sequence[Unit], pins: frozenset[bytes] = frozenset()) -> Protection:
+    pinned: set[int] = set()
+    for unit in steps:
+        if any(messages[i].keep or (pins and messages[i].digest[:PIN_SIZE] in pins) for i in unit.indices):
+            pinned.update(unit.indices)
+    return Protection(
+        head=frozenset(i for i, m in enumerate(messages) if m.is_head),
+        task=first_user(messages),
+        current=last_user(messages),
+        active=_active(messages, steps),
+        pinned=frozenset(pinned),
+    )
+
+
+def _active(messages: Sequence[Message], steps: Sequence[Unit]) -> frozenset[int]:
+    found = set(steps[-1].indices) if steps else set()
+    for unit in reversed(steps):
+        first = messages[unit.start]
+        if first.call_ids or first.is_result:
+            return frozenset(found.union(unit.indices))
+        if first.role == "assistant":
+            break
+    return frozenset(found)
+
+
+class Run(NamedTuple):
+    """The calls of the newest step: tool, arguments (of long ones a hash), and how many times in a row.
+
+    ``end`` is the chain's hash at the end of the array that it was read from, ``longest`` the most times.
+    """
+
+    end: bytes = b""
+    calls: Counted = ()
+    longest: int = 0
+
+
+def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) -> Run:
+    """The run after a request whose first ``length`` messages behind the head are known.
+
+    Where ``run`` is not of those, the newest ``most`` steps are read. A user message ends every run: somebody has seen
+    what came of it.
+    """
+    chain, messages = transcript.chain, transcript.messages
+    known = 0 < length <= len(chain) and chain[length - 1] == run.end
+    if known:
+        calls, start = run.calls, transcript.head + length
+    else:
+        calls, start = (), min(islice(_steps(transcript), most), default=len(messages))
+    for index in range(start, len(messages)):
+        message = messages[index]
+        if message.call_ids:
+            calls = _next(calls, transcript.read(index).calls)
+        elif message.role == "user":
+            calls = ()
+    return Run(chain[-1] if chain else b"", calls, max((count for _, _, count in calls), default=0))
+
+
+def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, int, int]]:
+    """Number, uncalibrated tokens and largest of the results from ``start`` on; the newest 64 messages are read."""
+    messages, names, found = transcript.messages, dict[str, str](), dict[str, tuple[int, int, int]]()
+    for index in range(max(start, transcript.head, len(messages) - MAX_READ), len(messages)):
+        message = messages[index]
+        if message.call_ids:
+            names |= {call.id: call.name for call in transcript.read(index).calls}
+        elif message.role in RESULT_ROLES and (name := names.get(message.answers or "")) is not None:
+            number, tokens, largest = found.get(name, (0, 0, 0))
+            found[name] = (number + 1, tokens + message.tokens, max(largest, message.tokens))
+    return found
+
+
+def _steps(transcript: Transcript) -> Iterator[int]:
+    messages = transcript.messages
+    for index in range(len(messages) - 1, transcript.head - 1, -1):
+        if messages[index].call_ids:
+            yield index
+        elif messages[index].role == "user":
+            return
+
+
+def _next(before: Counted, made: tuple[ToolCall, ...]) -> Counted:
+    found: list[tuple[str, str, int]] = []
+    for call in made:
+        name, arguments = call.name, _kept(call.arguments)
+        for at, known in enumerate(found):
+            if _is_same(known, name, arguments):
+                found[at] = (name, arguments, known[2] + 1)
+                break
+        else:
+            count = next((known[2] for known in before if _is_same(known, name, arguments)), 0)
+            found.append((name, arguments, count + 1))
+    return tuple(found)
+
+
+def _kept(arguments: str) -> str:
+    if len(arguments) <= MAX_KEPT_LEN:
+        return arguments
+    return blake2b(arguments.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).hexdigest()
+
+
+def _is_same(known: tuple[str, str, int], name: str, arguments: str) -> bool:
+    if known[0] != name:
+        return False
+    if known[1] == arguments:
+        return True
+    if sorted(known[1].replace(" ", "")) != sorted(arguments.replace(" ", "")):
+        return False
+    return same_call(ToolCall("", name, known[1])) == same_call(ToolCall("", name, arguments))
+
+
+def step_numbers(messages: Sequence[Message]) -> tuple[int, ...]:
+    """Steps begun up to each message, 0 before the first assistant message; age = last number - own number."""
+    numbers: list[int] = []
+    step = 0
+    for message in messages:
+        step += message.role == "assistant"
+        numbers.append(step)
+    return tuple(numbers)

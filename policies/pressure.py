@@ -16,19 +16,16 @@ The same array again is a retry and no growth. A shorter one, in messages or in 
 for the next growth, and the growths before it stay.
 """
 
-import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from policies.ledger import MAX_TOKENS, Burn, Event, Facts, Trend
 from policies.limits import BUCKETS, Limits, Source, Summed, charged, is_over, is_soft, tokens_by_role
 from policies.messages import HEAD_ROLES, RESULT_ROLES, PolicyError, Transcript
 from policies.settings import TrendRules, Zones
 
-MAX_TOKENS = 1_000_000_000
-"""Counts are taken as 0 to this: far above any window, and small enough for exact arithmetic."""
 LOW_BELOW, HIGH_FROM = 750, 4_000
 """Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high) tokens."""
 SOFT = 0.80
@@ -36,113 +33,35 @@ URGENT_TURNS, WARNING_TURNS = 3.0, 10.0
 STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
 
-_VERSION = 1
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 VelocityClass = Literal["low", "medium", "high"]
 Urgency = Literal["critical", "warning", "normal"]
-Facts = Mapping[str, str | int | float | bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    kind: str
-    facts: Facts = field(default_factory=dict)
+def advance(
+    before: Trend, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float, rules: TrendRules
+) -> Trend:
+    """All counts are uncalibrated, or a new calibration would look like growth.
 
-
-@dataclass(frozen=True, slots=True)
-class Burn:
-    bucket: str
-    tokens: int
-    deltas: tuple[int, ...] = ()
-
-    @property
-    def rate(self) -> float | None:
-        return _mean(self.deltas)
-
-
-class Trend(NamedTuple):
-    """One conversation after its last request; without arguments, one before its first.
-
-    ``raw`` and ``length`` are tokens and messages as the client sent them, ``deltas`` the newest growths, oldest first,
-    ``at`` seconds of the caller's clock, ``burn`` tokens and growths by bucket.
+    Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later, by :func:`in_zone`,
+    where it is not known yet.
     """
-
-    raw: int | None = None
-    length: int = 0
-    deltas: tuple[int, ...] = ()
-    baseline: float | None = None
-    zone: str = "green"
-    at: float | None = None
-    burn: tuple[Burn, ...] = ()
-    spike: bool = False
-
-    @property
-    def velocity(self) -> float | None:
-        return _mean(self.deltas)
-
-    def advance(
-        self, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float, rules: TrendRules
-    ) -> "Trend":
-        """All counts are uncalibrated, or a new calibration would look like growth.
-
-        Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later, by :meth:`in_zone`,
-        where it is not known yet.
-        """
-        raw, length = bounded(raw), bounded(length)
-        if raw == self.raw and length == self.length:
-            return Trend(raw, length, self.deltas, self.baseline, zone, at, self.burn if buckets is not None else ())
-        growth = None if self.raw is None or raw < self.raw or length < self.length else raw - self.raw
-        burn = () if buckets is None else fold(self.burn, buckets, window=rules.burn_window, grew=growth is not None)
-        if growth is None:
-            return Trend(raw, length, self.deltas, self.baseline, zone, at, burn)
-        before = self.baseline
-        deltas = (*self.deltas, growth)[-max(1, rules.window) :]
-        baseline = growth if before is None else rules.ema_alpha * growth + (1 - rules.ema_alpha) * before
-        spike = before is not None and growth > rules.spike_multiplier * before
-        return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
-
-    def in_zone(self, zone: str) -> "Trend":
-        return self if zone == self.zone else self._replace(zone=zone)
-
-    def to_json(self) -> str:
-        state = {
-            "v": _VERSION,
-            "raw": self.raw,
-            "length": self.length,
-            "deltas": self.deltas,
-            "baseline": self.baseline,
-            "zone": self.zone,
-            "at": self.at,
-            "burn": {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn},
-            "spike": self.spike,
-        }
-        return _ENCODER.encode(state)
-
-    @classmethod
-    def from_json(cls, text: str | None) -> "Trend":
-        try:
-            state = json.loads(text or "")
-            if state["v"] != _VERSION:
-                return cls()
-            raw, length = state["raw"], state["length"]
-            _counts((length,) if raw is None else (raw, length))
-            burns = ((name, _counts(values)) for name, values in state["burn"].items())
-            return cls(
-                raw=raw,
-                length=length,
-                deltas=_counts(state["deltas"]),
-                baseline=_finite(state["baseline"]),
-                zone=_text(state["zone"]),
-                at=_finite(state["at"]),
-                burn=tuple(Burn(name, counts[0], counts[1:]) for name, counts in burns),
-                spike=state["spike"] is True,
-            )
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
-            return cls()
+    raw, length = bounded(raw), bounded(length)
+    if raw == before.raw and length == before.length:
+        return Trend(raw, length, before.deltas, before.baseline, zone, at, before.burn if buckets is not None else ())
+    growth = None if before.raw is None or raw < before.raw or length < before.length else raw - before.raw
+    burn = () if buckets is None else fold(before.burn, buckets, window=rules.burn_window, grew=growth is not None)
+    if growth is None:
+        return Trend(raw, length, before.deltas, before.baseline, zone, at, burn)
+    known = before.baseline
+    deltas = (*before.deltas, growth)[-max(1, rules.window) :]
+    baseline = growth if known is None else rules.ema_alpha * growth + (1 - rules.ema_alpha) * known
+    spike = known is not None and growth > rules.spike_multiplier * known
+    return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
 
 
-UNKNOWN = Trend()
+def in_zone(trend: Trend, zone: str) -> Trend:
+    return trend if zone == trend.zone else trend._replace(zone=zone)
 
 
 def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, window: int, grew: bool = True) -> tuple[Burn, ...]:
@@ -231,7 +150,8 @@ def read_pressure(
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
     ratio, used = limits.budget.ratio, bounded(tokens)
     zone, rot_guard = lift(trend.zone, tokens, limits.settings.rot_soft_tokens)
-    speed, delta = _mean(trend.deltas), trend.deltas[-1] if trend.deltas else None
+    speed = sum(trend.deltas) / len(trend.deltas) if trend.deltas else None
+    delta = trend.deltas[-1] if trend.deltas else None
     if ratio != 1.0 and speed is not None and delta is not None:
         speed, delta = speed * ratio, round(delta * ratio)
     return PressureReading(
@@ -406,7 +326,8 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
         buckets=budget.estimate_each(uncalibrated),
         charged=counted,
         before=trend,
-        trend=trend.advance(
+        trend=advance(
+            trend,
             raw=tokens,
             length=len(transcript.messages),
             buckets=counted if budget.caps else None,
@@ -446,7 +367,7 @@ def conclude(
     fits = tokens <= limits.fits
     soft = limits.settings.rot_soft_tokens
     pressure = read_pressure(used, limits.base, limits.zones, fits=fits, soft=soft, acted=acted, emergency=emergency)
-    trend = grown.trend.in_zone(pressure.zone)
+    trend = in_zone(grown.trend, pressure.zone)
     reading = read_on(limits, trend, used)
     events: tuple[Event, ...] = ()
     calm = pressure.zone == "green" == grown.before.zone and not _is_worth_a_word(grown, limits)
@@ -526,29 +447,5 @@ def bounded(tokens: int) -> int:
     return tokens if 0 <= tokens <= MAX_TOKENS else min(max(tokens, 0), MAX_TOKENS)
 
 
-def _mean(deltas: Sequence[int]) -> float | None:
-    return sum(deltas) / len(deltas) if deltas else None
-
-
 def _one_decimal(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
-
-
-def _counts(values: Sequence[int]) -> tuple[int, ...]:
-    if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) > MAX_TOKENS):
-        raise ValueError("not counts of tokens")
-    return tuple(values)
-
-
-def _finite(value: float | None) -> float | None:
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError("not a finite number")
-    return float(value)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value

@@ -6,9 +6,8 @@ tells what each setting does; here stands what reading it there would not tell.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
@@ -79,8 +78,6 @@ class ExtractShape:
             mixed[name] = type(here)(here + share * (there - here))
         return ExtractShape(**mixed)
 
-
-FAR = 4
 
 BALANCED_SHAPES: tuple[ExtractShape, ...] = (
     ExtractShape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, note=0.0, evict=0.0),
@@ -340,17 +337,10 @@ class ContextSettings:
     def observes(self) -> bool:
         return self.mode is Mode.OBSERVE or self.enforce == "observe" or self.compaction == "provider"
 
-    def shape_for(self, window: int) -> ExtractShape:
-        """Between two shapes in proportion to the window's logarithm: a little more window is never another policy.
-
-        Below the first shape and above the last these hold; one without a window stands at four times the one before.
-        """
-        placed = [shape.window or FAR * (self.shapes[n - 1].window or 1) for n, shape in enumerate(self.shapes)]
-        at = bisect_left(placed, window)
-        if at == 0 or at == len(placed) or placed[at] == window:
-            return self.shapes[min(at, len(placed) - 1)]
-        share = math.log(window / placed[at - 1]) / math.log(placed[at] / placed[at - 1])
-        return self.shapes[at - 1].toward(self.shapes[at], share)
+    def in_mode(self, mode: Mode) -> "ContextSettings":
+        """The same in another mode: what is to be enforced is."""
+        enforced = mode is Mode.ENFORCE and self.enforce == "observe"
+        return replace(self, mode=mode, enforce="global" if enforced else self.enforce)
 
 
 def amount(value: float, window: int) -> int:

@@ -31,10 +31,9 @@ from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
 from proxy.models.facts import Fetch, ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimitsResolver
-from proxy.monitor.evaluation import OnlineEvaluation
 from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning.planner import Planner
-from proxy.planning.preparation import Preparation
+from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.planning.workers import Workers, workers_for
 from proxy.runtime import Runtime
 from proxy.store import Store
@@ -42,7 +41,7 @@ from proxy.store.maintenance import Timekeeper
 from proxy.store.records import KeyRow, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.stream import Receive, Send
-from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
+from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.metrics import (
     ALERTS,
     ALERTS_UNDELIVERED,
@@ -65,8 +64,10 @@ from proxy.telemetry.metrics import (
     TASKS,
     UNAUTHORISED,
     WINDOWS_LEARNED,
+    Metrics,
 )
 from proxy.telemetry.process import give_back, keep_little, watch_loop, watch_process
+from proxy.telemetry.setup import Telemetry
 from proxy.upstream.client import Client
 from proxy.upstream.providers import LitellmProvider, Upstreams
 from proxy.wire.counting import Tokenizer, installed_estimators
@@ -142,7 +143,7 @@ class App:
         async with self._start() as runtime:
             self.runtime = runtime
             self._served.update(
-                api=Api(runtime),
+                api=Api(runtime, answering),
                 health=HealthRoutes(runtime),
                 management=Management(runtime),
                 dashboard=Dashboard(runtime),
@@ -315,7 +316,7 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
-        preparation=Preparation(planner, store, happened=partial(add, PREPARATIONS)),
+        preparation=_preparation(planner, told=partial(add, PREPARATIONS)),
         evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=clock),
         health=health,
         summarizer=Summarizer(store=store),
@@ -331,6 +332,18 @@ async def _assemble(
     )
     _watch(runtime, lambda: {(): len(limits.rows(now=steady()))})
     return runtime
+
+
+def _preparation(planner: Planner, told: Callable[[str], None]) -> Preparation:
+    return Preparation(
+        store=planner.store,
+        settler=planner.settler,
+        workers=planner.workers,
+        readings=planner.readings,
+        save=planner.save,
+        happened=told,
+        clock=planner.clock,
+    )
 
 
 def _begin_counting(metrics: Metrics, config: Config) -> None:

@@ -1,32 +1,27 @@
 """What one process holds while it runs; made by ``app``, given to the routes."""
 
 import logging
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from policies.settings import ContextSettings, Mode
-from proxy.access.admission import Admission, Guesses, Keyring, credentials_in, presented, refuse_spending_pages
-from proxy.access.destination import Caller
+from proxy.access.admission import Admission, Guesses, Keyring
 from proxy.config.file import ConfigError
-from proxy.config.loading import SetPolicy, read_policy, with_set_policies
+from proxy.config.presets import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
 from proxy.conversation.answers import AnswerBook
 from proxy.custom.functions import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
-from proxy.errors import ExpiredAPIKey, InvalidAPIKey, ProxyError
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
-from proxy.monitor.evaluation import OnlineEvaluation
 from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning.planner import Planner
-from proxy.planning.preparation import Preparation
+from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.store import Store
 from proxy.store.records import KeyRow, PolicyRow
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.telemetry import Telemetry
-from proxy.upstream.lacking import Lacking
-from proxy.upstream.providers import Upstreams
+from proxy.telemetry.setup import Telemetry
+from proxy.upstream.providers import Lacking, Upstreams
 from proxy.wire.counting import Tokenizer
 
 
@@ -35,7 +30,8 @@ class Runtime:
     """The parts of a running Weir. ``config`` and ``keyring`` are replaced as a whole on reload.
 
     ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools, ``binding``
-    the (upstream, model) that were seen to sign what they think for what stands before it.
+    the (upstream, model) that were seen to sign what they think for what stands before it; ``policies`` are those that
+    were asked for, by name and mode.
     """
 
     config: Config
@@ -66,39 +62,11 @@ class Runtime:
     binding: set[tuple[str, str]] = field(default_factory=set)
     lacking: Lacking = field(default_factory=Lacking)
     sizes: Sequence[tuple[float, int]] = ()
-    _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
-
-    def admit(self, scope: MutableMapping[str, Any]) -> Caller:
-        caller = self.identify(scope)
-        refuse_spending_pages(scope, caller, self.config)
-        return caller
-
-    def identify(self, scope: MutableMapping[str, Any]) -> Caller:
-        """Who sends a request. Raises InvalidAPIKey, RateLimited for one wrong key too many from an address."""
-        headers = credentials_in(scope["headers"])
-        try:
-            return self.keyring.identify(headers)
-        except ExpiredAPIKey:
-            raise
-        except InvalidAPIKey as error:
-            raise self.unauthorised(scope, error, guessed=bool(presented(headers))) from None
-
-    def unauthorised(self, scope: MutableMapping[str, Any], error: ProxyError, *, guessed: bool = True) -> ProxyError:
-        return self.guesses.answer((scope.get("client") or ("",))[0], error, guessed=guessed)
-
-    def policy(self, name: str, mode: Mode | None = None) -> ContextSettings:
-        """A policy by name, in another mode if one is given; the same object every time. KeyError if unknown."""
-        key = (name, mode)
-        settings = self._policies.get(key)
-        if settings is None:
-            settings = self.config.policy(name)
-            settings = settings if mode is None else _in_mode(settings, mode)
-            self._policies[key] = settings
-        return settings
+    policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 
     def adopt(self, config: Config) -> None:
         self.config = with_set_policies(config, self.set_policies.values())
-        self._policies.clear()
+        self.policies.clear()
         self.registry.replace_rules(config.models)
         self.alerts.adopt(config.telemetry.alerts)
 
@@ -130,8 +98,3 @@ class Runtime:
             except ConfigError as error:
                 self.logger.error("the stored policy %s is not used: %s", row.name, error)
             self.set_policy(SetPolicy(row.name, row.document, row.at, body))
-
-
-def _in_mode(settings: ContextSettings, mode: Mode) -> ContextSettings:
-    enforced = mode is Mode.ENFORCE and settings.enforce == "observe"
-    return replace(settings, mode=mode, enforce="global" if enforced else settings.enforce)

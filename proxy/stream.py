@@ -21,7 +21,7 @@ import msgspec
 from proxy.errors import ProxyError, RequestTooLarge, UpstreamTimeout
 from proxy.server import DISCONNECT
 from proxy.tap import StreamTap, Tap
-from proxy.telemetry import AnySpan
+from proxy.telemetry.trace import AnySpan
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
 from proxy.wire.codec import CHAT, Codec
@@ -29,6 +29,7 @@ from proxy.wire.raw import DONE, Decoder, Lines
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = Sequence[tuple[bytes, bytes]]
+NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 Hold = Callable[[int], Awaitable[None]]
 
 

@@ -35,7 +35,7 @@ from proxy.wire import counting
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "proxy"]
-PLANS = [*python("from proxy.planning.worker import work; work()")[:3]]
+PLANS = [*python("from proxy.planning.workers import work; work()")[:3]]
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: orphans below get this process as their parent
 MAX_MESSAGE = 1 << 20
 EARLY = ("PYTHON", "LD_", "MALLOC_", "TZ", "LANG", "LC_")

@@ -16,7 +16,8 @@ from policies.effects import Answers, Done, Effect, Failed, Reply, Save, StateSa
 from policies.tokens import CHARS4
 from proxy.access.destination import MANAGED
 from proxy.app import running
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.effects.perform import by_shingles
 from proxy.errors import ContextLengthExceeded
 from proxy.exchange.run import ExchangeHandler
@@ -26,7 +27,7 @@ from proxy.simulator import SimulatorSettings, messages_rules, responses_rules
 from proxy.simulator.chat import check_chat
 from proxy.simulator.summaries import summarize
 from proxy.store.records import AnswerRow
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
 TOKENIZER = Tokenizer()

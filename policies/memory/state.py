@@ -15,7 +15,7 @@ from policies.effects import Flow
 from policies.ledger import ConversationState, Note, Status, Subtask, TaskDecision
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
 from policies.memory.notes import bounded, flaw, is_due, notes_in, read_notes, subtasks_of
-from policies.messages import ToolCall, Transcript, same_call
+from policies.messages import ToolCall, Transcript, answered_calls, first_user, same_call, units
 from policies.settings import ContextSettings, NoteTaking
 from policies.summary.ask import condense, lines_of
 from policies.summary.check import Proposal
@@ -35,7 +35,6 @@ from policies.text.segments import (
     terms_of,
 )
 from policies.tokens import TokenCounter, shorten
-from policies.turns import answered_calls, first_user, units
 
 MAX_LINE_LEN = 240
 MAX_NOTES = 10

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from policies.limits import shape_for
 from policies.settings import ContextSettings, ExtractShape
 
 
@@ -116,7 +117,7 @@ def advise(
     ``growth`` is tokens a request, ``usable`` U. H* is held between the advised trigger and the policy's own, and below
     a dearer tier.
     """
-    own = (settings or ContextSettings()).shape_for(window)
+    own = shape_for(settings or ContextSettings(), window)
     if prices.cache_read <= 0:
         return _advice(own, None, "Reading from the cache is free here: compaction is for fit, not for cost.")
     low = fixed + int(ADVISED.low_water * max(0.0, ADVISED.trigger * usable - fixed))

@@ -12,14 +12,13 @@ from enum import StrEnum
 from policies.ledger import EditKind, PlannedMessage
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import read_state
-from policies.messages import ToolCall, Transcript
+from policies.messages import ToolCall, Transcript, answered_calls, units
 from policies.settings import NoteTaking
 from policies.summary.ask import lines_of
 from policies.summary.material import MaterialLine, harmless
 from policies.summary.provenance import normal_text, places
 from policies.text.segments import Source, literals, parse, sentences, sources_of, structured
 from policies.tokens import shorten
-from policies.turns import answered_calls, units
 
 MIN_QUESTIONS, MAX_QUESTIONS = 4, 20
 MAX_QUOTE_LEN = 240

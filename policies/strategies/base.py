@@ -1,18 +1,22 @@
 """What every layer is made of: its parameters with their bounds, what it may touch, and the cut that it may make."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
 from policies.effects import Flow
-from policies.ledger import Cut, Edit, EditKind, PlannedMessage
+from policies.ledger import CONDENSED, SHORTENED, Cut, Edit, EditKind, PlannedMessage
 from policies.messages import Message, ToolCall
 from policies.settings import Param
 from policies.text.gist import placeholder
 from policies.tokens import clip_middle
 
 EMPTIED = "-"
+NO_SUMMARIZER = "no_summarizer"
+_TAIL = re.compile(r"\[weir: (?:summary of|level [123],|[\d,]{1,20} tokens were read apart)[^\[\]]{1,80}\]\Z")
+"""What stands behind every text in shorter words."""
 
 
 def whole(default: int | None, *, least: int = 0) -> Any:
@@ -164,3 +168,14 @@ def cut_at(
         narrative=narrative,
         noted=noted,
     )
+
+
+def is_condensed(piece: PlannedMessage) -> bool:
+    if piece.kind in CONDENSED:
+        return True
+    return piece.kind in SHORTENED and piece.text is not None and _TAIL.search(piece.text) is not None
+
+
+def is_original(piece: PlannedMessage) -> bool:
+    """Whether a message says what the client sent, or a part of that: a layer may put it in shorter words."""
+    return piece.text is None or (piece.kind in SHORTENED and not is_condensed(piece))

@@ -15,12 +15,11 @@ from typing import Self
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, PlannedMessage
-from policies.messages import ToolCall, ToolDefinition, Tools, same_call
+from policies.messages import ToolCall, ToolDefinition, Tools, parse_turn_boundaries, same_call, step_numbers
 from policies.scoring.eviction import EVICTABLE, Block, ContentType, scorer, select
-from policies.scoring.references import References, last_references
+from policies.scoring.redundancy import References, last_references
 from policies.settings import ClientEdits, Param
 from policies.strategies.base import Strategy, down_to_target, edited, placeholder_for, touchable, whole, word, words
-from policies.turns import parse_turn_boundaries, step_numbers
 
 WORTH_IT = 1.5
 PROTECTED_SHARE = 0.5

@@ -20,6 +20,7 @@ from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage, Stat
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import render_notes
 from policies.memory.state import merge_states, previous_state, read_state, state_of
+from policies.messages import parse_turn_boundaries
 from policies.settings import PROMPTS
 from policies.strategies.base import Strategy, clipped, cut_at, flag, number, ref_at, whole, word
 from policies.summary.ask import condense, lines_of
@@ -28,7 +29,6 @@ from policies.summary.material import inside, render_resumed, render_summary
 from policies.summary.provenance import normal_text
 from policies.text.extract import extract
 from policies.text.segments import Source, sources_of
-from policies.turns import parse_turn_boundaries
 
 SLACK = 8
 """Tokens that a reference may take more than one of zeros, and a text more within a fence than by itself."""

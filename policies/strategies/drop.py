@@ -17,8 +17,8 @@ from itertools import pairwise
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, broken_rules
 from policies.effects import Flow, Kept, Trim, Trimmed
 from policies.ledger import Edit, EditKind, PlannedMessage
+from policies.messages import parse_turn_boundaries
 from policies.strategies.base import Strategy, cut_at, edited, flag, number, ref_at, whole, word
-from policies.turns import parse_turn_boundaries
 
 NOTE_BEGINS = "[weir: "
 OUTSIDE = NOTE_BEGINS + "{count} earlier messages are outside the window; archived as {ref}]"

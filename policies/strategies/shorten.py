@@ -12,13 +12,21 @@ from dataclasses import dataclass, replace
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.ledger import SHORTENED, Edit, EditKind, PlannedMessage
 from policies.limits import ingest_cap_for
-from policies.messages import ToolCall
+from policies.messages import ToolCall, answered_calls
 from policies.settings import Ingest
-from policies.strategies.base import Strategy, clipped, edited, flag, results, whole
-from policies.strategies.condense import NO_SUMMARIZER, is_condensed, is_original
+from policies.strategies.base import (
+    NO_SUMMARIZER,
+    Strategy,
+    clipped,
+    edited,
+    flag,
+    is_condensed,
+    is_original,
+    results,
+    whole,
+)
 from policies.text.gist import without_fields
 from policies.tokens import cap_text
-from policies.turns import answered_calls
 
 ANY_TOOL = "*"
 MIN_CLIPPED_TOKENS = 64

@@ -15,7 +15,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -24,13 +24,13 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.access.destination import Caller
+from proxy.access.destination import Caller, Headers
 from proxy.config.values import Config, Count, Expiry, KeySettings, LimitSettings, Seconds
 from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidRequest, ProxyError, RateLimited
 from proxy.store.records import KeyRow
 
 PREFIX = "weir-sk-"
-Headers = Sequence[tuple[bytes, bytes]]
+Scope = MutableMapping[str, Any]
 _REMEMBERED = 4096
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _MAX_LEN = 1024
@@ -328,11 +328,11 @@ class Guesses:
     counted: dict[tuple[str, ...], float] = field(default_factory=lambda: dict.fromkeys(REASONS, 0.0))
     _guessers: OrderedDict[str, _Guesser] = field(default_factory=OrderedDict)
 
-    def answer(self, address: str, error: ProxyError, *, guessed: bool) -> ProxyError:
+    def answer(self, scope: Scope, error: ProxyError, *, guessed: bool = True) -> ProxyError:
         if not guessed:
             self.counted["missing",] += 1
             return error
-        held_off = self._held_off(_site(address))
+        held_off = self._held_off(_site((scope.get("client") or ("",))[0]))
         if not held_off:
             self.counted["unknown",] += 1
             return error
@@ -376,7 +376,23 @@ LOCAL = re.compile(r"(.+\.)?localhost\.?|host\.(docker|containers)\.internal", r
 GRANTS = b"access-control-"
 ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
 
-Scope = MutableMapping[str, Any]
+
+def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -> Caller:
+    """Who sends a request, as :func:`identify` has it. Forbidden for a page that the operator would pay for."""
+    caller = identify(scope, keyring, guesses)
+    refuse_spending_pages(scope, caller, config)
+    return caller
+
+
+def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
+    """Who sends a request. Raises InvalidAPIKey, RateLimited for one wrong key too many from an address."""
+    headers = credentials_in(scope["headers"])
+    try:
+        return keyring.identify(headers)
+    except ExpiredAPIKey:
+        raise
+    except InvalidAPIKey as error:
+        raise guesses.answer(scope, error, guessed=bool(presented(headers))) from None
 
 
 def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False) -> None:

@@ -11,7 +11,7 @@ from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
 from proxy.cli.output import print_columns, print_line, progress, table
 from proxy.cli.shared import Findings, key_names, moment, named, reads
-from proxy.config import Config
+from proxy.config.values import Config
 from proxy.store import Store
 from proxy.store.chain import AuditRow, AuditType, Verified, VerifiedChains
 from proxy.store.records import EvictionRow, EvictionSum

@@ -35,9 +35,10 @@ from proxy.cli.shared import (
     tame,
     writing,
 )
-from proxy.config import Config, masked_url
+from proxy.config.values import Config, masked_url
 from proxy.http.archive import checkpoints_of, newest_checkpoint, removed_of, saved_of
-from proxy.http.conversations import MAX_NOTE_LEN, USUAL, KeptNote, decision_of, exchange_of, tokens_by_bucket
+from proxy.http.conversations import MAX_NOTE_LEN, USUAL, KeptNote, tokens_by_bucket
+from proxy.http.request import decision_of, exchange_of
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
 

@@ -8,8 +8,7 @@ import click
 from proxy.cli import Failure
 from proxy.cli.output import print_facts
 from proxy.cli.shared import Findings, counted, moment, reading, reads, stored, writing
-from proxy.config import Config, masked_url
-from proxy.config.values import as_written
+from proxy.config.values import Config, as_written, masked_url
 from proxy.errors import InvalidRequest
 from proxy.http.request import moment_in
 from proxy.store import Store

@@ -33,12 +33,14 @@ from proxy.cli import Failure
 from proxy.cli.conversations import removed_from
 from proxy.cli.output import console, print_line, print_table
 from proxy.cli.shared import json_option, kinds_of, opened, print_json, removed_line
-from proxy.config import Config, ConfigError, Flags, load_config
+from proxy.config.file import ConfigError
+from proxy.config.loading import load_config
+from proxy.config.values import Config, Flags
 from proxy.replay.script import Recording, read_recordings
 from proxy.server import serve
 from proxy.simulator import RecordedRequest, RunningSimulator, SimulatorSettings, serve_simulator
 from proxy.store.records import RemovedRow
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
 MODEL = "sim"

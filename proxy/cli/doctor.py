@@ -29,8 +29,8 @@ from proxy.cli.shared import (
     store_option,
     writing,
 )
-from proxy.config import Config, Flags, environment
-from proxy.config.values import UpstreamSettings, masked_url
+from proxy.config.loading import environment
+from proxy.config.values import Config, Flags, UpstreamSettings, masked_url
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.store import Store
 from proxy.upstream.client import credential_field

@@ -20,12 +20,12 @@ from proxy.access.destination import CHAT_PATH, Caller, by_weir
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded
 from proxy.cli.shared import config_option, found, json_option, loaded, opened, print_json, store_option
-from proxy.config import Config, Flags
+from proxy.config.values import Config, Flags
 from proxy.effects.perform import EffectHandler, Spent
 from proxy.effects.summarizer import Summarizer, SummarizerTerms
 from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts
-from proxy.monitor.evaluation import facts_of
+from proxy.planning.preparation import facts_of
 from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, recording_of

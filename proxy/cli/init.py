@@ -16,7 +16,8 @@ import click
 from click.shell_completion import get_completion_class
 
 from proxy.cli import Failure, main
-from proxy.config import ConfigError, environment, load_config
+from proxy.config.file import ConfigError
+from proxy.config.loading import environment, load_config
 
 OPENAI = "https://api.openai.com/v1"
 PASS = "pass"  # noqa: S105 - the word that stands where a key would

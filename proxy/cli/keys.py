@@ -11,9 +11,8 @@ from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits
 from proxy.cli import Failure
 from proxy.cli.output import table
 from proxy.cli.shared import Findings, known_policy, moment, reads, stored, writing
-from proxy.config import Config, masked_url
 from proxy.config.file import nearest
-from proxy.config.values import Seconds
+from proxy.config.values import Config, Seconds, masked_url
 from proxy.errors import InvalidRequest
 from proxy.store import Store
 from proxy.store.records import KeyRow

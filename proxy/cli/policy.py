@@ -19,11 +19,11 @@ from proxy.cli import Failure
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, priced, recorded, worst_json
 from proxy.cli.shared import Findings, config_option, configured, json_option, known_policy, print_json
-from proxy.config import Config, ConfigError, environment, load_config, masked_url, public
-from proxy.config.file import Document, KeyPath, dotted, leaves_of, nearest, read_document
+from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of, nearest, read_document
 from proxy.config.importing import imported, known_keys
-from proxy.config.loading import SetPolicy, read_policy, with_set_policies
+from proxy.config.loading import environment, load_config, public
 from proxy.config.presets import (
+    SetPolicy,
     about,
     policy_amounts,
     policy_cautions,
@@ -32,9 +32,11 @@ from proxy.config.presets import (
     policy_values,
     preset_directory,
     preset_documents,
+    read_policy,
     uses_shapes,
+    with_set_policies,
 )
-from proxy.config.values import FileValues, as_written
+from proxy.config.values import Config, FileValues, as_written, masked_url
 from proxy.replay.scenarios import Conditions, Pace, TrafficCount, advice_for, pace_of
 from proxy.replay.script import Script
 from proxy.store import Store

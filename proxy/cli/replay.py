@@ -13,7 +13,7 @@ from policies.settings import ContextSettings
 from proxy.cli import Failure
 from proxy.cli.output import Progressed, print_line, print_table, progress
 from proxy.cli.shared import Findings, counted, found, known_policy, loaded, reading, stored
-from proxy.config import Config
+from proxy.config.values import Config
 from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts, ModelRegistry
 from proxy.monitor.caching import BadPrices, PriceList, price_list

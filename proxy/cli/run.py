@@ -16,7 +16,8 @@ import click
 
 from proxy.cli import Failure
 from proxy.cli.shared import config_option, is_weir, loaded
-from proxy.config import Config, environment
+from proxy.config.loading import environment
+from proxy.config.values import Config
 
 STARTS_WITHIN = 60.0
 STOPS_WITHIN = 35.0  # limits.grace and a little

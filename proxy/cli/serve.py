@@ -24,14 +24,16 @@ from proxy.access.admission import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.shared import cannot_listen, config_option, loaded, store_url
-from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
+from proxy.config.loading import Handed, environment, hand_down, handed_down, load_config
+from proxy.config.values import Config, Flags, masked_url, secrets_of
 from proxy.custom.functions import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
 from proxy.store import Store
 from proxy.store.records import StoreError
-from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
+from proxy.telemetry.logs import QueuedLog
 from proxy.telemetry.metrics import DROPPED
 from proxy.telemetry.process import collect_seldom
+from proxy.telemetry.setup import OtelSettings, Telemetry, TelemetryError
 from proxy.upstream.providers import providers_for
 from proxy.wire.counting import Tokenizer, installed_estimators
 

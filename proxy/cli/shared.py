@@ -26,8 +26,9 @@ import click
 
 from proxy.access.admission import Keyring
 from proxy.cli import Failure
-from proxy.config import Config, ConfigError, Flags, environment, load_config, masked_url
-from proxy.config.file import nearest
+from proxy.config.file import ConfigError, nearest
+from proxy.config.loading import environment, load_config
+from proxy.config.values import Config, Flags, masked_url
 from proxy.errors import InvalidRequest
 from proxy.store import Store
 from proxy.store.records import ConversationRow, RemovedRow, StoreError

@@ -11,7 +11,7 @@ from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, 
 from policies.quality.health import KEPT, HealthTrend, Snapshot, trend_of
 from proxy.cli.output import print_columns, print_table
 from proxy.cli.shared import Findings, found, key_names, moment, reads, since_option, tame
-from proxy.config import Config
+from proxy.config.values import Config
 from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import alert_of, conversation_health, open_alerts, taken, taken_by
 from proxy.http.request import Page

@@ -19,7 +19,8 @@ from proxy.cli.conversations import actions_of
 from proxy.cli.output import console
 from proxy.cli.run import weir_address
 from proxy.cli.shared import Unreached, bearer, config_option, get, loaded, since_option, tame
-from proxy.config import Config, environment
+from proxy.config.loading import environment
+from proxy.config.values import Config
 
 TITLES = ("time", "conversation", "model", "sent > forwarded", "pressure", "action", "ms")
 CONVERSATIONS_ASKED, ROWS_ASKED = 200, 50

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from policies.settings import ContextSettings
-from proxy.config.file import MAX_DEPTH, ConfigError, Document, KeyPath, nearest, parse_document, read_document, typed
+from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
 from proxy.config.presets import (
     policy_from,
     policy_values,
@@ -45,7 +45,6 @@ from proxy.config.values import (
     masked_url,
 )
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
-from proxy.wire.raw import nests_beyond
 
 _NO_FLAGS = Flags()
 _ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
@@ -285,13 +284,6 @@ def _warnings(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iter
         yield from (f"policies.{name}: {text}" for text in policy_warnings(policies[name]))
 
 
-def with_policy(config: Config, name: str, body: Mapping[str, object]) -> Config:
-    """The configuration with one policy made anew from ``body`` (the keys of the file's ``policies``); ConfigError."""
-    document = Document(name="", data=body)
-    made = policy_from(name, document, presets=preset_documents(), at=("policies", name))
-    return dataclasses.replace(config, policies={**config.policies, name: made})
-
-
 def public(value: object) -> object:
     """A value of the configuration as plain data for people: every secret is ``***``."""
     if isinstance(value, SecretStr):
@@ -324,41 +316,6 @@ SETTLE = 0.1
 _FIXED = ("listen", "telemetry", "limits")
 
 Stamp = tuple[str, int, int, int]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SetPolicy:
-    """A policy that was set while Weir ran: the text as it was given, when, and what it says.
-
-    ``body`` is None for one that cannot be read, and for one that was removed again.
-    """
-
-    name: str
-    text: str
-    at: float
-    body: Mapping[str, object] | None
-
-
-def read_policy(name: str, text: str) -> Mapping[str, object]:
-    """The keys of a policy written as JSON or YAML; ConfigError. Variables of the environment are not read."""
-    with contextlib.suppress(ValueError, RecursionError):
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise ConfigError(f"{name}: should be a mapping of keys to values")
-        if not nests_beyond(text.encode(), MAX_DEPTH):
-            return data
-    return parse_document(text, name=name, env={}).data
-
-
-def with_set_policies(config: Config, policies: Iterable[SetPolicy]) -> Config:
-    for policy in policies:
-        if policy.body is None:
-            continue
-        try:
-            config = with_policy(config, policy.name, policy.body)
-        except ConfigError as error:
-            log.error("the policy %s that was set over HTTP is not used: %s", policy.name, error)
-    return config
 
 
 def beneath(config: Config, name: str) -> ContextSettings | None:

@@ -2,22 +2,40 @@
 
 A policy in YAML has the keys of ``ContextSettings``, except that ``layers`` are called ``cascade`` and a
 layer's ``strategy`` is its ``layer``; ``preset`` names what the rest overrides, ``about`` says in a line what it is
-for. Sections (``zones``) merge key by key, lists (``cascade``, ``shapes``) replace.
+for. Sections (``zones``) merge key by key, lists (``cascade``, ``shapes``) replace. Policies that are set while Weir
+runs are made in the same way.
 """
 
+import contextlib
 import dataclasses
 import functools
+import json
+import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
-from policies.limits import TokenBudget, divide
+from policies.limits import TokenBudget, divide, shape_for
 from policies.settings import ContextSettings, Layer, Mode
-from proxy.config.file import ConfigError, Document, KeyPath, dotted, nearest, read_document, typed
+from proxy.config.file import (
+    MAX_DEPTH,
+    ConfigError,
+    Document,
+    KeyPath,
+    dotted,
+    nearest,
+    parse_document,
+    read_document,
+    typed,
+)
 from proxy.config.lint import cautions, faults, grave
+from proxy.config.values import Config
+from proxy.wire.raw import nests_beyond
+
+log = logging.getLogger("weir.reload")
 
 DEFAULT_PRESET = "balanced"
 
@@ -381,8 +399,50 @@ def _limit(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
         return -1
     of = budget.base(settings) if layer.scope == "total" else budget.caps.get(layer.scope, budget.window)
     if layer.scope == "total" and layer.at is None:
-        shape = settings.shape_for(budget.window)
+        shape = shape_for(settings, budget.window)
         return min(budget.room_for(shape.trigger * budget.usable), budget.soft_limit)
     full = layer.at is None or layer.at >= 1 or (layer.scope != "total" and layer.scope not in budget.caps)
     limit = budget.room_for(of if full else math.ceil(round((layer.at or 0) * of, 6)) - 1)
     return min(limit, budget.soft_limit) if layer.scope == "total" else limit
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetPolicy:
+    """A policy that was set while Weir ran: the text as it was given, when, and what it says.
+
+    ``body`` is None for one that cannot be read, and for one that was removed again.
+    """
+
+    name: str
+    text: str
+    at: float
+    body: Mapping[str, object] | None
+
+
+def read_policy(name: str, text: str) -> Mapping[str, object]:
+    """The keys of a policy written as JSON or YAML; ConfigError. Variables of the environment are not read."""
+    with contextlib.suppress(ValueError, RecursionError):
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ConfigError(f"{name}: should be a mapping of keys to values")
+        if not nests_beyond(text.encode(), MAX_DEPTH):
+            return data
+    return parse_document(text, name=name, env={}).data
+
+
+def with_policy(config: Config, name: str, body: Mapping[str, object]) -> Config:
+    """The configuration with one policy made anew from ``body`` (the keys of the file's ``policies``); ConfigError."""
+    document = Document(name="", data=body)
+    made = policy_from(name, document, presets=preset_documents(), at=("policies", name))
+    return dataclasses.replace(config, policies={**config.policies, name: made})
+
+
+def with_set_policies(config: Config, policies: Iterable[SetPolicy]) -> Config:
+    for policy in policies:
+        if policy.body is None:
+            continue
+        try:
+            config = with_policy(config, policy.name, policy.body)
+        except ConfigError as error:
+            log.error("the policy %s that was set over HTTP is not used: %s", policy.name, error)
+    return config

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple
 
-from policies.ledger import ConversationState, Cut, Edit
+from policies.ledger import ConversationState, Cut, Edit, Trend
 from policies.messages import HASH_SIZE, Transcript
-from policies.pressure import Trend
 from proxy.store.records import Branch, Change
 
 UNKNOWN = Trend()

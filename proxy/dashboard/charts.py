@@ -13,8 +13,9 @@ from urllib.parse import quote
 import msgspec
 
 from policies.limits import BUCKETS
-from proxy.http.conversations import Exchange, tokens_by_bucket
+from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import Reading
+from proxy.http.request import Exchange
 from proxy.replay.report import (
     BOTTOM,
     LEFT,

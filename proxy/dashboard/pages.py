@@ -9,12 +9,13 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
+from policies.limits import shape_for
 from policies.memory.checkpoint import Checkpoint
 from proxy.dashboard import charts
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, Sessions, View
 from proxy.http import archive, reports
 from proxy.http import conversations as talks
-from proxy.http.request import JSON, ManagementAnswer
+from proxy.http.request import JSON, ZONES, Exchange, ManagementAnswer
 from proxy.store.conversations import Beside
 from proxy.store.exchanges import Figures
 
@@ -127,7 +128,7 @@ async def conversations(visit: PageVisit) -> View:
         "names": names,
         "is_narrowed": any(name in visit.query for name in FIELDS),
         "policies": list(visit.runtime.config.policies),
-        "zones": talks.ZONES,
+        "zones": ZONES,
         "keys": sorted(set(names.values())) if visit.is_operator else [],
     }
     return View("conversations.html", values)
@@ -188,7 +189,7 @@ async def _tab(visit: PageVisit, tab: str, query: Mapping[str, str]) -> dict[str
 
 
 def _picture(
-    visit: PageVisit, one: talks.ConversationStatus, rows: Sequence[talks.Exchange], page: str, *, is_newest: bool
+    visit: PageVisit, one: talks.ConversationStatus, rows: Sequence[Exchange], page: str, *, is_newest: bool
 ) -> Markup | None:
     if not rows:
         return None
@@ -197,7 +198,7 @@ def _picture(
     window = int(last.detail.get("window") or 0) or max(last.limit, 1)
     trigger = None
     if last.policy in visit.runtime.config.policies:
-        shape = visit.runtime.policy(last.policy).shape_for(max(window, last.limit))
+        shape = shape_for(visit.runtime.config.policy(last.policy), max(window, last.limit))
         trigger = int(shape.trigger * last.limit)
     drawn = charts.timeline_chart(rows, first=first, window=max(window, last.limit), trigger=trigger, page=page)
     return Markup(drawn)  # noqa: S704 - every text in it is escaped where it is drawn

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 
-from proxy.access.admission import same_secret
+from proxy.access.admission import identify, same_secret
 from proxy.access.destination import Caller
 from proxy.errors import Forbidden, InvalidAPIKey
 from proxy.http.request import MAX_ROWS, ManagementRequest
@@ -100,7 +100,8 @@ class Sessions:
         if token is not None and same_secret(credential, token.get_secret_value()):
             return Session.begun("operator", now=now)
         header = (b"authorization", b"Bearer " + credential.encode("utf-8", "surrogateescape"))
-        return Session.begun("caller", now=now, caller=self.runtime.identify({**scope, "headers": [header]}))
+        caller = identify({**scope, "headers": [header]}, self.runtime.keyring, self.runtime.guesses)
+        return Session.begun("caller", now=now, caller=caller)
 
     def token(self, session: Session) -> str:
         return hmac.new(self._key, b"form" + session.nonce.encode(), sha256).hexdigest()

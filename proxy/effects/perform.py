@@ -10,11 +10,11 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import xxhash
@@ -38,7 +38,7 @@ from policies.effects import (
 )
 from policies.text.segments import Readings, TextReading
 from proxy.errors import ProxyError
-from proxy.telemetry import NULL_SPAN, AnySpan
+from proxy.telemetry.trace import NULL_SPAN, AnySpan
 
 SKETCH = 4_096
 MAX_LEN = 200_000  # characters; a longer text is like no other
@@ -306,51 +306,3 @@ async def _on_thread(flow: Flow[T], reply: Reply, span: AnySpan, *, between: boo
     effect, ended = await asyncio.to_thread(work)
     span.since(ended, "wait", "loop")
     return effect
-
-
-class Background:
-    def __init__(self, name: str, *, most: int, at_once: int) -> None:
-        self._name = name
-        self._most = most
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(at_once)
-        self.is_closing = False
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._tasks
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    @property
-    def has_room(self) -> bool:
-        return not self.is_closing and len(self._tasks) < self._most
-
-    def start(
-        self, key: str, work: Callable[[], Coroutine[Any, Any, None]], *, then: Callable[[str], None] | None = None
-    ) -> None:
-        task = asyncio.create_task(self._do(work), name=self._name)
-        self._tasks[key] = task
-
-        def ended(_: "asyncio.Task[None]") -> None:
-            del self._tasks[key]
-            if then is not None:
-                then(key)
-
-        task.add_done_callback(ended)
-
-    async def close(self) -> None:
-        self.is_closing = True
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def settled(self) -> None:
-        while self._tasks:
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            await asyncio.sleep(0)
-
-    async def _do(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        async with self._turns:
-            await work()

@@ -1,7 +1,8 @@
-"""What is asked of the planner for one request, and who replies to what its plan asks for: summaries and likeness by
-real models, what an operator's own function leaves.
+"""What is asked of the planner for one request and under which policy, and who replies to what its plan asks for:
+summaries and likeness by real models, what an operator's own function leaves.
 """
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from policies.quality.advise import TokenPrices
 from policies.quality.fidelity import JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.settings import ClientEdits, ContextSettings, Mode
-from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
+from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, Headers, by_weir
 from proxy.config.values import UpstreamSettings
 from proxy.effects.perform import (
     MAX_EMBEDDED_LEN,
@@ -25,17 +26,16 @@ from proxy.effects.perform import (
     embed,
 )
 from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
-from proxy.errors import UpstreamUnreachable
-from proxy.exchange.held import NOTHING_HELD, HeldState
-from proxy.exchange.request import COMPACT_PATH, Headers, Request, is_native, opened_for
+from proxy.errors import InvalidRequest, ProxyError, UpstreamUnreachable
+from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
 from proxy.models.facts import binds_reasoning
 from proxy.monitor.caching import prices_of
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
-from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
+from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS, ModelCall
 from proxy.telemetry.names import service_at
+from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
 from proxy.wire.anthropic import MESSAGES
@@ -49,11 +49,14 @@ from proxy.wire.client import (
     name_from,
     wants_no_editing,
 )
-from proxy.wire.codec import CHAT, ClientRequest, without_field
+from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, without_field
 from proxy.wire.codecs import codec_of
+from proxy.wire.compaction import opened, unseal
 from proxy.wire.counting import TextCounter
 from proxy.wire.raw import read_value
 from proxy.wire.render import Form, forces_a_call, standing_body
+
+log = logging.getLogger("weir.exchange")
 
 CODEX_TURN = b"x-codex-turn-metadata"
 SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
@@ -252,6 +255,49 @@ def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
     is_long = prices.cliff is not None and prompt > prices.cliff.above
     factor = prices.cliff.output if is_long and prices.cliff is not None else 1.0
     return read * prices.factor(prompt) + prices.output * (usage.completion or 0) * factor
+
+
+def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextSettings:
+    """The policy of a request: the key's, or the one that its headers ask for where the key allows it.
+
+    Raises InvalidRequest for a policy or a mode that there is not.
+    """
+    config, sent = runtime.config, dict(headers)
+    name, mode = caller.policy or config.default_policy, None
+    if b"x-weir-policy" in sent and "policy" in caller.allow:
+        name = sent[b"x-weir-policy"].decode("latin-1").strip()
+    if b"x-weir-mode" in sent and "mode" in caller.allow:
+        try:
+            mode = Mode(sent[b"x-weir-mode"].decode("latin-1").strip().lower())
+        except ValueError:
+            raise InvalidRequest("x-weir-mode must be enforce, observe or off.") from None
+    try:
+        if (settings := runtime.policies.get((name, mode))) is None:
+            settings = config.policy(name)
+            settings = settings if mode is None else settings.in_mode(mode)
+            runtime.policies[name, mode] = settings
+    except KeyError:
+        known = ", ".join(sorted(config.policies))
+        raise InvalidRequest(f"There is no policy {name[:80]!r}; there are: {known}.") from None
+    return settings
+
+
+def parsed_for(runtime: Runtime, caller: Caller, codec: Codec, body: bytes) -> ClientRequest:
+    """The request in a body. Raises InvalidJSON or InvalidRequest."""
+    try:
+        chat = runtime.planner.transcripts.parse(codec, body, tenant=caller.tenant)
+    except ProxyError:
+        raise
+    except Exception:
+        log.exception("a body is parsed by itself: what is known of earlier ones could not be used")
+        chat = codec.parse(body)
+    return opened_for(runtime, caller, chat)
+
+
+def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientRequest:
+    """The request with what its compaction of Weir's stands for. Raises InvalidRequest for another caller's."""
+    is_sealed = SEAL in chat.codec.words and chat.messages is not None and chat.messages.mentions(SEAL)
+    return opened(chat, partial(unseal, tenant=caller.tenant, secret=runtime.secret)) if is_sealed else chat
 
 
 def request_for(

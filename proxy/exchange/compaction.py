@@ -21,7 +21,7 @@ from proxy.exchange.request import COMPACT_PATH, Request, is_native
 from proxy.planning.values import Plan, Recognized
 from proxy.runtime import Runtime
 from proxy.stream import UpstreamResponse
-from proxy.upstream.lacking import has_no_route
+from proxy.upstream.providers import has_no_route
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.client import COMPACT, EDITS
 from proxy.wire.codec import ClientRequest

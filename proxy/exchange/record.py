@@ -12,24 +12,26 @@ from typing import NamedTuple
 import msgspec
 
 from policies.decision import Decision
-from policies.ledger import DROPPING
+from policies.ledger import DROPPING, Event
 from policies.limits import zones_for
-from policies.pressure import Event, WindowPressure, lift, read_pressure
+from policies.pressure import WindowPressure, lift, read_pressure
 from policies.quality.health import Checkup
 from policies.settings import ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.custom.functions import Turn
-from proxy.effects.evictions import CUT
 from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.send import Attempts
+from proxy.models.limits import ModelLimitsResolver
 from proxy.monitor.caching import CacheUse, follow
-from proxy.planning.values import NO_PLAN, Paid, Plan, PlanRequest
+from proxy.monitor.health import HealthBook
+from proxy.planning.planner import Planner
+from proxy.planning.values import CUT, NO_PLAN, Paid, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
-from proxy.runtime import Runtime
 from proxy.stream import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
-from proxy.telemetry import AnySpan, ModelCall, Trace
+from proxy.telemetry.metrics import ModelCall
+from proxy.telemetry.trace import AnySpan, Trace
 from proxy.upstream.overflow import LENGTHS, Ending, ending_of
 from proxy.wire.anthropic import DROPS_UNBOUND
 from proxy.wire.chat import digest_of
@@ -267,13 +269,15 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[bytes, ...]
 
 
-def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> ExchangeRecord:
-    at, plan, tokens, attempts = runtime.planner.clock(), progress.plan, progress.tokens(), progress.attempts
+def record_of(
+    progress: ExchangeProgress, planner: Planner, windows: ModelLimitsResolver, health: HealthBook, *, ended: float
+) -> ExchangeRecord:
+    at, plan, tokens, attempts = planner.clock(), progress.plan, progress.tokens(), progress.attempts
     settings = progress.policy
     ending, reported = progress.ending(), progress.reported()
     billed = progress.billed()
-    events, cache = _events(runtime, progress, ending), _cache_use(progress, billed, ttl=settings.cache_ttl, at=at)
-    checkup, label = _check_up(runtime, progress, tokens, at=at), progress.label
+    events, cache = _events(windows, progress, ending), _cache_use(progress, billed, ttl=settings.cache_ttl, at=at)
+    checkup, label = _check_up(health, progress, tokens, at=at), progress.label
     return ExchangeRecord(
         id=progress.id,
         at=at,
@@ -313,25 +317,27 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         recalls=progress.recalls,
         spent=NOTHING_SPENT if progress.replies is None else progress.replies.spent,
         refusal=progress.refusal,
-        answers=listened(runtime, progress) if tokens is not None else (),
+        answers=listened(planner, progress) if tokens is not None else (),
     )
 
 
-def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
+def listened(planner: Planner, progress: ExchangeProgress) -> tuple[bytes, ...]:
     recognized = progress.plan.recognized
     if progress.listener is None or recognized is None or not recognized.listens:
         return ()
     answers = [digest_of(message) for message in progress.listener.messages()]
-    return runtime.planner.conversations.answered(recognized.thread, recognized.transcript, answers)
+    return planner.conversations.answered(recognized.thread, recognized.transcript, answers)
 
 
-def _check_up(runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float) -> Checkup | None:
+def _check_up(
+    health: HealthBook, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float
+) -> Checkup | None:
     plan, settings, recognized = progress.plan, progress.settings, progress.plan.recognized
     if tokens is None or settings is None or recognized is None or not settings.health.enabled:
         return None
     evicted = evictions_alone(plan) if plan.evictions else 0
     try:
-        return runtime.health.check_up(
+        return health.check_up(
             plan, recognized, settings, used=tokens.after, pressure=tokens.pressure, evicted=evicted, at=at
         )
     except Exception:  # what is watched must not suffer from being watched
@@ -355,12 +361,12 @@ def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, ttl:
     )
 
 
-def _events(runtime: Runtime, progress: ExchangeProgress, ending: Ending | None) -> tuple[Event, ...]:
+def _events(windows: ModelLimitsResolver, progress: ExchangeProgress, ending: Ending | None) -> tuple[Event, ...]:
     plan = progress.plan
     events = plan.decision.events if plan.decision is not None else ()
     if ending is Ending.RESERVE_EXHAUSTED:
         events = (_exhausted(progress, ending), *events)
-    drift = None if plan.recognized is None else runtime.windows.take_drift(plan.recognized.limits.counted)
+    drift = None if plan.recognized is None else windows.take_drift(plan.recognized.limits.counted)
     if drift is None:
         return events
     facts = {"estimated": drift.predicted, "reported": drift.reported, "ratio": round(drift.ratio, 3)}

@@ -1,27 +1,99 @@
-"""A request as it is to be handled: what it asks, of which upstream, under which policy."""
+"""A request as it is to be handled: what it asks, of which upstream, and what its provider holds of the exchange.
+
+A request that goes on from an earlier answer is planned as the whole that it stands for. As long as the provider's copy
+is what was planned, the client's own bytes go up; else the whole does, once, as a request that goes on from nothing,
+and what the client goes on from next is the answer to that.
+"""
 
 import logging
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from policies.settings import ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
 from proxy.config.values import UpstreamSettings
-from proxy.errors import InvalidRequest, ProxyError
-from proxy.exchange.held import HeldState
-from proxy.planning.values import Paid, PlanRequest
-from proxy.runtime import Runtime
+from proxy.conversation.answers import AnswerBook
+from proxy.errors import Forbidden, InvalidRequest
+from proxy.planning.planner import Planner
+from proxy.planning.values import Paid, Plan, PlanRequest
+from proxy.store.records import AnswerRow
+from proxy.tap import NO_USAGE, usage_from
 from proxy.telemetry.names import service_at
-from proxy.wire.codec import SEAL, ClientRequest, Codec
-from proxy.wire.compaction import opened, unseal
+from proxy.wire.codec import NOTHING, OWN, ClientRequest, Segments, opening_of, with_history, without_marks
+from proxy.wire.raw import Raw
+from proxy.wire.responses import begun_as, references
+
+log = logging.getLogger("weir.settlement")
 
 COMPACT_PATH = "/responses/compact"
+SAME = 0.9
+"""Share of the provider's copy from which on what is planned counts as the same: both are estimates."""
 
-log = logging.getLogger("weir.exchange")
 
-Headers = Sequence[tuple[bytes, bytes]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldState:
+    """The provider's part in a request.
+
+    Attributes:
+        parent: the answer that the request goes on from; ``chain`` are those from the first one on up to it, none where
+            not all of them are known.
+        keeps: whether the answer is recorded.
+        known: the elements that the request only names.
+        elsewhere: whether what the model reads cannot be known, so that the request is not managed.
+    """
+
+    parent: str | None = None
+    chain: Sequence[AnswerRow] = ()
+    keeps: bool = False
+    known: Mapping[str, Raw] = field(default_factory=dict)
+    elsewhere: bool = False
+
+    def whole(self, client: ClientRequest) -> ClientRequest:
+        chat = client
+        if self.chain:
+            history = b",".join(part for row in self.chain for part in (row.given, row.output) if part)
+            chat = with_history(client, history, self.chain[0].opening)
+        elif client.messages is None and self.keeps and client.codec.added(client.fields):
+            chat = with_history(client, b"", b"{}")
+        if self.known and chat.messages is not None:
+            array, head = bytes(chat.messages.raw), chat.messages.head
+            chat = replace(chat, messages=Segments(array, chat.codec, head, self.known))
+        return chat
+
+    async def followed(self, planner: Planner, asked: PlanRequest, client: ClientRequest, plan: Plan) -> Plan:
+        """The plan with the client's own bytes wherever the provider's copy, or the client's, is what was planned."""
+        if not self.chain:
+            is_own = plan.body is asked.request.body is not client.body
+            return msgspec.structs.replace(plan, body=client.body) if is_own else plan
+        recognized, decision, body = plan.recognized, plan.decision, client.body
+        if recognized is None or recognized.marked:
+            with suppress(Exception):  # nobody may have been able to read the messages
+                body = without_marks(client)
+        own = msgspec.structs.replace(plan, body=body)
+        if OWN in self.chain[-1].output or not self.chain[-1].output:
+            return msgspec.structs.replace(
+                plan, restarted=True
+            )  # its provider does not have that answer, or not all of it
+        if recognized is None or decision is None or asked.settings.observes:
+            return own
+        if decision.is_new:
+            return msgspec.structs.replace(plan, restarted=True)
+        last, budget = self.chain[-1], recognized.limits.budget
+        if not last.tokens:
+            return own
+        new = [m.tokens for m in recognized.transcript.messages[last.length :] if m.role != "assistant"]
+        held, planned = last.tokens + budget.estimate(sum(new)), budget.estimate(plan.sent)
+        is_same = SAME * held <= planned <= held / SAME
+        if held <= budget.estimate(recognized.policy_limits.trigger):
+            return own if is_same else msgspec.structs.replace(own, sent=0)
+        smaller = await planner.harder(asked, plan, attempt=1) if planned > SAME * held else plan
+        return own if smaller is None else msgspec.structs.replace(smaller, restarted=True)
+
+
+NOTHING_HELD = HeldState()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,45 +112,81 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     compacts: bool = False
 
 
-def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextSettings:
-    """The policy of a request: the key's, or the one that its headers ask for where the key allows it.
-
-    Raises InvalidRequest for a policy or a mode that there is not.
-    """
-    config, sent = runtime.config, dict(headers)
-    name, mode = caller.policy or config.default_policy, None
-    if b"x-weir-policy" in sent and "policy" in caller.allow:
-        name = sent[b"x-weir-policy"].decode("latin-1").strip()
-    if b"x-weir-mode" in sent and "mode" in caller.allow:
-        try:
-            mode = Mode(sent[b"x-weir-mode"].decode("latin-1").strip().lower())
-        except ValueError:
-            raise InvalidRequest("x-weir-mode must be enforce, observe or off.") from None
-    try:
-        return runtime.policy(name, mode)
-    except KeyError:
-        known = ", ".join(sorted(config.policies))
-        raise InvalidRequest(f"There is no policy {name[:80]!r}; there are: {known}.") from None
-
-
-def parsed_for(runtime: Runtime, caller: Caller, codec: Codec, body: bytes) -> ClientRequest:
-    """The request in a body. Raises InvalidJSON or InvalidRequest."""
-    try:
-        chat = runtime.planner.transcripts.parse(codec, body, tenant=caller.tenant)
-    except ProxyError:
-        raise
-    except Exception:
-        log.exception("a body is parsed by itself: what is known of earlier ones could not be used")
-        chat = codec.parse(body)
-    return opened_for(runtime, caller, chat)
-
-
-def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientRequest:
-    """The request with what its compaction of Weir's stands for. Raises InvalidRequest for another caller's."""
-    is_sealed = SEAL in chat.codec.words and chat.messages is not None and chat.messages.mentions(SEAL)
-    return opened(chat, partial(unseal, tenant=caller.tenant, secret=runtime.secret)) if is_sealed else chat
-
-
 def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
     known = chat.codec.providers
     return bool(known) and service_at(upstream.address, upstream.name, upstream.provider)[0] in known
+
+
+async def held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
+    """Raises InvalidRequest where the policy wants all of it sent, Forbidden where it may be another key's."""
+    codec, fields = chat.codec, chat.fields
+    named = frozenset() if caller.may_relay else references(chat)
+    held = await _held_by(answers, chat, caller, settings, named)
+    if caller.may_relay:
+        return held
+    links = [name for name in fields if name.casefold() in (codec.link, "conversation")]
+    is_odd = any(name != codec.link and bytes(fields[name]) != b"null" for name in links)
+    is_strange = codec.parent(fields) is not None and not held.chain
+    if is_odd or is_strange or not held.known.keys() >= named:
+        raise Forbidden(
+            "What this request goes on from is not on record as this key's: send the whole history. "
+            "The operator can allow it: give the key the permission relay."
+        )
+    return held
+
+
+async def _held_by(
+    answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings, named: Collection[str]
+) -> HeldState:
+    codec, fields, tenant = chat.codec, chat.fields, caller.tenant
+    parent, keeps = codec.parent(fields), codec.is_kept(fields)
+    if settings.mode is Mode.OFF or codec.is_held_elsewhere(fields):
+        return HeldState(elsewhere=True)
+    if settings.server_state != "follow":
+        linked = parent is not None or (keeps and codec.link in fields)
+        if linked and settings.server_state == "refuse":
+            raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
+        return HeldState(elsewhere=linked)
+    names = {**dict.fromkeys(named, True), **codec.names(chat)}
+    known = await answers.elements(tenant, names, codec) if names else NOTHING
+    chain = await answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
+    unknown = next((name for name, alone in names.items() if alone and name not in known), None)
+    elsewhere = unknown is not None or (parent is not None and not chain)
+    # what goes on from the answer to an unknown item is unknown, too: nothing is on record behind a name
+    return HeldState(parent=parent or unknown, chain=chain, keeps=keeps, known=known, elsewhere=elsewhere)
+
+
+async def record_answer(
+    answers: AnswerBook, held: HeldState, client: ClientRequest, plan: Plan, tenant: str, body: bytes, *, at: float
+) -> None:
+    codec, recognized = client.codec, plan.recognized
+    try:
+        given = codec.answer(body)
+        if given is None:
+            return
+        usage = usage_from(given.usage) or NO_USAGE
+        messages = () if recognized is None else recognized.transcript.messages
+        row = AnswerRow(
+            tenant=tenant,
+            id=given.id,
+            parent=held.parent,
+            conversation="" if recognized is None else recognized.thread.branch.conversation,
+            at=at,
+            tokens=(usage.prompt or 0) + (usage.completion or 0) if usage.prompt else 0,
+            reasoned=usage.reasoning or 0,
+            length=len(messages),
+            given=codec.added(client.fields),
+            output=given.elements,
+            opening=opening_of(client),
+            items=tuple(codec.named(given.elements, 0)),
+        )
+        repeats = any(m.role == "assistant" for m in messages)  # a client that does will hardly go on from an answer
+        begun = begun_as(body)
+        is_joined = begun not in (None, given.id)  # of several rounds: what begins it, its provider cannot go on from
+        lasting = held.parent is not None or bool(held.known) or not repeats or is_joined
+        await answers.keep(row, lasting=lasting)
+        if is_joined:
+            other = replace(row, id=str(begun), parent=given.id, given=b"", output=b"", items=())
+            await answers.keep(other, lasting=lasting)
+    except Exception:
+        log.exception("an answer that its provider keeps could not be recorded")

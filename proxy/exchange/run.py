@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from policies.settings import Mode
-from proxy.access.admission import without_grants
-from proxy.access.destination import CHAT, MANAGED, Caller, Route, for_managed
+from proxy.access.admission import admitted, without_grants
+from proxy.access.destination import CHAT, MANAGED, Caller, Headers, Route, for_managed
 from proxy.custom.functions import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
@@ -33,12 +33,11 @@ from proxy.errors import (
     UnsupportedEncoding,
     UpstreamUnreachable,
 )
-from proxy.exchange.asked import request_for
+from proxy.exchange.asked import parsed_for, request_for, settings_for
 from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction, make_compaction, natively
-from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
-from proxy.exchange.request import COMPACT_PATH, Request, parsed_for, settings_for
+from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
@@ -46,6 +45,7 @@ from proxy.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.runtime import Runtime
 from proxy.server import WRITE
 from proxy.stream import (
+    NOT_RELAYED,
     ClientGone,
     Listener,
     Receive,
@@ -60,17 +60,17 @@ from proxy.stream import (
     while_connected,
 )
 from proxy.tap import Tap
-from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, AnySpan, RequestContext, Trace
+from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
+from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import Answer, HTTPAnswer, came_through
-from proxy.upstream.lacking import has_no_route
 from proxy.upstream.overflow import NONE, Kind, Verdict
+from proxy.upstream.providers import has_no_route
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
 from proxy.wire.compaction import as_answer, as_compacted
 from proxy.wire.raw import write_value
 
-NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 MAX_RETRIES = 2
 NO_SUCH_ROUTE = frozenset({404, 405})
 REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})
@@ -79,8 +79,6 @@ MAX_BINDING = 1_000
 CODECS = {route.path: codec_of(route.path) for route in MANAGED.values()}
 
 log = logging.getLogger("weir.exchange")
-
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 class RequestIds:
@@ -183,7 +181,8 @@ class ExchangeHandler:
         for name, value in headers:
             if name == b"content-encoding" and value.strip().lower() != b"identity":
                 raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
-        return self.runtime.admit(self.scope)
+        runtime = self.runtime
+        return admitted(self.scope, runtime.keyring, runtime.guesses, runtime.config)
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
         progress, metrics = self.progress, self.runtime.telemetry.metrics
@@ -393,7 +392,7 @@ class ExchangeHandler:
         recognized = progress.plan.recognized
         if recognized is None or not runtime.planner.conversations.shared:
             return
-        answers = listened(runtime, progress)
+        answers = listened(runtime.planner, progress)
         if answers and not await runtime.planner.announce(recognized, self.id, model=progress.model, answers=answers):
             progress.degraded.append("store")
 

@@ -23,8 +23,10 @@ from proxy.stream import (
     open_stream,
 )
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
-from proxy.telemetry import CONTEXT_HEADERS, NULL_SPAN, AnySpan, Metrics, ModelCall, Trace
+from proxy.telemetry.logs import CONTEXT_HEADERS
+from proxy.telemetry.metrics import Metrics, ModelCall
 from proxy.telemetry.names import REQUEST_PARAMS, service_at
+from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import (
     NONE,

@@ -6,24 +6,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from policies.decision import Decision
+from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
-from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
-from proxy.effects.evictions import condensed_in, layers_in
 from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
 from proxy.monitor.caching import CacheUse, cost_of, prices_of
 from proxy.monitor.health import Notice
-from proxy.planning.values import Recognized
+from proxy.planning.values import Recognized, condensed_in, layers_in
 from proxy.runtime import Runtime
 from proxy.store.packing import Inspection
 from proxy.store.records import ExchangeRow, RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry import ExchangeLine, Metrics, log_exchange
 from proxy.telemetry import metrics as i
-from proxy.telemetry.metrics import Count, Named
+from proxy.telemetry.logs import ExchangeLine, log_exchange
+from proxy.telemetry.metrics import Count, Metrics, Named
 from proxy.wire.client import name_from
 
 log = logging.getLogger("weir.settlement")
@@ -36,7 +35,7 @@ MAX_EVENTS = 8
 
 def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
     begun, metrics = time.perf_counter(), runtime.telemetry.metrics
-    record = record_of(runtime, progress, ended=begun)
+    record = record_of(progress, runtime.planner, runtime.windows, runtime.health, ended=begun)
     _tell_alerts(runtime, record)
     if record.events and log.isEnabledFor(logging.DEBUG):
         for event in record.events:
@@ -178,7 +177,8 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
         ),
         trace=record.trace.trace_id if record.trace.recorded else None,
     )
-    metrics.tell(_unusual(record))
+    if unusual := [*_unusual(record)]:
+        metrics.tell(unusual)
 
 
 def _of_request(

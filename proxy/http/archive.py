@@ -20,11 +20,11 @@ from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
 from policies.messages import Body
 from policies.tokens import TEXT_OF
 from proxy.errors import InvalidRequest, NotFound
-from proxy.http.conversations import Exchange, exchange_of
 from proxy.http.request import (
     JSON,
     MAX_DIGITS,
     Count,
+    Exchange,
     ManagementAnswer,
     ManagementRequest,
     Moment,
@@ -33,6 +33,7 @@ from proxy.http.request import (
     Shape,
     Share,
     Tokens,
+    exchange_of,
     gone,
     page,
     page_from,

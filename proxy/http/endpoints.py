@@ -15,14 +15,14 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from proxy.access.admission import without_grants
+from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import (
     MODELS_PATH,
     Caller,
@@ -39,12 +39,12 @@ from proxy.access.destination import (
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.record import CLIENT_CLOSED
-from proxy.exchange.run import answering
 from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
 from proxy.stream import (
+    NOT_RELAYED,
     ClientGone,
     Receive,
     Send,
@@ -56,10 +56,11 @@ from proxy.stream import (
     while_connected,
 )
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
-from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.exposition import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE
-from proxy.telemetry.metrics import REQUESTS
+from proxy.telemetry.logs import CONTEXT_HEADERS, LOG_CONTEXT
+from proxy.telemetry.metrics import REQUESTS, ModelCall
 from proxy.telemetry.names import OPERATIONS, service_at
+from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.upstream.client import Answer, StreamBroken, came_through
 from proxy.wire.client import name_from
 from proxy.wire.raw import read_value, split_object
@@ -71,7 +72,6 @@ MAX_READ = 64 * 1024
 NOTHING = frozenset[bytes]()
 ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/files", "/v1/batches", "/v1/moderations"})
 OTHER_ROUTE = "/v1/{rest}"
-NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 RELAYED = (b"x-weir-actions", b"relayed")
 _ANSWER = re.compile(r"/+responses/+([^/]+)/*")
 
@@ -115,7 +115,7 @@ class RelayedRequest:
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         config = runtime.config
-        self.caller = caller = runtime.admit(self.scope)
+        self.caller = caller = admitted(self.scope, runtime.keyring, runtime.guesses, runtime.config)
         admit(caller, route)
         if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
             await runtime.answers.forget(caller.tenant, unquote(answer[1]))
@@ -310,7 +310,7 @@ async def answer_models(
 ) -> None:
     headers = scope["headers"]
     try:
-        caller = runtime.admit(scope)
+        caller = admitted(scope, runtime.keyring, runtime.guesses, runtime.config)
         looped = came_through(headers, runtime.instance)
         body = None if looped else await _own(runtime, caller, headers, route)
     except ProxyError as error:
@@ -392,8 +392,11 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Api:
-    def __init__(self, runtime: Runtime) -> None:
+    """``managed`` answers what is managed or counted, under whatever name it is asked for."""
+
+    def __init__(self, runtime: Runtime, managed: Callable[..., Awaitable[None]]) -> None:
         self._runtime = runtime
+        self._managed = managed
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         runtime, method = self._runtime, scope["method"]
@@ -406,7 +409,7 @@ class Api:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
             return
         if route.kind in ("managed", "counted"):
-            await answering(runtime, scope, receive, send, route)
+            await self._managed(runtime, scope, receive, send, route)
             return
 
         async def answer(sending: Send) -> None:

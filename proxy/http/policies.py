@@ -8,10 +8,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from proxy.config import Config, ConfigError, public, with_policy
-from proxy.config.file import Document, dotted
-from proxy.config.loading import SetPolicy, read_policy, without_set_policy
-from proxy.config.presets import about, policy_values, policy_warnings, preset_documents
+from proxy.config.file import ConfigError, Document, dotted
+from proxy.config.loading import public, without_set_policy
+from proxy.config.presets import (
+    SetPolicy,
+    about,
+    policy_values,
+    policy_warnings,
+    preset_documents,
+    read_policy,
+    with_policy,
+)
+from proxy.config.values import Config
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http.request import ManagementAnswer, ManagementRequest, Page, Shape, as_json, page_of_whole
 from proxy.runtime import Runtime

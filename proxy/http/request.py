@@ -12,19 +12,21 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
 from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError
+from proxy.monitor.caching import shown
 from proxy.runtime import Runtime
 from proxy.store import Store
-from proxy.store.records import ConversationRow
+from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.transaction import Place
 from proxy.stream import ClientGone, Receive, Send, read_body, while_connected
-from proxy.telemetry import LOG_CONTEXT, Metrics
+from proxy.telemetry.logs import LOG_CONTEXT
+from proxy.telemetry.metrics import Metrics
 
 Row = TypeVar("Row")
 
@@ -71,6 +73,126 @@ class Error(Shape):
     """An error in OpenAI's shape."""
 
     error: Fault
+
+
+Zone = Literal["green", "yellow", "orange", "red", "critical"]
+Did = Literal["none", "evaluate", "evict_and_compress", "emergency_compaction", "cross_window_save"]
+ZONES: tuple[Zone, ...] = get_args(Zone)
+EMERGENCY = "emergency_compaction"
+ACTED = frozenset({"evict_and_compress", "cross_window_save"})
+PREPARING = frozenset({"orange", "red", "critical"})
+
+
+class DecisionRecord(Shape):
+    """The decision record of one request."""
+
+    action: Did
+    utilization_before: Share | None
+    utilization_after: Share
+    evicted_blocks: Count
+    compression_strategy: Annotated[str | None, Meta(description="layers whose work was kept, joined by +")]
+    recommendation: Literal["none", "watch", "prepare", "enforce", "enlarge"]
+    new_window_id: int | None
+    compaction_summary_tokens: Tokens | None
+
+
+def decision_of(row: ExchangeRow) -> DecisionRecord:
+    before = row.pressure_before
+    return DecisionRecord.of(
+        row,
+        utilization_before=None if before is None else round(before, 4),
+        utilization_after=round(row.pressure, 4),
+        evicted_blocks=row.evicted,
+        compression_strategy=row.strategy or None,
+        recommendation=_recommendation(row),
+        new_window_id=row.detail.get("window_id"),
+        compaction_summary_tokens=row.detail.get("summary_tokens"),
+    )
+
+
+def _recommendation(row: ExchangeRow) -> str:
+    """What an operator might do: ``enlarge`` where only the last rungs helped or nothing did, ``enforce`` where what
+    was needed was only observed, ``prepare`` from orange on, ``watch`` in yellow, else ``none``."""
+    if row.action == EMERGENCY or row.zone == "critical":
+        return "enlarge"
+    if row.observed and row.action in ACTED:
+        return "enforce"
+    if row.zone in PREPARING:
+        return "prepare"
+    return "watch" if row.zone == "yellow" else "none"
+
+
+class LayerRun(Shape):
+    """What one layer did to a request, in uncalibrated tokens."""
+
+    layer: str
+    scope: Annotated[str, Meta(description="the bucket that it was about, total for the whole request")]
+    tokens_before: Tokens
+    tokens_after: Tokens
+    units: Count
+    kept: Annotated[bool, Meta(description="whether its work is in the request")]
+    rung: Annotated[bool, Meta(description="whether it is what helped after all layers had not")]
+    reason: Annotated[str | None, Meta(description="why it did nothing, or less than asked")]
+    ref: str | None
+
+
+class Exchange(Shape):
+    """One request: tokens, pressure, what was done and why."""
+
+    id: str
+    tenant: str
+    conversation: str
+    name: str
+    branch: str
+    parent: str | None
+    at: Moment
+    model: str
+    policy: str
+    chain_end: Digest
+    length: Annotated[int, Meta(ge=0, description="messages behind the system prompt")]
+    status: Annotated[int, Meta(ge=0, description="HTTP status of the answer, 0 for none")]
+    outcome: str
+    tokens_before: Tokens
+    tokens_after: Tokens
+    limit: int
+    pressure: Share
+    zone: Zone
+    actions: str
+    usage_prompt: Tokens | None
+    usage_completion: Tokens | None
+    usage_cached: Tokens | None
+    overhead_ms: Annotated[float, Meta(ge=0)]
+    duration_ms: Annotated[float, Meta(ge=0)]
+    attempts: Count
+    action: Did
+    observed: bool
+    evicted: Count
+    strategy: str
+    pressure_before: Share | None
+    velocity: float | None
+    turns_until_red: float | None
+    parent_conversation: str | None
+    detail: Annotated[dict[str, Any], Meta(description="buckets, caps, events, tools and more; open to additions")]
+    hit_ratio: Share | None
+    cold: bool
+    prefix_changed: Literal["none", "client", "proxy"]
+    cost: Dollars | None
+    cost_saved: Dollars | None
+    fidelity: dict[str, Any] | None
+    layers: list[LayerRun]
+    decision: DecisionRecord
+
+
+def exchange_of(row: ExchangeRow) -> Exchange:
+    """One request of a conversation; what the next one is planned from is not shown."""
+    return Exchange.of(
+        row,
+        detail=dict(row.detail),
+        **shown(row.detail),
+        fidelity=row.detail.get("fidelity"),
+        layers=row.detail.get("layers", []),
+        decision=decision_of(row),
+    )
 
 
 JSON = b"application/json"

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import msgspec
 
 from policies.quality.health import KEPT
-from proxy.access.admission import credentials_in, presented, refuse_foreign_pages, same_secret
+from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
 from proxy.http import archive, conversations, keys, policies, reports
@@ -30,7 +30,9 @@ from proxy.http.request import (
     MAX_BODY,
     MAX_DIGITS,
     MAX_ROWS,
+    ZONES,
     Error,
+    Exchange,
     ManagementAnswer,
     ManagementRequest,
     Page,
@@ -101,7 +103,7 @@ ROUTES = (
     _R("GET", "conversations", conversations.listing, Page[conversations.Conversation], _NARROWED, rows=50),
     _R("GET", _ONE, conversations.one, conversations.ConversationStatus),
     _R("DELETE", _ONE, conversations.delete, conversations.Deleted),
-    _R("GET", f"{_ONE}/timeline", conversations.timeline, Page[conversations.Exchange], ("since", *_LIST)),
+    _R("GET", f"{_ONE}/timeline", conversations.timeline, Page[Exchange], ("since", *_LIST)),
     _R("GET", f"{_ONE}/requests/{{rid}}", archive.both_sides, archive.BothSides),
     _R("GET", f"{_ONE}/checkpoint", archive.checkpoint, archive.Saved),
     _R("GET", f"{_ONE}/checkpoint.md", archive.checkpoint_markdown, kind="markdown"),
@@ -175,7 +177,7 @@ PARAMETERS: Mapping[str, tuple[Schema, str]] = MappingProxyType(
         "name": ({"type": "string", "maxLength": 256}, "Only conversations with this in their name."),
         "model": ({"type": "string", "maxLength": 256}, "Only conversations of this model."),
         "policy": ({"type": "string", "maxLength": 256}, "Only conversations whose newest request had this policy."),
-        "zone": ({"type": "string", "enum": list(conversations.ZONES)}, "Only conversations in this zone."),
+        "zone": ({"type": "string", "enum": list(ZONES)}, "Only conversations in this zone."),
         "key": ({"type": "string", "maxLength": 256}, "Only conversations of this key, by its name or tenant."),
         "metric": ({"type": "string", "enum": list(reports.METRICS)}, "What to tell."),
         "step": ({"type": "string", "enum": list(reports.STEPS), "default": "1h"}, "How long each step is."),
@@ -433,7 +435,7 @@ class Management:
         route, named = _of_method(method, found) if found else _nothing_at(path)
         if route.asker == "operator" and caller is not None:
             error = Forbidden("This is for the operator: send the admin token (auth.admin_token).")
-            raise error if caller.name is not None else self._runtime.unauthorised(scope, error)
+            raise error if caller.name is not None else self._runtime.guesses.answer(scope, error)
         asked = ManagementRequest(
             runtime=self._runtime,
             tenant=None if caller is None else caller.tenant,
@@ -453,7 +455,7 @@ class Management:
         token = self._runtime.config.admin_token
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None
-        return self._runtime.identify(scope)
+        return identify(scope, self._runtime.keyring, self._runtime.guesses)
 
 
 def _path(scope: MutableMapping[str, Any]) -> tuple[str, ...]:

@@ -222,16 +222,6 @@ def _over(base: ModelFacts, better: ModelFacts) -> ModelFacts:
     return merged
 
 
-def limited(facts: ModelFacts, learned: int | None) -> ModelFacts:
-    """A learned limit that only repeats the input limit says nothing new."""
-    if learned is None or (facts.max_input is not None and facts.max_input == learned):
-        return facts
-    if facts.window is not None and facts.window <= learned:
-        return facts
-    max_input = facts.max_input if facts.max_input is not None and facts.max_input < learned else None
-    return dataclasses.replace(facts, window=learned, max_input=max_input, source="learned")
-
-
 def _from_rule(rule: ModelRule | None) -> ModelFacts | None:
     if rule is None:
         return None

@@ -25,7 +25,7 @@ from policies.tokens import Calibration
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.thread import Thread
-from proxy.models.facts import Fetch, ModelFacts, ModelRegistry, Probe, limited
+from proxy.models.facts import Fetch, ModelFacts, ModelRegistry, Probe
 from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
 
@@ -262,7 +262,7 @@ class ModelLimitsResolver:
             return held.limits
         await self._saved()
         scope = self.scope(model, upstream=upstream, caller=caller)
-        learned = self._limits.get(scope, now=self._clock())
+        learned = self._limits.get(scope, now=now)
         facts = await self._facts(model, settings, upstream, caller, learned, max_tokens)
         counted = scope if settings.estimator == "tokenizer" else f"{scope} {settings.estimator}"
         calibration = self._calibrations.get(counted) or Calibration()
@@ -460,6 +460,16 @@ def _window(facts: ModelFacts) -> int:
     if facts.source == "last_resort":
         return max(facts.window, LAST_RESORT_FLOOR)
     return facts.window
+
+
+def limited(facts: ModelFacts, learned: int | None) -> ModelFacts:
+    """A learned limit that only repeats the input limit says nothing new."""
+    if learned is None or (facts.max_input is not None and facts.max_input == learned):
+        return facts
+    if facts.window is not None and facts.window <= learned:
+        return facts
+    max_input = facts.max_input if facts.max_input is not None and facts.max_input < learned else None
+    return replace(facts, window=learned, max_input=max_input, source="learned")
 
 
 def _worth_asking(upstream: UpstreamSettings) -> bool:

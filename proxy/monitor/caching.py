@@ -22,9 +22,8 @@ from policies.messages import count_occurrences
 from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
 from policies.tokens import bare_name
 from proxy.conversation.thread import Prefix
-from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts
-from proxy.planning.values import Plan, Recognized
+from proxy.planning.values import CUT, Plan, Recognized
 from proxy.tap import ReportedUsage
 from proxy.wire.codec import ClientRequest
 

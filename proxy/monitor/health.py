@@ -28,18 +28,18 @@ from urllib.parse import urlsplit
 from policies.decision import Decision
 from policies.ledger import EditKind
 from policies.limits import Limits
+from policies.messages import Run, follow_calls
 from policies.pressure import WindowPressure, raw_buckets
 from policies.quality.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.settings import ContextSettings
-from policies.turns import Run, follow_calls
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings
 from proxy.conversation.thread import Thread
 from proxy.errors import ProxyError
 from proxy.planning.values import Plan, Recognized
 from proxy.store.records import ExchangeRow
-from proxy.telemetry import LOG_CONTEXT, AlertLine, Metrics, log_alert
-from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED
+from proxy.telemetry.logs import LOG_CONTEXT, AlertLine, log_alert
+from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED, Metrics
 from proxy.upstream.client import Client, StreamBroken, Target
 
 MAX_CONVERSATIONS = 20_000

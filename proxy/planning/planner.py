@@ -21,20 +21,22 @@ from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Save, StateSav
 from policies.ledger import ConversationState, Edit, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
+from policies.messages import last_user
 from policies.settings import ContextSettings
-from policies.turns import last_user
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
-from proxy.effects.evictions import asked_again, evictions_of
 from proxy.effects.perform import Returned, SharedReadings, step, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.models.limits import UNSURE
 from proxy.planning.values import (
+    CLAIMED,
     Plan,
     PlanRequest,
     Recognized,
+    asked_again,
     change_of,
     empty_change,
+    evictions_of,
     pruned_tools,
     readable,
     stamped,
@@ -45,7 +47,8 @@ from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan
+from proxy.telemetry.logs import LOG_CONTEXT
+from proxy.telemetry.trace import NULL_SPAN, AnySpan
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
 from proxy.wire.codec import rewritten, without_marks
@@ -55,8 +58,6 @@ from proxy.wire.transcripts import RequestTranscript, Transcripts
 log = logging.getLogger("weir.planning")
 
 MAX_REPLANS = 4
-CLAIMED = 60.0
-"""Seconds after which a process that began to have a summary written, and never ended, is waited for no longer."""
 OTHERS_EVERY = 0.05
 MAX_LIMITS = MAX_REFUSED = 1_000
 HARDER = (0.8, 0.5)

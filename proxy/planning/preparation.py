@@ -3,13 +3,18 @@
 One task a conversation, and a few in all; a request that is answered meanwhile is looked at when the task is done,
 the newest one only. Nothing here changes what is sent. What was prepared is used if the history that it covers is
 still there, and a shutdown leaves a whole row or none.
+
+And, where a policy samples, measuring what a summary left of a conversation: the same questions asked of both, and
+judged. What would have to wait is left out, because a sample is enough. It takes tokens of the summariser's budget.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -19,16 +24,21 @@ from policies.decision import Decision
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import ConversationState, Note, Prepared
 from policies.memory.checkpoint import Checkpoint
+from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
+from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.conversation.thread import Thread
-from proxy.effects.perform import Ask, Background, drive, step
-from proxy.planning.planner import CLAIMED, Planner
-from proxy.planning.values import Plan, PlanRequest, Recognized, readable
-from proxy.planning.workers import BACKGROUND
+from proxy.effects.perform import Ask, SharedReadings, drive, step
+from proxy.planning.values import CLAIMED, Paid, Plan, PlanRequest, Recognized, readable
+from proxy.planning.workers import BACKGROUND, Workers
 from proxy.store import Store
 from proxy.store.records import NoteRow, StoreError
-from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
+from proxy.store.write_behind import WriteBehindQueue
+from proxy.telemetry import names
+from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
+from proxy.telemetry.trace import NULL_TRACE, Trace
 
 log = logging.getLogger("weir.preparation")
+evaluation_logger = logging.getLogger("weir.evaluation")
 
 AT_ONCE = 2
 MAX_WAITING = 64
@@ -37,6 +47,9 @@ GROWN = 1.2
 MAX_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
+
+
+SaveState = Callable[..., Awaitable[int | None]]
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -57,15 +70,72 @@ class Work(msgspec.Struct, frozen=True):
         return self.recognized.thread
 
 
-class Preparation:
-    """What one process does after its answers; ``happened`` is told what became of each summary that it prepared."""
+class Background:
+    def __init__(self, name: str, *, most: int, at_once: int) -> None:
+        self._name = name
+        self._most = most
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(at_once)
+        self.is_closing = False
 
-    def __init__(self, planner: Planner, store: Store, *, happened: Callable[[str], None]) -> None:
-        self._planner = planner
-        self._store = store
-        self._happened = happened
-        self._background = Background("weir-prepare", most=MAX_WAITING, at_once=AT_ONCE)
-        self._waiting: dict[str, Work] = {}
+    def __contains__(self, key: object) -> bool:
+        return key in self._tasks
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def has_room(self) -> bool:
+        return not self.is_closing and len(self._tasks) < self._most
+
+    def start(
+        self, key: str, work: Callable[[], Coroutine[Any, Any, None]], *, then: Callable[[str], None] | None = None
+    ) -> None:
+        task = asyncio.create_task(self._do(work), name=self._name)
+        self._tasks[key] = task
+
+        def ended(_: "asyncio.Task[None]") -> None:
+            del self._tasks[key]
+            if then is not None:
+                then(key)
+
+        task.add_done_callback(ended)
+
+    async def close(self) -> None:
+        self.is_closing = True
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settled(self) -> None:
+        while self._tasks:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.sleep(0)
+
+    async def _do(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async with self._turns:
+            await work()
+
+
+@dataclass(slots=True, kw_only=True)
+class Preparation:
+    """What one process does after its answers.
+
+    ``save`` stores a state, ``happened`` is told what became of each summary that was prepared.
+    """
+
+    store: Store
+    settler: WriteBehindQueue
+    workers: Workers
+    readings: SharedReadings
+    save: SaveState
+    happened: Callable[[str], None]
+    clock: Callable[[], float]
+    _background: Background = field(
+        default_factory=lambda: Background("weir-prepare", most=MAX_WAITING, at_once=AT_ONCE)
+    )
+    _waiting: dict[str, Work] = field(default_factory=dict)
 
     def after(self, asked: PlanRequest, plan: Plan, *, save: str | None = None, trace: Trace = NULL_TRACE) -> None:
         """Look at a request that was answered; costs next to nothing where there is nothing to do.
@@ -189,10 +259,10 @@ class Preparation:
     async def _keep_notes(self, thread: Thread, notes: tuple[Note, ...]) -> None:
         if not notes:
             return
-        at, branch = self._planner.clock(), thread.branch
+        at, branch = self.clock(), thread.branch
         rows = [NoteRow.of(note, at=at) for note in notes]
-        await self._planner.settler.flush()  # notes belong to a conversation, which may not be stored yet
-        if await self._store.add_notes(branch.tenant, branch.conversation, rows):
+        await self.settler.flush()  # notes belong to a conversation, which may not be stored yet
+        if await self.store.add_notes(branch.tenant, branch.conversation, rows):
             thread.known, thread.has_notes = replace(thread.known, notes=()), False
 
     async def _save(self, work: Work) -> None:
@@ -213,7 +283,7 @@ class Preparation:
             if thread.known.checkpoint is not known.checkpoint:
                 return
             save = Save(state.to_json(), reason)
-            await self._planner.save(work.recognized, save, keep=asked.settings.checkpoints.keep)
+            await self.save(work.recognized, save, keep=asked.settings.checkpoints.keep)
 
     async def _warm(self, work: Work) -> None:
         if not work.warm:
@@ -222,7 +292,7 @@ class Preparation:
         await self._read_state(work, work.thread.known_at(work.recognized.length))
 
     async def _read_state(self, work: Work, known: ConversationState) -> Checkpoint:
-        readings, counter = self._planner.readings, work.asked.counter
+        readings, counter = self.readings, work.asked.counter
         state: Checkpoint = await self._run(work, state_of, known=known, counter=counter, readings=readings)
         return state
 
@@ -231,18 +301,18 @@ class Preparation:
         if new and work.recognized.length:
             return await asyncio.to_thread(bound)
         branch = work.thread.branch.branch
-        return await self._planner.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
+        return await self.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
 
     async def _embed(self, work: Work) -> None:
         model, branch = work.asked.settings.recall.embeddings, work.thread.branch
         if model is None or not work.embed:
             return
-        texts = await self._store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
+        texts = await self.store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
         if not texts:
             return
         reply = await work.ask(Embed(tuple(texts.values()), model))
         if isinstance(reply, Vectors):
-            await self._store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
+            await self.store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
 
     async def _prepare(self, work: Work) -> None:
         thread = work.thread
@@ -251,13 +321,13 @@ class Preparation:
         branch, length = thread.branch, len(work.recognized.transcript.chain)
         if length < thread.failed * GROWN:
             return  # what the model said of nearly the same history was of no use
-        if not self._store.shared:
+        if not self.store.shared:
             await self._prepare_now(work)
-        elif await self._store.claim(branch.tenant, branch.branch, CLAIMED, longest_failed=length / GROWN):
+        elif await self.store.claim(branch.tenant, branch.branch, CLAIMED, longest_failed=length / GROWN):
             try:
                 await self._prepare_now(work)
             finally:
-                await self._store.release(branch.tenant, branch.branch, failed=thread.failed)
+                await self.store.release(branch.tenant, branch.branch, failed=thread.failed)
 
     async def _prepare_now(self, work: Work) -> None:
         thread, asked = work.thread, work.asked
@@ -271,7 +341,7 @@ class Preparation:
                 known=work.thread.known_at(work.recognized.length),
                 counter=asked.counter,
                 summarizer_input=asked.summarizer_input,
-                readings=self._planner.readings,
+                readings=self.readings,
             )
             thread.failed = length if prepared is not None and not prepared.text else 0
             self._use(thread, prepared)
@@ -279,8 +349,8 @@ class Preparation:
             thread.preparing.set()
             thread.preparing = None
         if prepared is not None and thread.known.prepared is prepared:
-            await self._planner.settler.flush()  # what waits for a branch needs the branch to be stored
-            await self._store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
+            await self.settler.flush()  # what waits for a branch needs the branch to be stored
+            await self.store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
 
     def _use(self, thread: Thread, prepared: Prepared | None) -> None:
         if prepared is None:
@@ -288,7 +358,7 @@ class Preparation:
         is_needed = bool(prepared.text) and _still_needed(thread, prepared)
         if is_needed:
             thread.known = replace(thread.known, prepared=prepared)
-        self._happened("prepared" if is_needed else "wasted")
+        self.happened("prepared" if is_needed else "wasted")
 
 
 def _still_needed(thread: Thread, prepared: Prepared) -> bool:
@@ -299,3 +369,145 @@ def _lacks_state(decision: Decision, thread: Thread, *, is_new: bool, grown: boo
     if is_new and decision.checkpoint is None:
         return bool(decision.removed)
     return grown and thread.known.checkpoint is None and thread.known.triggered
+
+
+EVALUATED_AT_ONCE = 1
+MAX_EVALUATED = 8
+PROMPTS_USED = {"prompts": {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}}
+SUMMARISING = frozenset({"compact", "rollover"})
+_SCALE = 1 << 64
+_ATTRIBUTES = {
+    Dimension.FACTS: names.FIDELITY_FACTS,
+    Dimension.STATE: names.FIDELITY_STATE,
+    Dimension.DECISIONS: names.FIDELITY_DECISIONS,
+}
+
+
+def is_sampled(request: str, share: float) -> bool:
+    """The same answer for the same id, everywhere."""
+    digest = blake2b(request.encode(errors="replace"), digest_size=8, person=b"weir-sample").digest()
+    return int.from_bytes(digest) < share * _SCALE
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluated:
+    asked: PlanRequest
+    ask: Paid
+    recognized: Recognized
+    decision: Decision
+    trace: Trace
+
+
+class OnlineEvaluation:
+    """``scores`` are the newest by policy and dimension; ``rate`` is told tenant, conversation and fidelity."""
+
+    def __init__(
+        self,
+        store: Store,
+        settler: WriteBehindQueue,
+        *,
+        rate: Callable[[str, str, float], object],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._store = store
+        self._settler = settler
+        self._background = Background("weir-evaluate", most=MAX_EVALUATED, at_once=EVALUATED_AT_ONCE)
+        self.scores: dict[tuple[str, ...], float] = {}
+
+    def after(self, asked: PlanRequest, plan: Plan, trace: Trace) -> None:
+        decision, recognized, settings = plan.decision, plan.recognized, asked.settings
+        if decision is None or decision.cut is None or not decision.is_new or settings.observes or recognized is None:
+            return
+        if decision.cut.layer not in SUMMARISING or decision.pieces is None or asked.ask_about is None:
+            return
+        if not is_sampled(asked.id, settings.evaluate.sample):
+            return
+        if settings.evaluate.model is None and settings.summarizer is None:
+            return  # nobody who could be asked: Weir spends no money unasked
+        if recognized.thread.branch.branch in self._background or not self._background.has_room:
+            return
+        work = _Evaluated(asked, asked.ask_about, recognized, decision, trace)
+        self._background.start(recognized.thread.branch.branch, partial(self._do, work))
+
+    async def close(self) -> None:
+        await self._background.close()
+
+    async def settled(self) -> None:
+        await self._background.settled()
+
+    async def _do(self, work: _Evaluated) -> None:
+        trace = work.ask.trace = work.trace.follow(names.EVALUATE_SPAN)
+        try:
+            await self._measure(work, trace)
+        except StoreError as error:
+            evaluation_logger.warning("what was measured of a summary could not be stored: %s", error)
+        except Exception:  # the answer is long out: nothing here may end the process's other work
+            evaluation_logger.exception("measuring a summary failed")
+        finally:
+            trace.end(None)
+
+    async def _measure(self, work: _Evaluated, trace: Trace) -> None:
+        settings, pieces, branch = work.asked.settings, work.decision.pieces or (), work.recognized.thread.branch
+        contexts = await asyncio.to_thread(contexts_of, work.recognized.transcript, pieces)
+        coverage = await asyncio.to_thread(coverage_of, contexts, tools=settings.notes)
+        fidelity = await self._asked(work, contexts)
+        trace.evaluated(_attributes(fidelity, coverage, contexts.ratio))
+        for dimension, value in _scores(fidelity).items():
+            if value is not None:
+                self.scores[(settings.name, dimension)] = value
+        if (score := fidelity.score()) is not None:
+            self._rate(branch.tenant, branch.conversation, score)
+        await self._settler.flush()  # the row of the exchange has to be there
+        facts = facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)
+        await self._store.evaluated(branch.tenant, work.asked.id, facts | PROMPTS_USED, self._clock())
+
+    async def _asked(self, work: _Evaluated, contexts: Contexts) -> Fidelity:
+        settings, limit = work.asked.settings, work.recognized.limits.budget.hard_limit
+        questions = await asyncio.to_thread(
+            questions_for, contexts.sources, count=settings.evaluate.questions, tools=settings.notes
+        )
+        terms = Terms(
+            counter=work.asked.counter,
+            max_input=work.ask.reads(ANSWER.purpose) or limit,
+            judge_input=work.ask.reads(JUDGE.purpose) or limit,
+            most_chunks=settings.summaries.most_chunks,
+            by_schema=settings.summaries.by_schema,
+        )
+        flow = evaluate(contexts.original, contexts.compacted, questions=questions, terms=terms)
+        return await drive(flow, await asyncio.to_thread(step, flow), work.ask)
+
+
+def facts_of(
+    fidelity: Fidelity, coverage: Coverage, ratio: float | None, *, spent: int | None = None
+) -> dict[str, object]:
+    return {
+        **_scores(fidelity),
+        "consistent": fidelity.count(AnswerVerdict.YES),
+        "inconsistent": fidelity.count(AnswerVerdict.NO),
+        "unknown": fidelity.count(AnswerVerdict.UNKNOWN),
+        "unknown_because": fidelity.unknown,
+        "failure": fidelity.failure or None,
+        "coverage": coverage.score,
+        "recoverable": coverage.whole.recoverable,
+        "compression_ratio": None if ratio is None else round(ratio, 3),
+        "calls": fidelity.calls,
+        **({} if spent is None else {"tokens_asked": spent}),
+    }
+
+
+def _scores(fidelity: Fidelity) -> dict[str, float | None]:
+    by_dimension = {dimension.value: fidelity.score(dimension) for dimension in Dimension}
+    return {"score": fidelity.score(), **by_dimension}
+
+
+def _attributes(fidelity: Fidelity, coverage: Coverage, ratio: float | None) -> Mapping[str, float | None]:
+    return {
+        names.FIDELITY_SCORE: fidelity.score(),
+        **{_ATTRIBUTES[dimension]: fidelity.score(dimension) for dimension in Dimension},
+        names.FIDELITY_JUDGED: fidelity.count(AnswerVerdict.YES) + fidelity.count(AnswerVerdict.NO),
+        names.FIDELITY_UNKNOWN: fidelity.count(AnswerVerdict.UNKNOWN),
+        names.COVERAGE_SCORE: coverage.score,
+        names.FIDELITY_RATIO: ratio,
+    }

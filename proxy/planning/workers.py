@@ -3,28 +3,186 @@
 Who waits takes turns by key, and no key has all processes. What may wait is bounded by admission, which counts the
 bodies. Work that nobody waits for any more ends at once, with its process; a process that dies costs nobody a request,
 for its work is begun anew, and where there is no process to be had a thread does it.
+
+Such a process is given a function of the pure half and its arguments, and answers. A frame each way is a pickle: only
+Weir writes them, to a pipe that nobody else has. The history's bytes go beside it, uncopied. What was read is kept
+there, from one request of a conversation to the next. Answers are pairs: what a flow asks for (``asks``), what it has
+just done (``did``), whether the definitions of the tools are needed (``tools``), and one that ends the work: what came
+of it (``done``), what it refuses by (``refuses``), or where it failed (``failed``).
 """
 
 import asyncio
+import copyreg
+import io
 import logging
 import os
 import pickle
 import time
+import traceback
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from inspect import isgeneratorfunction
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
-from policies.effects import Effect, Flow, Offload
-from proxy.custom.process import ChildProcess, python
-from proxy.effects.perform import Ask, Returned, drive, step
+from policies import Pages
+from policies.effects import Compare, Done, Effect, Flow, Offload
+from policies.messages import PolicyError, Tools
+from policies.text.segments import Readings
+from policies.tokens import TokenCounter
+from proxy.custom.process import ChildProcess, Frames, answering, python, write_frame
+from proxy.effects.perform import Ask, Returned, SharedReadings, by_shingles, drive, step
 from proxy.errors import Busy
-from proxy.planning import worker
-from proxy.telemetry import NULL_SPAN, AnySpan
-from proxy.telemetry.process import resident
+from proxy.telemetry.process import collect_seldom, give_back, keep_little, resident
+from proxy.telemetry.trace import NULL_SPAN, AnySpan
+from proxy.wire.anthropic import MESSAGES
+from proxy.wire.codec import CHAT
+from proxy.wire.codecs import codec_of
+from proxy.wire.counting import TextCounter, Vocabulary
+from proxy.wire.responses import RESPONSES
+
+NICENESS = 1
+"""Requests that are not planned here go first."""
+COLLECT_AFTER = 100_000
+"""Objects: a long history is read into very many, none of which goes before the plan is made."""
+
+
+class _Side(NamedTuple):
+    output: BinaryIO
+    frames: Frames
+
+    def answer(self, kind: str, value: object = None) -> None:
+        write_frame(self.output, written((kind, value)))
+
+    def ask(self, kind: str, value: object = None) -> Any:
+        self.answer(kind, value)
+        reply = pickle.loads(self.frames.get())  # noqa: S301 - from the Weir that started this process
+        if reply is None:
+            raise _Abandoned
+        return reply
+
+
+class _Abandoned(BaseException): ...
+
+
+@cache
+def _side() -> _Side:
+    return _Side(*answering())
+
+
+def work() -> None:
+    side = _side()
+    os.nice(NICENESS)
+    keep_little()
+    collect_seldom(COLLECT_AFTER)
+    side.answer("ready")
+    while True:
+        asked, buffers = side.frames.get(), [side.frames.get() for _ in range(int(side.frames.get()))]
+        try:
+            answer = ("done", _run(pickle.loads(asked, buffers=buffers), side))  # noqa: S301 - as above
+        except PolicyError as error:
+            answer = ("refuses", (type(error), error.args, vars(error)))
+        except BaseException:  # noqa: BLE001 - whatever is wrong with one request, the next is another's
+            answer = ("failed", traceback.format_exc())
+        del asked, buffers
+        side.answer(*answer)
+        give_back()
+
+
+def _run(asked: Callable[[], Any], side: _Side) -> Any:
+    made = asked()
+    if not isinstance(made, Generator):
+        return made
+    now = step(made)
+    while not isinstance(now, Returned):
+        if isinstance(now, Offload):
+            now = step(made, Done())
+        elif isinstance(now, Compare) and now.model is None:
+            now = step(made, by_shingles(now))
+        else:
+            now = step(made, side.ask("asks", now))
+    return now.value
+
+
+def _read_tools() -> Tools:
+    return cast("Tools", _side().ask("tools"))
+
+
+def _announce(what: str) -> None:
+    _side().answer("did", what)
+
+
+@cache
+def _readings() -> Readings:
+    return Readings(most=30_000)
+
+
+@cache
+def _pages() -> Pages:
+    return Pages()
+
+
+@cache
+def _vocabulary(name: str, directories: tuple[Path, ...]) -> Vocabulary:
+    return Vocabulary(name, directories)
+
+
+def _counter(name: str, source: TokenCounter) -> TextCounter:
+    return TextCounter(name, source, _threads())
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1)
+
+
+def refusal(kind: type[PolicyError], args: tuple[object, ...], facts: dict[str, object]) -> PolicyError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(facts)
+    return error
+
+
+class Unmovable(Exception): ...
+
+
+def packed(work: "partial[Any]") -> list[bytes | memoryview]:
+    """The frames that ask for a function of the pure half, bound to a transcript and more. Raises Unmovable."""
+    moved, named = replace(work.args[0], read_tools=_read_tools), dict(work.keywords)
+    if "announce" in named:
+        named["announce"] = _announce
+    buffers = list[pickle.PickleBuffer]()
+    try:
+        frame = written(partial(work.func, moved, *work.args[1:], **named), buffers)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise Unmovable(str(error)) from None
+    return [frame, b"%d" % len(buffers), *(buffer.raw() for buffer in buffers)]
+
+
+def written(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
+    target = io.BytesIO()
+    beside = None if buffers is None else buffers.append
+    pickler = pickle.Pickler(target, pickle.HIGHEST_PROTOCOL, buffer_callback=beside)
+    pickler.dispatch_table = _INSTEAD
+    pickler.dump(value)
+    return target.getvalue()
+
+
+_INSTEAD: dict[type, Callable[[Any], Any]] = {
+    **copyreg.dispatch_table,
+    MappingProxyType: lambda found: (dict, (dict(found),)),
+    **{type(codec): lambda codec: (codec_of, (codec.path,)) for codec in (CHAT, RESPONSES, MESSAGES)},
+    SharedReadings: lambda _: (_readings, ()),
+    Pages: lambda _: (_pages, ()),
+    Vocabulary: lambda found: (_vocabulary, (found.name, found._directories)),  # noqa: SLF001 - to be made again there
+    TextCounter: lambda counter: (_counter, (counter.name, counter._source)),  # noqa: SLF001
+}
+
 
 log = logging.getLogger("weir.workers")
 
@@ -159,7 +317,7 @@ class Workers:
         if is_whole and self._is_long(work.args[0].tokens):
             try:
                 moved: T = await self._elsewhere(work, key, branch, ask, span, since)
-            except (worker.Unmovable, _CannotStart) as error:
+            except (Unmovable, _CannotStart) as error:
                 log.warning("a thread does what a process should do: %s", error)
             else:
                 return moved
@@ -189,7 +347,7 @@ class Workers:
     async def _elsewhere(
         self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan, since: float | None
     ) -> Any:
-        frames = worker.packed(work)
+        frames = packed(work)
         if work.args[0].tokens >= ENORMOUS:
             key = HUGE
         for _ in range(TRIES):
@@ -267,7 +425,7 @@ async def _started() -> _Worker:
     process: ChildProcess | None = None
     try:
         async with asyncio.timeout(START_WITHIN):
-            process = await ChildProcess.start(python("from proxy.planning.worker import work; work()"))
+            process = await ChildProcess.start(python("from proxy.planning.workers import work; work()"))
             await process.receive(limit=MAX_FRAME)
     except BaseException as error:
         if process is not None:
@@ -301,13 +459,13 @@ class _Talk:
                 except Exception as error:  # noqa: BLE001 - it is raised again once the process rests
                     reply, trouble = None, error
                 self.span.resume(between=False)
-                await process.send(worker.written(reply))
+                await process.send(written(reply))
                 continue
             self.found.rests = True
             if trouble is not None:
                 raise trouble
             if kind == "refuses":
-                raise worker.refusal(*value)
+                raise refusal(*value)
             if kind == "failed":
                 raise RuntimeError(f"planning failed in its process\n{value}")
             return Returned(value)

@@ -30,17 +30,18 @@ from policies.ledger import Edit, EditKind, occurrence_of_round
 from policies.messages import Transcript
 from policies.tokens import TokenCounter
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.recall.answering import (
+from proxy.recall.archive import (
     LAST,
     REFUSED,
     UNKNOWN,
+    Archive,
     Past,
     RecallAnswer,
+    SearchResult,
     tell_found,
     tell_page,
     tell_problem,
 )
-from proxy.recall.archive import Archive, SearchResult
 from proxy.recall.chat import ChatRecall, Filter
 from proxy.recall.elements import ListRecall, ListView
 from proxy.recall.tool import Offer, RecallCall, RecallTurn, decoded, with_more_messages

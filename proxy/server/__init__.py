@@ -1,6 +1,191 @@
-"""The client's edge: an HTTP server with deadlines, caps and strict framing, that stops in the right order."""
+"""The client's edge: an HTTP server with deadlines, caps and strict framing, that stops in the right order.
+
+The server process is uvicorn with Weir's protocol; a supervisor stands over several workers.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+from typing import Literal
+
+import uvicorn
 
 from proxy.server.cycle import DISCONNECT, WRITE, App, ServerLimits, Shutdown
-from proxy.server.process import Server, run, serve
+from proxy.server.protocol import ServerConfig
 
 __all__ = ["DISCONNECT", "WRITE", "App", "Server", "ServerLimits", "Shutdown", "run", "serve"]
+
+
+_log = logging.getLogger("proxy.server")
+
+_STARTUP_FAILURE = 3
+
+
+class Server(uvicorn.Server):
+    config: ServerConfig
+
+    def __init__(self, config: ServerConfig, *, shutdown: Shutdown | None = None) -> None:
+        super().__init__(config)
+        self.stopping = shutdown or Shutdown()
+
+    @property
+    def port(self) -> int:
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.lifespan.state["shutdown"] = self.stopping
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
+        """Stops gracefully, or at once when interrupted a second time; the process then ends with status 0."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        if not self.should_exit:  # the kernel ends what does not end by itself, whoever holds the interpreter
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, self.config.limits.patience)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await self._drain(sockets or [])
+        finally:
+            for task in tuple(self.server_state.tasks):
+                task.cancel()
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=1.0)
+        await self.lifespan.shutdown()
+
+    async def _drain(self, sockets: list[socket.socket]) -> None:
+        limits = self.config.limits
+        self.stopping.draining.set()
+        await self._while(lambda: True, limits.notice)
+        for server in self.servers:
+            server.close()
+        for sock in sockets:
+            sock.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if not await self._while(self._busy, limits.grace):
+            _log.warning("stopping: %d requests are still open and will be cut", len(self.server_state.tasks))
+            self.stopping.cut_now()
+            await self._while(self._busy, limits.farewell)
+
+    def _busy(self) -> bool:
+        return bool(self.server_state.tasks or self.server_state.connections)
+
+    async def _while(self, condition: Callable[[], bool], seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while condition():
+            if self.force_exit or time.monotonic() >= end:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+
+@asynccontextmanager
+async def serve(
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    limits: ServerLimits = ServerLimits(),
+    lifespan: Literal["on", "off"] = "on",
+    shutdown: Shutdown | None = None,
+) -> AsyncIterator[Server]:
+    config = ServerConfig(app, host=host, port=port, limits=limits, lifespan=lifespan)
+    server = Server(config, shutdown=shutdown)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    ticking = asyncio.create_task(server.main_loop())
+    try:
+        yield server
+    finally:
+        ticking.cancel()
+        await asyncio.wait([ticking])
+        await server.shutdown()
+
+
+def run(
+    app: App | str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8400,
+    limits: ServerLimits = ServerLimits(),
+    workers: int = 1,
+    sockets: list[socket.socket] | None = None,
+    factory: bool = False,
+    shutdown: Shutdown | None = None,
+) -> int:
+    """Serves until a signal; 0, or 1 if the application or a listener could not be started.
+
+    With several workers each one imports ``app``, which then is ``"module:name"``; ``factory`` says that the name is
+    a function without arguments that returns the application.
+    """
+    config = ServerConfig(app, host=host, port=port, limits=limits, lifespan="on", factory=factory)
+    try:
+        if workers > 1:
+            return _supervise(config, sockets or [config.bind_socket()], workers)
+        server = Server(config, shutdown=shutdown)
+        server.run(sockets)
+    except SystemExit:
+        return 1
+    return 0 if server.started else 1
+
+
+def _work(config: ServerConfig, sockets: list[socket.socket]) -> None:
+    Server(config).run(sockets)
+
+
+def _supervise(config: ServerConfig, sockets: list[socket.socket], count: int) -> int:
+    spawn = multiprocessing.get_context("spawn")
+    workers: list[SpawnProcess] = []
+    stopping: list[int] = []
+
+    def start() -> None:
+        worker = spawn.Process(target=_work, args=(config, sockets))
+        known = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which is inherited, until the worker can do with it
+        worker.start()
+        signal.signal(signal.SIGHUP, known)
+        workers.append(worker)
+
+    def heard(sig: int, _frame: FrameType | None) -> None:
+        if sig != signal.SIGHUP:
+            stopping.append(sig)
+            return
+        for worker in workers:
+            if worker.pid is not None and worker.is_alive():
+                os.kill(worker.pid, sig)
+
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sig, heard)
+    for _ in range(count):
+        start()
+    failed = False
+    while not stopping and not failed:
+        wait([worker.sentinel for worker in workers], timeout=0.5)
+        for worker in [worker for worker in workers if not worker.is_alive()]:
+            workers.remove(worker)
+            failed = failed or worker.exitcode == _STARTUP_FAILURE
+            if not stopping and not failed:
+                _log.error("worker %s died with status %s; starting another", worker.pid, worker.exitcode)
+                start()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for worker in workers:
+        worker.terminate()
+    end = time.monotonic() + config.limits.patience + 1.0
+    for worker in workers:
+        worker.join(max(0.0, end - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
+    return int(failed)

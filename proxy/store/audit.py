@@ -17,8 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
-from policies.pressure import Event
+from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind, Event
 from policies.quality.health import Checkup
 from proxy.store.chain import (
     GENESIS,

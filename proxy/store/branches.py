@@ -14,8 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from policies.ledger import Cut, Edit, Prepared
-from policies.pressure import Trend
+from policies.ledger import Cut, Edit, Prepared, Trend
 from proxy.store import ledger, memory
 from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append, of_change

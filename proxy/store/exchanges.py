@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from policies.pressure import Trend
+from policies.ledger import Trend
 from proxy.store import inspections
 from proxy.store.answers import add_answers
 from proxy.store.audit import REFUSED, append, of_exchange

@@ -7,8 +7,7 @@ from hashlib import blake2b
 
 from sqlalchemy import exc
 
-from policies.ledger import Cut, Edit, Note, Prepared
-from policies.pressure import Event, Trend
+from policies.ledger import Cut, Edit, Event, Note, Prepared, Trend
 from policies.quality.health import Category, Checkup, Level
 from proxy.store.chain import AuditEvent
 from proxy.store.packing import Inspection

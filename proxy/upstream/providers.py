@@ -4,6 +4,8 @@ litellm takes seconds and 165 MB to import: that is done at the start, and only 
 translates and does nothing else that it could: no network for a table, no ``.env``, no callbacks, no log, no
 repetition, no redirect, no credential from the environment on a caller's behalf. A client's body never becomes its
 arguments: by ``api_base`` or ``fallbacks`` a client could have the operator's key sent elsewhere (CVE-2024-6587).
+
+What an upstream does not have, an endpoint or a route, it says in its own answers; that is remembered for a time.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ import os
 import re
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +39,7 @@ from proxy.upstream.litellm_answer import (
     provider_headers,
     relayed,
 )
+from proxy.wire.raw import read_value
 
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -397,3 +401,46 @@ def _own_credential(upstream: UpstreamSettings, caller: Caller) -> list[tuple[by
         return []
     name, value = credential_field(upstream.credential, caller.credential.decode("latin-1"))
     return [(name.encode(), value.encode("latin-1"))]
+
+
+LACKING_FOR = 600.0
+MAX_LACKING = 1_000
+_SAYS_NOTHING_ELSE = frozenset({"not found", "file not found", "resource not found"})
+"""All that Anthropic, llama.cpp, FastAPI and Azure say where nothing is at an address; of a model they name it."""
+
+
+def has_no_route(status: int, body: bytes, path: str) -> bool:
+    """Whether an answer says that nothing is at ``path``, and not that a model or a stored answer is missing.
+
+    405 says so (RFC 9110, 15.5.6). A 404 does where its body is not the error of an API, where the error names the
+    route (OpenAI: "Invalid URL (POST /v1/…)") or nothing at all. Whatever speaks of a model is about that.
+    """
+    if status != 404:
+        return status == 405
+    try:
+        value = read_value(body)
+    except ValueError:
+        value = None
+    error = value.get("error", value.get("detail", value.get("message"))) if isinstance(value, dict) else None
+    said = error.get("message") if isinstance(error, dict) else error
+    text = (said if isinstance(said, str) else body.decode("utf-8", "replace")).lower()
+    if "model" in text:
+        return False
+    return not isinstance(said, str) or text.strip(" .!") in _SAYS_NOTHING_ELSE or path in text
+
+
+class Lacking:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.until: dict[tuple[str, str], float] = {}
+
+    def __contains__(self, what: tuple[str, str]) -> bool:
+        return self.until.get(what, 0.0) > self._clock()
+
+    def add(self, upstream: str, what: str) -> None:
+        if len(self.until) >= MAX_LACKING:
+            self.until.clear()
+        self.until[upstream, what] = self._clock() + LACKING_FOR
+
+    def discard(self, upstream: str, what: str) -> None:
+        self.until.pop((upstream, what), None)

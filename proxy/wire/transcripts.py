@@ -20,8 +20,17 @@ import msgspec
 import xxhash
 
 from policies.limits import Summed, tokens_by_role
-from policies.messages import Body, Message, ToolDefinition, Tools, Transcript, chain_of, extend_chain, head_length
-from policies.turns import first_user
+from policies.messages import (
+    Body,
+    Message,
+    ToolDefinition,
+    Tools,
+    Transcript,
+    chain_of,
+    extend_chain,
+    first_user,
+    head_length,
+)
 from proxy.errors import Busy, InvalidJSON, RequestTooLarge
 from proxy.wire.chat import SEALED, body_of, message_of, named_files
 from proxy.wire.codec import (

@@ -10,8 +10,8 @@ from starlette.routing import Route as Served
 
 from proxy.access.destination import _NAMING, CHAT, Destination, Route, route_of
 from proxy.app import create_app
-from proxy.config import load_config
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.config.loading import load_config
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.upstream.providers import Upstreams
 
 ROOT = Path(__file__).resolve().parents[2]

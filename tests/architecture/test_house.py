@@ -5,16 +5,16 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_600,
-    "files": 212,
+    "lines": 61_520,
+    "files": 201,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
-    "longest chain of imports": 20,
+    "longest chain of imports": 17,
     "class names that stand twice": 0,
     "longest file": 600,
     "longest function": 60,
-    "files of a warm request": 51,
-    "jumps of a warm request": 175,
+    "files of a warm request": 44,
+    "jumps of a warm request": 150,
     "files of a first batch": 60,
 }
 """To be lowered with every room that is furnished, never raised without a word about why.

@@ -15,7 +15,7 @@ import zstandard
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.store.packing import MESSAGES, Damaged, unpack_words
-from proxy.telemetry import QueuedLog
+from proxy.telemetry.logs import QueuedLog
 
 # Without the shape of a key, so that only knowing them, or never writing them, keeps them out.
 SECRETS = {

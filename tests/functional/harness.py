@@ -20,7 +20,9 @@ import openai
 import pytest
 
 from proxy.app import create_app
-from proxy.config import Flags, load_config, with_policy
+from proxy.config.loading import load_config
+from proxy.config.presets import with_policy
+from proxy.config.values import Flags
 from proxy.custom.functions import Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.runtime import Runtime
@@ -28,7 +30,7 @@ from proxy.server import ServerLimits, serve
 from proxy.simulator import RecordedRequest
 from proxy.simulator.app import RunningSimulator
 from proxy.store import Store
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.chat import digest_of
 from proxy.wire.counting import Tokenizer
 

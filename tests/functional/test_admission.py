@@ -13,7 +13,7 @@ import pytest
 
 from proxy.access.admission import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Admission, Guesses
 from proxy.access.destination import Caller
-from proxy.config import LimitSettings
+from proxy.config.values import LimitSettings
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
@@ -247,7 +247,7 @@ def test_an_address_waits_longer_each_time_and_is_forgotten_in_the_end() -> None
     guesses = Guesses(clock=lambda: now[0])
 
     def waits(address: str = "192.0.2.1") -> int:
-        found = guesses.answer(address, InvalidAPIKey("wrong"), guessed=True)
+        found = guesses.answer({"client": (address, 1)}, InvalidAPIKey("wrong"))
         return found.retry_after or 0
 
     assert [waits() for _ in range(MAX_WRONG)] == [0] * MAX_WRONG

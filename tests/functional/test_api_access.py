@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from proxy.access.admission import Guesses, same_secret
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.http.table import PREFIX, ROUTES, Management, ManagementRoute
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from proxy.cli import main
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import count_message
 from tests.functional.harness import (
     COUNTER,

@@ -7,9 +7,10 @@ import openai
 import pytest
 
 from proxy.app import create_app
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.server import serve
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
 from tests.functional.harness import TOKENIZER, opening
 from tests.functional.scripted import Asked, Reply, scripted, whole

@@ -13,9 +13,8 @@ import pytest
 
 from policies.quality.health import HealthAlert
 from proxy.cli import serve as command
-from proxy.config import Config
 from proxy.config.file import _plain
-from proxy.config.values import FileValues
+from proxy.config.values import Config, FileValues
 from proxy.monitor.health import Notice
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.config import load_config
+from proxy.config.loading import load_config
 from tests.functional.harness import ROOT
 
 PAGE = (ROOT / "docs" / "cookbook.md").read_text(encoding="utf-8")

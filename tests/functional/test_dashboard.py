@@ -216,7 +216,7 @@ async def test_a_session_ends_by_signing_out_with_its_key_or_with_another_admin_
         assert "Weir" in (await operator.get("/system")).text
         renewed = keyed.folder / "weir.yaml"
         renewed.write_text(renewed.read_text().replace(ADMIN, "another-admin-token"))
-        from proxy.config import load_config
+        from proxy.config.loading import load_config
 
         runtime.adopt(load_config(renewed, env={}))
         assert "Sign in" in (await operator.get("/system")).text

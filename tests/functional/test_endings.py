@@ -15,7 +15,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from proxy.telemetry import OtelSettings, QueuedLog, Telemetry
+from proxy.telemetry.logs import QueuedLog
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.upstream.overflow import Ending, ending_of
 from tests.functional.harness import RunningWeir, opening, weir
 from tests.functional.scripted import Asked, ScriptedUpstream, as_asked, completion, events, scripted, whole

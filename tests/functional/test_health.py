@@ -17,7 +17,7 @@ from policies.quality.health import KEPT
 from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, InTurns, Talk, tool_step
 from tests.proxy.test_alerts import webhook
 

@@ -13,11 +13,12 @@ import pytest
 from proxy.app import running
 from proxy.cli import Failure
 from proxy.cli.serve import installed_plugins
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.custom.functions import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
     COUNTER,
     EITHER,

@@ -9,9 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.config import ConfigError
-from proxy.config.file import parse_document
-from proxy.config.loading import read_policy
+from proxy.config.file import ConfigError, parse_document
+from proxy.config.presets import read_policy
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening

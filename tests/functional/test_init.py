@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.config import load_config
+from proxy.config.loading import load_config
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port

@@ -25,7 +25,7 @@ import pytest
 from policies.quality.health import HealthAlert
 from proxy.custom.functions import Hooks, NewResult, Plugin, Turn
 from proxy.monitor.health import Notice
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.canaries import (
     CONTENT,
     SECRETS,

@@ -29,7 +29,6 @@ from proxy.exchange.tell import record_exchange
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage, Tap
-from proxy.telemetry import Metrics, ModelCall, OtelSettings, Telemetry
 from proxy.telemetry.metrics import (
     COST,
     FIRST_NAMES,
@@ -40,7 +39,10 @@ from proxy.telemetry.metrics import (
     OWN,
     REQUESTS,
     TASKS,
+    Metrics,
+    ModelCall,
 )
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
     COUNTER,
     EVICTING,

@@ -13,12 +13,12 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from policies.quality.fidelity import ANSWER, JUDGE
-from proxy.monitor.evaluation import is_sampled
+from proxy.planning.preparation import is_sampled
 from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store.chain import AuditType
-from proxy.telemetry import OtelSettings, Telemetry
 from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_SCORE
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
 from tests.policies.judging import fenced
 

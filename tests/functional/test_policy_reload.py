@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.config import load_config
-from proxy.config.loading import changes, stamps
+from proxy.config.loading import changes, load_config, stamps
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store

@@ -14,7 +14,7 @@ import pytest
 
 from proxy.cli import main
 from proxy.cli.demo import ROWS
-from proxy.config import load_config
+from proxy.config.loading import load_config
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store.sqlite import has_wal_reset_bug

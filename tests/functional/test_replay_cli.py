@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from proxy.cli import main
 from proxy.cli.evaluate import Models
-from proxy.config import Config
+from proxy.config.values import Config
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, recording_of
 from proxy.simulator.app import serve_simulator
@@ -74,7 +74,7 @@ async def test_what_is_replayed_is_what_a_real_weir_forwards(summarizer: str | N
             await target.runtime.preparation.settled()
         served, asked = arrays_of(answered(simulator)), len(answered(simulator, "summariser"))
         conditions = Conditions(counter=COUNTER, model="sim", window=8_192, max_tokens=256)
-        policy = target.runtime.policy("balanced", None)
+        policy = target.runtime.config.policy("balanced")
         replayed = await arrays_in(Managed(policy, conditions, store, ask=models), script)
 
     assert len(served) == STEPS

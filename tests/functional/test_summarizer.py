@@ -15,14 +15,15 @@ from policies.ledger import PlannedMessage
 from proxy.access.admission import credentials_in
 from proxy.access.destination import Caller
 from proxy.app import create_app
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.effects.perform import Spent
 from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
 from proxy.exchange.asked import Replies, summarizer_input
 from proxy.server import serve
 from proxy.simulator import Dialect, RecordedRequest, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
 from proxy.wire.codec import parse_chat
 from tests.functional.harness import (
@@ -310,7 +311,7 @@ async def test_a_history_beyond_the_summarisers_window_is_read_in_parts_and_merg
         target,
         simulator,
     ):
-        settings = target.runtime.policy("notes")
+        settings = target.runtime.config.policy("notes")
         caller = Caller(tenant="t", credential=b"sk-test")
         assert summarizer_input(target.runtime, settings, caller) == int(32_768 * 0.85)
         replies = Replies(target.runtime, REQUEST, caller, settings)
@@ -329,7 +330,7 @@ QUESTION = Summarize("You take notes.", prose(600, seed=2) + "\n\nTake notes.", 
 async def test_replies_need_no_open_request_and_say_what_they_spent(tmp_path: Path) -> None:
     async with summarised(tmp_path) as (target, _):
         runtime = target.runtime
-        replies = Replies(runtime, REQUEST, Caller(tenant="t", credential=b"sk-test"), runtime.policy("notes"))
+        replies = Replies(runtime, REQUEST, Caller(tenant="t", credential=b"sk-test"), runtime.config.policy("notes"))
         told = [await replies(QUESTION) for _ in range(3)]
     assert isinstance(told[0], Summary)
     assert told[0].text == told[1].text == told[2].text  # type: ignore[union-attr]
@@ -378,7 +379,7 @@ async def test_what_was_summarised_before_a_restart_is_not_summarised_again(tmp_
         async with summarised(tmp_path) as (target, simulator):
             runtime = target.runtime
             runtime.summarizer = Summarizer(store=runtime.store)
-            replies = Replies(runtime, REQUEST, Caller(tenant="t", credential=b"sk"), runtime.policy("notes"))
+            replies = Replies(runtime, REQUEST, Caller(tenant="t", credential=b"sk"), runtime.config.policy("notes"))
             assert isinstance(await replies(QUESTION), Summary)
             await runtime.summarizer.close()
             assert (replies.spent.calls, len(side_calls(simulator))) == (calls, calls)
@@ -406,7 +407,7 @@ async def test_a_note_in_place_pays_the_cached_price_for_what_was_forwarded_befo
         body = json.dumps({"model": "sim", "messages": talk.messages, **fields}).encode()
         runtime = target.runtime
         caller = Caller(tenant="t", credential=b"sk-test")
-        replies = Replies(runtime, parse_chat(body), caller, runtime.policy("notes"))
+        replies = Replies(runtime, parse_chat(body), caller, runtime.config.policy("notes"))
         told = await replies(in_place(len(talk.messages)))
         after = answered(simulator)[-1]
     assert isinstance(told, Summary)
@@ -424,7 +425,7 @@ async def test_a_note_in_place_is_left_to_the_conversations_own_model(tmp_path: 
         caller = Caller(tenant="t", credential=b"sk-test")
         forced = b'{"model": "summariser", "messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}'
         for request in (REQUEST, parse_chat(forced)):
-            replies = Replies(runtime, request, caller, runtime.policy("notes"))
+            replies = Replies(runtime, request, caller, runtime.config.policy("notes"))
             assert await replies(in_place(1)) == Failed("not_in_place")
             assert replies.spent == Spent()
         assert len(simulator.ledger) == 0

@@ -19,10 +19,11 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from proxy.config import with_policy
+from proxy.config.presets import with_policy
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.telemetry import OtelSettings, Telemetry, names
+from proxy.telemetry import names
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
     COUNTER,
     EVICTING,

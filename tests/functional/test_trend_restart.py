@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from policies.pressure import Trend
+from policies.ledger import Trend
 from proxy.cli import main
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import ExchangeRow
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk
 
 WINDOW = 100_000

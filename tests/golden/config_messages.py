@@ -12,10 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from proxy.config import Config, ConfigError, Flags, load_config, public
-from proxy.config.file import Document, parse_document
+from proxy.config.file import ConfigError, Document, parse_document
 from proxy.config.importing import imported, known_keys
-from proxy.config.loading import read_policy
+from proxy.config.loading import load_config, public
 from proxy.config.presets import (
     about,
     policy_amounts,
@@ -26,8 +25,9 @@ from proxy.config.presets import (
     preset_directory,
     preset_documents,
     preset_policies,
+    read_policy,
 )
-from proxy.config.values import FileValues
+from proxy.config.values import Config, FileValues, Flags
 
 MESSAGES = Path(__file__).with_name("config_messages.json")
 VALUES: tuple[object, ...] = (None, True, -1, 0.5, 50, "x", {"a": 1})

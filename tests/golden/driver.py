@@ -41,10 +41,9 @@ from policies.effects import (
     Trim,
     Trimmed,
 )
-from policies.ledger import ConversationState, Edit, EditKind
+from policies.ledger import ConversationState, Edit, EditKind, Trend
 from policies.limits import BudgetUnreachable, divide, limits_for
 from policies.messages import PolicyError, ToolDefinition, Tools, Transcript
-from policies.pressure import Trend
 from policies.settings import ClientEdits, ContextSettings
 from policies.text.segments import Readings
 from policies.tokens import CHARS4

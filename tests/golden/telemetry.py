@@ -25,12 +25,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from policies.pressure import Trend
+from policies.ledger import Trend
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage
-from proxy.telemetry import Metrics, ModelCall, OtelSettings, QueuedLog, Telemetry
 from proxy.telemetry import metrics as i
+from proxy.telemetry.logs import QueuedLog
+from proxy.telemetry.metrics import Metrics, ModelCall
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
     COUNTER,
     EVICTING,

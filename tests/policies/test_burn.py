@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policies.ledger import Burn
 from policies.messages import PolicyError
-from policies.pressure import BucketLine, BucketReport, Burn, bucket_report, fold, turns_remaining, urgency
+from policies.pressure import BucketLine, BucketReport, bucket_report, fold, turns_remaining, urgency
 
 NAMES = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 

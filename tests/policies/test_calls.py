@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.messages import Body, Message, ToolCall, Transcript, chain_of
-from policies.turns import Run, follow_calls, results_by_tool
+from policies.messages import Body, Message, Run, ToolCall, Transcript, chain_of, follow_calls, results_by_tool
 
 Made = tuple[str, Body, int]
 

@@ -6,6 +6,7 @@ import pytest
 
 from policies.decision import LayerReport
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
+from policies.limits import shape_for
 from policies.messages import Transcript
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer
 from policies.strategies.layers import PlanWork, run_layers, run_rungs
@@ -53,7 +54,7 @@ def test_in_a_small_window_old_results_become_part_of_the_summary_rather_than_pl
     transcript, kept = talk(user("task"), *readings), dict[int, list[tuple[str, bool]]]()
     for size in (4_000, 8_192, 12_288):
         own = ContextSettings()
-        limits = replace(bounds(transcript, size), settings=own, shape=own.shape_for(size))
+        limits = replace(bounds(transcript, size), settings=own, shape=shape_for(own, size))
         work = PlanWork(untouched(transcript))
         play(run_layers(work, limits))
         kept[size] = names(work.trail)

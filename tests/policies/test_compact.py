@@ -8,10 +8,9 @@ from policies.draft import Bounds, ConversationState, Draft, bounds_for, replay,
 from policies.effects import Failed, Reply, Summarize, Summary
 from policies.ledger import Cut, EditKind
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import ToolCall, Transcript
+from policies.messages import ToolCall, Transcript, protect, units
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
-from policies.turns import protect, units
 from tests.policies.answering import Model
 from tests.policies.play import (
     Said,

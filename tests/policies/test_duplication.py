@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.scoring.duplication import (
+from policies.scoring.redundancy import (
     LENGTH_RATIO,
     LOOK_BACK,
     MAX_CHANGES,

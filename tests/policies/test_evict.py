@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from policies.draft import ConversationState, Draft, bounds_for, untouched
 from policies.ledger import EditKind
-from policies.messages import ToolCall, Transcript
+from policies.messages import ToolCall, Transcript, protect, units
 from policies.scoring.eviction import SCORERS, ContentType
 from policies.settings import ContextSettings, Layer, Memory, Param
 from policies.strategies.clear import candidates
 from policies.tokens import CHARS4
-from policies.turns import protect, units
 from tests.policies.play import Said, assistant, result, step, strategy, system, talk, user, window, words
 from tests.profile import tried
 

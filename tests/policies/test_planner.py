@@ -10,11 +10,10 @@ import pytest
 import policies
 from policies.draft import ConversationState
 from policies.effects import Done, Failed, Offload, Summarize, Summary
-from policies.ledger import EditKind
-from policies.limits import BudgetUnreachable, TokenBudget, divide, limits_for
+from policies.ledger import UNKNOWN, EditKind
+from policies.limits import BudgetUnreachable, TokenBudget, divide, limits_for, shape_for
 from policies.messages import Body, ToolCall, Transcript
 from policies.planner import Action, Decision, passed, plan, trim
-from policies.pressure import UNKNOWN
 from policies.settings import Bucket, ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (
@@ -119,7 +118,7 @@ def test_a_batch_ends_at_low_water_or_below_the_middle_of_it_and_the_trigger(
     tokens: int, usable: int, trigger: int
 ) -> None:
     transcript, budget = agent_loop(trigger + 1), divide(ContextSettings(), window=tokens)
-    shape = ContextSettings().shape_for(tokens)
+    shape = shape_for(ContextSettings(), tokens)
     fixed = transcript.messages[0].tokens + transcript.messages[1].tokens + transcript.priming
     low_water = fixed + int(shape.low_water * (trigger - fixed))
     decision = decide(transcript, budget=budget)

@@ -1,7 +1,6 @@
 import pytest
 
-from policies.messages import ToolCall
-from policies.turns import Protection, protect, units
+from policies.messages import Protection, ToolCall, protect, units
 from tests.policies.play import Said, assistant, result, step, system, talk, user
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.messages import ToolCall, Transcript
-from policies.scoring.references import HOLDERS, References, last_references
-from policies.turns import answered_calls, units
+from policies.messages import ToolCall, Transcript, answered_calls, units
+from policies.scoring.redundancy import HOLDERS, References, last_references
 from tests.policies.play import Said, assistant, result, step, system, talk, user, words
 
 

@@ -10,13 +10,14 @@ import policies
 from policies.draft import ConversationState
 from policies.effects import Done, Reply, Summarize, Summary
 from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, bloat_limit, divide
-from policies.messages import ToolCall, ToolDefinition, Tools, Transcript
+from policies.messages import ToolCall, ToolDefinition, Tools, Transcript, units
 from policies.planner import Action, Decision, plan
 from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
-from policies.turns import units
-from proxy.config import ConfigError, Flags, load_config
+from proxy.config.file import ConfigError
+from proxy.config.loading import load_config
 from proxy.config.presets import policy_amounts, preset_policies
+from proxy.config.values import Flags
 from tests.policies.play import Said, assistant, decide, remember, result, system, talk, user, window, words
 
 PRESETS = preset_policies()

@@ -13,10 +13,9 @@ from policies.draft import (
     tokens_kept_verbatim,
 )
 from policies.ledger import Cut, Edit, EditKind, occurrence_of_round
-from policies.messages import ToolCall, Transcript
+from policies.messages import ToolCall, Transcript, protect, units
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
-from policies.turns import protect, units
 from tests.policies.play import Said, assistant, result, step, system, talk, user, window, words
 
 OLD = (system("s"), user("task"), *step(words(300)), assistant("read"), *step(words(200, "other")), assistant("ok"))

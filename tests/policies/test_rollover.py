@@ -11,8 +11,7 @@ from policies.ledger import Edit, EditKind, Prepared, Status, Subtask
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import state_of
 from policies.messages import Transcript
-from policies.planner import Action, Decision, plan
-from policies.preparing import is_soft, prepare
+from policies.planner import Action, Decision, is_soft, plan, prepare
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.messages import PolicyError
+from policies.messages import PolicyError, step_numbers
 from policies.scoring.eviction import HYBRID_WEIGHTS, SCORERS, SIGNALS, Block, ContentType, Scorer, parameters, scorer
-from policies.turns import step_numbers
 from tests.policies.play import assistant, step, system, talk, user
 
 RESULT = ContentType.TOOL_RESULT

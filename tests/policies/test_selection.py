@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.messages import answered_calls, units
 from policies.scoring.eviction import Block, ContentType, Selection, scorer, select
-from policies.scoring.references import last_references
+from policies.scoring.redundancy import last_references
 from policies.text.gist import placeholder
 from policies.tokens import CHARS4
-from policies.turns import answered_calls, units
 from tests.policies.play import assistant, step, system, talk, user, words
 
 PLACEHOLDER = 50

@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 
+from policies.limits import shape_for
 from policies.settings import BALANCED_LAYERS, BALANCED_SHAPES, ContextSettings, Layer, Mode, Zones
 
 BALANCED = ContextSettings()
@@ -14,13 +15,13 @@ BALANCED = ContextSettings()
     [(1, 0), (2_048, 0), (4_096, 1), (8_192, 2), (12_288, 3), (32_768, 4), (120_000, 5), (2_000_000, 6)],
 )
 def test_a_shape_holds_in_its_own_window_the_first_below_it_and_the_last_above(window: int, shape: int) -> None:
-    assert BALANCED.shape_for(window) == dataclasses.replace(BALANCED_SHAPES[shape], window=mock.ANY)
+    assert shape_for(BALANCED, window) == dataclasses.replace(BALANCED_SHAPES[shape], window=mock.ANY)
 
 
 @pytest.mark.requirement("D21")
 def test_more_window_never_ends_a_batch_lower_or_leaves_less_for_the_extract() -> None:
     def amounts(window: int) -> tuple[float, ...]:
-        shape = BALANCED.shape_for(window)
+        shape = shape_for(BALANCED, window)
         room = shape.trigger * 0.95 * window
         return room, shape.low_water * room, shape.extract * room, shape.tail * room
 
@@ -65,7 +66,7 @@ def test_the_zones_start_where_the_catalogue_says() -> None:
 
 def test_a_window_beyond_the_last_shape_takes_the_last() -> None:
     only = dataclasses.replace(BALANCED, shapes=BALANCED_SHAPES[:1])
-    assert only.shape_for(1_000_000) is BALANCED_SHAPES[0]
+    assert shape_for(only, 1_000_000) is BALANCED_SHAPES[0]
 
 
 @pytest.mark.parametrize("value", [BALANCED, BALANCED_SHAPES[0], Zones(), Layer(strategy="evict")])

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policies.ledger import Event, Trend
 from policies.limits import Limits, Source, TokenBudget, limits_for, tokens_at, zones_for
 from policies.pressure import (
-    Event,
     PressureReading,
-    Trend,
+    advance,
     changes,
+    in_zone,
     lift,
     read_on,
     should_preempt,
@@ -33,7 +34,7 @@ FEW = settings(max_examples=100, deadline=None, derandomize=True, suppress_healt
 def grow(before: Trend, raw: int, *, length: int | None = None, zone: str = "green", at: float = 0.0) -> Trend:
     """One more request of ``raw`` tokens, two messages longer than the last unless said otherwise."""
     longer = before.length + 2 if length is None else length
-    return before.advance(raw=raw, length=longer, buckets={"history": raw}, zone=zone, at=at, rules=RULES)
+    return advance(before, raw=raw, length=longer, buckets={"history": raw}, zone=zone, at=at, rules=RULES)
 
 
 def after(counts: Iterable[int]) -> Trend:
@@ -182,7 +183,7 @@ def test_a_policy_has_its_own_window_multiplier_and_weight() -> None:
     rules = TrendRules(window=2, spike_multiplier=1.5, ema_alpha=1.0, burn_window=1)
     trend = Trend()
     for n, raw in enumerate([1_000, 2_000, 3_000, 4_600]):
-        trend = trend.advance(raw=raw, length=n, buckets={"history": raw}, zone="green", at=0.0, rules=rules)
+        trend = advance(trend, raw=raw, length=n, buckets={"history": raw}, zone="green", at=0.0, rules=rules)
     assert (trend.deltas, trend.baseline, trend.spike) == ((1_000, 1_600), 1_600, True)
     assert trend.burn[0].deltas == (1_600,)
 
@@ -428,14 +429,14 @@ def test_a_zone_lifted_by_the_rot_guard_changes_once() -> None:
     trend = Trend()
     for tokens in (60_000, 70_000, 75_000, 76_000):
         before = trend
-        trend = grow(trend, tokens).in_zone(lift("green", tokens, 64_000)[0])
+        trend = in_zone(grow(trend, tokens), lift("green", tokens, 64_000)[0])
         found += told(before, read(trend, tokens, 1_000_000))
     assert found == [Event("zone_change", {"old": "green", "new": "yellow"})]
 
 
 def test_a_zone_that_is_known_only_after_management_replaces_the_first_one() -> None:
     trend = after([1_000, 3_000, 40_000])
-    assert trend.in_zone("red") == grow(after([1_000, 3_000]), 40_000, zone="red")
+    assert in_zone(trend, "red") == grow(after([1_000, 3_000]), 40_000, zone="red")
 
 
 def test_a_retry_that_lands_in_another_zone_is_a_transition_too() -> None:
@@ -494,8 +495,8 @@ def test_the_stored_state_stays_small_however_long_the_conversation() -> None:
     names = ("system", "tools", "memory", "summary", "history", "tool_outputs")
     for n in range(500):
         buckets = dict.fromkeys(names, 17_000 * n)
-        trend = trend.advance(
-            raw=102_000 * n, length=n, buckets=buckets, zone="critical", at=1_700_000_000.123456 + n, rules=RULES
+        trend = advance(
+            trend, raw=102_000 * n, length=n, buckets=buckets, zone="critical", at=1_700_000_000.123456 + n, rules=RULES
         )
     text = trend.to_json()
     assert text.isascii()
@@ -543,7 +544,7 @@ def test_a_state_that_makes_no_sense_is_a_fresh_one(text: str | None) -> None:
 
 
 def test_counts_outside_of_any_window_are_taken_as_the_nearest_possible_one() -> None:
-    trend = Trend().advance(raw=-5, length=-1, buckets={"history": -5}, zone="green", at=0.0, rules=RULES)
+    trend = advance(Trend(), raw=-5, length=-1, buckets={"history": -5}, zone="green", at=0.0, rules=RULES)
     assert (trend.raw, trend.length, trend.burn[0].tokens) == (0, 0, 0)
     huge = grow(trend, 10**400)
     assert (huge.raw, huge.deltas) == (1_000_000_000, (1_000_000_000,))
@@ -565,9 +566,15 @@ def test_any_counts_give_a_state_that_survives_a_restart_and_can_be_read(
     stays = restored = Trend()
     for raw, length, buckets in requests:
         before = stays
-        stays = stays.advance(raw=raw, length=length, buckets=buckets, zone="green", at=at, rules=rules)
-        restored = Trend.from_json(restored.to_json()).advance(
-            raw=raw, length=length, buckets=dict(buckets), zone="green", at=at, rules=rules
+        stays = advance(stays, raw=raw, length=length, buckets=buckets, zone="green", at=at, rules=rules)
+        restored = advance(
+            Trend.from_json(restored.to_json()),
+            raw=raw,
+            length=length,
+            buckets=dict(buckets),
+            zone="green",
+            at=at,
+            rules=rules,
         )
         reading = read(stays, tokens, base)
         assert reading == read(restored, tokens, base)

@@ -6,9 +6,10 @@ import pytest
 
 from policies.decision import LayerReport
 from policies.draft import ConversationState
+from policies.ledger import Trend
 from policies.limits import TokenBudget, divide, first_trigger, layers_of, limit_for, target_for
 from policies.planner import Action, Decision
-from policies.pressure import Trend
+from policies.pressure import advance
 from policies.settings import Bucket, ContextSettings, Layer, Zones
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, words
 
@@ -177,7 +178,7 @@ def grown(*tokens: int) -> Trend:
     """The trend of a conversation whose requests took so many tokens."""
     trend = Trend()
     for n, raw in enumerate(tokens, start=1):
-        trend = trend.advance(raw=raw, length=n, buckets={}, zone="green", at=float(n), rules=PLAIN.trend)
+        trend = advance(trend, raw=raw, length=n, buckets={}, zone="green", at=float(n), rules=PLAIN.trend)
     return trend
 
 

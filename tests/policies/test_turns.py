@@ -1,7 +1,7 @@
 import pytest
 
-from policies.messages import ToolCall
-from policies.turns import (
+from policies.messages import (
+    ToolCall,
     Unit,
     answered_calls,
     find_safe_boundary,

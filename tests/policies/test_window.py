@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replay, untouched
 from policies.ledger import Cut
-from policies.messages import ToolCall, Transcript
+from policies.messages import ToolCall, Transcript, units
 from policies.settings import Bucket, ContextSettings, Layer, Param
 from policies.strategies.drop import OUTSIDE as NOTE
 from policies.tokens import CHARS4
-from policies.turns import units
 from tests.policies.play import Said, assistant, decide, remember, result, step, strategy, system, talk, user, words
 from tests.policies.play import window as budget_of
 

@@ -12,12 +12,11 @@ from policies.draft import ConversationState, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
 from policies.ledger import CONDENSED, EditKind, PlannedMessage
 from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, divide
-from policies.messages import Message, ToolCall, Transcript
+from policies.messages import Message, ToolCall, Transcript, protect, units
 from policies.planner import Action, Decision, plan, trim
 from policies.scoring.eviction import SCORERS
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, OnOverflow, Param
 from policies.tokens import CHARS4
-from policies.turns import protect, units
 from tests.policies.play import Said, assistant, remember, result, system, talk, user, words
 
 FEW = settings(

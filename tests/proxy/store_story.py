@@ -7,8 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from policies.ledger import Prepared
-from policies.pressure import Trend
+from policies.ledger import Prepared, Trend
+from policies.pressure import advance
 from policies.settings import ContextSettings
 from proxy.store import Store
 from proxy.store.chain import AuditEvent, AuditType
@@ -205,7 +205,7 @@ def _trend(*sizes: int) -> Trend:
     state, rules = Trend(), ContextSettings().trend
     for at, size in enumerate(sizes):
         buckets = {"history": size}
-        state = state.advance(raw=size, length=at + 1, buckets=buckets, zone="green", at=float(at + 1), rules=rules)
+        state = advance(state, raw=size, length=at + 1, buckets=buckets, zone="green", at=float(at + 1), rules=rules)
     return state
 
 

@@ -16,10 +16,10 @@ import pytest
 from pydantic import SecretStr
 
 from policies.quality.health import HealthAlert, Level
-from proxy.config import AlertSettings
+from proxy.config.values import AlertSettings
 from proxy.monitor.health import MAX_WAITING, Alerts, Notice, signature
-from proxy.telemetry import Metrics
 from proxy.telemetry.logs import AlertLine, QueuedLog, log_alert
+from proxy.telemetry.metrics import Metrics
 from proxy.upstream.client import Client
 from tests.functional.harness import free_port
 

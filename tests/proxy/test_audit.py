@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.ledger import Edit, EditKind
-from policies.pressure import Event
+from policies.ledger import Edit, EditKind, Event
 from proxy.store import Store
 from proxy.store.chain import GENESIS, AuditEvent, AuditRow, AuditType, Broken, harmless, hash_of, linked, name_digest
 from proxy.store.packing import pack_words, unpack_words

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from policies.decision import Action, Decision
-from policies.ledger import ConversationState, Edit, EditKind
+from policies.ledger import ConversationState, Edit, EditKind, Trend
 from policies.limits import TokenBudget, limits_for
-from policies.pressure import Trend, WindowPressure
+from policies.pressure import WindowPressure
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread
-from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimits, ModelLimitsResolver
 from proxy.monitor.caching import CacheUse, follow, hit_ratio, prices_of, shown
-from proxy.planning.values import Plan, Recognized
+from proxy.planning.values import CUT, Plan, Recognized
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import ReportedUsage, read_completion
 from proxy.wire.chat import digest_of

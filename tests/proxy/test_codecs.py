@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.ledger import EditKind
-from policies.turns import units
+from policies.messages import units
 from proxy.errors import ProxyError
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.chat import digest_of, message_of

@@ -10,10 +10,11 @@ from pydantic import SecretStr
 from policies import STRATEGIES
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.cli import main
-from proxy.config import Config, ConfigError, Flags, load_config, public, with_policy
-from proxy.config.file import parse_document
+from proxy.config.file import ConfigError, parse_document
 from proxy.config.lint import LAYERS
-from proxy.config.presets import LEGACY, policy_values, preset_directory, preset_documents
+from proxy.config.loading import load_config, public
+from proxy.config.presets import LEGACY, policy_values, preset_directory, preset_documents, with_policy
+from proxy.config.values import Config, Flags
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = {"OPENAI_API_KEY": "sk-test-0123456789"}

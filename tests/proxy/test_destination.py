@@ -5,7 +5,8 @@ import json
 import pytest
 
 from proxy.access.destination import CHAT, Caller, Route, for_managed, for_relay, route_of
-from proxy.config import Flags, UpstreamSettings, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags, UpstreamSettings
 from proxy.errors import InvalidRequest
 from proxy.wire.codec import parse_chat
 

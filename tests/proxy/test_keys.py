@@ -6,7 +6,7 @@ from pydantic import SecretStr
 
 from proxy.access.admission import Keyring, create_secret, key_digest, presented, same_secret
 from proxy.access.destination import Caller
-from proxy.config import KeySettings
+from proxy.config.values import KeySettings
 from proxy.errors import InvalidAPIKey, ModelNotAllowed
 from proxy.store.records import KeyRow
 

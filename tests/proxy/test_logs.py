@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from proxy.config import load_config, masked_url, secrets_of
-from proxy.telemetry import LOG_CONTEXT, QueuedLog, RequestContext
+from proxy.config.loading import load_config
+from proxy.config.values import masked_url, secrets_of
+from proxy.telemetry.logs import LOG_CONTEXT, QueuedLog, RequestContext
 
 SECRET = "canary7f3a-not-shaped"
 

@@ -8,19 +8,18 @@ import pytest
 
 from policies.settings import ContextSettings
 from proxy.access.destination import Caller
-from proxy.config import ModelRule, Prices, UpstreamSettings
+from proxy.config.values import ModelRule, Prices, UpstreamSettings
 from proxy.models.facts import (
     ModelFacts,
     ModelRegistry,
     Probe,
-    limited,
     parse_props,
     parse_show,
     parse_upstream_models,
     read_table,
     table_path,
 )
-from proxy.models.limits import LearnedLimits, ModelLimitsResolver
+from proxy.models.limits import LearnedLimits, ModelLimitsResolver, limited
 
 ANY = ContextSettings()
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from policies.settings import ContextSettings
 from proxy.cli import main
-from proxy.config import ConfigError, load_config
-from proxy.config.file import Document, parse_document
+from proxy.config.file import ConfigError, Document, parse_document
 from proxy.config.importing import imported, legacy_names
+from proxy.config.loading import load_config
 from proxy.config.presets import LEGACY, policy_from, preset_documents, preset_policies
 
 BY_SHARES = """

@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 
 from policies.settings import ContextSettings
 from proxy.cli import main
-from proxy.config import load_config
 from proxy.config.lint import cautions, faults, shares_of
+from proxy.config.loading import load_config
 from proxy.config.presets import preset_policies
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from policies import STRATEGIES
 from policies.draft import ConversationState
-from policies.limits import BudgetUnreachable, divide, first_trigger, limit_for
+from policies.limits import BudgetUnreachable, divide, first_trigger, limit_for, shape_for
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision
 from policies.pressure import raw_buckets
@@ -19,8 +19,8 @@ from policies.scoring.eviction import SCORERS as SCORERS_THERE_ARE
 from policies.scoring.eviction import parameters
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode
 from proxy.cli import main
-from proxy.config import load_config
 from proxy.config.lint import SCORERS
+from proxy.config.loading import load_config
 from proxy.config.presets import about, policy_amounts, preset_directory, preset_documents, preset_policies
 from tests.policies.play import Said, assistant, decide, result, talk, user, words
 
@@ -311,10 +311,10 @@ def test_advised_is_balanced_but_for_large_windows() -> None:
 
     assert dataclasses.replace(advised, name="balanced", shapes=BALANCED_SHAPES) == ContextSettings()
     for window in (2_048, 4_096, 6_144, 16_384, 65_536, 119_000, 127_999):
-        assert dataclasses.replace(advised.shape_for(window), window=None) == dataclasses.replace(
-            ContextSettings().shape_for(window), window=None
+        assert dataclasses.replace(shape_for(advised, window), window=None) == dataclasses.replace(
+            shape_for(ContextSettings(), window), window=None
         )
-    large = advised.shape_for(128_000)
+    large = shape_for(advised, 128_000)
     assert (large.trigger, large.low_water, large.extract, large.extract_max, large.tail, large.note) == (
         0.40,
         0.20,

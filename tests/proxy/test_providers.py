@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from proxy.config import UpstreamSettings
-from proxy.config.values import Timeouts
+from proxy.config.values import Timeouts, UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
@@ -114,7 +113,7 @@ def test_without_such_an_upstream_litellm_is_not_imported():
     out = run_python(
         """
         import sys
-        from proxy.config import UpstreamSettings
+        from proxy.config.values import UpstreamSettings
         from proxy.upstream.providers import providers_for
         assert providers_for([UpstreamSettings(name="a", base_url="http://127.0.0.1:1/v1")]) == {}
         print(sorted({"litellm", "httpx", "openai"} & set(sys.modules)))
@@ -131,7 +130,7 @@ def test_the_import_asks_no_network_reads_no_env_file_and_happens_at_the_start(t
         os.chdir({str(tmp_path)!r})
         asked = []
         sys.addaudithook(lambda event, args: asked.append(event) if event.startswith("socket.") else None)
-        from proxy.config import UpstreamSettings
+        from proxy.config.values import UpstreamSettings
         from proxy.upstream.providers import providers_for
         found = providers_for([UpstreamSettings(name="a", kind="litellm", provider="anthropic")])
         import litellm

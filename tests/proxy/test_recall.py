@@ -14,8 +14,7 @@ from policies.ledger import Cut, PlannedMessage
 from policies.messages import Transcript, chain_of
 from policies.settings import ContextSettings, Recall
 from policies.summary.material import defang
-from proxy.recall.answering import Past, passages, rank, tell_found, tell_page, terms_of
-from proxy.recall.archive import Archive, elsewhere, said
+from proxy.recall.archive import Archive, Past, elsewhere, passages, rank, said, tell_found, tell_page, terms_of
 from proxy.recall.chat import Earlier, Filter, turn_of
 from proxy.recall.rounds import patiently
 from proxy.recall.tool import added_up, definition_of, definition_tokens, offer_for, with_more_messages, with_tool

@@ -17,11 +17,12 @@ from starlette.routing import Route
 from policies.effects import Alike, Compare, Failed
 from proxy.access.destination import EMBEDDINGS_PATH, by_weir
 from proxy.app import running
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
+from proxy.config.values import Flags
 from proxy.effects.perform import MAX_CHARS, MAX_EMBEDDED_LEN, MAX_LEN, by_shingles, by_vectors
 from proxy.errors import UpstreamUnreachable
 from proxy.server import serve
-from proxy.telemetry import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import TOKENIZER, prose
 
 

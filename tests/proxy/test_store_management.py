@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from policies.pressure import Trend
+from policies.ledger import Trend
+from policies.pressure import advance
 from policies.settings import ContextSettings
 from proxy.store import Store
 from proxy.store.exchanges import DAY, By
@@ -23,7 +24,7 @@ def trend(*sizes: int) -> Trend:
     state = Trend()
     for at, size in enumerate(sizes):
         buckets = {"history": size}
-        state = state.advance(raw=size, length=at + 1, buckets=buckets, zone="green", at=float(at + 1), rules=RULES)
+        state = advance(state, raw=size, length=at + 1, buckets=buckets, zone="green", at=float(at + 1), rules=RULES)
     return state
 
 

@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from policies.ledger import Trend
 from policies.messages import Body, Message, Transcript, chain_of
-from policies.pressure import Trend
 from proxy.conversation.book import Conversations
 from proxy.effects.allowance import Allowance
 from proxy.simulator import SimulatorSettings

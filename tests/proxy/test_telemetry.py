@@ -26,22 +26,13 @@ from opentelemetry.trace import SpanKind
 
 from proxy.errors import redact
 from proxy.tap import ReportedUsage, Tap
-from proxy.telemetry import (
-    ExchangeLine,
-    Metrics,
-    ModelCall,
-    OtelSettings,
-    QueuedLog,
-    Telemetry,
-    TelemetryError,
-    Trace,
-    log_exchange,
-    names,
-)
 from proxy.telemetry import metrics as instruments
+from proxy.telemetry import names
+from proxy.telemetry.logs import ExchangeLine, QueuedLog, log_exchange
+from proxy.telemetry.metrics import Metrics, ModelCall
 from proxy.telemetry.names import service_at
-from proxy.telemetry.setup import Protocol
-from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullSpan, NullTrace, Span
+from proxy.telemetry.setup import OtelSettings, Protocol, Telemetry, TelemetryError
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullSpan, NullTrace, Span, Trace
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CLIENT_CONTEXT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -541,7 +532,7 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_the_process_exits_although_the_collector_never_answers(protocol: str) -> None:
     script = (
-        "import sys\nfrom proxy.telemetry import Telemetry, OtelSettings\nfrom proxy.telemetry import metrics as instruments\n"
+        "import sys\nfrom proxy.telemetry.setup import Telemetry, OtelSettings\nfrom proxy.telemetry import metrics as instruments\n"
         "t = Telemetry.create(OtelSettings(otlp_endpoint=sys.argv[1], otlp_protocol=sys.argv[2]))\n"
         "t.exchange('POST', '/', []).end(200)\nt.metrics.add(instruments.OVERFLOWS)\nprint(t.shutdown(0.3))\n"
     )
@@ -616,7 +607,7 @@ def test_what_cannot_be_exported_is_said_with_the_remedy(endpoint: str, variable
 @pytest.mark.requirement("A0.139")
 def test_a_missing_grpc_exporter_is_said_with_what_to_install_and_nothing_else_loads_it() -> None:
     script = (
-        "import sys\nfrom proxy.telemetry import Telemetry, TelemetryError, OtelSettings\n"
+        "import sys\nfrom proxy.telemetry.setup import Telemetry, TelemetryError, OtelSettings\n"
         "assert not [m for m in sys.modules if m.startswith('grpc')]\n"
         "sys.modules['grpc'] = None\n"
         "Telemetry.create(OtelSettings(otlp_endpoint='http://127.0.0.1:9')).shutdown(0.1)\n"

@@ -23,9 +23,9 @@ from policies.settings import ContextSettings
 from proxy.config.loading import load_config
 from proxy.effects.perform import SharedReadings
 from proxy.errors import Busy
-from proxy.planning import worker, workers
+from proxy.planning import workers
 from proxy.planning.workers import BACKGROUND, HUGE, Turns, WorkerDied, Workers
-from proxy.telemetry import NULL_SPAN
+from proxy.telemetry.trace import NULL_SPAN
 from proxy.wire import transcripts
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, Codec
@@ -203,10 +203,10 @@ async def test_a_process_that_plans_loads_neither_database_nor_configuration(mon
     whole = await transcript_of()
     asked = skimmed(whole, window=1_000)
     assert asked is not whole
-    frame, count, *_ = worker.packed(planning(asked))
+    frame, count, *_ = workers.packed(planning(asked))
     code = f"""
 import pickle, sys
-from proxy.planning import worker
+from proxy.planning import workers
 pickle.loads(sys.stdin.buffer.read(), buffers=[b"[]"] * {int(count)})
 print(sorted({{"sqlalchemy", "pydantic", "aiohttp"}} & sys.modules.keys()))"""
     process = await asyncio.create_subprocess_exec(
@@ -358,7 +358,7 @@ async def test_what_is_huge_and_has_waited_elsewhere_is_not_begun_any_more(
 @pytest.mark.requirement("S.26")
 async def test_long_bytes_are_not_copied_into_the_question() -> None:
     transcript = await transcript_of()
-    frame, count, *buffers = worker.packed(planning(transcript))
+    frame, count, *buffers = workers.packed(planning(transcript))
     assert count == b"%d" % len(buffers) == b"1"
     assert len(frame) < len(buffers[0]) / 5
 

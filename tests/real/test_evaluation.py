@@ -17,8 +17,9 @@ from policies.quality.coverage import Dimension
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Judged, Terms
 from proxy.cli import main
 from proxy.cli.evaluate import Models
-from proxy.config import Flags, load_config
+from proxy.config.loading import load_config
 from proxy.config.presets import preset_policies
+from proxy.config.values import Flags
 from proxy.replay.play import Evaluated, compactions_of, judge_compaction
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, read_recordings

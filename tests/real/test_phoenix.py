@@ -20,8 +20,7 @@ import pytest
 from proxy.simulator import RecordedRequest
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.telemetry import OtelSettings, Telemetry
-from proxy.telemetry.setup import Protocol
+from proxy.telemetry.setup import OtelSettings, Protocol, Telemetry
 from tests.functional.harness import COUNTER, TOOLS, free_port, opening, tool_step, weir
 from tests.profile import soak
 from tests.real.environments import Unavailable, clean_environment, environment
