@@ -87,6 +87,7 @@ class Store(Transactions):
         return self._database.load()
 
     find = reading(branches.find, "find")
+    has_any = reading(branches.has_any, "find")
     branch = reading(branches.branch, "branch")
     named = reading(conversations_.named)
     newest_branch = reading(ledger.newest_branch)
