@@ -332,8 +332,8 @@ async def count_all(items: Sequence[Countable], counter: TextCounter) -> list[in
 
 
 SLICE = 128
-MOST_SLICES = 64  # as many as 64 KB take
-INLINE_SAMPLE = 2 * MOST_SLICES * (SLICE + 1)  # what two roles say: a millisecond, and slices hide no long run
+EVERY, MANY = 8 * SLICE, 64  # characters per slice of up to 64 KB; more text takes more only by its root
+INLINE_SAMPLE = 32 * 1024  # two milliseconds, and in slices there is no long run of anything
 CUT_TOKENS, CUT_SHARE = 1.8, 0.06
 """What a slice has more than its share of the text: its line's end, and words that were cut in two."""
 MAX_ERROR = 0.10
@@ -359,7 +359,8 @@ async def sample_all(items: Sequence[Countable], counter: TextCounter) -> list[i
 def _slices(text: str) -> list[str]:
     if len(text) <= 4 * SLICE:
         return [text]
-    number = max(2, min(MOST_SLICES, round(len(text) / (8 * SLICE))))
+    number = max(2, round(len(text) / EVERY))
+    number = min(number, round(math.sqrt(MANY * number)))
     step = len(text) / number
     return [text[(at := int((n + 0.5) * step - SLICE / 2)) : at + SLICE] for n in range(number)]
 
