@@ -83,7 +83,9 @@ class Conversations:
         tried = _tried(doors, chain, opening, found, name)
         mine = self._behind_doors(tried, chain, messages, found) if self._has_resumed else None
         strays = found is None or found.length < min(found.thread.longest, len(chain))
-        if self.shared or (mine is None and answered and strays):
+        begins = found is None and mine is None and answered and not self.shared
+        begins = begins and await self._is_unknown(tenant, tried, chain, opening)
+        if self.shared or (mine is None and answered and strays and not begins):
             try:
                 found = await self._in_store(tenant, chain, found)
             except StoreError:
@@ -92,7 +94,7 @@ class Conversations:
         tried = _tried(doors, chain, opening, found, name)
         if self.shared and mine is not None:  # what was not known in the open may be another's
             mine = self._behind_doors(tried, chain, messages, found)
-        if mine is None or self.shared:
+        if (mine is None and not begins) or self.shared:
             mine = await self._behind_stored_doors(tenant, tried, chain, opening, found, mine)
         found = mine or found
         if resumes is not None and not answered and not (found is not None and found.is_repeat(chain)):
@@ -281,6 +283,11 @@ class Conversations:
         behind = (self._in_memory(chain, messages, door) for door in doors)
         return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)
 
+    async def _is_unknown(self, tenant: str, doors: Sequence[Door], chain: Sequence[bytes], opening: int) -> bool:
+        """Whether the store has nothing of a chain either, in the open or behind a door."""
+        behind = [link for door in doors for link in _near(door, chain, opening)]
+        return not await self._store.has_any(tenant, [*chain, *behind])
+
     async def _behind_stored_doors(
         self,
         tenant: str,
@@ -293,9 +300,8 @@ class Conversations:
         for door in doors:
             if not (self.shared or found is None or (door[0] != ANSWER and found.length <= opening)):
                 continue
-            near = (*chain[: opening + 1], *chain[max(opening + 1, len(chain) - NEAR) :])
             try:
-                stored = await self._in_store(tenant, [link_behind(door, link) for link in near], mine)
+                stored = await self._in_store(tenant, _near(door, chain, opening), mine)
             except StoreError:
                 if found is None:
                     raise
@@ -436,6 +442,11 @@ class Conversations:
 def _opening(chain: Sequence[bytes], messages: Sequence[Message]) -> int:
     head = len(messages) - len(chain)
     return next((n for n in range(len(chain)) if messages[head + n].role == "assistant"), len(chain))
+
+
+def _near(door: Door, chain: Sequence[bytes], opening: int) -> list[bytes]:
+    near = (*chain[: opening + 1], *chain[max(opening + 1, len(chain) - NEAR) :])
+    return [link_behind(door, link) for link in near]
 
 
 def _doors(chain: Sequence[bytes], opening: int, name: str | None, resumes: str | None) -> list[Door]:

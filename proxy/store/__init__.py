@@ -5,9 +5,12 @@ Each method is one transaction, or one consistent read; a task that is cancelled
 half of a transaction (it may leave a whole one). Errors are the :class:`StoreError` tree.
 """
 
+import asyncio
 import importlib
+import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,10 +22,21 @@ from proxy.store import answers as answers_
 from proxy.store import archive, branches, configuration, exchanges, inspections, ledger, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
-from proxy.store.records import AnswerRow, ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
+from proxy.store.records import (
+    AnswerRow,
+    Arrival,
+    ConversationRow,
+    ExchangeRow,
+    Original,
+    RelayedRow,
+    StoreError,
+    UsageRow,
+)
 from proxy.store.schema import HEAD, usage_days
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transaction, Transactions, reading, writing
+
+log = logging.getLogger("weir.store")
 
 POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
@@ -31,9 +45,20 @@ INDEXED_AT_ONCE = 16  # steps of 64 KiB that a batch of rows waits for
 ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
+@dataclass(slots=True)
+class _Arrivals:
+    rows: list[Arrival] = field(default_factory=list)
+    homes: dict[str, str] = field(default_factory=dict)
+    error: StoreError | None = None
+
+
 class Store(Transactions):
     schema = HEAD
     _secret: bytes | None = None
+
+    def __init__(self, database: Database, *, content: Content) -> None:
+        super().__init__(database, content=content)
+        self._arrivals, self._arriving = _Arrivals(), asyncio.Lock()
 
     @classmethod
     async def open(
@@ -87,6 +112,7 @@ class Store(Transactions):
         return self._database.load()
 
     find = reading(branches.find, "find")
+    has_any = reading(branches.has_any, "find")
     branch = reading(branches.branch, "branch")
     named = reading(conversations_.named)
     newest_branch = reading(ledger.newest_branch)
@@ -136,7 +162,6 @@ class Store(Transactions):
     answers_with = reading(answers_.answers_with, "answers_with")
     forget_answer = writing(answers_.forget_answer)
 
-    arrive = writing(exchanges.arrive, "arrive")
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)
     annotate = writing(exchanges.annotate)
@@ -176,6 +201,28 @@ class Store(Transactions):
             self._secret = found if found is not None else await self._write(configuration.make_secret)
             self._database.seed = partial(configuration.keep_secret, value=self._secret)
         return self._secret
+
+    async def arrive(self, arrival: Arrival) -> str:
+        """The id of its conversation, once it is stored; those that come while others are stored go together."""
+        begun, mine = time.perf_counter(), self._arrivals
+        mine.rows.append(arrival)
+        try:
+            async with self._arriving:
+                if mine is self._arrivals:
+                    self._arrivals = _Arrivals()
+                    try:
+                        mine.homes = await self._write(lambda tx: exchanges.arrive(tx, mine.rows))
+                    except StoreError as error:
+                        mine.error = error
+                    except Exception as error:  # noqa: BLE001 - one that cannot be written is no other's fault
+                        log.debug("requests are stored one by one: %s", error)
+                if mine.error is not None:
+                    raise mine.error
+                if arrival.id not in mine.homes:
+                    mine.homes |= await self._write(lambda tx: exchanges.arrive(tx, [arrival]))
+                return mine.homes[arrival.id]
+        finally:
+            self.tell_time("arrive", begun)
 
     async def record(self, rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.

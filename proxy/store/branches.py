@@ -96,13 +96,21 @@ def find(tx: Transaction, tenant: str, chain: Sequence[bytes]) -> Branch | None:
     stop, size = len(chain), FIRST_LOOK
     while stop > 0:
         start = max(0, stop - size)
-        hashes = b"".join(chain[start:stop])
-        values = {"tenant": tenant, "hashes": hashes, "size": len(hashes), "width": len(hashes) // (stop - start)}
-        match = tx.execute(LOOK, values).first()
+        match = _look(tx, tenant, chain[start:stop])
         if match is not None:
             return _branch(tx, _row(tx, tenant, match.branch), length=match.length)
         stop, size = start, LATER_LOOKS
     return None
+
+
+def has_any(tx: Transaction, tenant: str, links: Sequence[bytes]) -> bool:
+    return bool(links) and _look(tx, tenant, links) is not None
+
+
+def _look(tx: Transaction, tenant: str, links: Sequence[bytes]) -> sa.Row[*tuple[Any, ...]] | None:
+    hashes = b"".join(links)
+    values = {"tenant": tenant, "hashes": hashes, "size": len(hashes), "width": len(hashes) // len(links)}
+    return tx.execute(LOOK, values).first()
 
 
 def branch(tx: Transaction, tenant: str, branch_id: str) -> Branch | None:

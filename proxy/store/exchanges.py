@@ -75,11 +75,11 @@ TOUCH = overwriting(
 )
 
 
-def arrive(tx: Transaction, arrival: Arrival) -> str:
-    given = [(arrival.tenant, arrival.conversation, arrival.name, arrival.model, arrival.at)]
-    home = open_conversations(tx, given).get((arrival.tenant, arrival.name), arrival.conversation)
-    _touch_branches(tx, [arrival], {arrival.id: home})
-    touch_chains(tx, [(arrival, arrival.ends)])
+def arrive(tx: Transaction, arrivals: Sequence[Arrival]) -> dict[str, str]:
+    homes = open_conversations(tx, [(a.tenant, a.conversation, a.name, a.model, a.at) for a in arrivals])
+    home = {a.id: homes.get((a.tenant, a.name), a.conversation) for a in arrivals}
+    _touch_branches(tx, arrivals, home)
+    touch_chains(tx, [(a, a.ends) for a in arrivals])
     return home
 
 

@@ -18,6 +18,7 @@ from proxy.store.records import AnswerRow, Change, ExchangeRow, RelayedRow, Stal
 log = logging.getLogger("weir.settle")
 
 BATCH = 128
+HEAVY = 512 << 10  # bytes of new messages that one batch is about: requests that have to be stored wait for it
 PAUSE = 0.15
 RETRY_PAUSE = 2.0
 MAX_ROWS = 20_000
@@ -104,23 +105,29 @@ class WriteBehindQueue:
                 self._wake.set()
 
     async def _write_all(self, most: int) -> None:
-        while (self._changes or (self._rows and most > 0)) and await self._write():
-            most -= BATCH
+        while self._changes or (self._rows and most > 0):
+            written = await self._write()
+            if written is None:
+                return
+            most -= written
 
-    async def _write(self) -> bool:
+    async def _write(self) -> int | None:
+        """How many rows were written or given up, None where the store failed."""
+        weight = 0
         rows: list[ExchangeRow | RelayedRow | AnswerRow] = []
         try:
             while self._changes:
                 await self._commit(self._changes[0])
                 self._changes.popleft()
-            while self._rows and len(rows) < BATCH:
-                rows.append(self._rows.popleft())
+            while self._rows and len(rows) < BATCH and weight < HEAVY:
+                rows.append(row := self._rows.popleft())
+                weight += _weight(row)
             for row in await self._store.record(rows):
                 self._stored(row)
         except StoreError as error:
             self._rows.extendleft(_bare(row) for row in reversed(rows))
             self._fail(error)
-            return False
+            return None
         except asyncio.CancelledError:
             self._rows.extendleft(reversed(rows))
             raise
@@ -129,9 +136,9 @@ class WriteBehindQueue:
             self._degraded("store")
             if not rows:
                 self._changes.popleft()
-            return True
+            return len(rows)
         self._failing = False
-        return True
+        return len(rows)
 
     async def _commit(self, change: Change) -> None:
         try:
@@ -150,6 +157,10 @@ class WriteBehindQueue:
             log.error("the store cannot be written, rows wait in memory: %s", error)
         self._failing = True
         self._degraded("store")
+
+
+def _weight(row: ExchangeRow | RelayedRow | AnswerRow) -> int:
+    return sum(map(len, row.inspection.raws)) if isinstance(row, ExchangeRow) and row.inspection is not None else 0
 
 
 def _bare(row: ExchangeRow | RelayedRow | AnswerRow) -> ExchangeRow | RelayedRow | AnswerRow:

@@ -122,6 +122,7 @@ WORD_ROLES = frozenset({"system", "developer", "user", "assistant"})
 THINKING_TYPES = frozenset({"thinking", "redacted_thinking"})
 REASONING_KEYS = ("reasoning_content", "reasoning")
 MAX_NAME_LEN = 80
+PLAIN = frozenset({"role", "content", "tool_call_id"})
 _CANONICAL = msgspec.json.Encoder(order="sorted")
 
 # What real clients change between two sends of the same message.
@@ -134,32 +135,34 @@ NOT_SEMANTIC = frozenset(
 )
 
 
-def plain_text(message: object) -> str | None:
-    if type(message) is not dict or len(message) != 2 or type(message.get("role")) is not str:
-        return None
-    text = message.get("content")
-    return text if type(text) is str else None
-
-
 def read_message(raw: Raw) -> Mapping[str, Any]:
     value = read_value(raw)
     return value if isinstance(value, dict) else {}
 
 
+def read_messages(raws: Sequence[Raw]) -> Sequence[Mapping[str, Any]]:
+    """Messages read at once, as each is by itself where that fails: what one says must not depend on its neighbours."""
+    try:
+        values = msgspec.json.decode(b"[" + b",".join(raws) + b"]")
+    except (ValueError, RecursionError):
+        return [read_message(raw) for raw in raws]
+    return [value if type(value) is dict else {} for value in values]
+
+
 def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
-    role = value.get("role")
+    role, content, answers = value.get("role"), value.get("content"), value.get("tool_call_id")
+    answers = answers if isinstance(answers, str) else None
+    if content and role and type(content) is type(role) is str and value.keys() <= PLAIN:
+        keep = True if role in WORD_ROLES and KEEP_WORD in content else None
+        digest = _hashed({"role": role, "content": content})
+        return Message(role=role, digest=digest, tokens=tokens, answers=answers, keep=keep), False
     role = role if isinstance(role, str) else ""
-    content = value.get("content")
-    if (text := plain_text(value)) is not None:
-        keep = True if KEEP_WORD in text and role in WORD_ROLES else None
-        digest = _hashed(value) if text and role else digest_of(value)
-        return Message(role=role, digest=digest, tokens=tokens, keep=keep), False
     message = Message(
         role=role,
         digest=digest_of(value),
         tokens=tokens,
         call_ids=tuple(_call_ids(value)) if "tool_calls" in value or "function_call" in value else (),
-        answers=answers if isinstance(answers := value.get("tool_call_id"), str) else None,
+        answers=answers,
         keep=_keep(value, role, content),
         media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
         thought=_thought(value, tokens) if SEALED in value else 0,

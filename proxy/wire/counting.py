@@ -125,9 +125,9 @@ class TextCounter:
             return source.count(text)
         return self._count_pieces(pieces(text))
 
-    async def count_many(self, texts: Sequence[str]) -> list[int]:
+    async def count_many(self, texts: Sequence[str], *, inline: int = INLINE_CHARS) -> list[int]:
         source = self._source
-        if isinstance(source, CharCounter) or (self.is_ready and sum(map(len, texts)) <= INLINE_CHARS):
+        if isinstance(source, CharCounter) or (self.is_ready and sum(map(len, texts)) <= inline):
             return [*map(source.count if isinstance(source, Vocabulary) else self.count, texts)]
         loop = asyncio.get_running_loop()
         totals = [0] * len(texts)
@@ -297,6 +297,9 @@ _BASE64_SAMPLE = 1_024
 _OPENAI = re.compile(r"(?:chat)?gpt-(?!oss)|o[1-9](?![a-z0-9])")
 _OLD = re.compile(r"gpt-(?:4(?![.\w])|3\.?5)")
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+_PLAIN = frozenset({"role", "content", "tool_call_id"})
+_UNUSUAL = frozenset({"refusal", "reasoning_content", "reasoning", "reasoning_details"})
+_CALLED = ("name", "arguments", "input")
 _NESTED_SCHEMAS = ("items", "additionalProperties", "not")
 _NESTED_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NESTED_MAPS = ("$defs", "definitions")
@@ -329,7 +332,8 @@ async def count_all(items: Sequence[Countable], counter: TextCounter) -> list[in
 
 
 SLICE = 128
-MOST_SLICES = 64  # as many as 64 KB take
+EVERY, MANY = 8 * SLICE, 64  # characters per slice of up to 64 KB; more text takes more only by its root
+INLINE_SAMPLE = 32 * 1024  # two milliseconds, and in slices there is no long run of anything
 CUT_TOKENS, CUT_SHARE = 1.8, 0.06
 """What a slice has more than its share of the text: its line's end, and words that were cut in two."""
 MAX_ERROR = 0.10
@@ -344,7 +348,7 @@ async def sample_all(items: Sequence[Countable], counter: TextCounter) -> list[i
         said.setdefault(item.role, []).extend(item.texts)
     wholes = {role: "\n".join(texts) for role, texts in said.items()}
     samples = [_slices(whole) for whole in wholes.values()]
-    counts = await counter.count_many(["\n".join(slices) for slices in samples])
+    counts = await counter.count_many(["\n".join(slices) for slices in samples], inline=INLINE_SAMPLE)
     shares = {
         role: (count if len(slices) == 1 else _scaled(count, slices, len(whole))) / max(1, len(whole))
         for (role, whole), slices, count in zip(wholes.items(), samples, counts, strict=True)
@@ -355,7 +359,8 @@ async def sample_all(items: Sequence[Countable], counter: TextCounter) -> list[i
 def _slices(text: str) -> list[str]:
     if len(text) <= 4 * SLICE:
         return [text]
-    number = max(2, min(MOST_SLICES, round(len(text) / (8 * SLICE))))
+    number = max(2, round(len(text) / EVERY))
+    number = min(number, round(math.sqrt(MANY * number)))
     step = len(text) / number
     return [text[(at := int((n + 0.5) * step - SLICE / 2)) : at + SLICE] for n in range(number)]
 
@@ -375,12 +380,13 @@ def message_texts(message: Any, *, model: str, image_tokens: int | None = None) 
         counted = _content_texts(content, model=model, image_tokens=image_tokens)
         fixed += counted.fixed
         texts += counted.texts
-    if len(message) > 2 or "content" not in message or "role" not in message:
+    if not message.keys() <= _PLAIN:
         name = message.get("name")
         if isinstance(name, str) and name:
             fixed += NAME_OVERHEAD
             texts.append(name)
-        texts += (*_texts(message.get("refusal")), *_reasoning_texts(message))
+        if not _UNUSUAL.isdisjoint(message):
+            texts += (*_texts(message.get("refusal")), *_reasoning_texts(message))
         calls = message.get("tool_calls")
         for call in (*(calls if isinstance(calls, list) else ()), message.get("function_call")):
             if call:
@@ -497,8 +503,10 @@ def _reasoning_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
 def _call_texts(call: Any) -> tuple[str, ...]:
     if not isinstance(call, dict):
         return _texts(call)
-    inner = next((v for key in ("function", "custom") if isinstance(v := call.get(key), dict)), call)
-    return (*_texts(inner.get("name")), *_texts(inner.get("arguments")), *_texts(inner.get("input")))
+    inner = call.get("function")
+    if not isinstance(inner, dict):
+        inner = custom if isinstance(custom := call.get("custom"), dict) else call
+    return tuple([text for key in _CALLED if key in inner for text in _texts(inner[key])])
 
 
 def _function_texts(definition: Any, init: int) -> Countable:

@@ -69,19 +69,19 @@ def elements_of(run: Raw) -> Sequence[Raw]:
     return split_array(b"[" + run + b"]") or ()
 
 
-def nests_beyond(raw: Raw, levels: int, *, read: object = None) -> bool:
-    """Whether objects and arrays of valid JSON stand in one another more than ``levels`` deep.
+def holds_beyond(values: Sequence[Any], levels: int) -> bool:
+    """Whether in any of these objects and arrays others stand in one another more than ``levels`` deep."""
+    within = values
+    while within and levels:
+        inner = [each.values() if type(each) is dict else each for each in within]
+        within, levels = [item for items in inner for item in items if type(item) in _NESTING], levels - 1
+    return bool(within)
 
-    ``read`` is what it says, where that is known already: most brackets of a conversation stand in texts.
-    """
+
+def nests_beyond(raw: Raw, levels: int) -> bool:
+    """The same of valid JSON, which is not read for it."""
     if len(raw) <= 2 * levels:
         return False
-    if read:
-        within: list[Any] = [read]
-        while within and levels:
-            inner = [each.values() if type(each) is dict else each for each in within]
-            within, levels = [item for items in inner for item in items if type(item) in _NESTING], levels - 1
-        return bool(within)
     text = bytes(raw)
     if text.count(b"{") + text.count(b"[") <= levels:
         return False

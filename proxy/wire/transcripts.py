@@ -32,7 +32,7 @@ from policies.messages import (
     head_length,
 )
 from proxy.errors import Busy, InvalidJSON, RequestTooLarge
-from proxy.wire.chat import SEALED, body_of, message_of, named_files
+from proxy.wire.chat import SEALED, body_of, message_of, named_files, read_messages
 from proxy.wire.codec import (
     CHAT,
     Beginning,
@@ -44,7 +44,7 @@ from proxy.wire.codec import (
     tool_description,
 )
 from proxy.wire.counting import INLINE_CHARS, TextCounter, count_all, count_tools, message_texts, sample_all, tool_texts
-from proxy.wire.raw import Raw, nests_beyond, read_value
+from proxy.wire.raw import Raw, holds_beyond, nests_beyond, read_value
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -58,7 +58,7 @@ ALIKE = 256  # bytes by which an array is found in its body
 MAX_FILES = 4_096
 MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
 _MEDIA = attrgetter("media")
-READ_AT_ONCE = 128 * 1024
+READ_AT_ONCE, SAMPLED_AT_ONCE = 128 * 1024, 1024 * 1024
 COUNTED = 4 * 2**20
 """Characters never seen that are counted, of the first few messages and the newest: older ones are guessed by these."""
 COUNTED_FIRST = 8
@@ -265,10 +265,10 @@ class Transcripts:
 
     async def _see(self, unseen: Sequence[tuple[tuple[bytes, str], Raw]], counting: _Counting) -> None:
         files, codec, counter, characters, tokens = counting.files, counting.codec, counting.counter, 0, 0
-        for part in _parts(unseen):
-            values = [codec.view(raw) for _, raw in part]
-            for (_, raw), value in zip(part, values, strict=True):
-                self._judge_depth(raw, codec.array, within=2, read=value if codec is CHAT else None)
+        for part in _parts(unseen, SAMPLED_AT_ONCE if counting.sampled else READ_AT_ONCE):
+            if characters:
+                await asyncio.sleep(0)  # what counts at once lets nobody else in
+            values = self._read_all([raw for _, raw in part], codec)
             items = [message_texts(v, model=counting.model, image_tokens=counting.image_tokens) for v in values]
             if characters > COUNTED:
                 counter = counting.counter.guessing(characters, tokens)
@@ -280,6 +280,17 @@ class Transcripts:
                 counted += 0 if codec is CHAT else value.get(SEALED, 0)
                 self._seen[key] = message_of(value, counted) if value else (Message("", key[0], counted), False)
 
+    def _read_all(self, raws: Sequence[Raw], codec: Codec) -> Sequence[Mapping[str, Any]]:
+        values = read_messages(raws) if codec is CHAT else [codec.view(raw) for raw in raws]
+        deepest = self._depth - 2
+        if codec is CHAT and all(values):  # most brackets of a conversation stand in texts
+            is_beyond = holds_beyond(values, deepest)
+        else:
+            is_beyond = any(nests_beyond(raw, deepest) for raw in raws)
+        if is_beyond:
+            raise self._too_deep(codec.array)
+        return values
+
     def _judge_fields(self, request: ClientRequest) -> None:
         codec, short = request.codec, 2 * self._depth
         for name, part in request.fields.items():
@@ -288,9 +299,12 @@ class Transcripts:
             ):  # those are, once they are read
                 self._judge_depth(part, name)
 
-    def _judge_depth(self, raw: Raw, field: str, *, within: int = 1, read: object = None) -> None:
-        if nests_beyond(raw, self._depth - within, read=read):
-            raise InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
+    def _judge_depth(self, raw: Raw, field: str) -> None:
+        if nests_beyond(raw, self._depth - 1):
+            raise self._too_deep(field)
+
+    def _too_deep(self, field: str) -> InvalidJSON:
+        return InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
 
     def _read_tools(self, request: ClientRequest, counting: _Counting) -> Tools:
         parts = [request.fields[name] for name in request.codec.tool_fields if name in request.fields]
@@ -322,13 +336,13 @@ class Transcripts:
         return count_tools(tools, functions, schema, counting.counter, model=counting.model)
 
 
-def _parts(unseen: Sequence[tuple[K, Raw]]) -> Iterator[list[tuple[K, Raw]]]:
+def _parts(unseen: Sequence[tuple[K, Raw]], most: int) -> Iterator[list[tuple[K, Raw]]]:
     """Messages in parts of so many bytes: the event loop does something else in between."""
     part, size = list[tuple[K, Raw]](), 0
     for each in unseen:
         part.append(each)
         size += len(each[1])
-        if size >= READ_AT_ONCE:
+        if size >= most:
             yield part
             part, size = [], 0
     if part:

@@ -16,6 +16,7 @@ from tests.policies.sessions import shared_conversations
 TOKENS = re.compile(r"before=(~?)(\d+);after=(~?)(\d+);limit=(\d+)")
 WORDS = (Path(__file__).parents[2] / "README.md").read_text().split()
 MODEL = "gpt-4o-mini"
+RECORDED = ("longmemeval_windows", "side_constraints", "swe_agent", "tau_airline_long")
 
 
 def history(chars: int) -> list[dict[str, Any]]:
@@ -113,7 +114,7 @@ async def test_an_upstream_with_less_room_than_was_said_gets_a_request_planned_w
         assert not is_about
 
 
-@pytest.mark.parametrize("name", ["longmemeval_windows", "side_constraints", "swe_agent", "tau_airline_long"])
+@pytest.mark.parametrize("name", RECORDED)
 async def test_the_sum_over_recorded_text_is_right_within_the_error(name: str) -> None:
     texts = list[dict[str, Any]]()
     for sources, _ in shared_conversations(name):
@@ -123,6 +124,21 @@ async def test_the_sum_over_recorded_text_is_right_within_the_error(name: str) -
         about = await about_right(texts)
         assert abs(about / await exactly(texts) - 1) <= MAX_ERROR
         texts.clear()
+
+
+@pytest.mark.parametrize("chars", [130_000, 400_000, 900_000])
+async def test_the_sum_over_a_long_history_of_everything_is_right_within_the_error(chars: int) -> None:
+    sessions = [[source.text for source in sources] for name in RECORDED for sources, _ in shared_conversations(name)]
+    texts = {text for session in sessions for text in session}
+    exact = dict(zip(texts, await COUNTER.count_many([*texts]), strict=True))
+    for seed in range(12):
+        said = list[str]()
+        for session in random.Random(seed).sample(sessions, len(sessions)):
+            said += session
+            if sum(map(len, said)) > chars:
+                break
+        about = await about_right([{"role": "user", "content": text} for text in said])
+        assert abs(about / sum(exact[text] + 4 for text in said) - 1) <= MAX_ERROR
 
 
 @pytest.mark.parametrize(

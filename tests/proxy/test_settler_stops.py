@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from proxy.store import Store
+from proxy.store.packing import Inspection
 from proxy.store.records import AnswerRow, ExchangeRow, RelayedRow
-from proxy.store.write_behind import WriteBehindQueue
+from proxy.store.write_behind import HEAVY, WriteBehindQueue
 from tests.proxy.store_rows import exchange, url
 
 
@@ -39,6 +41,25 @@ async def test_a_server_that_stops_while_it_writes_loses_no_row_and_counts_none_
     await store.close()
     assert degraded == []
     assert len(ids) == requests == 2
+
+
+@pytest.mark.requirement("P9")
+async def test_long_histories_are_not_written_in_one_go_with_everything_else(tmp_path: Path) -> None:
+    store, batches = await Store.open(url(tmp_path / "w.db")), list[int]()
+    settler = WriteBehindQueue(store, degraded=lambda _: None)
+    record = store.record
+
+    async def recording(rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
+        batches.append(len(rows))
+        return await record(rows)
+
+    store.record = recording  # type: ignore[method-assign]
+    long = Inspection(keep=1, content=True, messages=(), pieces=None, raws=(b"x" * (HEAVY // 2),), first=0)
+    for number in range(5):
+        settler.put(replace(exchange(number), inspection=long if number < 4 else None))
+    await settler.flush()
+    assert batches == [2, 2, 1]
+    await store.close()
 
 
 @pytest.mark.requirement("P9")

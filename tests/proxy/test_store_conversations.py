@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from policies.ledger import EditKind
 from proxy.store import Store
-from proxy.store.records import CalibrationRow, KeyRow, LimitRow, NameTaken, StaleVersion, StoreError
+from proxy.store.records import Arrival, CalibrationRow, KeyRow, LimitRow, NameTaken, StaleVersion, StoreError
 from tests.proxy.store_rows import chain, change, cut, edit, exchange, original, url
 
 
@@ -231,6 +232,52 @@ async def test_two_first_requests_of_one_name_end_in_one_conversation(store: Sto
     found = await store.find("tenant-a", chain(1))
     assert found is not None
     assert (found.conversation, found.name) == ("id1", "deploy")
+
+
+def arrival(number: int, *, length: int = 1) -> Arrival:
+    return Arrival(
+        id=f"req-{number}",
+        tenant="tenant-a",
+        conversation=f"c{number}",
+        name=f"c{number}",
+        branch=f"b{number}",
+        parent=None,
+        at=1000.0,
+        model="m",
+        ends=((chain(1, of=f"{number}")[0], 1),),
+        length=length,
+        trend=None,
+    )
+
+
+async def commits(store: Store) -> int:
+    return await store._read(lambda tx: int(tx.scalar(sa.text("SELECT number FROM meta WHERE name = 'commits'"))))
+
+
+@pytest.mark.requirement("P9")
+async def test_requests_that_arrive_while_others_are_stored_are_stored_together(store: Store) -> None:
+    before = await commits(store)
+    homes = await asyncio.gather(*(store.arrive(arrival(n)) for n in range(20)))
+    assert homes == [f"c{n}" for n in range(20)]
+    assert await commits(store) - before == 2
+    for n in range(20):
+        found = await store.find("tenant-a", chain(1, of=f"{n}"))
+        assert found is not None
+        assert found.branch == f"b{n}"
+
+
+async def test_an_arrival_that_cannot_be_written_costs_no_other(store: Store) -> None:
+    given = [arrival(0, length=1 << 80), *(arrival(n) for n in range(1, 4))]  # more than SQLite's integers hold
+    ended = await asyncio.gather(*(store.arrive(each) for each in given), return_exceptions=True)
+    assert isinstance(ended[0], OverflowError)
+    assert ended[1:] == ["c1", "c2", "c3"]
+
+
+async def test_an_arrival_whose_request_is_given_up_costs_no_other(store: Store) -> None:
+    first, *others = [asyncio.create_task(store.arrive(arrival(n))) for n in range(4)]
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await asyncio.gather(*others) == ["c1", "c2", "c3"]
 
 
 async def test_a_batch_counts_every_request_once(store: Store) -> None:
