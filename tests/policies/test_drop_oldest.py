@@ -14,6 +14,7 @@ from policies.settings import Bucket, ContextSettings, Layer, Memory, Param
 from policies.strategies.drop import REMOVED as NOTE
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, decide, remember, step, strategy, system, talk, user, window, words
+from tests.profile import tried
 
 drop_oldest = strategy("drop_oldest")
 
@@ -180,7 +181,7 @@ def test_a_full_history_that_is_to_be_truncated_ends_at_its_watermark_and_stays_
     assert (again.edits, again.cut, again.pieces) == ((), None, decision.pieces)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tried(50, 100), deadline=None)
 @given(
     count=st.integers(1, 12),
     target=st.integers(0, 4_000),

@@ -17,6 +17,7 @@ from policies.messages import ToolCall
 from policies.text.extract import LAST, candidates, extract
 from policies.text.segments import MAX_SEGMENTS, Readings, Source, sentences, structured, terms_of
 from tests.policies.sessions import HERE, queue_session, shared_conversations
+from tests.profile import tried
 
 
 class Bytes:
@@ -142,7 +143,7 @@ def test_what_an_extract_quotes_in_any_script_stands_in_that_message(sources: li
     assert_quoted(sources, max_tokens)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tried(50, 150), deadline=None)
 @given(_SAID)
 def test_sentences_are_the_text_cut_only_between_them(text: str) -> None:
     at = 0

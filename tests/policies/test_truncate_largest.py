@@ -16,6 +16,7 @@ from policies.tokens import CHARS4
 from proxy.config.presets import preset_policies
 from tests.policies.answering import says
 from tests.policies.play import Said, assistant, decide, remember, result, step, strategy, talk, user, window, words
+from tests.profile import tried
 
 truncate_largest = strategy("truncate_largest")
 
@@ -153,7 +154,7 @@ def test_tool_outputs_are_cut_at_80_percent_of_their_cap(used: int, acts: bool) 
         assert (again.edits, again.pieces) == ((), decision.pieces)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tried(50, 100), deadline=None)
 @given(
     lengths=st.lists(st.integers(5, 4_000), max_size=8),
     aim=st.integers(0, 20_000),

@@ -15,6 +15,7 @@ from policies.strategies.drop import OUTSIDE as NOTE
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, decide, remember, result, step, strategy, system, talk, user, words
 from tests.policies.play import window as budget_of
+from tests.profile import tried
 
 window = strategy("window")
 
@@ -298,7 +299,7 @@ def histories(draw: st.DrawFn) -> list[Said]:
     return said
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tried(50, 150), deadline=None)
 @given(
     said=histories(),
     params=st.one_of(

@@ -24,6 +24,7 @@ from proxy.wire.chat import body_of, message_of
 from proxy.wire.codec import parse_chat
 from proxy.wire.counting import Tokenizer
 from proxy.wire.raw import Frames
+from tests.profile import tried
 
 COUNTER = Tokenizer().counter("o200k_base")
 HEAD = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -64,7 +65,7 @@ def payloads(stream: bytes) -> list[Any]:
 
 @pytest.mark.requirement("P5")
 @given(st.lists(st.integers(0, len(b"".join(ROUND))), max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tried(50, 100), deadline=None)
 def test_any_chunking_shows_the_same_bytes(cuts: list[int]) -> None:
     stream, places = b"".join(ROUND), sorted({0, *cuts, len(b"".join(ROUND))})
     chunks = [stream[a:b] for a, b in zip(places, places[1:], strict=False)]
@@ -80,7 +81,7 @@ def test_any_chunking_shows_the_same_bytes(cuts: list[int]) -> None:
 
 @pytest.mark.requirement("P5")
 @given(st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tried(50, 100), deadline=None)
 def test_frames_are_the_bytes_that_came(stream: bytes) -> None:
     frames = Frames()
     found = [frame for at in range(0, len(stream), 3) for frame in frames.feed(stream[at : at + 3])]

@@ -25,7 +25,7 @@ from proxy.wire.counting import (
     pieces,
     vocabulary_directories,
 )
-from tests.profile import each_once
+from tests.profile import each_once, tried
 
 ENCODINGS = ("o200k_base", "cl100k_base")
 FILES = {
@@ -139,7 +139,7 @@ def test_counts_are_those_of_tiktoken(tokenizer: Tokenizer, reference: tiktoken.
     assert tokenizer.counter(reference.name).count(text) == len(reference.encode(text, disallowed_special=()))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tried(50, 200), deadline=None)
 @given(text=st.text(st.characters(codec=None)))
 def test_no_text_breaks_the_count(tokenizer: Tokenizer, text: str) -> None:
     count = tokenizer.counter("gpt-4o").count(text)
