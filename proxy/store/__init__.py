@@ -7,7 +7,6 @@ half of a transaction (it may leave a whole one). Errors are the :class:`StoreEr
 
 import asyncio
 import importlib
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,8 +34,6 @@ from proxy.store.records import (
 from proxy.store.schema import HEAD, usage_days
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transaction, Transactions, reading, writing
-
-log = logging.getLogger("weir.store")
 
 POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
@@ -204,9 +201,9 @@ class Store(Transactions):
 
     async def arrive(self, arrival: Arrival) -> str:
         """The id of its conversation, once it is stored; those that come while others are stored go together."""
-        begun, mine = time.perf_counter(), self._arrivals
+        mine = self._arrivals
         mine.rows.append(arrival)
-        try:
+        with self.telling("arrive"):
             async with self._arriving:
                 if mine is self._arrivals:
                     self._arrivals = _Arrivals()
@@ -214,15 +211,13 @@ class Store(Transactions):
                         mine.homes = await self._write(lambda tx: exchanges.arrive(tx, mine.rows))
                     except StoreError as error:
                         mine.error = error
-                    except Exception as error:  # noqa: BLE001 - one that cannot be written is no other's fault
-                        log.debug("requests are stored one by one: %s", error)
+                    except Exception:  # noqa: BLE001 - one that cannot be written is no other's fault
+                        mine.homes = {}
                 if mine.error is not None:
                     raise mine.error
                 if arrival.id not in mine.homes:
                     mine.homes |= await self._write(lambda tx: exchanges.arrive(tx, [arrival]))
                 return mine.homes[arrival.id]
-        finally:
-            self.tell_time("arrive", begun)
 
     async def record(self, rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
@@ -238,26 +233,20 @@ class Store(Transactions):
         def work(tx: Transaction) -> tuple[Sequence[ExchangeRow], bool]:
             return exchanges.record(tx, rows, shared=self.shared), archive.waits_for_index(tx)
 
-        begun = time.perf_counter()
-        try:
+        with self.telling("record"):
             stored, waits = await self._write(work)
             if waits:
                 await self._index(INDEXED_AT_ONCE)
             await self._database.tend()
-        finally:
-            self.tell_time("record", begun)
         return stored
 
     async def search(
         self, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
     ) -> list[Original]:
-        begun = time.perf_counter()
-        try:
+        with self.telling("search"):
             if self._database.writable and await self._read(archive.waits_for_index):
                 await self._index()
             return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
-        finally:
-            self.tell_time("search", begun)
 
     async def usage(self, tenant: str | None, *, since: float, by: exchanges.By | None = None) -> list[UsageRow]:
         rows: list[UsageRow] = []

@@ -338,18 +338,15 @@ def refs_of(given: Iterable[KeptArrays]) -> set[str]:
 def _runs(pieces: Sequence[PlannedMessage]) -> Iterator[list[object]]:
     run: list[int] = []
     for piece in pieces:
-        if piece.text is None and piece.kind is None and piece.index is not None:
-            if run and piece.index == run[1] + 1:
-                run[1] = piece.index
-                continue
-            if run:
-                yield [*run]
-            run = [piece.index, piece.index]
+        same = piece.index if piece.text is None and piece.kind is None else None
+        if run and same == run[1] + 1:
+            run[1] += 1
             continue
         if run:
             yield [*run]
-            run = []
-        yield [piece.index, piece.kind, piece.tokens, None if piece.text is None else ref_of(piece.text)]
+        run = [] if same is None else [same, same]
+        if same is None:
+            yield [piece.index, piece.kind, piece.tokens, None if piece.text is None else ref_of(piece.text)]
     if run:
         yield [*run]
 

@@ -70,7 +70,7 @@ class _Thread(aiosqlite.Connection):
         self._thread.daemon = True  # a store that nobody closed must not keep the process alive
 
     async def call(self, jobs: list[_Job]) -> None:
-        await self._execute(_run_all, jobs)  # type: ignore[no-untyped-call]  # aiosqlite leaves it bare
+        await self._execute(lambda: list(map(_Job.run, jobs)))  # type: ignore[no-untyped-call]  # aiosqlite leaves it bare
 
     @property
     def driver(self) -> sqlite3.Connection:
@@ -79,11 +79,6 @@ class _Thread(aiosqlite.Connection):
 
 def _set(driver: sqlite3.Connection, *, pragma: str) -> None:
     driver.execute(f"PRAGMA {pragma}").fetchall()
-
-
-def _run_all(jobs: list[_Job]) -> None:
-    for job in jobs:
-        job.run()
 
 
 class ConnectionWorker:
@@ -98,7 +93,7 @@ class ConnectionWorker:
         self._patience = patience
         self.waiting: deque[_Job] = deque()
         self._worker: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed, self._waits = False, 0
         self._at_once = READS_AT_ONCE if begin == "BEGIN" else 1
         self._begin = begin
         self._engine = sa.create_engine(
@@ -176,7 +171,11 @@ class ConnectionWorker:
         left = deadline - time.monotonic()
         if left <= 0:
             raise StoreUnavailable("the database was busy for too long", reason="busy")
-        self._thread.driver.execute(f"PRAGMA busy_timeout = {max(1, int(left * 1000))}")
+        eighth = self._patience / 8
+        waits = max(1, int(1000 * (left // eighth * eighth or left)))
+        if waits != self._waits:  # in few steps, so that it is hardly ever set: most wait for nobody
+            self._thread.driver.execute(f"PRAGMA busy_timeout = {waits}")
+            self._waits = waits
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._closed:

@@ -7,7 +7,7 @@ of such functions, which are told to ``took`` under the name that is given; they
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, wraps
 from itertools import chain, islice
 from operator import itemgetter
@@ -192,8 +192,12 @@ class Transactions:
         self._damaged: set[tuple[str, str, str]] = set()
         self._unmarked: set[tuple[str, str]] = set()
 
-    def tell_time(self, name: str, begun: float) -> None:
-        if name:
+    @contextmanager
+    def telling(self, name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
             self.took(name, time.perf_counter() - begun)
 
     async def _read(self, work: Callable[[Transaction], T]) -> T:
@@ -233,11 +237,8 @@ def _method(
 
     @wraps(work)
     async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        begun = time.perf_counter()
-        try:
+        with self.telling(told) if told else nullcontext():
             return await run(self, lambda tx: work(tx, *args, **kwargs))
-        finally:
-            self.tell_time(told, begun)
 
     return method
 

@@ -105,16 +105,11 @@ class WriteBehindQueue:
                 self._wake.set()
 
     async def _write_all(self, most: int) -> None:
-        while self._changes or (self._rows and most > 0):
-            written = await self._write()
-            if written is None:
-                return
+        while (self._changes or (self._rows and most > 0)) and (written := await self._write()) is not None:
             most -= written
 
-    async def _write(self) -> int | None:
-        """How many rows were written or given up, None where the store failed."""
-        weight = 0
-        rows: list[ExchangeRow | RelayedRow | AnswerRow] = []
+    async def _write(self) -> int | None:  # how many rows; None where the store failed
+        rows, weight = list[ExchangeRow | RelayedRow | AnswerRow](), 0
         try:
             while self._changes:
                 await self._commit(self._changes[0])

@@ -333,7 +333,7 @@ async def count_all(items: Sequence[Countable], counter: TextCounter) -> list[in
 
 SLICE = 128
 EVERY, MANY = 8 * SLICE, 64  # characters per slice of up to 64 KB; more text takes more only by its root
-INLINE_SAMPLE = 32 * 1024  # two milliseconds, and in slices there is no long run of anything
+INLINE_SAMPLE = 32 * 1024  # two milliseconds: a turn through a thread takes ten times that where the loop is busy
 CUT_TOKENS, CUT_SHARE = 1.8, 0.06
 """What a slice has more than its share of the text: its line's end, and words that were cut in two."""
 MAX_ERROR = 0.10
@@ -438,7 +438,7 @@ def json_text(value: Any) -> str:
         elif isinstance(item, list | tuple):
             out.append(prefix + "[")
             closing.append("]")
-            stack.append(_elements(item))
+            stack.append((", " if number else "", each) for number, each in enumerate(item))
         else:
             out.append(prefix + _scalar(item))
     return "".join(out)
@@ -456,8 +456,6 @@ def is_blob(text: str) -> bool:
 
 
 def _content_texts(content: Any, *, model: str, image_tokens: int | None) -> Countable:
-    if isinstance(content, str):
-        return Countable(0, (content,) if content else ())
     fixed, texts = 0, list[str]()
     waiting = [content]
     while waiting:
@@ -491,13 +489,8 @@ def _reasoning_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
     details = message.get("reasoning_details")
     if not isinstance(details, list):
         return _texts(details)
-    found: list[str] = []
-    for detail in details:
-        if isinstance(detail, dict):
-            found += (text for key in ("text", "summary") for text in _texts(detail.get(key)))
-        else:
-            found += _texts(detail)
-    return tuple(found)
+    said = [(each.get("text"), each.get("summary")) if isinstance(each, dict) else (each,) for each in details]
+    return tuple([text for parts in said for part in parts for text in _texts(part)])
 
 
 def _call_texts(call: Any) -> tuple[str, ...]:
@@ -561,13 +554,6 @@ def _members(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if key in UNCOUNTED or (isinstance(value, str) and is_blob(value)):
             continue
         yield f"{separator}{_scalar(key)}: ", value
-        separator = ", "
-
-
-def _elements(values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    separator = ""
-    for value in values:
-        yield separator, value
         separator = ", "
 
 

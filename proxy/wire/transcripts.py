@@ -266,10 +266,10 @@ class Transcripts:
     async def _see(self, unseen: Sequence[tuple[tuple[bytes, str], Raw]], counting: _Counting) -> None:
         files, codec, counter, characters, tokens = counting.files, counting.codec, counting.counter, 0, 0
         for part in _parts(unseen, SAMPLED_AT_ONCE if counting.sampled else READ_AT_ONCE):
-            if characters:
-                await asyncio.sleep(0)  # what counts at once lets nobody else in
             values = self._read_all([raw for _, raw in part], codec)
             items = [message_texts(v, model=counting.model, image_tokens=counting.image_tokens) for v in values]
+            if counting.sampled or characters:
+                await asyncio.sleep(0)  # what counts at once lets nobody else in
             if characters > COUNTED:
                 counter = counting.counter.guessing(characters, tokens)
             counts = await (sample_all if counting.sampled else count_all)(items, counter)
@@ -282,13 +282,9 @@ class Transcripts:
 
     def _read_all(self, raws: Sequence[Raw], codec: Codec) -> Sequence[Mapping[str, Any]]:
         values = read_messages(raws) if codec is CHAT else [codec.view(raw) for raw in raws]
-        deepest = self._depth - 2
-        if codec is CHAT and all(values):  # most brackets of a conversation stand in texts
-            is_beyond = holds_beyond(values, deepest)
-        else:
-            is_beyond = any(nests_beyond(raw, deepest) for raw in raws)
-        if is_beyond:
-            raise self._too_deep(codec.array)
+        deepest, is_read = self._depth - 2, codec is CHAT and all(values)  # most brackets stand in texts
+        is_beyond = holds_beyond(values, deepest) if is_read else any(nests_beyond(raw, deepest) for raw in raws)
+        self._judge_depth(codec.array, is_beyond=is_beyond)
         return values
 
     def _judge_fields(self, request: ClientRequest) -> None:
@@ -297,14 +293,11 @@ class Transcripts:
             if (
                 len(part) >= short and name != codec.array and name not in codec.counted
             ):  # those are, once they are read
-                self._judge_depth(part, name)
+                self._judge_depth(name, is_beyond=nests_beyond(part, self._depth - 1))
 
-    def _judge_depth(self, raw: Raw, field: str) -> None:
-        if nests_beyond(raw, self._depth - 1):
-            raise self._too_deep(field)
-
-    def _too_deep(self, field: str) -> InvalidJSON:
-        return InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
+    def _judge_depth(self, field: str, *, is_beyond: bool) -> None:
+        if is_beyond:
+            raise InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
 
     def _read_tools(self, request: ClientRequest, counting: _Counting) -> Tools:
         parts = [request.fields[name] for name in request.codec.tool_fields if name in request.fields]
@@ -331,7 +324,7 @@ class Transcripts:
 
     def _count_definitions(self, request: ClientRequest, parts: Mapping[str, Raw], counting: _Counting) -> int:
         for name, part in parts.items():
-            self._judge_depth(part, name)
+            self._judge_depth(name, is_beyond=nests_beyond(part, self._depth - 1))
         tools, functions, schema = request.value("tools"), request.value("functions"), request.codec.schema_of(request)
         return count_tools(tools, functions, schema, counting.counter, model=counting.model)
 

@@ -24,6 +24,8 @@ clients ask for have added 11,600 lines since the house stood at 53,540 lines in
 has gone since. A long body that begins as an earlier one did is parsed from there on, which takes 90 lines and saves
 half of what reading it took. Requests that go up on aiohttp's connections without its session, and pieces of an answer that go on in the
 callback that they come in, took 130 lines for a third of what a streamed piece had cost.
+Histories that nobody has seen are read, sampled and looked for at once, and requests that arrive together are stored
+by one commit: 60 lines for a third of what such a history cost, and for half of its wait among others.
 """
 
 
