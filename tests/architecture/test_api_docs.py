@@ -26,8 +26,9 @@ from proxy.errors import (
 )
 from proxy.http import archive
 from proxy.http.archive import WHY, removed_of, saved_of, version_of
-from proxy.http.conversations import MAX_NOTE_LEN, Conversation, KeptNote, decision_of, exchange_of, status_of
+from proxy.http.conversations import MAX_NOTE_LEN, Conversation, KeptNote, status_of
 from proxy.http.reports import Audited, Eviction, alert_of, reading_of, taken, taken_by
+from proxy.http.request import decision_of, exchange_of
 from proxy.http.table import PREFIX, ROUTES, ManagementRoute
 from proxy.store.records import (
     AlertRow,
