@@ -38,7 +38,7 @@ CUT_STEP = 2 / 3
 """What a newest step that has to be cut may take of the room beside the summary, or low water: the rest is for the
 next one."""
 MIN_STEP = 200
-MIN_EXTRACT = 0.4
+MIN_EXTRACT = 0.5
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
 MIN_WINDOW = 120

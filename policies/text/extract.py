@@ -30,6 +30,8 @@ NAME = 1.5
 USED = 1.5
 """A later call asked for it; ``LIKE_USED``: for something of the same shape."""
 LIKE_USED = 1.5
+FIELD = 1.25
+"""A call asked for something by the key that a value stands under."""
 ASKED = 4.0
 """What the user names now is wanted."""
 REUSED = 0.2
@@ -38,6 +40,10 @@ BRIEFLY = 60
 """Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a call, is worth up to
 twice."""
 QUESTION = 0.5
+ECHO = 0.7
+"""How much less a sentence of the user's is worth that only takes up what the message before it said."""
+RARE = 0.65
+"""Share of the greatest rarity from which on a word is rare: one that both need for what they are about."""
 FEW, MAX_FEW = 0.33, 6.0
 """Share of the room under which the user's words are few, and by how much more they are worth at most."""
 REPEATED = 0.4
@@ -101,6 +107,7 @@ class Weights:
         self._asked = frozenset(map(_stem, asked))
         self._shapes = {shape(term) for term in used if is_identifier(term)}
         self._most = len(documents) + 2
+        self._few = self._most ** (1 - RARE)
         self._known: dict[str, float] = {}
 
     @classmethod
@@ -117,6 +124,13 @@ class Weights:
             wanted = self._asked and _stem(term) in self._asked
             known = self._known[term] = self._weigh(term) * (ASKED if wanted else 1.0)
         return known
+
+    def is_asked_for(self, key: str) -> bool:
+        return key.lower() in self._used
+
+    def is_rare(self, term: str) -> bool:
+        """Whether it is a word, not an identifier, that few messages have."""
+        return self._in[term] <= self._few and not is_identifier(term)
 
     def _weigh(self, term: str) -> float:
         used = term in self._used
@@ -166,6 +180,10 @@ def extract(
     read = [reader.of(source) for source in sources]
     said_now = frozenset(terms_of(asked))
     items, weights = candidates(sources, read, room=max_tokens), Weights.over(read, asked=said_now)
+    _damp_echoes(items, sources, read, weights)
+    for item in items:
+        if item.names and weights.is_asked_for(item.segment.key):
+            item.factor *= FIELD
     ranked = choose(
         items,
         int(SPARE * max_tokens),
@@ -240,10 +258,22 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
             continue  # a reason is read as a sentence
         for low, word in reading.identifiers.items():
             if low in alone:
-                alone[low].source = i
+                alone[low].source, alone[low].segment = i, Segment(word, (low,), " ")
                 continue
             alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, rate * len(word) + 2, names=True)
     return [*sorted([*items, *said.values()], key=attrgetter("source", "place")), *alone.values()]
+
+
+def _damp_echoes(items: list[Item], sources: Sequence[Source], read: Sequence[TextReading], weights: Weights) -> None:
+    """What the user says first is news; what is made of rare words of the answer before is a reaction to it."""
+    for i, of_source in groupby(items, key=attrgetter("source")):
+        if i < 2 or not sources[i].is_users or sources[i - 1].is_users:
+            continue
+        echoed = {term for term in read[i].terms & read[i - 1].terms if weights.is_rare(term)}
+        for item in of_source if echoed else ():
+            terms = item.segment.terms
+            again = sum([weights.of(term) for term in terms if term in echoed])
+            item.factor *= 1 - ECHO * again / (sum(map(weights.of, terms)) or 1.0)
 
 
 def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float) -> Iterator[Item]:

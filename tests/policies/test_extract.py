@@ -67,6 +67,34 @@ def test_what_the_user_names_now_is_kept_before_what_tells_as_much(number: int) 
     assert texts[number] in extract(sources, max_tokens=60, counter=COUNTER, asked=question).text
 
 
+@pytest.mark.requirement("A0.58")
+def test_what_the_user_says_first_is_kept_before_what_takes_up_the_answer_before_it() -> None:
+    news, reaction = "Our ferry leaves Skagen before dawn.", "What a glorious orchard."
+    sources = chat("Tell me.", "There is a glorious orchard.", reaction, "It is.", news, *["Noted.", "Fine."] * 20)
+    texts = [extract(sources, max_tokens=budget, counter=COUNTER).text for budget in range(1, 60)]
+    assert all(news in text for text in texts if reaction in text)
+    assert any(reaction not in text for text in texts if news in text)
+
+
+@pytest.mark.requirement("A0.106")
+def test_a_value_under_a_key_that_calls_ask_by_is_kept_before_one_of_the_same_shape_under_another() -> None:
+    rows = json.dumps({"dob": "1977-02-03", "day": "2024-05-26"})
+    call = ToolCall(id="c", name="book", arguments='{"day": "2024-05-20"}')
+    sources = [said(0, "tool", rows, tool="find"), Source(1, "assistant", "", tokens=12, calls=(call,))]
+    texts = [extract(sources, max_tokens=budget, counter=COUNTER).text for budget in range(1, 40)]
+    assert all("2024-05-26" in text for text in texts if "1977-02-03" in text)
+    assert any("1977-02-03" not in text for text in texts if "2024-05-26" in text)
+
+
+def test_an_identifier_alone_is_written_as_the_message_has_it_that_it_is_said_to_stand_in() -> None:
+    sources = [
+        said(0, "assistant", "It is about Unit-77a."),
+        said(2, "assistant", "So unit-77A it is, as I have said."),
+    ]
+    text = extract(sources, max_tokens=7, counter=COUNTER).text
+    assert text == "assistant 2: unit-77A"
+
+
 @pytest.mark.requirement("R.56", "S.21")
 @pytest.mark.parametrize("role", ["assistant", "tool"])
 def test_text_of_tools_and_answers_is_never_shown_as_the_users(role: str) -> None:
