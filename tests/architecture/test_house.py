@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_580,
+    "lines": 61_610,
     "files": 201,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
