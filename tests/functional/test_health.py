@@ -236,7 +236,9 @@ async def test_an_overflow_is_foreseen_where_nothing_will_be_removed_and_only_th
         ) as target,
     ):
         chat = talk(target)
-        await chat.agent(9)
+        for _ in range(9):
+            await chat.agent(1)
+            await target.settled()  # what another process has answered is foreseen from once it is stored
         found = await ask(target, f"conversations/{NAME}/health")
         assert ("overflow" in {alert["kind"] for alert in found["alerts"]}) is expected
         if expected:
