@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 LENGTH = struct.Struct(">I")
 AT_ONCE = 256 * 1024
@@ -46,6 +46,7 @@ class ChildProcess:
         # The loop's own way forks, which takes it five times as long: it copies the page tables of all that Weir holds.
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: ASYNC220, S603
         child = cls(process, output)
+        pipes = process.stdout, process.stdin
         try:
             read, written = (asyncio.StreamReaderProtocol(each) for each in (output, asyncio.StreamReader()))
             child._ends.append((await loop.connect_read_pipe(lambda: read, process.stdout))[0])
@@ -53,8 +54,10 @@ class ChildProcess:
             child._ends.append(transport)
             child._input = asyncio.StreamWriter(transport, written, None, loop)
         except BaseException:
-            with process:
-                await child.end()
+            for open_pipe in pipes[len(child._ends) :]:  # a transport closes its own
+                with suppress(OSError):  # where the loop was interrupted it has closed it
+                    cast("BinaryIO", open_pipe).close()
+            await child.end()
             raise
         return child
 

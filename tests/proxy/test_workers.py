@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from policies import plan
 from policies.decision import Decision
@@ -21,6 +22,7 @@ from policies.limits import BudgetUnreachable
 from policies.messages import Transcript
 from policies.settings import ContextSettings
 from proxy.config.loading import load_config
+from proxy.custom.process import ChildProcess
 from proxy.effects.perform import SharedReadings
 from proxy.errors import Busy
 from proxy.planning import workers
@@ -377,3 +379,28 @@ async def test_a_span_hears_what_a_process_does(pool: Workers) -> None:
         await made.run(work, key="a", branch="b", ask=nobody, span=heard)
     assert here.laps == there.laps
     assert "extract" in there.laps
+
+
+@pytest.mark.requirement("R.73", "R.74")
+def test_a_process_that_is_given_up_while_it_starts_is_gone_and_nothing_else_is_said_of_it() -> None:
+    """A request that is cut off just then is answered so, and not planned after all."""
+
+    async def given_up_after(turns: int) -> ChildProcess | None:
+        starting = asyncio.create_task(ChildProcess.start((sys.executable, "-c", "input()")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait({starting})
+        return None if starting.cancelled() else starting.result()
+
+    async def given_up() -> list[ChildProcess | None]:
+        found = [await given_up_after(turns) for turns in range(1, 9)]
+        for process in found:
+            if process is not None:
+                await process.end()
+        return found
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(given_up())
+    assert found[1] is None
+    assert found[-1] is not None
