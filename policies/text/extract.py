@@ -3,7 +3,7 @@
 Weighted maximum coverage: a segment is worth what its terms are, and a term that is shown already is worth less each
 time. Terms weigh by their rarity in this conversation and by their shape, not by what they mean in a language. Chosen
 is the best for its tokens first (lazy greedy: a gain only falls, which is within 1 - 1/e of the best choice;
-Nemhauser, Wolsey and Fisher 1978). A statement comes with the newest later one of the user about the same.
+Nemhauser, Wolsey and Fisher 1978). A statement comes with the later one of the user that is most about the same.
 """
 
 import heapq
@@ -312,9 +312,10 @@ def _tokens_per_character(source: Source) -> float:
 
 
 class Links:
-    """By a statement the newest later one of the user about the same: the older is not shown without it.
+    """By a statement the later one of the user about the same: the older is not shown without it.
 
-    About the same is one that takes up enough of its weight in beginnings of words, or far fewer words right after it.
+    About the same is one that takes up enough of its weight in beginnings of words, of several that which takes up
+    most, the newest of equal ones; or what is said right after it in far fewer words, unless that asks.
     """
 
     def __init__(self, items: Sequence[Item], sources: Sequence[Source]) -> None:
@@ -372,8 +373,8 @@ class Links:
             for other in others:
                 taken_up[other] = taken_up.get(other, 0.0) + weight
             left -= weight
-        about = [other for other, share in taken_up.items() if share >= enough]
-        return (*([max(about)] if about else ()), *self._corrections.get(source, ()))
+        about = [(share, other) for other, share in taken_up.items() if share >= enough]
+        return (*([max(about)[1]] if about else ()), *self._corrections.get(source, ()))
 
 
 def _corrections(
@@ -385,7 +386,11 @@ def _corrections(
     usual = sorted(sources[i].tokens for i in users)[len(users) // 2]
     first = {source: spoken[0] for source, spoken in of_source.items() if items[spoken[0]].place == 0}
     brief = min(CORRECTION, usual // 2)
-    return {one: (first[other],) for one, other in pairwise(users) if other in first and sources[other].tokens <= brief}
+    return {
+        one: (first[other],)
+        for one, other in pairwise(users)
+        if other in first and sources[other].tokens <= brief and not is_question(items[first[other]].segment.text)
+    }
 
 
 def _identifiers(
