@@ -39,6 +39,17 @@ MAX_REUSED = 4
 BRIEFLY = 60
 """Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a call, is worth up to
 twice."""
+MATERIAL, TIMES_USUAL = 250, 6
+"""Tokens of a message that the user hands over rather than says, if it is so many times as long as his usual one. All
+but its first and last segment weigh as a result does, and the more there are the less: none of it may be wanted."""
+SEGMENTS_OF_MATERIAL = 12
+BREATH = 30
+"""Tokens of a message that is one item."""
+TAKEN_UP, REPLY = 1.5, 24
+"""How much more is worth what the assistant said before a reply of so few tokens, which says nothing without it."""
+LISTED = 4
+"""Identifiers of one shape, said in one message and nowhere else: so many are worth what each is alone, of a longer
+list they share it. Not of a shape that calls ask by."""
 QUESTION = 0.5
 ECHO = 0.7
 """How much less a sentence of the user's is worth that only takes up what the message before it said."""
@@ -128,6 +139,10 @@ class Weights:
     def is_asked_for(self, key: str) -> bool:
         return key.lower() in self._used
 
+    def is_listed(self, term: str) -> bool:
+        """Whether one message alone has an identifier, and no call asks by any of its shape."""
+        return self._in[term] <= 1 and shape(term) not in self._shapes
+
     def is_rare(self, term: str) -> bool:
         """Whether it is a word, not an identifier, that few messages have."""
         return self._in[term] <= self._few and not is_identifier(term)
@@ -181,6 +196,7 @@ def extract(
     said_now = frozenset(terms_of(asked))
     items, weights = candidates(sources, read, room=max_tokens), Weights.over(read, asked=said_now)
     _damp_echoes(items, sources, read, weights)
+    _damp_lists(items, weights)
     for item in items:
         if item.names and weights.is_asked_for(item.segment.key):
             item.factor *= FIELD
@@ -239,7 +255,8 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
 
     Where the user's words are few beside the ``room`` in tokens, they come before all else.
     """
-    spoken = sum(source.tokens for source in sources if source.is_users)
+    least = max(MATERIAL, TIMES_USUAL * _usual(sources))
+    spoken = sum(source.tokens for source in sources if source.is_users and source.tokens <= least)
     few = min(MAX_FEW, max(1.0, FEW * room / max(1, spoken)))
     newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
     said: dict[tuple[str, str], Item] = {}
@@ -249,7 +266,15 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
         if source.tool and newest[source.tool, source.arguments] != i:
             continue
         rate = _tokens_per_character(source)
-        for item in _of_segments(i, source, reading, rate, few):
+        of_source = [*_of_segments(i, source, reading, rate, few)]
+        if source.is_users and source.tokens > least:
+            _damp_material(of_source)
+        elif source.is_users and source.position >= 0:
+            of_source = _together_if_brief(source, of_source)
+        elif _is_replied_to(sources, i):
+            for item in of_source:
+                item.factor *= TAKEN_UP
+        for item in of_source:
             if item.segment.key or source.position < 0:  # the goal stands where it is, whatever is said of it again
                 items.append(item)
             else:
@@ -262,6 +287,42 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
                 continue
             alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, rate * len(word) + 2, names=True)
     return [*sorted([*items, *said.values()], key=attrgetter("source", "place")), *alone.values()]
+
+
+def _usual(sources: Sequence[Source]) -> int:
+    """Tokens of the user's middle message; 0 of none."""
+    said = sorted(source.tokens for source in sources if source.is_users and source.position >= 0)
+    return said[len(said) // 2] if said else 0
+
+
+def _damp_material(items: Sequence[Item]) -> None:
+    worth = SPEAKERS["tool"] / max(1.0, len(items) / SEGMENTS_OF_MATERIAL)
+    for item in items[1:-1]:
+        item.factor = worth
+
+
+def _together_if_brief(source: Source, items: list[Item]) -> list[Item]:
+    """What is said in one breath is one item: its sentences tell little without each other."""
+    text = source.text.strip()
+    if len(items) < 2 or source.tokens > BREATH or "\n" in text or any(item.segment.key for item in items):
+        return items
+    terms = tuple(dict.fromkeys(chain.from_iterable(item.segment.terms for item in items)))
+    cost = sum(item.cost for item in items) - LABEL * (len(items) - 1)
+    return [replace(items[0], place=0, segment=Segment(text, terms), factor=max(i.factor for i in items), cost=cost)]
+
+
+def _is_replied_to(sources: Sequence[Source], i: int) -> bool:
+    source, reply = sources[i], sources[i + 1] if i + 1 < len(sources) else None
+    is_said = source.role == "assistant" and not source.calls
+    return is_said and reply is not None and reply.is_users and reply.tokens <= REPLY
+
+
+def _damp_lists(items: Sequence[Item], weights: Weights) -> None:
+    listed = [i for i in items if i.names and weights.is_listed(i.segment.terms[0])]
+    shapes = [(item.source, shape(item.segment.terms[0])) for item in listed]
+    many = Counter(shapes)
+    for item, each in zip(listed, shapes, strict=True):
+        item.factor *= min(1.0, LISTED / many[each])
 
 
 def _damp_echoes(items: list[Item], sources: Sequence[Source], read: Sequence[TextReading], weights: Weights) -> None:
