@@ -247,6 +247,8 @@ class TextReading:
 _DATE = re.compile(r"\d+[-/.]\d+[-/.]\d+\Z")
 _VERSION = re.compile(r"(?=.*(?:\b|\.)\d(?:\.|\Z))\d{1,3}(?:\.\d{1,3}){2}\Z")
 """Numbers of a version tell nothing without the name of what they are of."""
+_COUNTED = re.compile(r"\d[\d.]*[^\W\d_a-zA-Z]+\Z")
+"""A number with the word or ending behind it, of a script that puts no blank between them."""
 _LETTER = re.compile(r"[^\W\d_]")
 _DIGIT = re.compile(r"\d")
 _JOINT = re.compile(r"[_@/\s]")
@@ -260,6 +262,8 @@ def is_identifier(word: str) -> bool:
     if _DIGIT.search(word):
         if len(word) >= MIN_LONG_NUMBER and word.isdigit():
             return True
+        if not word.isascii() and _COUNTED.match(word):
+            return False
         return _LETTER.search(word) is not None or _DATE.match(word) is not None or _JOINT.search(word) is not None
     return _JOINT.search(word) is not None
 
