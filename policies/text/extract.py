@@ -34,6 +34,9 @@ FIELD = 1.25
 """A call asked for something by the key that a value stands under."""
 ASKED = 4.0
 """What the user names now is wanted."""
+ANSWER, MEANT = 4.0, 0.2
+"""How much more is worth what came of a request that the user asks about now, and the least share of his question, in
+squares of weights, that tells which request he means."""
 REUSED = 0.2
 MAX_REUSED = 4
 BRIEFLY = 60
@@ -121,12 +124,15 @@ class Weights:
     def of(self, term: str) -> float:
         known = self._known.get(term)
         if known is None:
-            wanted = self._asked and _stem(term) in self._asked
+            wanted = self._asked and self.is_asked(term)
             known = self._known[term] = self._weigh(term) * (ASKED if wanted else 1.0)
         return known
 
     def is_asked_for(self, key: str) -> bool:
         return key.lower() in self._used
+
+    def is_asked(self, term: str) -> bool:
+        return _stem(term) in self._asked
 
     def is_rare(self, term: str) -> bool:
         """Whether it is a word, not an identifier, that few messages have."""
@@ -181,6 +187,7 @@ def extract(
     said_now = frozenset(terms_of(asked))
     items, weights = candidates(sources, read, room=max_tokens), Weights.over(read, asked=said_now)
     _damp_echoes(items, sources, read, weights)
+    _credit_answers(items, sources, weights, said_now)
     for item in items:
         if item.names and weights.is_asked_for(item.segment.key):
             item.factor *= FIELD
@@ -274,6 +281,21 @@ def _damp_echoes(items: list[Item], sources: Sequence[Source], read: Sequence[Te
             terms = item.segment.terms
             again = sum([weights.of(term) for term in terms if term in echoed])
             item.factor *= 1 - ECHO * again / (sum(map(weights.of, terms)) or 1.0)
+
+
+def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str]) -> None:
+    """Who asks again about what he asked for wants what came of it, which need not say any of his words."""
+    said = [item for item in items if sources[item.source].is_users] if asked else ()
+    shares = [
+        (sum([weights.of(t) ** 2 for t in item.segment.terms if weights.is_asked(t)]), item.source) for item in said
+    ]
+    most, request = max(shares, default=(0.0, 0))
+    if most <= MEANT * sum([weights.of(term) ** 2 for term in asked]):
+        return
+    until = next((i for i in range(request + 1, len(sources)) if sources[i].is_users), len(sources))
+    for item in items:
+        if request < item.source < until:
+            item.factor *= ANSWER
 
 
 def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float) -> Iterator[Item]:
