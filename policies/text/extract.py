@@ -54,7 +54,8 @@ OVERHEAD, POWER = 4, 0.9
 LABEL = 3
 LINK = 0.22
 """Share of a statement's weight that a later one has to take up to be about the same."""
-COMMON = 0.02
+COMMON, SELDOM = 0.02, 4
+"""Share of what is said, or statements, in which a word may stand that later statements are looked for by."""
 STEM = 4
 """Letters by which words are compared across their inflections."""
 CORRECTION = 16
@@ -142,7 +143,7 @@ class Weights:
         used = term in self._used
         if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
             asked = USED if used else LIKE_USED if shape(term) in self._shapes else 1.0
-            if term.isascii() and not any(c.isdigit() for c in term):
+            if term.isascii() and "/" not in term and not any(c.isdigit() for c in term):  # may be any key of records
                 return math.log(self._most / max(1, self._in[term])) * IDENTIFIER * asked
             again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
             return math.log(self._most) * IDENTIFIER * again * asked
@@ -350,7 +351,7 @@ class Links:
         for term, often in Counter(chain.from_iterable([items[n].segment.terms for n in spoken])).items():
             times[term[:STEM]] += often
         self._weights = {stem: max(0.0, math.log((len(spoken) + 1) / often)) for stem, often in times.items()}
-        rare = max(2, int(COMMON * len(spoken)))
+        rare = max(SELDOM, int(COMMON * len(spoken)))
         for n in spoken:
             source = items[n].source
             self._of_source[source].append(n)

@@ -60,6 +60,13 @@ def test_who_asks_again_about_a_request_finds_what_came_of_it() -> None:
 
 
 @pytest.mark.requirement("A0.58")
+def test_a_path_that_is_named_again_and_again_is_kept() -> None:
+    texts = [f"Listing part {n}: alpha_{n} beta_{n} src/part{n}/unit_{n} (open: lib/queue/drain)" for n in range(20)]
+    text = extract([said(i, "user", text) for i, text in enumerate(texts)], max_tokens=60, counter=COUNTER).text
+    assert "lib/queue/drain" in text
+
+
+@pytest.mark.requirement("A0.58")
 def test_of_several_later_statements_the_one_most_about_the_same_comes_along() -> None:
     texts = [f"Tell me something about topic {n}." for n in range(30)]
     texts[3] = "Book club meets on Tuesday evenings with Hanna."
