@@ -3,7 +3,8 @@
 Every message is cut into passages of a few sentences. A word of the question weighs by its rarity in this
 conversation, so no language has to be known; words match in other forms too, by their beginning or without it. A
 passage is worth the words that it shares with the question and, less, those of its neighbours, so that an answer is
-found by the question in front of it. Nothing is brought where too little of the question's weight stands in any one
+found by the question in front of it; where the question is about an earlier request, what the assistant said to that is
+worth a share of the request's words. Nothing is brought where too little of the question's weight stands in any one
 place that the model does not see anyway.
 """
 
@@ -48,6 +49,9 @@ STRENGTH, STRENGTH_OF_STATEMENT = 0.3, 0.8
 nowhere else has 1."""
 SHARE_OF_QUESTION, SHARE_OF_STATEMENT = 0.10, 0.28
 """Least share of the newest message's weight that a passage has to hold: of one that ends as a question, of another."""
+ANSWERED, MEANT = 0.5, 0.2
+"""What of a request of the user's holds for what came of it, if the newest message is about that request: the passage
+of his that shares most, and at least so much of the newest message's squared rarity."""
 ENOUGH = 0.2
 """Share of the best passage's worth from which on others are brought, too; more if the model sees the best one."""
 ENOUGH_BESIDE = 0.5
@@ -364,6 +368,7 @@ def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: s
             has, weight, strength = _shared(terms, passage.marks)
             hidden = read.hidden and not all(read.page.text[a:b] in shown for a, b in passage.sentences)
             places.append(_Place(read, number, passage, hidden, has, weight, strength))
+    _credit_answers(places, sum(term.weight**2 for term in terms))
     usual = sum(p.passage.end - p.passage.start for p in places) / max(1, len(places))
     for n, place in enumerate(places):
         before = places[n - 1] if n and places[n - 1].read.index >= place.read.index - 1 else None
@@ -374,6 +379,23 @@ def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: s
         place.worth *= ASKED if is_question(place.text) else 1.0
         place.worth *= 1.0 if place.read.role == "user" else OTHERS
     return places
+
+
+def _credit_answers(places: Sequence[_Place], whole: float) -> None:
+    """An answer need not say any of the words that were asked: the less of what is asked now stands in the request,
+    the more is looked for in what the assistant said right after it."""
+    request = max((p for p in places if p.read.role == "user"), key=lambda p: p.strength, default=None)
+    if request is None or request.strength <= MEANT * whole:
+        return
+    inherits, last = ANSWERED * max(0.0, 1 - request.strength / whole), request.read.index
+    for place in (p for p in places if p.read.index > request.read.index):
+        if place.read.role == "user" or place.read.index > last + 1:
+            break
+        last = place.read.index
+        if place.read.role == "assistant":
+            place.terms |= request.terms
+            place.weight += inherits * request.weight
+            place.strength += inherits * request.strength
 
 
 def _chosen(

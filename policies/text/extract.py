@@ -34,6 +34,9 @@ FIELD = 1.25
 """A call asked for something by the key that a value stands under."""
 ASKED = 4.0
 """What the user names now is wanted."""
+ANSWER, MEANT = 4.0, 0.2
+"""How much more is worth what came of a request that the user asks about now, and the least share of his question, in
+squares of weights, that tells which request he means."""
 REUSED = 0.2
 MAX_REUSED = 4
 BRIEFLY = 60
@@ -62,7 +65,8 @@ OVERHEAD, POWER = 4, 0.9
 LABEL = 3
 LINK = 0.22
 """Share of a statement's weight that a later one has to take up to be about the same."""
-COMMON = 0.02
+COMMON, SELDOM = 0.02, 4
+"""Share of what is said, or statements, in which a word may stand that later statements are looked for by."""
 STEM = 4
 """Letters by which words are compared across their inflections."""
 CORRECTION = 16
@@ -132,7 +136,7 @@ class Weights:
     def of(self, term: str) -> float:
         known = self._known.get(term)
         if known is None:
-            wanted = self._asked and _stem(term) in self._asked
+            wanted = self._asked and self.is_asked(term)
             known = self._known[term] = self._weigh(term) * (ASKED if wanted else 1.0)
         return known
 
@@ -143,6 +147,9 @@ class Weights:
         """Whether one message alone has an identifier, and no call asks by any of its shape."""
         return self._in[term] <= 1 and shape(term) not in self._shapes
 
+    def is_asked(self, term: str) -> bool:
+        return _stem(term) in self._asked
+
     def is_rare(self, term: str) -> bool:
         """Whether it is a word, not an identifier, that few messages have."""
         return self._in[term] <= self._few and not is_identifier(term)
@@ -151,7 +158,7 @@ class Weights:
         used = term in self._used
         if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
             asked = USED if used else LIKE_USED if shape(term) in self._shapes else 1.0
-            if term.isascii() and not any(c.isdigit() for c in term):
+            if term.isascii() and "/" not in term and not any(c.isdigit() for c in term):  # may be any key of records
                 return math.log(self._most / max(1, self._in[term])) * IDENTIFIER * asked
             again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
             return math.log(self._most) * IDENTIFIER * again * asked
@@ -197,6 +204,7 @@ def extract(
     items, weights = candidates(sources, read, room=max_tokens), Weights.over(read, asked=said_now)
     _damp_echoes(items, sources, read, weights)
     _damp_lists(items, weights)
+    _credit_answers(items, sources, weights, said_now)
     for item in items:
         if item.names and weights.is_asked_for(item.segment.key):
             item.factor *= FIELD
@@ -337,6 +345,21 @@ def _damp_echoes(items: list[Item], sources: Sequence[Source], read: Sequence[Te
             item.factor *= 1 - ECHO * again / (sum(map(weights.of, terms)) or 1.0)
 
 
+def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str]) -> None:
+    """Who asks again about what he asked for wants what came of it, which need not say any of his words."""
+    said = [item for item in items if sources[item.source].is_users] if asked else ()
+    shares = [
+        (sum([weights.of(t) ** 2 for t in item.segment.terms if weights.is_asked(t)]), item.source) for item in said
+    ]
+    most, request = max(shares, default=(0.0, 0))
+    if most <= MEANT * sum([weights.of(term) ** 2 for term in asked]):
+        return
+    until = next((i for i in range(request + 1, len(sources)) if sources[i].is_users), len(sources))
+    for item in items:
+        if request < item.source < until:
+            item.factor *= ANSWER
+
+
 def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float) -> Iterator[Item]:
     result, said = source.is_result, source.is_users
     of_pair = SPEAKERS.get("tool", OTHER_SPEAKER)
@@ -389,7 +412,7 @@ class Links:
         for term, often in Counter(chain.from_iterable([items[n].segment.terms for n in spoken])).items():
             times[term[:STEM]] += often
         self._weights = {stem: max(0.0, math.log((len(spoken) + 1) / often)) for stem, often in times.items()}
-        rare = max(2, int(COMMON * len(spoken)))
+        rare = max(SELDOM, int(COMMON * len(spoken)))
         for n in spoken:
             source = items[n].source
             self._of_source[source].append(n)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from policies.messages import ToolCall
 from policies.summary.material import render_summary
-from policies.text.extract import extract, shape
-from policies.text.segments import Readings, Source
+from policies.text.extract import Links, candidates, extract, shape
+from policies.text.segments import Readings, Source, TextReading
 from tests.profile import tried
 
 
@@ -45,6 +45,37 @@ def chat(*texts: str) -> list[Source]:
 
 def order_result(number: str, status: str) -> str:
     return json.dumps({"order_id": number, "status": status, "items": [{"sku": "KX-4471", "price": 19.5}]})
+
+
+@pytest.mark.requirement("A0.58")
+def test_who_asks_again_about_a_request_finds_what_came_of_it() -> None:
+    texts = [f"Tell me of topic {n}.\0Topic {n} is wide, and much was written about it by many." for n in range(30)]
+    texts[7] = (
+        "Brainstorm ideas for paid work from home for seniors.\0Telehealth, bookkeeper, transcriptionist, courier."
+    )
+    sources = chat(*(half for text in texts for half in text.split("\0")))
+    again = "We had ideas for work from home for seniors. Which was the third in your list?"
+    assert "transcriptionist" not in extract(sources, max_tokens=60, counter=COUNTER).text
+    assert "transcriptionist" in extract(sources, max_tokens=60, counter=COUNTER, asked=again).text
+
+
+@pytest.mark.requirement("A0.58")
+def test_a_path_that_is_named_again_and_again_is_kept() -> None:
+    texts = [f"Listing part {n}: alpha_{n} beta_{n} src/part{n}/unit_{n} (open: lib/queue/drain)" for n in range(20)]
+    text = extract([said(i, "user", text) for i, text in enumerate(texts)], max_tokens=60, counter=COUNTER).text
+    assert "lib/queue/drain" in text
+
+
+@pytest.mark.requirement("A0.58")
+def test_of_several_later_statements_the_one_most_about_the_same_comes_along() -> None:
+    texts = [f"Tell me something about topic {n}." for n in range(30)]
+    texts[3] = "Book club meets on Tuesday evenings with Hanna."
+    texts[12] = "Book club meets on Monday evenings from now on."
+    texts[21] = "Hanna wants the tax forms finished by a Tuesday in spring, says the lawyer."
+    sources = [said(2 * i, "user", text) for i, text in enumerate(texts)]
+    items = candidates(sources, [TextReading(source) for source in sources])
+    number = next(n for n, item in enumerate(items) if item.segment.text == texts[3])
+    assert [items[n].segment.text for n in Links(items, sources).of(number)] == [texts[12]]
 
 
 @pytest.mark.requirement("A0.58", "R.55")

@@ -168,6 +168,16 @@ def test_a_brief_word_right_after_a_statement_comes_with_it() -> None:
 
 
 @pytest.mark.requirement("A4.25")
+def test_who_asks_again_about_a_request_gets_what_was_answered_in_words_of_its_own() -> None:
+    jobs = "\n".join(f"{n}. Remote helper number {n} of a small firm" for n in range(1, 9)) + "\n9. Transcriptionist"
+    request = (user("Brainstorm ideas for paid work from home for seniors."), assistant(jobs))
+    again = user("We had ideas for work from home for seniors. Which was the ninth in your list?")
+    text = asked([*long_talk("en")[:10], *request, *long_talk("en")[10:], again])
+    assert text is not None
+    assert "9. Transcriptionist" in text
+
+
+@pytest.mark.requirement("A4.25")
 def test_no_more_than_the_room_that_is_left_is_used() -> None:
     said = [*long_talk("en"), user(TONGUES["en"].facts[0][1])]
     few = ContextSettings(
