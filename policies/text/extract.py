@@ -47,7 +47,7 @@ MATERIAL, TIMES_USUAL = 250, 6
 but its first and last segment weigh as a result does, and the more there are the less: none of it may be wanted."""
 SEGMENTS_OF_MATERIAL = 12
 BREATH = 30
-"""Tokens of a message that is one item."""
+"""Tokens of a message of the user's below which it is quoted as a whole."""
 TAKEN_UP, REPLY = 1.5, 24
 """How much more is worth what the assistant said before a reply of so few tokens, which says nothing without it."""
 LISTED = 4
@@ -201,7 +201,7 @@ def extract(
     sources = (Source(-1, "user", goal), *sources)
     read = [reader.of(source) for source in sources]
     said_now = frozenset(terms_of(asked))
-    items, weights = candidates(sources, read, room=max_tokens), Weights.over(read, asked=said_now)
+    items, weights = candidates(sources, read, room=max_tokens, breath=BREATH), Weights.over(read, asked=said_now)
     _damp_echoes(items, sources, read, weights)
     _damp_lists(items, weights)
     _credit_answers(items, sources, weights, said_now)
@@ -258,10 +258,11 @@ def fitted(
     return best
 
 
-def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: int = 0) -> list[Item]:
+def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: int = 0, breath: int = 0) -> list[Item]:
     """Every segment of the sources, and every identifier alone; of what was said or called twice only the newest.
 
-    Where the user's words are few beside the ``room`` in tokens, they come before all else.
+    Where the user's words are few beside the ``room`` in tokens, they come before all else. A message of his of fewer
+    than ``breath`` tokens is one item.
     """
     least = max(MATERIAL, TIMES_USUAL * _usual(sources))
     spoken = sum(source.tokens for source in sources if source.is_users and source.tokens <= least)
@@ -277,8 +278,8 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
         of_source = [*_of_segments(i, source, reading, rate, few)]
         if source.is_users and source.tokens > least:
             _damp_material(of_source)
-        elif source.is_users and source.position >= 0:
-            of_source = _together_if_brief(source, of_source)
+        elif source.is_users and source.position >= 0 and source.tokens < breath:
+            of_source = _in_one(source, of_source)
         elif _is_replied_to(sources, i):
             for item in of_source:
                 item.factor *= TAKEN_UP
@@ -309,10 +310,10 @@ def _damp_material(items: Sequence[Item]) -> None:
         item.factor = worth
 
 
-def _together_if_brief(source: Source, items: list[Item]) -> list[Item]:
-    """What is said in one breath is one item: its sentences tell little without each other."""
+def _in_one(source: Source, items: list[Item]) -> list[Item]:
+    """What is said in one breath, and in a line: its sentences tell little without each other."""
     text = source.text.strip()
-    if len(items) < 2 or source.tokens > BREATH or "\n" in text or any(item.segment.key for item in items):
+    if len(items) < 2 or len(text.splitlines()) > 1 or any(item.segment.key for item in items):
         return items
     terms = tuple(dict.fromkeys(chain.from_iterable(item.segment.terms for item in items)))
     cost = sum(item.cost for item in items) - LABEL * (len(items) - 1)

@@ -113,7 +113,7 @@ async def test_what_is_quoted_is_what_was_said_byte_for_byte(tmp_path: Path) -> 
         await talk.ask()
         [text] = recalls(arrays_of(answered(simulator))[-1])
     for line in text.split("\n")[3:-1]:
-        found = re.fullmatch(r"\[turn \d+, (\w+)\] (.*)", line)
+        found = re.fullmatch(r"(\w+) \d+: (.*)", line)
         assert found is not None
         parts = found[2].split(" \u2026 ")
         assert all(any(p in m["content"] and m["role"] == found[1] for m in talk.messages) for p in parts), line
