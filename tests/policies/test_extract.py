@@ -349,12 +349,13 @@ def test_a_list_of_identifiers_that_nobody_speaks_of_does_not_fill_the_extract()
 
 def test_what_a_short_reply_takes_up_is_kept_before_what_is_passed_over() -> None:
     long = "What would it cost to have the old doors in the cellar moved to the other end of the yard by somebody? "
-    offers = [f"We could hang the {what} picture in hall {n}." for n, what in enumerate(("lentil", "perch", "okra"))]
+    pictures = ("lentil", "perch", "okra", "barley")
+    offers = [f"We could hang the {picture} picture in hall {n}." for n, picture in enumerate(pictures)]
     sources = chat(
         "Hello.", *(text for n, offer in enumerate(offers) for text in (offer, "Do." if n == 2 else 2 * long))
     )
-    kept = [offer for offer in offers if offer in extract(sources, max_tokens=50, counter=COUNTER).text]
-    assert kept == [offers[1]]
+    kept = [offer for offer in offers if offer in extract(sources, max_tokens=55, counter=COUNTER).text]
+    assert kept == [offers[2]]
 
 
 @pytest.mark.requirement("S.20", "R.58")
