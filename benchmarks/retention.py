@@ -72,13 +72,17 @@ WEIGHTS: Mapping[str, Mapping[str, object]] = {
     "field": {"FIELD": 1.0},
     "identifier": {"IDENTIFIER": 1.0},
     "link": {"LINK": math.inf},
+    "listed": {"LISTED": math.inf},
+    "material": {"MATERIAL": math.inf},
     "name": {"NAME": 1.0},
     "question": {"QUESTION": 1.0},
     "reason": {"REASON": 0.2},
     "repeated": {"REPEATED": 1.0},
     "reused": {"REUSED": 0.0},
     "speaker": {"SPEAKERS": {}, "OTHER_SPEAKER": 1.0},
+    "taken-up": {"TAKEN_UP": 1.0},
     "used": {"USED": 1.0, "LIKE_USED": 1.0},
+    "whole": {"BREATH": 0},
 }
 """Signals of the extract that ``--ablate`` switches off: by name constants of it, neutral."""
 COLUMNS: Mapping[str, tuple[str, str]] = {

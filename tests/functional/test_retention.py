@@ -102,7 +102,7 @@ def test_a_variant_is_served_with_its_own_policy(tmp_path: Path, monkeypatch: py
 
 def test_a_signal_of_the_extract_is_switched_off_for_its_own_rows_only() -> None:
     standard = Plan(path=DATA / "wording.jsonl", name="w", limit=("@", 0.3), way="fresh")
-    _, weights = retention.variants_of([], ["identifier"])["without identifier"]
+    _, weights = retention.variants_of([], ["speaker"])["without speaker"]
     before, without, after = (measure(each) for each in (standard, replace(standard, weights=weights), standard))
     assert set(before.missing) == set(after.missing) != set(without.missing)
 
