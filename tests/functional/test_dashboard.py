@@ -369,7 +369,7 @@ async def test_what_nobody_wants_kept_is_not_kept(
         async with weir("", tmp_path / "other.db", yaml=yaml, folder=tmp_path, window=None) as running:
             talk = Talk(running.client(default_headers={"x-weir-conversation": NAME}))
             await talk.chat(2)
-            await running.runtime.settler.flush()
+            await running.stored()
             async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
                 at = f"{running.root}/weir/conversations/{NAME}"
                 request = (await http.get(f"{at}/timeline")).json()["data"][-1]["id"]

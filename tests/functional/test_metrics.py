@@ -118,7 +118,7 @@ async def settled(target: RunningWeir, requests: int) -> Page:
     async with asyncio.timeout(10):
         while True:
             await target.runtime.preparation.settled()
-            await target.runtime.settler.flush()
+            await target.stored()
             page, before = await scraped(target.root), stored
             stored = page.total("weir_store_latency_seconds_count")
             if page.total("weir_settlement_seconds_count") >= requests and stored == before:

@@ -75,7 +75,7 @@ async def until_compacted(target: RunningWeir) -> Talk:
 
 
 async def timeline(target: RunningWeir, talk: Talk) -> list[dict[str, Any]]:
-    await target.runtime.settler.flush()
+    await target.stored()
     name = talk.headers[-1]["x-weir-conversation"]
     async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as client:
         answer = await client.get(f"{target.root}/weir/conversations/{name}/timeline")
@@ -139,7 +139,7 @@ async def test_a_fidelity_too_low_is_an_alert_on_the_next_request_also_after_a_r
 
 
 async def health_of(target: RunningWeir, talk: Talk) -> dict[str, Any]:
-    await target.runtime.settler.flush()
+    await target.stored()
     name = talk.headers[-1]["x-weir-conversation"]
     async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as client:
         found: dict[str, Any] = (await client.get(f"{target.root}/weir/conversations/{name}/health")).json()

@@ -378,7 +378,7 @@ async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_s
     )  # processes do not wait for one another's calls
     assert 1 <= len(answered(both.simulator, "summariser")) <= most
     for each in both.target.weirs:
-        await each.runtime.settler.flush()
+        await each.stored()
     conversation = twin.headers[-1]["x-weir-conversation"]
     versions = both.rows(
         "SELECT b.version FROM branches b JOIN conversations c ON c.id = b.conversation AND c.tenant = b.tenant "

@@ -27,8 +27,6 @@ from tests.postgres import Postgres
 from tests.proxy.store_rows import change, eviction, exchange, note, original, saved
 from tests.proxy.test_store_health import row_of, session
 
-pytestmark = pytest.mark.timeout(300)
-
 TENANT = "tenant-a"
 GUARDS = ("audit_appends", "audit_goes_sealed", "audit_never_changes", "audit_stays")
 
@@ -273,7 +271,7 @@ async def test_a_whole_weir_keeps_conversations_health_and_audit_on_it(url: str)
                 client = target.client(default_headers={"x-weir-conversation": "agent"})
                 talk = Talk(client) if talk is None else replace(talk, client=client)
                 await talk.agent(14)
-                await target.runtime.settler.flush()
+                await target.stored()
                 async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
                     health = (await http.get(f"{target.root}/weir/conversations/agent/health")).json()
                     audit = (await http.get(f"{target.root}/weir/conversations/agent/audit")).json()
