@@ -201,6 +201,12 @@ async def test_what_a_summary_says_of_a_turn_goes_where_the_client_rewrites_that
     for forwarded in both.arrays("sim")[-3:]:
         assert "zebra" not in json.dumps(forwarded)
         assert "gnu" in json.dumps(forwarded)
+    await both.target.settled()
+    name = talk.headers[-1]["x-weir-conversation"]
+    async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
+        state = (await http.get(f"{both.target.root()}/weir/conversations/{name}/checkpoint")).text
+    assert "gnu" in state
+    assert "zebra" not in state
 
 
 def respelled(messages: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]:
