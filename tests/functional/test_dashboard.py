@@ -473,7 +473,6 @@ async def test_the_stores_growth_is_in_the_metrics_and_over_time(tmp_path: Path,
     assert f"weir_store_size_bytes {size}" in page
 
 
-@pytest.mark.requirement("A3.18")
 async def test_a_policy_is_set_on_the_page_or_refused_beside_its_lines(api: Api) -> None:
     async with visitor(api, ADMIN) as operator:
         wrong = await operator.send("/policies/mine", text="preset: balanced\nheadrom: 0.1\n")

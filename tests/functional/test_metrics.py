@@ -241,7 +241,7 @@ def test_the_buckets_of_every_histogram_are_cumulative_and_end_with_its_count(da
             assert of["_sum"] >= least * (1 - 1e-9)
 
 
-@pytest.mark.requirement("P15", "A0.20")
+@pytest.mark.requirement("P15")
 def test_requests_are_counted_by_outcome_policy_and_status(day: Day) -> None:
     total = day.page.total
     assert total("weir_requests_total", weir_outcome="ok", weir_policy="balanced") == 8

@@ -351,7 +351,14 @@ async def test_vectors_are_kept_found_by_likeness_and_go_with_their_texts(store:
     assert texts
     given = {ref: [1.0 + n, 1.0, 0.0] for n, ref in enumerate(texts)} | {"gone": [1.0]}
     await store.add_vectors(made.tenant, "m", given)
+    await store.commit(change(0, of="another", branch="b2", conversation="conv-2"))
+    others = await store.lacking_vectors(made.tenant, "conv-2", "m", limit=10)
+    assert others.keys().isdisjoint(texts)
+    await store.add_vectors(made.tenant, "m", {ref: [1.0, 1.0, 0.0] for ref in others})
+    await store.commit(change(0, tenant="another", of="tenant-ab10"))  # the same texts
+    await store.add_vectors("another", "m", {ref: [0.0, 0.0, 1.0] for ref in texts})
     near = await store.nearest(made.tenant, "conv-1", "m", [2.0, 2.0, 0.0], limit=5)
+    assert {each.ref for each, _ in near} == set(texts), "of its own conversation alone"
     assert near[0][0].ref == next(iter(texts))
     assert near[0][1] == pytest.approx(1.0)
     assert await store.lacking_vectors(made.tenant, "conv-1", "m", limit=10) == {}
