@@ -27,7 +27,7 @@ Damage = Callable[[str, str, str], None]
 Place = Sequence[str | int | float]
 """Where a page ended: what its last row has in the columns that the list is ordered by."""
 Statement = sa.Insert | sa.Update | sa.Delete
-Taking = Callable[[Mapping[str, object]], tuple[object, ...]]
+Taking = Callable[[Sequence[Mapping[str, object]]], list[tuple[object, ...]]]
 Rows = sa.Select[*tuple[Any, ...]]
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 AT_ONCE = 500
@@ -97,7 +97,7 @@ class Transaction:
         if not isinstance(statement, Statement):
             statement = statement[self.dialect]
         begin, one, end, values = _compiled(statement, self.connection.dialect, tuple(rows[0]))
-        given = [values(row) for row in rows]
+        given = values(rows)
         if not one:
             self.connection.exec_driver_sql(begin, given)
             return
@@ -116,7 +116,7 @@ class Transaction:
         for some in chunks(ids):
             text, names, values = _asking(asked, dialect, 1 << (len(some) - 1).bit_length())
             some += some[-1:] * (len(names) - len(some))
-            found += self._execute(text, values({"of_tenant": tenant, **dict(zip(names, some, strict=True))}))
+            found += self._execute(text, values([{"of_tenant": tenant, **dict(zip(names, some, strict=True))}])[0])
         for at, column in enumerate(asked.selected_columns if isinstance(asked, sa.Select) else ()):
             if isinstance(column.type, Id):
                 found = [(*row[:at], column.type.shown(row[at]), *row[at + 1 :]) for row in found]
@@ -140,12 +140,14 @@ def _taking(order: Sequence[str], fixed: Mapping[str, Any], kinds: Mapping[str, 
     take, typed = itemgetter(*order), [(at, kinds.get(name)) for at, name in enumerate(order)]
     binds = [(at, bind) for at, kind in typed if isinstance(kind, StoredText) and (bind := kind.binding(dialect))]
 
-    def values(row: Mapping[str, object]) -> tuple[object, ...]:
-        found = list(take({**fixed, **row} if fixed else row))
+    def values(rows: Sequence[Mapping[str, object]]) -> list[tuple[object, ...]]:
+        columns = [*zip(*[take({**fixed, **row}) for row in rows] if fixed else map(take, rows), strict=True)]
         for at, bind in binds:
-            if (given := found[at]) is not None:
-                found[at] = bind(given)
-        return tuple(found)
+            given = columns[at]
+            columns[at] = tuple(
+                [None if value is None else bind(value) for value in given] if None in given else map(bind, given)
+            )
+        return [*zip(*columns, strict=True)]
 
     return values
 
