@@ -318,7 +318,8 @@ def request_for(
         return Request(client=client, chat=client, destination=destination, held=held)
     is_aside = chat.codec.is_aside(chat.fields)
     compacts = _may_compact(chat, destination, settings, is_aside=is_aside)
-    own = SETTING & {name for name, _ in headers}
+    sent = dict(headers)
+    own = SETTING & sent.keys()
     if is_aside or own:
         settings = _as_said(settings, headers, own, is_aside=is_aside)
     edits = _client_edits(chat, upstream, observes=settings.observes)
@@ -326,7 +327,9 @@ def request_for(
         client, chat = without_field(client, EDITS), without_field(chat, EDITS)
     counter = _counter(runtime, settings, chat.model)
     pruned, patience = set[str](), Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
-    said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
+    said: Headers = chat.codec.headers
+    if b"anthropic-" in b" ".join(sent):
+        said = [header for header in headers if header[0].startswith(b"anthropic-")] or said
     replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
     name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
     resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None

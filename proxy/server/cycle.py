@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -184,31 +185,28 @@ class Cycle(RequestResponseCycle):
         if message["type"] != "http.response.start":
             raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
         status, headers = message["status"], list(message.get("headers", ()))
-        if _NOT_IN_NAME.search(b"".join([name for name, _ in headers])):
+        names, values = [name.lower() for name, _ in headers], [value for _, value in headers]
+        if _NOT_IN_NAME.search(b"".join(names)):
             raise RuntimeError("illegal character in a header name")
-        if _NOT_IN_VALUE.search(b"".join([value for _, value in headers])):
+        if _NOT_IN_VALUE.search(b"".join(values)):
             raise RuntimeError("illegal character in a header value")
         if self.waiting_for_100_continue:
             # The client may now send its body or not: the next bytes are ambiguous, so there is no next request.
             self.keep_alive = self.waiting_for_100_continue = False
         self.response_started = True
         self.bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
+        fields = [*zip(names, values, strict=True)]
+        if not _GENERATED.isdisjoint(names):
+            if any(name == b"connection" and value.lower() == b"close" for name, value in fields):
+                self.keep_alive = False
+            fields = [field for field in fields if field[0] not in _GENERATED]
+        if (length := dict(fields).get(b"content-length")) is not None:
+            self.expected_content_length = int(length)
+            self.chunked_encoding = False
+        if b"date" not in names:
+            fields += self.default_headers
         lines = [_STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        dated = False
-        for name, value in headers:
-            name = name.lower()
-            if name in _GENERATED:
-                if name == b"connection" and value.lower() == b"close":
-                    self.keep_alive = False
-                continue
-            if name == b"content-length":
-                self.expected_content_length = int(value)
-                self.chunked_encoding = False
-            elif name == b"date":
-                dated = True
-            lines += (name, b": ", value, b"\r\n")
-        for name, value in () if dated else self.default_headers:
-            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"%b: %b\r\n" * len(fields) % (*chain.from_iterable(fields),))
         if self.chunked_encoding is None and not self.bodiless and not self.plain:
             self.chunked_encoding = True
             lines.append(b"transfer-encoding: chunked\r\n")

@@ -14,6 +14,7 @@ import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import aiohttp
 from yarl import URL
@@ -438,6 +439,8 @@ def credential_field(auth: str, key: str) -> tuple[str, str]:
 
 
 def came_through(headers: Headers, instance: str) -> bool:
+    if b"via" not in dict(headers):
+        return False
     passed = [hop for name, value in headers if name == b"via" for hop in value.split(b",")]
     return bool(passed) and f"weir-{instance}".encode() in [word for hop in passed for word in hop.split()[1:2]]
 
@@ -470,14 +473,13 @@ async def _send(
 
 
 def _answer(response: PooledResponse, target: Target, hidden: bytes) -> HTTPAnswer:
-    raw = response.raw_headers
-    problem = None
+    raw, problem = response.raw_headers, None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
     if response.status < 200 or (300 <= response.status < 400 and response.status != 304):
         problem = f"answered with status {response.status}, which Weir does not follow"
-    elif _NOT_IN_VALUE.search(b"".join([value for _, value in raw])):
+    elif _NOT_IN_VALUE.search(b"".join(map(itemgetter(1), raw))):
         problem = "answered with an illegal header value"
-    elif b"" in [name for name, _ in kept]:
+    elif b"" in dict(kept):
         problem = "answered with an illegal header name"
     if problem is not None:
         HTTPAnswer(response, (), target).close()
@@ -562,8 +564,9 @@ _ASCII = bytes(range(0x21, 0x7F)).decode()
 
 def _named(headers: Headers) -> frozenset[bytes]:
     """The headers that ``Connection`` declares to be hop-by-hop (RFC 9110 7.6.1); their names are in lower case."""
-    values = [value for name, value in headers if name == b"connection"]
-    return _tokens(b",".join(values)) if values else frozenset()
+    if b"connection" not in dict(headers):
+        return frozenset()
+    return _tokens(b",".join([value for name, value in headers if name == b"connection"]))
 
 
 @functools.lru_cache(maxsize=64)
