@@ -7,9 +7,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
-
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from proxy.errors import Busy, ProxyError
 
@@ -85,31 +84,30 @@ _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in http.HTTPStatus}
 
 
-class Cycle(RequestResponseCycle):
+class Cycle:
     """One request and its answer; ``plain`` is HTTP/1.0, which knows no chunks and gets ``Connection: close``."""
 
+    disconnected = response_started = response_complete = bodiless = False
+    more_body = True
+    buffered = expected_content_length = 0
+    chunked_encoding: bool | None = None
+    gone: Callable[[], None] | None = None
+
     def __init__(self, *, protocol: "Protocol", plain: bool, whole: bool, keep_alive: bool) -> None:
-        super().__init__(
-            scope=protocol.scope,
-            transport=protocol.transport,
-            flow=protocol.flow,
-            logger=protocol.logger,
-            access_logger=protocol.access_logger,
-            access_log=False,
-            default_headers=protocol.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=protocol.expect_100_continue,
-            keep_alive=keep_alive,
-            on_response=protocol.on_response_complete,
-        )
+        self.scope: dict[str, Any] = protocol.scope  # type: ignore[assignment]  # uvicorn's has no extensions of ours
+        self.transport = protocol.transport
+        self.flow = protocol.flow
+        self.logger = protocol.logger
+        self.default_headers = protocol.server_state.default_headers
+        self.message_event = asyncio.Event()
+        self.on_response: Callable[[], None] = protocol.on_response_complete
+        self.waiting_for_100_continue = protocol.expect_100_continue
+        self.keep_alive = keep_alive
         self.pipeline = protocol.pipeline
         self.plain = plain
         self.whole = whole
-        self.bodiless = False
         self.parts: list[bytes] = []
-        self.buffered = 0
-        self.gone: Callable[[], None] | None = None
-        protocol.scope["extensions"] = {DISCONNECT: self.when_gone, WRITE: self.write}  # type: ignore[dict-item]  # ours
+        self.scope["extensions"] = {DISCONNECT: self.when_gone, WRITE: self.write}
 
     def when_gone(self, callback: Callable[[], None] | None) -> None:
         """Has ``callback`` called once when the client leaves before its answer is complete; None calls it off."""
@@ -185,7 +183,7 @@ class Cycle(RequestResponseCycle):
         if message["type"] != "http.response.start":
             raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
         status, headers = message["status"], list(message.get("headers", ()))
-        names, values = [name.lower() for name, _ in headers], [value for _, value in headers]
+        names, values = [*map(bytes.lower, map(itemgetter(0), headers))], [*map(itemgetter(1), headers)]
         if _NOT_IN_NAME.search(b"".join(names)):
             raise RuntimeError("illegal character in a header name")
         if _NOT_IN_VALUE.search(b"".join(values)):

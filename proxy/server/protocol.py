@@ -41,7 +41,7 @@ class _Refused(Exception): ...
 
 
 class Protocol(HttpToolsProtocol):
-    cycle: Cycle
+    cycle: Cycle  # type: ignore[assignment]  # which does all that uvicorn's does
     pipeline: deque[tuple[Cycle, Any]]  # type: ignore[assignment]
 
     def __init__(
@@ -377,7 +377,7 @@ class Protocol(HttpToolsProtocol):
 
     def _begin(self, cycle: Cycle, app: Any) -> None:
         self.running = cycle
-        self._start_asgi_task(cycle, app)
+        self._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)
