@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from proxy.errors import ProxyError, RequestTooLarge, UpstreamTimeout
-from proxy.server import DISCONNECT
+from proxy.server import BODY_FOLLOWS, DISCONNECT
 from proxy.tap import StreamTap, Tap
 from proxy.telemetry.trace import AnySpan
 from proxy.upstream.client import Answer, StreamBroken
@@ -292,7 +292,7 @@ async def relay_whole(
     send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes, seen: Tap | None
 ) -> Tap:
     """Send an answer on whose first ``body`` bytes were read; ``seen`` of it, with what else goes by, comes back."""
-    await send_start(send, status=status, headers=headers)
+    await send_start(send, status=status, headers=headers, is_whole=answer.ended)
     if answer.ended:
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return seen or Tap(bytes_seen=len(body))
@@ -308,8 +308,9 @@ async def relay_whole(
     return seen
 
 
-async def send_start(send: Send, *, status: int, headers: Headers) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+async def send_start(send: Send, *, status: int, headers: Headers, is_whole: bool = False) -> None:
+    """Begin an answer; with one whose whole body follows at once, Weir's own server waits for that."""
+    await send({"type": "http.response.start", "status": status, "headers": list(headers), BODY_FOLLOWS: is_whole})
 
 
 async def send_more(send: Send, chunk: bytes) -> None:

@@ -294,7 +294,7 @@ class ExchangeHandler:
     ) -> None:
         self.progress.status = status
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(told)), *more, *self.progress.own_headers()]
-        await send_start(self.send, status=status, headers=headers)
+        await send_start(self.send, status=status, headers=headers, is_whole=True)
         await self.send({"type": "http.response.body", "body": told, "more_body": False})
 
     def _require_endpoint(self, request: Request, received: UpstreamResponse) -> None:

@@ -17,6 +17,8 @@ DISCONNECT = "weir.disconnect"
 """The extension in a request's scope that has a function called when the client leaves."""
 WRITE = "weir.write"
 """The extension that writes a piece of the answer's body at once; False where the client takes no more for now."""
+BODY_FOLLOWS = "weir.body_follows"
+"""In a message that begins an answer: its whole body is the next, so that both go out in one call of the system."""
 
 
 CLOSING = 5.0
@@ -91,6 +93,7 @@ class Cycle:
     more_body = True
     buffered = expected_content_length = 0
     chunked_encoding: bool | None = None
+    head = b""
     gone: Callable[[], None] | None = None
 
     def __init__(self, *, protocol: "Protocol", plain: bool, whole: bool, keep_alive: bool) -> None:
@@ -167,16 +170,15 @@ class Cycle:
         if self.bodiless:
             return
         if self.chunked_encoding:
-            if body:
-                self.transport.write(b"%x\r\n%b\r\n%b" % (len(body), body, end))
-            elif end:
-                self.transport.write(end)
-            return
-        if self.chunked_encoding is False:
+            body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
+        elif self.chunked_encoding is False:
             if len(body) > self.expected_content_length:
                 raise RuntimeError("answer is longer than its Content-Length")
             self.expected_content_length -= len(body)
-        if body:
+        if self.head:
+            self.transport.writelines((self.head, body))
+            self.head = b""
+        elif body:
             self.transport.write(body)
 
     def _write_head(self, message: Message) -> None:
@@ -211,7 +213,10 @@ class Cycle:
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
-        self.transport.write(b"".join(lines))
+        if message.get(BODY_FOLLOWS) and not self.bodiless:
+            self.head = b"".join(lines)
+        else:
+            self.transport.write(b"".join(lines))
 
     async def run_asgi(self, app: App) -> None:
         """Runs the application. One that returns in the middle of its answer has cut it off, and says so itself.

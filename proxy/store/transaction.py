@@ -32,7 +32,7 @@ Rows = sa.Select[*tuple[Any, ...]]
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 AT_ONCE = 500
 _VALUES = re.compile(r"(?<= VALUES )\((?:\?, )*\?\)")
-_SIZES = (32, 8, 2, 1)
+_SIZES = (128, 32, 8, 2, 1)
 """How many rows one INSERT has: few lengths, so that each is prepared once."""
 ASIDE = "aside"
 """Where a connection whose transactions run on the event loop has what runs work apart from it."""

@@ -217,11 +217,11 @@ class Connector(aiohttp.TCPConnector):
                 max_field_size=MAX_LINE,
             )
             if wire.transport is not None:  # or it was closed at once: reading says why
-                wire.transport.write(head)
-                if not isinstance(body, bytes):
+                if isinstance(body, bytes):
+                    wire.transport.writelines((head, body) if body else (head,))  # in one call of the system
+                else:
+                    wire.transport.write(head)
                     upload = asyncio.create_task(_upload(wire, body, length))
-                elif body:
-                    wire.transport.write(body)
             return PooledResponse(connection, wire, await _final(wire), upload)
         except BaseException:
             if upload is not None:
