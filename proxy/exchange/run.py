@@ -99,20 +99,6 @@ new_request_id = RequestIds().new
 
 
 class ExchangeHandler:
-    __slots__ = (
-        "answer",
-        "asking",
-        "codec",
-        "progress",
-        "receive",
-        "route",
-        "runtime",
-        "scope",
-        "send",
-        "stopping",
-        "task",
-    )
-
     def __init__(
         self, runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route = CHAT
     ) -> None:
@@ -224,7 +210,7 @@ class ExchangeHandler:
         progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
         if runtime.hooks.plugins:
             progress.turn = Turn(
-                request=self.progress.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name
+                request=progress.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name
             )
             runtime.hooks.turn_start(progress.turn)
         held = NOTHING_HELD
@@ -401,7 +387,7 @@ class ExchangeHandler:
             return
         answers = listened(runtime.planner, progress)
         if answers and not await runtime.planner.announce(
-            recognized, self.progress.id, model=progress.model, answers=answers
+            recognized, progress.id, model=progress.model, answers=answers
         ):
             progress.degraded.append("store")
 
