@@ -150,7 +150,7 @@ class StreamCut(Exception): ...
 
 
 def is_stream(answer: Answer) -> bool:
-    return any(value.startswith(EVENT_STREAM) for name, value in answer.headers if name == b"content-type")
+    return dict(answer.headers).get(b"content-type", b"").startswith(EVENT_STREAM)
 
 
 def is_readable(answer: Answer) -> bool:

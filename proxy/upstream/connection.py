@@ -39,7 +39,7 @@ class PooledConnection(ResponseHandler):
 
     Bytes that come while no request is out belong to no one: they close it. ``waiting`` polls its socket for bytes, or
     the end, that are yet to be read; ``told`` is called when something of the answer under way has come: bytes, its
-    end, or what broke it.
+    end, or what broke it. ``due`` is when its head has to be there, by the loop's time.
     """
 
     idle = True
@@ -47,6 +47,8 @@ class PooledConnection(ResponseHandler):
     heard = False
     held = False
     told: Callable[[], None] | None = None
+    due: float | None = None
+    timer: asyncio.TimerHandle | None = None
     waiting: select.poll
 
     def set_response_params(self, **params: Any) -> None:
@@ -68,6 +70,25 @@ class PooledConnection(ResponseHandler):
         super().connection_made(transport)
         self.waiting = select.poll()
         self.waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def wait_until(self, due: float) -> None:
+        self.due = due
+        if self.timer is None or self.timer.when() > due:
+            self._look_at(due)
+
+    def _look_at(self, when: float) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = self._loop.call_at(when, self._look)
+
+    def _look(self) -> None:
+        self.timer = None
+        if self.due is None:
+            return
+        if self.due > self._loop.time():
+            self._look_at(self.due)
+        else:
+            self.set_exception(TimeoutError())
 
     def rest(self) -> None:
         self.idle = True
@@ -107,6 +128,9 @@ class PooledConnection(ResponseHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """A reset breaks also an answer that only the end of the connection delimits; aiohttp takes it for the end."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         if exc is not None:
             self._break()
         super().connection_lost(exc)
@@ -192,6 +216,7 @@ class Connector(aiohttp.TCPConnector):
         body: bytes | AsyncIterator[bytes] = b"",
         *,
         patience: aiohttp.ClientTimeout,
+        within: float,
         length: int | None = None,
         is_bodiless: bool = False,
     ) -> PooledResponse:
@@ -199,7 +224,9 @@ class Connector(aiohttp.TCPConnector):
 
         That is redirects, cookies, proxies, middleware, credentials in URLs, and second attempts of aiohttp's own.
         ``is_bodiless`` is an answer to a request for its head alone, ``length`` that of a ``body`` which streams in.
+        Raises TimeoutError where there is none ``within`` so many seconds.
         """
+        due = self._loop.time() + within
         if self._place is None or self._place.url is not origin:
             self._place = ClientRequest("GET", origin, loop=self._loop)
         try:
@@ -222,7 +249,10 @@ class Connector(aiohttp.TCPConnector):
                 else:
                     wire.transport.write(head)
                     upload = asyncio.create_task(_upload(wire, body, length))
-            return PooledResponse(connection, wire, await _final(wire), upload)
+            wire.wait_until(due)
+            answer = await _final(wire)
+            wire.due = None
+            return PooledResponse(connection, wire, answer, upload)
         except BaseException:
             if upload is not None:
                 upload.cancel()
