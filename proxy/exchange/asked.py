@@ -318,8 +318,7 @@ def request_for(
         return Request(client=client, chat=client, destination=destination, held=held)
     is_aside = chat.codec.is_aside(chat.fields)
     compacts = _may_compact(chat, destination, settings, is_aside=is_aside)
-    sent = dict(headers)
-    own = SETTING & sent.keys()
+    own = SETTING & (sent := dict(headers)).keys()
     if is_aside or own:
         settings = _as_said(settings, headers, own, is_aside=is_aside)
     edits = _client_edits(chat, upstream, observes=settings.observes)

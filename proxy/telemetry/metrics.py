@@ -305,16 +305,12 @@ class Metrics:
         self.watch(ACTIVE_REQUESTS, lambda: {(): self.active})
         self.watch(ACTIVE_STREAMS, lambda: {(): self.streams})
 
-    def tell(self, counts: Iterable[Count], *, trace: str | None = None) -> None:
-        """Add each value to its sum, or count it in its bucket (upper bounds are inclusive).
-
-        ``trace`` is the one that they are from, kept as an example of a request's times. Negative values, NaN and
-        infinity are ignored.
-        """
+    def tell(self, counts: Iterable[Count]) -> None:
+        """Add each value to its sum, or count it in its bucket (upper bounds are inclusive), where it is one at all."""
         with self._lock:
             for instrument, value, labels in counts:
                 if 0 <= value < inf:
-                    self._count(instrument, labels, (value,), trace)
+                    self._count(instrument, labels, (value,), None)
 
     def told(
         self,
@@ -325,6 +321,7 @@ class Metrics:
     ) -> None:
         """The same of what ``names`` says of ``key``, which is asked once for each key; None is no value.
 
+        ``trace`` is the one that they are from, kept as an example of a request's times.
         What is told without a trace is added up with what comes after it: that takes a tenth of the time.
         """
         with self._lock:

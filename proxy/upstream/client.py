@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Any
 
 import aiohttp
 from yarl import URL
@@ -249,9 +250,8 @@ class HTTPAnswer(Answer):
             if not turn.done():
                 if wire is None or not wire.connected:
                     raise aiohttp.ClientConnectionError("closed here")
-                self._watch = self._watch or IdleWatch(
-                    self._target.idle, end=functools.partial(_fall_silent, self._response)
-                )
+                fall_silent = functools.partial(_fall_silent, self._response)
+                self._watch = self._watch or IdleWatch(self._target.idle, end=fall_silent)
                 self._watch.since = self._watch.clock()
                 self._watch.start()
                 await turn
@@ -366,16 +366,30 @@ class Client:
         pool = self._pools.of((target.base_url, target.api_key, tenant))
         started = time.monotonic()
         hidden = hidden if target.api_key is None else target.api_key.encode()
-        send = functools.partial(_send, pool, target, origin, head, body, length, hidden, is_bodiless=method == "HEAD")
+        patience, within = _timeout(min(target.connect, target.first_byte)), target.first_byte
+        how: dict[str, Any] = {
+            "length": length,
+            "patience": patience,
+            "within": within,
+            "is_bodiless": method == "HEAD",
+        }
+
+        async def ask() -> HTTPAnswer:
+            try:
+                answer = await pool.ask(origin, head, body or b"", **how)
+            except (aiohttp.ClientError, OSError) as error:
+                raise _failure(error, target) from None
+            return _answer(answer, target, hidden)
+
         try:
-            return await send()
+            return await ask()
         except StaleConnection:
             if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
                 raise UpstreamUnreachable(
                     f"Upstream {target.name!r} closed the connection without an answer."
                 ) from None
         pool.drop_idle()
-        return await send()
+        return await ask()
 
     @property
     def connections(self) -> tuple[int, int]:
@@ -420,33 +434,7 @@ def came_through(headers: Headers, instance: str) -> bool:
     if b"via" not in dict(headers):
         return False
     passed = [hop for name, value in headers if name == b"via" for hop in value.split(b",")]
-    return bool(passed) and f"weir-{instance}".encode() in [word for hop in passed for word in hop.split()[1:2]]
-
-
-async def _send(
-    pool: Connector,
-    target: Target,
-    origin: URL,
-    head: bytes,
-    body: bytes | AsyncIterator[bytes] | None,
-    length: int | None,
-    hidden: bytes,
-    *,
-    is_bodiless: bool,
-) -> HTTPAnswer:
-    try:
-        response = await pool.ask(
-            origin,
-            head,
-            body or b"",
-            length=length,
-            patience=_timeout(min(target.connect, target.first_byte)),
-            within=target.first_byte,
-            is_bodiless=is_bodiless,
-        )
-    except (aiohttp.ClientError, OSError) as error:
-        raise _failure(error, target) from None
-    return _answer(response, target, hidden)
+    return f"weir-{instance}".encode() in [word for hop in passed for word in hop.split()[1:2]]
 
 
 def _answer(response: PooledResponse, target: Target, hidden: bytes) -> HTTPAnswer:
@@ -527,13 +515,7 @@ def _opening(method: str, base: str, path: str, query: bytes) -> tuple[URL, byte
     line = f"{method} {url.raw_path_qs} HTTP/1.1".encode()
     if not url.raw_host or _NOT_IN_VALUE.search(line):
         raise InvalidRequest(UNSENDABLE)
-    return _origin(url.origin()), line + f"\r\nHost: {url.host_port_subcomponent}\r\n".encode()
-
-
-@functools.lru_cache(maxsize=256)
-def _origin(url: URL) -> URL:
-    """One object for all that are equal."""
-    return url
+    return url.origin(), line + f"\r\nHost: {url.host_port_subcomponent}\r\n".encode()
 
 
 _ASCII = bytes(range(0x21, 0x7F)).decode()

@@ -73,21 +73,16 @@ class PooledConnection(ResponseHandler):
 
     def wait_until(self, due: float) -> None:
         self.due = due
-        if self.timer is None or self.timer.when() > due:
-            self._look_at(due)
-
-    def _look_at(self, when: float) -> None:
-        if self.timer is not None:
+        if self.timer is not None and self.timer.when() > due:
             self.timer.cancel()
-        self.timer = self._loop.call_at(when, self._look)
+            self.timer = None
+        self.timer = self.timer or self._loop.call_at(due, self._look)
 
     def _look(self) -> None:
-        self.timer = None
-        if self.due is None:
-            return
-        if self.due > self._loop.time():
-            self._look_at(self.due)
-        else:
+        self.timer, due = None, self.due
+        if due is not None and due > self._loop.time():
+            self.wait_until(due)
+        elif due is not None:
             self.set_exception(TimeoutError())
 
     def rest(self) -> None:
@@ -227,7 +222,7 @@ class Connector(aiohttp.TCPConnector):
         Raises TimeoutError where there is none ``within`` so many seconds.
         """
         due = self._loop.time() + within
-        if self._place is None or self._place.url is not origin:
+        if self._place is None or self._place.url != origin:
             self._place = ClientRequest("GET", origin, loop=self._loop)
         try:
             connection = await self.connect(self._place, [], patience)
