@@ -92,7 +92,9 @@ class Transaction:
     def many(self, statement: Statement | Upsert, rows: Sequence[Mapping[str, object]]) -> None:
         """Execute a statement once a row; all rows have the same keys."""
         if rows:
-            self.columns(statement, {name: [row[name] for row in rows] for name in rows[0]})
+            names = tuple(rows[0])
+            take = itemgetter(*names) if len(names) > 1 else lambda row: (row[names[0]],)
+            self.columns(statement, dict(zip(names, zip(*map(take, rows), strict=True), strict=True)))
 
     def columns(self, statement: Statement | Upsert, columns: Columns) -> None:
         """The same of rows by their columns, of which there may be many: no row has to be a mapping first.
