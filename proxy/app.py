@@ -316,7 +316,7 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
-        preparation=Preparation(planner=planner, happened=partial(add, PREPARATIONS)),
+        preparation=_preparation(planner, told=partial(add, PREPARATIONS)),
         evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=clock),
         health=health,
         summarizer=Summarizer(store=store),
@@ -332,6 +332,18 @@ async def _assemble(
     )
     _watch(runtime, lambda: {(): len(limits.rows(now=steady()))})
     return runtime
+
+
+def _preparation(planner: Planner, told: Callable[[str], None]) -> Preparation:
+    return Preparation(
+        store=planner.store,
+        settler=planner.settler,
+        workers=planner.workers,
+        readings=planner.readings,
+        save=planner.save,
+        happened=told,
+        clock=planner.clock,
+    )
 
 
 def _begin_counting(metrics: Metrics, config: Config) -> None:

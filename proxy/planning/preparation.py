@@ -11,7 +11,7 @@ judged. What would have to wait is left out, because a sample is enough. It take
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -27,10 +27,9 @@ from policies.memory.checkpoint import Checkpoint
 from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.conversation.thread import Thread
-from proxy.effects.perform import Ask, drive, step
-from proxy.planning.planner import Planner
+from proxy.effects.perform import Ask, SharedReadings, drive, step
 from proxy.planning.values import CLAIMED, Paid, Plan, PlanRequest, Recognized, readable
-from proxy.planning.workers import BACKGROUND
+from proxy.planning.workers import BACKGROUND, Workers
 from proxy.store import Store
 from proxy.store.records import NoteRow, StoreError
 from proxy.store.write_behind import WriteBehindQueue
@@ -48,6 +47,9 @@ GROWN = 1.2
 MAX_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
+
+
+SaveState = Callable[..., Awaitable[int | None]]
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -118,10 +120,18 @@ class Background:
 
 @dataclass(slots=True, kw_only=True)
 class Preparation:
-    """What one process does after its answers; ``happened`` is told what became of each summary that was prepared."""
+    """What one process does after its answers.
 
-    planner: Planner
+    ``save`` stores a state, ``happened`` is told what became of each summary that was prepared.
+    """
+
+    store: Store
+    settler: WriteBehindQueue
+    workers: Workers
+    readings: SharedReadings
+    save: SaveState
     happened: Callable[[str], None]
+    clock: Callable[[], float]
     _background: Background = field(
         default_factory=lambda: Background("weir-prepare", most=MAX_WAITING, at_once=AT_ONCE)
     )
@@ -249,10 +259,10 @@ class Preparation:
     async def _keep_notes(self, thread: Thread, notes: tuple[Note, ...]) -> None:
         if not notes:
             return
-        at, branch = self.planner.clock(), thread.branch
+        at, branch = self.clock(), thread.branch
         rows = [NoteRow.of(note, at=at) for note in notes]
-        await self.planner.settler.flush()  # notes belong to a conversation, which may not be stored yet
-        if await self.planner.store.add_notes(branch.tenant, branch.conversation, rows):
+        await self.settler.flush()  # notes belong to a conversation, which may not be stored yet
+        if await self.store.add_notes(branch.tenant, branch.conversation, rows):
             thread.known, thread.has_notes = replace(thread.known, notes=()), False
 
     async def _save(self, work: Work) -> None:
@@ -273,7 +283,7 @@ class Preparation:
             if thread.known.checkpoint is not known.checkpoint:
                 return
             save = Save(state.to_json(), reason)
-            await self.planner.save(work.recognized, save, keep=asked.settings.checkpoints.keep)
+            await self.save(work.recognized, save, keep=asked.settings.checkpoints.keep)
 
     async def _warm(self, work: Work) -> None:
         if not work.warm:
@@ -282,7 +292,7 @@ class Preparation:
         await self._read_state(work, work.thread.known_at(work.recognized.length))
 
     async def _read_state(self, work: Work, known: ConversationState) -> Checkpoint:
-        readings, counter = self.planner.readings, work.asked.counter
+        readings, counter = self.readings, work.asked.counter
         state: Checkpoint = await self._run(work, state_of, known=known, counter=counter, readings=readings)
         return state
 
@@ -291,18 +301,18 @@ class Preparation:
         if new and work.recognized.length:
             return await asyncio.to_thread(bound)
         branch = work.thread.branch.branch
-        return await self.planner.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
+        return await self.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
 
     async def _embed(self, work: Work) -> None:
         model, branch = work.asked.settings.recall.embeddings, work.thread.branch
         if model is None or not work.embed:
             return
-        texts = await self.planner.store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
+        texts = await self.store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
         if not texts:
             return
         reply = await work.ask(Embed(tuple(texts.values()), model))
         if isinstance(reply, Vectors):
-            await self.planner.store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
+            await self.store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
 
     async def _prepare(self, work: Work) -> None:
         thread = work.thread
@@ -311,13 +321,13 @@ class Preparation:
         branch, length = thread.branch, len(work.recognized.transcript.chain)
         if length < thread.failed * GROWN:
             return  # what the model said of nearly the same history was of no use
-        if not self.planner.store.shared:
+        if not self.store.shared:
             await self._prepare_now(work)
-        elif await self.planner.store.claim(branch.tenant, branch.branch, CLAIMED, longest_failed=length / GROWN):
+        elif await self.store.claim(branch.tenant, branch.branch, CLAIMED, longest_failed=length / GROWN):
             try:
                 await self._prepare_now(work)
             finally:
-                await self.planner.store.release(branch.tenant, branch.branch, failed=thread.failed)
+                await self.store.release(branch.tenant, branch.branch, failed=thread.failed)
 
     async def _prepare_now(self, work: Work) -> None:
         thread, asked = work.thread, work.asked
@@ -331,7 +341,7 @@ class Preparation:
                 known=work.thread.known_at(work.recognized.length),
                 counter=asked.counter,
                 summarizer_input=asked.summarizer_input,
-                readings=self.planner.readings,
+                readings=self.readings,
             )
             thread.failed = length if prepared is not None and not prepared.text else 0
             self._use(thread, prepared)
@@ -339,8 +349,8 @@ class Preparation:
             thread.preparing.set()
             thread.preparing = None
         if prepared is not None and thread.known.prepared is prepared:
-            await self.planner.settler.flush()  # what waits for a branch needs the branch to be stored
-            await self.planner.store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
+            await self.settler.flush()  # what waits for a branch needs the branch to be stored
+            await self.store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
 
     def _use(self, thread: Thread, prepared: Prepared | None) -> None:
         if prepared is None:

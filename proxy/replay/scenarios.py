@@ -190,7 +190,15 @@ class Managed:
             settler=self._settler,
             clock=self._clock,
         )
-        self._preparation = Preparation(planner=self._planner, happened=lambda _: None)
+        self._preparation = Preparation(
+            store=store,
+            settler=self._planner.settler,
+            workers=self._planner.workers,
+            readings=self._planner.readings,
+            save=self._planner.save,
+            happened=lambda _: None,
+            clock=self._planner.clock,
+        )
         self._conversation: str | None = None
 
     async def forward(self, script: Script, length: int) -> Forwarded:
