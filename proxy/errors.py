@@ -274,10 +274,8 @@ _HINTS: Final = (
 def redact(text: str, *, limit: int = MAX_TEXT_LEN) -> str:
     """``text`` cut to ``limit`` characters, with what looks like a credential replaced by ``[redacted]``."""
     text = text[:limit]
-    lowered = text.lower()
-    for hint in _HINTS:
-        if hint in lowered:
-            return _SECRETS.sub(lambda found: (found["kept"] or "") + REDACTED, text)
+    if any(map(text.lower().__contains__, _HINTS)):
+        return _SECRETS.sub(lambda found: (found["kept"] or "") + REDACTED, text)
     return text
 
 

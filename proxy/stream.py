@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from proxy.errors import ProxyError, RequestTooLarge, UpstreamTimeout
-from proxy.server import DISCONNECT
+from proxy.server import BODY_FOLLOWS, DISCONNECT
 from proxy.tap import StreamTap, Tap
 from proxy.telemetry.trace import AnySpan
 from proxy.upstream.client import Answer, StreamBroken
@@ -37,10 +37,8 @@ class ClientGone(Exception): ...
 
 
 def declared_length(headers: Headers) -> int | None:
-    for name, value in headers:
-        if name == b"content-length":
-            return int(value) if value.isdigit() else None
-    return None
+    value = dict(headers).get(b"content-length", b"")
+    return int(value) if value.isdigit() else None
 
 
 async def read_part(receive: Receive, before: int, *, limit: int) -> tuple[bytes, bool]:
@@ -152,7 +150,7 @@ class StreamCut(Exception): ...
 
 
 def is_stream(answer: Answer) -> bool:
-    return any(value.startswith(EVENT_STREAM) for name, value in answer.headers if name == b"content-type")
+    return dict(answer.headers).get(b"content-type", b"").startswith(EVENT_STREAM)
 
 
 def is_readable(answer: Answer) -> bool:
@@ -294,7 +292,7 @@ async def relay_whole(
     send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes, seen: Tap | None
 ) -> Tap:
     """Send an answer on whose first ``body`` bytes were read; ``seen`` of it, with what else goes by, comes back."""
-    await send_start(send, status=status, headers=headers)
+    await send_start(send, status=status, headers=headers, is_whole=answer.ended)
     if answer.ended:
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return seen or Tap(bytes_seen=len(body))
@@ -310,8 +308,9 @@ async def relay_whole(
     return seen
 
 
-async def send_start(send: Send, *, status: int, headers: Headers) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+async def send_start(send: Send, *, status: int, headers: Headers, is_whole: bool = False) -> None:
+    """Begin an answer; with one whose whole body follows at once, Weir's own server waits for that."""
+    await send({"type": "http.response.start", "status": status, "headers": list(headers), BODY_FOLLOWS: is_whole})
 
 
 async def send_more(send: Send, chunk: bytes) -> None:

@@ -89,7 +89,7 @@ class Caller:
 
     def require(self, model: str) -> None:
         """ModelNotAllowed; LiteLLM takes several with commas between: each has to be allowed."""
-        if not all(self.allows(each.strip()) for each in model.split(",")):
+        if self.models and not all(self.allows(each.strip()) for each in model.split(",")):
             raise ModelNotAllowed(f"this key may not use the model {model[:200]!r}", param="model")
 
 

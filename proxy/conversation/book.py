@@ -78,8 +78,12 @@ class Conversations:
         Raises StoreError only if nothing was found in memory.
         """
         opening = _opening(chain, messages)
-        doors, answered = _doors(chain, opening, name, resumes), opening < len(chain)
         found = self._in_memory(chain, messages)
+        if found is not None and resumes is None and self._is_nobody_elses(found, chain, opening):
+            recognised = await self._continue(found, chain, opening, name)
+            self._remember(recognised.thread, chain)
+            return recognised
+        doors, answered = _doors(chain, opening, name, resumes), opening < len(chain)
         tried = _tried(doors, chain, opening, found, name)
         mine = self._behind_doors(tried, chain, messages, found) if self._has_resumed else None
         strays = found is None or found.length < min(found.thread.longest, len(chain))
@@ -283,6 +287,12 @@ class Conversations:
         behind = (self._in_memory(chain, messages, door) for door in doors)
         return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)
 
+    def _is_nobody_elses(self, found: Match, chain: Sequence[bytes], opening: int) -> bool:
+        """Whether what was found in memory, in the open, is all that there can be: it goes on from a known answer."""
+        if self.shared or self._has_resumed or found.is_resumed or found.length <= opening:
+            return False
+        return found.length >= min(found.thread.longest, len(chain))
+
     async def _is_unknown(self, tenant: str, doors: Sequence[Door], chain: Sequence[bytes], opening: int) -> bool:
         """Whether the store has nothing of a chain either, in the open or behind a door."""
         behind = [link for door in doors for link in _near(door, chain, opening)]
@@ -434,9 +444,11 @@ class Conversations:
             if line:
                 self._ends[line[-1]] = (branch.branch, True)
                 self._ends.move_to_end(line[-1])
-        _bound(self._ends, MAX_ENDS)
-        _bound(self._threads, MAX_BRANCHES)
-        _bound(self._names, MAX_BRANCHES)
+        if len(self._ends) > MAX_ENDS:
+            _bound(self._ends, MAX_ENDS)
+        if len(self._threads) > MAX_BRANCHES or len(self._names) > MAX_BRANCHES:
+            _bound(self._threads, MAX_BRANCHES)
+            _bound(self._names, MAX_BRANCHES)
 
 
 def _opening(chain: Sequence[bytes], messages: Sequence[Message]) -> int:

@@ -4,7 +4,7 @@ summaries and likeness by real models, what an operator's own function leaves.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -318,7 +318,7 @@ def request_for(
         return Request(client=client, chat=client, destination=destination, held=held)
     is_aside = chat.codec.is_aside(chat.fields)
     compacts = _may_compact(chat, destination, settings, is_aside=is_aside)
-    own = SETTING & {name for name, _ in headers}
+    own = SETTING & (sent := dict(headers)).keys()
     if is_aside or own:
         settings = _as_said(settings, headers, own, is_aside=is_aside)
     edits = _client_edits(chat, upstream, observes=settings.observes)
@@ -326,7 +326,7 @@ def request_for(
         client, chat = without_field(client, EDITS), without_field(chat, EDITS)
     counter = _counter(runtime, settings, chat.model)
     pruned, patience = set[str](), Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
-    said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
+    said = _read_by(chat, headers, sent)
     replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
     name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
     resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
@@ -360,6 +360,11 @@ def request_for(
         replies=replies,
         compacts=compacts or (edits is not None and edits.pauses and not edits.native),
     )
+
+
+def _read_by(chat: ClientRequest, headers: Headers, sent: Mapping[bytes, bytes]) -> Headers:
+    named = headers if b"anthropic-" in b" ".join(sent) else ()
+    return [header for header in named if header[0].startswith(b"anthropic-")] or chat.codec.headers
 
 
 def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientRequest) -> bool:

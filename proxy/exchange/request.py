@@ -60,7 +60,7 @@ class HeldState:
             chat = with_history(client, b"", b"{}")
         if self.known and chat.messages is not None:
             array, head = bytes(chat.messages.raw), chat.messages.head
-            chat = replace(chat, messages=Segments(array, chat.codec, head, self.known))
+            chat = msgspec.structs.replace(chat, messages=Segments(array, chat.codec, head, self.known))
         return chat
 
     async def followed(self, planner: Planner, asked: PlanRequest, client: ClientRequest, plan: Plan) -> Plan:

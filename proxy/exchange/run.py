@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,6 @@ from proxy.upstream.client import Answer, HTTPAnswer, came_through
 from proxy.upstream.overflow import NONE, Kind, Verdict
 from proxy.upstream.providers import has_no_route
 from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
 from proxy.wire.compaction import as_answer, as_compacted
 from proxy.wire.raw import write_value
@@ -99,38 +98,30 @@ class RequestIds:
 new_request_id = RequestIds().new
 
 
-@dataclass(slots=True)
 class ExchangeHandler:
-    runtime: Runtime
-    scope: MutableMapping[str, Any]
-    receive: Receive
-    send: Send
-    route: Route = CHAT
-    id: str = field(default_factory=new_request_id)
-    started: float = field(default_factory=time.perf_counter)
-    task: "asyncio.Task[Any] | None" = None
-    answer: Answer | None = None
-    asking: "asyncio.Task[Any] | None" = None
-    stopping: bool = False
-    progress: ExchangeProgress = field(init=False)
-    codec: Codec = field(init=False)
-
-    def __post_init__(self) -> None:
-        headers, client = self.scope["headers"], self.scope.get("client")
-        self.codec = CODECS.get(self.route.path) or codec_of(self.route.path)
+    def __init__(
+        self, runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route = CHAT
+    ) -> None:
+        self.runtime, self.scope, self.receive, self.send, self.route = runtime, scope, receive, send, route
+        self.codec = CODECS.get(route.path) or codec_of(route.path)
+        self.task: asyncio.Task[Any] | None = None
+        self.asking: asyncio.Task[Any] | None = None
+        self.answer: Answer | None = None
+        self.stopping = False
+        name, started, headers = new_request_id(), time.perf_counter(), scope["headers"]
         trace: Trace = NULL_TRACE
-        if self.runtime.telemetry.recording is not None:
-            trace = self.runtime.telemetry.exchange(
+        if runtime.telemetry.recording is not None:
+            client = scope.get("client")
+            trace = runtime.telemetry.exchange(
                 "POST",
-                f"/v1{self.route.path}",
+                f"/v1{route.path}",
                 headers,
-                server=self.scope.get("server"),
+                server=scope.get("server"),
                 client=client[0] if client else None,
-                scheme=self.scope.get("scheme", "http"),
-                request_id=self.id,
+                scheme=scope.get("scheme", "http"),
+                request_id=name,
             )
-        query = self.scope.get("query_string", b"")
-        self.progress = ExchangeProgress(self.id, self.started, trace, query, headers, self.route)
+        self.progress = ExchangeProgress(name, started, trace, scope.get("query_string", b""), headers, route)
 
     def _stop(self) -> None:
         self.stopping = True
@@ -143,7 +134,7 @@ class ExchangeHandler:
 
     async def run(self) -> None:
         runtime, progress, shutdown = self.runtime, self.progress, self.scope.get("state", {}).get("shutdown")
-        LOG_CONTEXT.set(RequestContext(self.id, progress.trace.trace_id))
+        LOG_CONTEXT.set(RequestContext(progress.id, progress.trace.trace_id))
         runtime.telemetry.metrics.active += 1
         if shutdown is not None:
             shutdown.callbacks.add(self._stop)
@@ -218,7 +209,9 @@ class ExchangeHandler:
         settings = settings_for(runtime, caller, progress.headers)
         progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
         if runtime.hooks.plugins:
-            progress.turn = Turn(request=self.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name)
+            progress.turn = Turn(
+                request=progress.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name
+            )
             runtime.hooks.turn_start(progress.turn)
         held = NOTHING_HELD
         if self.codec.link is not None:
@@ -229,7 +222,7 @@ class ExchangeHandler:
             destination,
             settings,
             headers=progress.headers,
-            request_id=self.id,
+            request_id=progress.id,
             trace=progress.trace,
             held=held,
             since=progress.since,
@@ -272,7 +265,7 @@ class ExchangeHandler:
         if asked is None or (recognized := await runtime.planner.recognize(asked)) is None:
             return False
         progress.plan = msgspec.structs.replace(progress.plan, body=request.chat.body, recognized=recognized)
-        if (made := await make_compaction(runtime, request, recognized, name=self.id)) is None:
+        if (made := await make_compaction(runtime, request, recognized, name=progress.id)) is None:
             return False
         if received is not None:
             runtime.lacking.add(request.destination.upstream.name, compaction_on(self.route.path))
@@ -287,7 +280,7 @@ class ExchangeHandler:
     ) -> None:
         self.progress.status = status
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(told)), *more, *self.progress.own_headers()]
-        await send_start(self.send, status=status, headers=headers)
+        await send_start(self.send, status=status, headers=headers, is_whole=True)
         await self.send({"type": "http.response.body", "body": told, "more_body": False})
 
     def _require_endpoint(self, request: Request, received: UpstreamResponse) -> None:
@@ -393,7 +386,9 @@ class ExchangeHandler:
         if recognized is None or not runtime.planner.conversations.shared:
             return
         answers = listened(runtime.planner, progress)
-        if answers and not await runtime.planner.announce(recognized, self.id, model=progress.model, answers=answers):
+        if answers and not await runtime.planner.announce(
+            recognized, progress.id, model=progress.model, answers=answers
+        ):
             progress.degraded.append("store")
 
     async def _recall(self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling) -> None:
@@ -496,8 +491,8 @@ class ExchangeHandler:
     def _headers(self, answer: Answer) -> list[tuple[bytes, bytes]]:
         granted = without_grants(answer.headers, self.scope, self.progress.caller, self.runtime.config)
         kept = [(n, v) for n, v in granted if n not in NOT_RELAYED and not n.startswith(b"x-weir-")]
-        own, is_named = self.progress.own_headers(), b"x-request-id" in [n for n, _ in kept]
-        return kept + ([(n, v) for n, v in own if n != b"x-request-id"] if is_named else own)
+        own = self.progress.own_headers()
+        return kept + ([(n, v) for n, v in own if n != b"x-request-id"] if b"x-request-id" in dict(kept) else own)
 
     async def _refuse(self, error: ProxyError) -> None:
         self.progress.refused(error)

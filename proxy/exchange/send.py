@@ -90,13 +90,17 @@ class Attempts(msgspec.Struct):
         self.span = span = self._begin_span(body, plan) if self.trace.recorded else NULL_SPAN
         self.called, self.received, self.first_chunk = time.perf_counter(), None, None
         context = span.propagation() if span.recorded and upstream.forward_trace else ()
-        drop = DROPPED_WITH_CONTEXT if context or not upstream.forward_trace else DROPPED
+        drop, headers = DROPPED if upstream.forward_trace else DROPPED_WITH_CONTEXT, self.headers
+        if context or plan.betas:
+            kept = [h for h in headers if h[0] not in (DROPPED_WITH_CONTEXT if context else drop)]
+            drop, headers = frozenset(), [*_with_betas(kept, plan.betas), *context]
         try:
             answer = await self.upstreams.send(
                 self.destination,
                 method="POST",
                 query=self.query,
-                headers=[*_with_betas([h for h in self.headers if h[0] not in drop], plan.betas), *context],
+                headers=headers,
+                drop=drop,
                 body=body,
                 attempt=self.made - 1,
             )

@@ -19,10 +19,10 @@ from typing import Literal
 
 import uvicorn
 
-from proxy.server.cycle import DISCONNECT, WRITE, App, ServerLimits, Shutdown
+from proxy.server.cycle import BODY_FOLLOWS, DISCONNECT, WRITE, App, ServerLimits, Shutdown
 from proxy.server.protocol import ServerConfig
 
-__all__ = ["DISCONNECT", "WRITE", "App", "Server", "ServerLimits", "Shutdown", "run", "serve"]
+__all__ = ["BODY_FOLLOWS", "DISCONNECT", "WRITE", "App", "Server", "ServerLimits", "Shutdown", "run", "serve"]
 
 
 _log = logging.getLogger("proxy.server")

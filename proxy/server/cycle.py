@@ -6,9 +6,9 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
-
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from proxy.errors import Busy, ProxyError
 
@@ -17,6 +17,8 @@ DISCONNECT = "weir.disconnect"
 """The extension in a request's scope that has a function called when the client leaves."""
 WRITE = "weir.write"
 """The extension that writes a piece of the answer's body at once; False where the client takes no more for now."""
+BODY_FOLLOWS = "weir.body_follows"
+"""In a message that begins an answer: its whole body is the next, so that both go out in one call of the system."""
 
 
 CLOSING = 5.0
@@ -84,31 +86,31 @@ _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in http.HTTPStatus}
 
 
-class Cycle(RequestResponseCycle):
+class Cycle:
     """One request and its answer; ``plain`` is HTTP/1.0, which knows no chunks and gets ``Connection: close``."""
 
+    disconnected = response_started = response_complete = bodiless = False
+    more_body = True
+    buffered = expected_content_length = 0
+    chunked_encoding: bool | None = None
+    head = b""
+    gone: Callable[[], None] | None = None
+
     def __init__(self, *, protocol: "Protocol", plain: bool, whole: bool, keep_alive: bool) -> None:
-        super().__init__(
-            scope=protocol.scope,
-            transport=protocol.transport,
-            flow=protocol.flow,
-            logger=protocol.logger,
-            access_logger=protocol.access_logger,
-            access_log=False,
-            default_headers=protocol.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=protocol.expect_100_continue,
-            keep_alive=keep_alive,
-            on_response=protocol.on_response_complete,
-        )
+        self.scope: dict[str, Any] = protocol.scope  # type: ignore[assignment]  # uvicorn's has no extensions of ours
+        self.transport = protocol.transport
+        self.flow = protocol.flow
+        self.logger = protocol.logger
+        self.default_headers = protocol.server_state.default_headers
+        self.message_event = asyncio.Event()
+        self.on_response: Callable[[], None] = protocol.on_response_complete
+        self.waiting_for_100_continue = protocol.expect_100_continue
+        self.keep_alive = keep_alive
         self.pipeline = protocol.pipeline
         self.plain = plain
         self.whole = whole
-        self.bodiless = False
         self.parts: list[bytes] = []
-        self.buffered = 0
-        self.gone: Callable[[], None] | None = None
-        protocol.scope["extensions"] = {DISCONNECT: self.when_gone, WRITE: self.write}  # type: ignore[dict-item]  # ours
+        self.scope["extensions"] = {DISCONNECT: self.when_gone, WRITE: self.write}
 
     def when_gone(self, callback: Callable[[], None] | None) -> None:
         """Has ``callback`` called once when the client leaves before its answer is complete; None calls it off."""
@@ -168,54 +170,53 @@ class Cycle(RequestResponseCycle):
         if self.bodiless:
             return
         if self.chunked_encoding:
-            if body:
-                self.transport.write(b"%x\r\n%b\r\n%b" % (len(body), body, end))
-            elif end:
-                self.transport.write(end)
-            return
-        if self.chunked_encoding is False:
+            body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
+        elif self.chunked_encoding is False:
             if len(body) > self.expected_content_length:
                 raise RuntimeError("answer is longer than its Content-Length")
             self.expected_content_length -= len(body)
-        if body:
+        if self.head:
+            self.transport.writelines((self.head, body))
+            self.head = b""
+        elif body:
             self.transport.write(body)
 
     def _write_head(self, message: Message) -> None:
         if message["type"] != "http.response.start":
             raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
         status, headers = message["status"], list(message.get("headers", ()))
-        if _NOT_IN_NAME.search(b"".join([name for name, _ in headers])):
+        names, values = [*map(bytes.lower, map(itemgetter(0), headers))], [*map(itemgetter(1), headers)]
+        if _NOT_IN_NAME.search(b"".join(names)):
             raise RuntimeError("illegal character in a header name")
-        if _NOT_IN_VALUE.search(b"".join([value for _, value in headers])):
+        if _NOT_IN_VALUE.search(b"".join(values)):
             raise RuntimeError("illegal character in a header value")
         if self.waiting_for_100_continue:
             # The client may now send its body or not: the next bytes are ambiguous, so there is no next request.
             self.keep_alive = self.waiting_for_100_continue = False
         self.response_started = True
         self.bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
+        fields = [*zip(names, values, strict=True)]
+        if not _GENERATED.isdisjoint(names):
+            if any(name == b"connection" and value.lower() == b"close" for name, value in fields):
+                self.keep_alive = False
+            fields = [field for field in fields if field[0] not in _GENERATED]
+        if (length := dict(fields).get(b"content-length")) is not None:
+            self.expected_content_length = int(length)
+            self.chunked_encoding = False
+        if b"date" not in names:
+            fields += self.default_headers
         lines = [_STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        dated = False
-        for name, value in headers:
-            name = name.lower()
-            if name in _GENERATED:
-                if name == b"connection" and value.lower() == b"close":
-                    self.keep_alive = False
-                continue
-            if name == b"content-length":
-                self.expected_content_length = int(value)
-                self.chunked_encoding = False
-            elif name == b"date":
-                dated = True
-            lines += (name, b": ", value, b"\r\n")
-        for name, value in () if dated else self.default_headers:
-            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"%b: %b\r\n" * len(fields) % (*chain.from_iterable(fields),))
         if self.chunked_encoding is None and not self.bodiless and not self.plain:
             self.chunked_encoding = True
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
-        self.transport.write(b"".join(lines))
+        if message.get(BODY_FOLLOWS) and not self.bodiless:
+            self.head = b"".join(lines)
+        else:
+            self.transport.write(b"".join(lines))
 
     async def run_asgi(self, app: App) -> None:
         """Runs the application. One that returns in the middle of its answer has cut it off, and says so itself.

@@ -41,7 +41,7 @@ class _Refused(Exception): ...
 
 
 class Protocol(HttpToolsProtocol):
-    cycle: Cycle
+    cycle: Cycle  # type: ignore[assignment]  # which does all that uvicorn's does
     pipeline: deque[tuple[Cycle, Any]]  # type: ignore[assignment]
 
     def __init__(
@@ -297,10 +297,7 @@ class Protocol(HttpToolsProtocol):
         if self.phase == _BODY:
             return
         name = name.lower()
-        headers = self.headers
-        headers.append((name, value))
-        if len(headers) > self.limits.header_fields:
-            self._reject(431, RequestTooLarge("The request has too many headers."))
+        self.headers.append((name, value))
         if name in _WATCHED:
             self._watch(name, value)
 
@@ -365,6 +362,8 @@ class Protocol(HttpToolsProtocol):
         """Refuses a head that llhttp accepts and Weir does not (RFC 9112 3.2, 6.1 and 6.3)."""
         if version not in ("1.0", "1.1"):
             self._reject(400, InvalidRequest("Only HTTP/1.0 and HTTP/1.1 are understood."))
+        if len(self.headers) > self.limits.header_fields:
+            self._reject(431, RequestTooLarge("The request has too many headers."))
         if self.hosts > 1 or (not self.hosts and version == "1.1"):
             self._reject(400, InvalidRequest("A request has exactly one Host header."))
         if self.coded and (version == "1.0" or self.length is not None):
@@ -378,7 +377,7 @@ class Protocol(HttpToolsProtocol):
 
     def _begin(self, cycle: Cycle, app: Any) -> None:
         self.running = cycle
-        self._start_asgi_task(cycle, app)
+        self._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)

@@ -18,6 +18,7 @@ from proxy.store.schema import (
     among,
     branches,
     chains,
+    columns_of,
     conversations,
     exchanges,
     health_snapshots,
@@ -179,14 +180,18 @@ def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[st
 
 def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> None:
     found = [((row.tenant, home[row.id]), row, row.health) for row in rows if row.health is not None]
+    if not found:
+        return
     # whatever is open of one that begins is of somebody who is gone
     tx.many(CLOSE_ALL, [_key(*key) | {"now": row.at} for key, row, checkup in found if checkup.is_first])
-    tx.many(
+    tx.columns(
         ADD_SNAPSHOT,
-        [
-            stored(health_snapshots, checkup.snapshot, tenant=tenant, conversation=conversation, id=row.id)
-            for (tenant, conversation), row, checkup in found
-        ],
+        {
+            **columns_of(health_snapshots, [checkup.snapshot for _, _, checkup in found]),
+            "tenant": [tenant for (tenant, _), _, _ in found],
+            "conversation": [conversation for (_, conversation), _, _ in found],
+            "id": [row.id for _, row, _ in found],
+        },
     )
     tx.many(
         ADD_ALERT,

@@ -24,8 +24,10 @@ from proxy.store.conversations import add_checkups, follow_others, open_conversa
 from proxy.store.ledger import mark_asked_again
 from proxy.store.records import AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
+    NOTHING,
     among,
     branches,
+    columns_of,
     conversations,
     exchanges,
     keep_first,
@@ -39,7 +41,7 @@ from proxy.store.schema import (
     total,
     usage_days,
 )
-from proxy.store.transaction import Place, Transaction, ordered
+from proxy.store.transaction import Columns, Place, Transaction, ordered
 
 By = Literal["model", "policy", "day", "conversation"]
 DAY = 86_400.0
@@ -104,7 +106,7 @@ def record(
     _touch_conversations(tx, rows, home)
     mark_asked_again(tx, rows)
     add_checkups(tx, rows, home)
-    tx.many(ADD, [_values(row, home[row.id]) for row in rows])
+    tx.columns(ADD, _columns(rows, home))
     for tenant, ids in _by_tenant(rows):
         tx.ask(ADD_TO_DAYS, tenant, ids)
     inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
@@ -229,19 +231,18 @@ def _is_audited(row: ExchangeRow) -> bool:
     return bool(row.events or row.refusal or row.outcome == REFUSED or has_alerts)
 
 
-def _values(row: ExchangeRow, home: str) -> dict[str, object]:
-    detail: Mapping[str, Any] = row.detail
-    summaries = detail.get("summarizer", {})
-    return stored(
-        exchanges,
-        row,
-        conversation=home,
-        detail=_ENCODER.encode(dict(detail)) if detail else "{}",
-        cost=detail.get("cost"),
-        cost_saved=detail.get("cost_saved"),
-        summaries=summaries.get("asked", 0) + summaries.get("answered", 0) or None,
-        summaries_cost=summaries.get("dollars"),
-    )
+def _columns(rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> Columns:
+    details: list[Mapping[str, Any]] = [row.detail for row in rows]
+    spent: list[Mapping[str, Any]] = [detail.get("summarizer", NOTHING) for detail in details]
+    return {
+        **columns_of(exchanges, rows),
+        "conversation": [home[row.id] for row in rows],
+        "detail": [_ENCODER.encode(dict(detail)) if detail else "{}" for detail in details],
+        "cost": [detail.get("cost") for detail in details],
+        "cost_saved": [detail.get("cost_saved") for detail in details],
+        "summaries": [each.get("asked", 0) + each.get("answered", 0) or None for each in spent],
+        "summaries_cost": [each.get("dollars") for each in spent],
+    }
 
 
 def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival], home: dict[str, str]) -> None:

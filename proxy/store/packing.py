@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -223,12 +224,12 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     tools: int = 0
 
     def kept(self, request: str, at: float) -> "KeptArrays":
-        said_by = [message.role for message in self.messages]
+        said_by = [*map(attrgetter("role"), self.messages)]
         roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
         facts: list[object] = [None] * (3 * len(said_by))  # by column: there may be hundreds in each request
-        facts[0::3] = [message.digest for message in self.messages]
-        facts[1::3] = [roles[role] for role in said_by]
-        facts[2::3] = [message.tokens for message in self.messages]
+        facts[0::3] = [*map(attrgetter("digest"), self.messages)]
+        facts[1::3] = [*map(roles.__getitem__, said_by)]
+        facts[2::3] = [*map(attrgetter("tokens"), self.messages)]
         records = struct.pack(">" + len(said_by) * RECORD_FORM, *facts)
         said = {
             "keep": self.keep,

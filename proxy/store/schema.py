@@ -568,6 +568,12 @@ def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
     return {**dict(zip(keys, values(record), strict=True)), **more}
 
 
+def columns_of(table: sa.Table, records: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """The columns of records of one kind, of which there is at least one."""
+    keys, values = _taking(table, records[0].__class__)
+    return dict(zip(keys, zip(*map(values, records), strict=True), strict=True))
+
+
 def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
     found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
     return kind(**{key: found[name] for key, name in _shared(table, kind) if key not in more}, **more)

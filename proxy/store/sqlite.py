@@ -541,7 +541,7 @@ class SqliteDatabase:
 
     def _wal(self) -> int:
         try:
-            return Path(f"{self._path}-wal").stat().st_size
+            return os.stat(f"{self._path}-wal").st_size  # noqa: PTH116 - a Path costs four times as much
         except OSError:
             return 0
 

@@ -27,12 +27,14 @@ Damage = Callable[[str, str, str], None]
 Place = Sequence[str | int | float]
 """Where a page ended: what its last row has in the columns that the list is ordered by."""
 Statement = sa.Insert | sa.Update | sa.Delete
-Taking = Callable[[Mapping[str, object]], tuple[object, ...]]
+Columns = Mapping[str, Sequence[object]]
+Taking = Callable[[Columns], list[tuple[object, ...]]]
+Asking = Callable[[str, Sequence[str]], tuple[object, ...]]
 Rows = sa.Select[*tuple[Any, ...]]
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 AT_ONCE = 500
 _VALUES = re.compile(r"(?<= VALUES )\((?:\?, )*\?\)")
-_SIZES = (32, 8, 2, 1)
+_SIZES = (128, 32, 8, 2, 1)
 """How many rows one INSERT has: few lengths, so that each is prepared once."""
 ASIDE = "aside"
 """Where a connection whose transactions run on the event loop has what runs work apart from it."""
@@ -88,18 +90,24 @@ class Transaction:
         self.frames: dict[int, dict[str, tuple[bytes, str]]] = {}
 
     def many(self, statement: Statement | Upsert, rows: Sequence[Mapping[str, object]]) -> None:
-        """Execute a statement once a row; all rows have the same keys.
+        """Execute a statement once a row; all rows have the same keys."""
+        if rows:
+            names = tuple(rows[0])
+            take = itemgetter(*names) if len(names) > 1 else lambda row: (row[names[0]],)
+            self.columns(statement, dict(zip(names, zip(*map(take, rows), strict=True), strict=True)))
+
+    def columns(self, statement: Statement | Upsert, columns: Columns) -> None:
+        """The same of rows by their columns, of which there may be many: no row has to be a mapping first.
 
         It is compiled once: SQLAlchemy's work per row is most of what a batch costs.
         """
-        if not rows:
-            return
         if not isinstance(statement, Statement):
             statement = statement[self.dialect]
-        begin, one, end, values = _compiled(statement, self.connection.dialect, tuple(rows[0]))
-        given = [values(row) for row in rows]
+        begin, one, end, values = _compiled(statement, self.connection.dialect, tuple(columns))
+        given = values(columns)
         if not one:
-            self.connection.exec_driver_sql(begin, given)
+            if given:
+                self.connection.exec_driver_sql(begin, given)
             return
         for size in _SIZES:  # sqlite3 lets go of the interpreter for each execution, and waits for it after each
             while len(given) >= size:
@@ -114,9 +122,9 @@ class Transaction:
         asked = statement[self.dialect] if isinstance(statement, Upsert) else statement
         dialect, found = self.connection.dialect, list[tuple[Any, ...]]()
         for some in chunks(ids):
-            text, names, values = _asking(asked, dialect, 1 << (len(some) - 1).bit_length())
-            some += some[-1:] * (len(names) - len(some))
-            found += self._execute(text, values({"of_tenant": tenant, **dict(zip(names, some, strict=True))}))
+            size = 1 << (len(some) - 1).bit_length()
+            text, values = _asking(asked, dialect, size)
+            found += self._execute(text, values(tenant, some + some[-1:] * (size - len(some))))
         for at, column in enumerate(asked.selected_columns if isinstance(asked, sa.Select) else ()):
             if isinstance(column.type, Id):
                 found = [(*row[:at], column.type.shown(row[at]), *row[at + 1 :]) for row in found]
@@ -136,28 +144,27 @@ class Transaction:
         return self.execute(statement[self.dialect], row).rowcount == 1
 
 
-def _taking(order: Sequence[str], fixed: Mapping[str, Any], kinds: Mapping[str, object], dialect: sa.Dialect) -> Taking:
-    take, typed = itemgetter(*order), [(at, kinds.get(name)) for at, name in enumerate(order)]
-    binds = [(at, bind) for at, kind in typed if isinstance(kind, StoredText) and (bind := kind.binding(dialect))]
-
-    def values(row: Mapping[str, object]) -> tuple[object, ...]:
-        found = list(take({**fixed, **row} if fixed else row))
-        for at, bind in binds:
-            if (given := found[at]) is not None:
-                found[at] = bind(given)
-        return tuple(found)
-
-    return values
+def _bound(kind: object, given: Sequence[Any], dialect: sa.Dialect) -> Sequence[Any]:
+    bind = kind.binding(dialect) if isinstance(kind, StoredText) else None
+    if bind is None:
+        return given
+    return [None if each is None else bind(each) for each in given] if None in given else [*map(bind, given)]
 
 
 @lru_cache(maxsize=128)
-def _asking(statement: sa.Select[Any] | sa.Insert, dialect: sa.Dialect, size: int) -> tuple[str, list[str], Taking]:
+def _asking(statement: sa.Select[Any] | sa.Insert, dialect: sa.Dialect, size: int) -> tuple[str, Asking]:
     compiled = statement.compile(dialect=dialect)
     expanded = compiled.construct_expanded_state({"of_tenant": "", "ids": [""] * size})
-    order, names = expanded.positiontup or (), expanded.parameter_expansion["ids"]
-    kinds = {name: each.type for name, each in compiled.binds.items()}
-    fixed = {name: expanded.parameters[name] for name in order if name not in names and name != "of_tenant"}
-    return expanded.statement, names, _taking(order, fixed, kinds | dict.fromkeys(names, kinds["ids"]), dialect)
+    names, kinds = expanded.parameter_expansion["ids"], {name: each.type for name, each in compiled.binds.items()}
+    fixed = {name: _bound(kinds.get(name), [value], dialect)[0] for name, value in expanded.parameters.items()}
+    take = itemgetter(*(expanded.positiontup or ()))
+
+    def values(tenant: str, ids: Sequence[str]) -> tuple[object, ...]:
+        (owner,) = _bound(kinds["of_tenant"], [tenant], dialect)
+        own = dict(zip(names, _bound(kinds["ids"], ids, dialect), strict=True))
+        return cast("tuple[object, ...]", take({**fixed, **own, "of_tenant": owner}))
+
+    return expanded.statement, values
 
 
 @lru_cache(maxsize=64)
@@ -167,7 +174,12 @@ def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) 
     text, order, found = str(compiled), compiled.positiontup or [], None
     kinds = {name: each.type for name, each in compiled.binds.items() if name in keys}
     fixed = {name: compiled.params[name] for name in order if name not in keys}
-    values = _taking(order, fixed, kinds, dialect)
+
+    def values(columns: Columns) -> list[tuple[object, ...]]:
+        size = len(next(iter(columns.values())))
+        given = (_bound(kinds.get(n), columns[n], dialect) if n in columns else (fixed[n],) * size for n in order)
+        return [*zip(*given, strict=True)]
+
     if dialect.name == "sqlite":  # PostgreSQL takes no row twice in one INSERT
         found = _VALUES.search(text)
     if found is None or found.group().count("?") != len(order):

@@ -17,7 +17,7 @@ from proxy.store.records import AnswerRow, Change, ExchangeRow, RelayedRow, Stal
 
 log = logging.getLogger("weir.settle")
 
-BATCH = 128
+BATCH = 256
 HEAVY = 512 << 10  # bytes of new messages that one batch is about: requests that have to be stored wait for it
 PAUSE = 0.15
 RETRY_PAUSE = 2.0

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
+from operator import attrgetter
 from os import urandom
 from typing import IO, Final, Literal
 from urllib.parse import unquote
@@ -154,8 +155,10 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"removed={self.removed}")
         if self.tokens_after != self.tokens_before:
             parts.append(f"sufficient={self.tokens_before}->{self.tokens_after}")
-        told = [(name, value) for name in _TAIL if (value := getattr(self, name)) is not None]
-        parts += [f"{name}={value if value.__class__ is int else _word(value)}" for name, value in told]
+        told = [(name, value) for name, value in zip(_TAIL, _TAIL_OF(self), strict=True) if value is not None]
+        words = [value for _, value in told if isinstance(value, str)]
+        plain = (int, str) if all(words) and _BARE.fullmatch("".join(words)) else int
+        parts += [f"{name}={value if isinstance(value, plain) else _word(value)}" for name, value in told]
         return " ".join(parts)
 
     def record(self) -> dict[str, object]:
@@ -183,6 +186,7 @@ class AlertLine(msgspec.Struct, frozen=True, kw_only=True):
 
 _SHOWN_FIRST: Final = {"tokens_before", "tokens_after", "usable", "zone", "overflow", "scanned", "prunable", "removed"}
 _TAIL: Final = tuple(name for name in ExchangeLine.__struct_fields__ if name not in _SHOWN_FIRST)
+_TAIL_OF: Final = attrgetter(*_TAIL)
 
 
 def log_exchange(logger: logging.Logger, line: ExchangeLine) -> None:

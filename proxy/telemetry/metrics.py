@@ -19,9 +19,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 from opentelemetry.sdk.resources import Resource
@@ -304,16 +305,12 @@ class Metrics:
         self.watch(ACTIVE_REQUESTS, lambda: {(): self.active})
         self.watch(ACTIVE_STREAMS, lambda: {(): self.streams})
 
-    def tell(self, counts: Iterable[Count], *, trace: str | None = None) -> None:
-        """Add each value to its sum, or count it in its bucket (upper bounds are inclusive).
-
-        ``trace`` is the one that they are from, kept as an example of a request's times. Negative values, NaN and
-        infinity are ignored.
-        """
+    def tell(self, counts: Iterable[Count]) -> None:
+        """Add each value to its sum, or count it in its bucket (upper bounds are inclusive), where it is one at all."""
         with self._lock:
             for instrument, value, labels in counts:
                 if 0 <= value < inf:
-                    self._count(instrument, labels, (value,), trace)
+                    self._count(instrument, labels, (value,), None)
 
     def told(
         self,
@@ -324,6 +321,7 @@ class Metrics:
     ) -> None:
         """The same of what ``names`` says of ``key``, which is asked once for each key; None is no value.
 
+        ``trace`` is the one that they are from, kept as an example of a request's times.
         What is told without a trace is added up with what comes after it: that takes a tenth of the time.
         """
         with self._lock:
@@ -344,7 +342,7 @@ class Metrics:
     def _add_up(self, told: "Iterable[_Told]", trace: str | None = None) -> None:
         for places, rows in told:
             for (instrument, labels), *column in zip(places, *rows, strict=True):
-                if found := [value for value in column if value is not None and 0 <= value < inf]:
+                if found := _counted(column):
                     self._count(instrument, labels, found, trace)
             rows.clear()
 
@@ -353,21 +351,21 @@ class Metrics:
         series.total = sum(values, series.total)
         if not instrument.bounds:
             return
-        for value in values:
-            bucket = bisect_left(instrument.bounds, value)
-            series.counts[bucket] += 1
-            if trace is not None and instrument in TRACED:
-                series.exemplars[bucket] = (trace, value, time.time())
+        counts, buckets = series.counts, [*map(partial(bisect_left, instrument.bounds), values)]
+        for bucket in buckets:
+            counts[bucket] += 1
+        if trace is not None and instrument in TRACED:
+            series.exemplars |= {b: (trace, value, time.time()) for b, value in zip(buckets, values, strict=True)}
         series.low, series.high = min(series.low, *values), max(series.high, *values)
 
     def add(self, counter: Instrument, *labels: str, value: float = 1) -> None:
         self.tell(((counter, value, labels),))
 
     def record(self, histogram: Instrument, value: float, *labels: str, trace: str | None = None) -> None:
-        self.tell(((histogram, value, labels),), trace=trace)
+        self.told(_alone, histogram, labels, values=(value,), trace=trace)
 
     def timed(self, histogram: Instrument, label: str, seconds: float) -> None:
-        self.tell(((histogram, seconds, (label,)),))
+        self.record(histogram, seconds, label)
 
     def served(
         self, *, method: str, route: str, status: int | None, error: str, seconds: float, trace: str | None = None
@@ -433,6 +431,20 @@ class Metrics:
         for each, seen in zip(key, values, strict=True):
             seen.add(each)
         return key
+
+
+def _alone(instrument: Instrument, labels: Labels) -> tuple[Named, ...]:
+    return ((instrument, labels),)
+
+
+def _counted(column: Sequence[float | None]) -> Sequence[float]:
+    """The values among them that can be added up: looked for one by one only where one cannot."""
+    if column.count(None) == len(column):
+        return ()
+    found = cast("Sequence[float]", [v for v in column if v is not None] if None in column else column)
+    if min(found) >= 0 and sum(found) < inf:
+        return found
+    return [value for value in found if 0 <= value < inf]
 
 
 def _first_of_call(labels: Labels, error: str) -> tuple[Named, ...]:

@@ -7,26 +7,21 @@ answer can never open another tenant's. Within a pool such bytes close the conne
 import asyncio
 import contextlib
 import functools
+import math
 import re
 import time
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
 
 import aiohttp
-from aiohttp.payload import AsyncIterablePayload
-from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connection import (
-    Connector,
-    PooledConnection,
-    Pools,
-    StaleConnection,
-    Upload,
-)
+from proxy.upstream.connection import Connector, PooledConnection, PooledResponse, Pools, StaleConnection
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -37,6 +32,8 @@ _HOP_BY_HOP = frozenset(
 )
 _PRIVATE = (b"proxy-", b"x-weir-", b"uberctx-")
 _NOT_COPIED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"baggage"}
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+UNSENDABLE = "The request's target or headers hold what cannot be sent."
 CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
 _NOT_IN_NAME = re.compile(rb"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -64,28 +61,6 @@ class Target:
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.isprintable():
             raise ValueError(f"the api_key of upstream {self.name!r} holds a character that no header may hold")
-
-
-class Deadline:
-    """Cancels the running task when the time is up; what ``asyncio.timeout`` does, at a third of its cost."""
-
-    __slots__ = ("_before", "_fired", "_task", "timer")
-
-    def __init__(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(loop)
-        self._before = self._task.cancelling() if self._task is not None else 0
-        self._fired = False
-        self.timer = loop.call_later(seconds, self._fire)
-
-    def _fire(self) -> None:
-        if self._task is not None:
-            self._fired = True
-            self._task.cancel()
-
-    def passed(self) -> bool:
-        """Whether a cancellation was this one; someone else's, even at the same moment, goes first."""
-        return self._fired and self._task is not None and self._task.uncancel() <= self._before
 
 
 class IdleWatch:
@@ -215,13 +190,14 @@ class HTTPAnswer(Answer):
         *("_watch", "_wire", "_write"),
     )
     _turn: asyncio.Future[None]
+    _watch: IdleWatch | None
     _wire: PooledConnection | None
     _write: Callable[[bytes], bool | None]
     _through: Callable[[bytes], bytes]
 
     def __init__(
         self,
-        response: aiohttp.ClientResponse,
+        response: PooledResponse,
         headers: tuple[tuple[bytes, bytes], ...],
         target: Target,
         hidden: bytes = b"",
@@ -236,7 +212,14 @@ class HTTPAnswer(Answer):
         self._content = response.content
         self._handing = self._refilled = False
         self._target = target
-        self._watch = IdleWatch(target.idle, end=functools.partial(_fall_silent, response))
+        self._watch = None
+
+    async def read(self, limit: int | None = None) -> bytes:
+        content = self._content
+        if not content.is_eof() or content.exception() or self._rest or content.total_bytes > (limit or math.inf):
+            return await super().read(limit)
+        body, self.ended = content.read_nowait(), True  # it is there as a whole, as most answers are with their head
+        return body if self._masker is None else self._masker.over(body) + self._masker.end()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         held: list[bytes] = []
@@ -258,7 +241,7 @@ class HTTPAnswer(Answer):
         if rest and (piece := through(rest)) and not write(piece):
             return False
         self._write, self._through = write, through
-        self._wire = wire = _wire_of(self._response)
+        self._wire = wire = self._response.wire
         self._turn = turn = asyncio.get_running_loop().create_future()
         if wire is not None:
             wire.told = self._come
@@ -267,13 +250,17 @@ class HTTPAnswer(Answer):
             if not turn.done():
                 if wire is None or not wire.connected:
                     raise aiohttp.ClientConnectionError("closed here")
+                fall_silent = functools.partial(_fall_silent, self._response)
+                self._watch = self._watch or IdleWatch(self._target.idle, end=fall_silent)
+                self._watch.since = self._watch.clock()
                 self._watch.start()
                 await turn
             turn.result()
         except _BREAKS as error:
             raise self._broken(error) from error
         finally:
-            self._watch.since = None
+            if self._watch is not None:
+                self._watch.since = None
             self._turn_away()
             del self._write, self._through  # which lead to whoever holds this answer
         if not self._content.at_eof():
@@ -281,7 +268,7 @@ class HTTPAnswer(Answer):
         if self._masker is not None and (held := through(self._masker.end())):
             write(held)
         self.ended = True
-        self._watch.stop()
+        self._stop_watch()
         return True
 
     def _come(self) -> None:
@@ -291,7 +278,8 @@ class HTTPAnswer(Answer):
         self._handing = True
         try:
             if self._hand_on():
-                self._watch.since = self._watch.clock()
+                if self._watch is not None:
+                    self._watch.since = self._watch.clock()
             else:
                 self._turn.set_result(None)
         except Exception as error:  # noqa: BLE001 - raised by whoever waits
@@ -323,34 +311,24 @@ class HTTPAnswer(Answer):
         return StreamBroken(f"Upstream {self._target.name!r} broke off its answer.")
 
     def close(self) -> None:
-        if self.ended:
-            return
-        self._watch.stop()
-        wire = _wire_of(self._response)
-        if wire is not None and wire.transport is not None:
-            wire.transport.abort()
-        self._response.close()
-        _tell(wire)
+        if not self.ended:
+            self._stop_watch()
+            self._response.close()
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
 
 
-def _wire_of(response: aiohttp.ClientResponse) -> PooledConnection | None:
-    wire = None if response.connection is None else response.connection.protocol
-    return wire if isinstance(wire, PooledConnection) else None
-
-
-def _tell(wire: PooledConnection | None) -> None:
-    if wire is not None and wire.told is not None:
-        wire.told()
-
-
-def _fall_silent(response: aiohttp.ClientResponse) -> None:
+def _fall_silent(response: PooledResponse) -> None:
     response.content.set_exception(_Idle())
-    _tell(_wire_of(response))
+    if response.wire is not None and response.wire.told is not None:
+        response.wire.told()
 
 
 class Client:
     def __init__(self, *, instance: str) -> None:
-        self._via = f"1.1 weir-{instance}"
+        self._via = f"via: 1.1 weir-{instance}".encode()
         self._pools: Pools[tuple[str, str | None, str], Connector] = Pools(
             make=Connector, busy=lambda pool: pool.busy, close=Connector.close
         )
@@ -383,22 +361,35 @@ class Client:
         upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
         ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
         """
-        url = _url(target.base_url, path, query)
-        fields = self._fields(target, url, headers, drop=drop, attempt=attempt)
-        if length is not None and not isinstance(body, bytes):
-            fields["Content-Length"] = str(length)
+        origin, opening = _opening(method.upper(), target.base_url, path, query)
+        head = opening + self._fields(target, headers, drop=drop, attempt=attempt) + _framing(method, body, length)
         pool = self._pools.of((target.base_url, target.api_key, tenant))
         started = time.monotonic()
         hidden = hidden if target.api_key is None else target.api_key.encode()
+        patience, within = _timeout(min(target.connect, target.first_byte)), target.first_byte
+        how: dict[str, Any] = {
+            "length": length,
+            "patience": patience,
+            "within": within,
+            "is_bodiless": method == "HEAD",
+        }
+
+        async def ask() -> HTTPAnswer:
+            try:
+                answer = await pool.ask(origin, head, body or b"", **how)
+            except (aiohttp.ClientError, OSError) as error:
+                raise _failure(error, target) from None
+            return _answer(answer, target, hidden)
+
         try:
-            return await _send(pool, target, method, url, fields, body, hidden)
+            return await ask()
         except StaleConnection:
             if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
                 raise UpstreamUnreachable(
                     f"Upstream {target.name!r} closed the connection without an answer."
                 ) from None
         pool.drop_idle()
-        return await _send(pool, target, method, url, fields, body, hidden)
+        return await ask()
 
     @property
     def connections(self) -> tuple[int, int]:
@@ -408,23 +399,31 @@ class Client:
     async def close(self) -> None:
         await self._pools.close()
 
-    def _fields(
-        self, target: Target, url: URL, headers: Headers, *, drop: frozenset[bytes], attempt: int
-    ) -> CIMultiDict[str]:
+    def _fields(self, target: Target, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> bytes:
         skip = _skipped(drop, keyed=target.api_key is not None) | _named(headers)
-        fields = [("Host", url.host_port_subcomponent or "")]
-        fields += [
-            (copied, _text(value))
+        lines = [
+            b"%b: %b" % (copied, value)
             for name, value in headers
             if (copied := _copied(name)) is not None and name not in skip
         ]
+        if attempt:
+            lines = [b"%b-%d" % (line, attempt) if line.startswith(b"idempotency-key:") else line for line in lines]
         if target.api_key is not None:
-            fields.append(credential_field(target.auth, target.api_key))
-        fields.append(("via", self._via))
-        result = CIMultiDict(fields)
-        if attempt and (key := result.get("idempotency-key")) is not None:
-            result["idempotency-key"] = f"{key}-{attempt}"
-        return result
+            lines.append("{}: {}".format(*credential_field(target.auth, target.api_key)).encode())
+        lines.append(self._via)
+        if _NOT_IN_VALUE.search(b"".join(lines)):
+            raise InvalidRequest(UNSENDABLE)
+        return b"\r\n".join(lines)
+
+
+def _framing(method: str, body: bytes | AsyncIterator[bytes] | None, length: int | None) -> bytes:
+    if body is None or isinstance(body, bytes):
+        length = len(body or b"") or length
+        if length is None and method in _WITHOUT_BODY:
+            return b"\r\n\r\n"
+    elif length is None:
+        return b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return b"\r\nContent-Length: %d\r\n\r\n" % (length or 0)
 
 
 def credential_field(auth: str, key: str) -> tuple[str, str]:
@@ -432,46 +431,20 @@ def credential_field(auth: str, key: str) -> tuple[str, str]:
 
 
 def came_through(headers: Headers, instance: str) -> bool:
+    if b"via" not in dict(headers):
+        return False
     passed = [hop for name, value in headers if name == b"via" for hop in value.split(b",")]
-    return bool(passed) and f"weir-{instance}".encode() in [word for hop in passed for word in hop.split()[1:2]]
+    return f"weir-{instance}".encode() in [word for hop in passed for word in hop.split()[1:2]]
 
 
-async def _send(
-    pool: Connector,
-    target: Target,
-    method: str,
-    url: URL,
-    fields: CIMultiDict[str],
-    body: bytes | AsyncIterator[bytes] | None,
-    hidden: bytes,
-) -> HTTPAnswer:
-    upload = None if body is None or isinstance(body, bytes) else Upload(body)
-    data = body if upload is None else AsyncIterablePayload(upload)
-    deadline = Deadline(target.first_byte)
-    try:
-        response = await pool.ask(method, url, fields, data, patience=_timeout(target.connect))
-    except asyncio.CancelledError:
-        if deadline.passed():
-            raise _failure(TimeoutError(), target) from None
-        raise
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        if upload is not None and upload.failure is not None:
-            raise upload.failure from None
-        raise _failure(error, target) from None
-    finally:
-        deadline.timer.cancel()
-    return _answer(response, target, hidden)
-
-
-def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> HTTPAnswer:
-    raw = response.raw_headers
-    problem = None
+def _answer(response: PooledResponse, target: Target, hidden: bytes) -> HTTPAnswer:
+    raw, problem = response.raw_headers, None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
     if response.status < 200 or (300 <= response.status < 400 and response.status != 304):
         problem = f"answered with status {response.status}, which Weir does not follow"
-    elif _NOT_IN_VALUE.search(b"".join([value for _, value in raw])):
+    elif _NOT_IN_VALUE.search(b"".join(map(itemgetter(1), raw))):
         problem = "answered with an illegal header value"
-    elif b"" in [name for name, _ in kept]:
+    elif b"" in dict(kept):
         problem = "answered with an illegal header name"
     if problem is not None:
         HTTPAnswer(response, (), target).close()
@@ -488,7 +461,7 @@ def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> 
 def _failure(error: Exception, target: Target) -> ProxyError:
     name = f"Upstream {target.name!r}"
     match error:
-        case aiohttp.ConnectionTimeoutError():
+        case aiohttp.ConnectionTimeoutError() if target.connect <= target.first_byte:
             return UpstreamUnreachable(f"{name} could not be connected to within {target.connect:g} seconds.")
         case TimeoutError():
             return UpstreamTimeout(f"{name} did not begin to answer within {target.first_byte:g} seconds.")
@@ -498,12 +471,10 @@ def _failure(error: Exception, target: Target) -> ProxyError:
             return UpstreamUnreachable(f"{name} could not be connected to: TLS failed.")
         case aiohttp.ClientConnectorError():
             return UpstreamUnreachable(f"{name} could not be connected to.")
-        case aiohttp.ClientResponseError():
+        case aiohttp.ClientPayloadError():
             return UpstreamUnreachable(f"{name} answered with something that is not HTTP/1.1.")
         case aiohttp.ClientConnectionError() | OSError():
             return UpstreamUnreachable(f"{name} closed the connection without an answer.")
-        case ValueError():
-            return InvalidRequest("The request's target or headers hold what cannot be sent.")
         case _:
             return UpstreamUnreachable(f"{name} could not be reached.")
 
@@ -519,12 +490,9 @@ def _skipped(drop: frozenset[bytes], *, keyed: bool) -> frozenset[bytes]:
 
 
 @functools.lru_cache(maxsize=512)
-def _copied(name: bytes) -> str | None:
+def _copied(name: bytes) -> bytes | None:
     lowered = name.lower()
-    if lowered in _NOT_COPIED or lowered.startswith(_PRIVATE):
-        return None
-    # aiohttp keeps fields of one name apart only if all of them are spelled alike.
-    return lowered.decode("latin-1")
+    return None if lowered in _NOT_COPIED or lowered.startswith(_PRIVATE) else lowered
 
 
 @functools.lru_cache(maxsize=512)
@@ -536,13 +504,18 @@ def _relayed(name: bytes) -> bytes | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _url(base: str, path: str, query: bytes) -> URL:
+def _opening(method: str, base: str, path: str, query: bytes) -> tuple[URL, bytes]:
+    """Where a request goes, and the lines that it begins with."""
     if _DOT_SEGMENT.search(path) or not path.startswith("/"):
         raise InvalidRequest("The request's path may not hold dot segments.")
     address = base.rstrip("/") + path
     if query:
         address = f"{address}?{query.decode() if query.isascii() else urllib.parse.quote_from_bytes(query, _ASCII)}"
-    return URL(address, encoded=True)
+    url = URL(address, encoded=True)
+    line = f"{method} {url.raw_path_qs} HTTP/1.1".encode()
+    if not url.raw_host or _NOT_IN_VALUE.search(line):
+        raise InvalidRequest(UNSENDABLE)
+    return url.origin(), line + f"\r\nHost: {url.host_port_subcomponent}\r\n".encode()
 
 
 _ASCII = bytes(range(0x21, 0x7F)).decode()
@@ -550,18 +523,11 @@ _ASCII = bytes(range(0x21, 0x7F)).decode()
 
 def _named(headers: Headers) -> frozenset[bytes]:
     """The headers that ``Connection`` declares to be hop-by-hop (RFC 9110 7.6.1); their names are in lower case."""
-    values = [value for name, value in headers if name == b"connection"]
-    return _tokens(b",".join(values)) if values else frozenset()
+    if b"connection" not in dict(headers):
+        return frozenset()
+    return _tokens(b",".join([value for name, value in headers if name == b"connection"]))
 
 
 @functools.lru_cache(maxsize=64)
 def _tokens(value: bytes) -> frozenset[bytes]:
     return frozenset(token.strip().lower() for token in value.split(b","))
-
-
-def _text(value: bytes) -> str:
-    """The value as the text that aiohttp encodes back (as UTF-8) to the same bytes, where there is one."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")

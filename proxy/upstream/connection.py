@@ -10,13 +10,15 @@ import select
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
-from multidict import CIMultiDict
+from aiohttp.http import RawResponseMessage, StreamWriter
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import StreamReader
 from yarl import URL
 
 K = TypeVar("K")
@@ -25,7 +27,7 @@ KEEP_ALIVE = 15.0
 MAX_LINE = 1 << 17
 READ_BUFFER = 1 << 17
 MAX_POOLS = 256
-_NOTHING_ADDED: CIMultiDict[None] = CIMultiDict([("Content-Type", None)])
+SWITCHING = 101
 
 
 class StaleConnection(Exception):
@@ -37,7 +39,7 @@ class PooledConnection(ResponseHandler):
 
     Bytes that come while no request is out belong to no one: they close it. ``waiting`` polls its socket for bytes, or
     the end, that are yet to be read; ``told`` is called when something of the answer under way has come: bytes, its
-    end, or what broke it.
+    end, or what broke it. ``due`` is when its head has to be there, by the loop's time.
     """
 
     idle = True
@@ -45,6 +47,8 @@ class PooledConnection(ResponseHandler):
     heard = False
     held = False
     told: Callable[[], None] | None = None
+    due: float | None = None
+    timer: asyncio.TimerHandle | None = None
     waiting: select.poll
 
     def set_response_params(self, **params: Any) -> None:
@@ -66,6 +70,20 @@ class PooledConnection(ResponseHandler):
         super().connection_made(transport)
         self.waiting = select.poll()
         self.waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def wait_until(self, due: float) -> None:
+        self.due = due
+        if self.timer is not None and self.timer.when() > due:
+            self.timer.cancel()
+            self.timer = None
+        self.timer = self.timer or self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self.timer, due = None, self.due
+        if due is not None and due > self._loop.time():
+            self.wait_until(due)
+        elif due is not None:
+            self.set_exception(TimeoutError())
 
     def rest(self) -> None:
         self.idle = True
@@ -105,6 +123,9 @@ class PooledConnection(ResponseHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """A reset breaks also an answer that only the end of the connection delimits; aiohttp takes it for the end."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         if exc is not None:
             self._break()
         super().connection_lost(exc)
@@ -112,52 +133,67 @@ class PooledConnection(ResponseHandler):
             self.told()
 
 
-class PooledResponse(aiohttp.ClientResponse):
-    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        wire = connection.protocol
-        try:
-            await super().start(connection)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if isinstance(wire, PooledConnection) and wire.used and not wire.heard:
-                raise StaleConnection from error
-            raise
-        if isinstance(wire, PooledConnection):
-            self.content.on_eof(wire.rest)
-        return self
+class PooledResponse:
+    """The head of an answer, and its body as it comes; ``wire`` is its connection, until that is over or given up."""
 
+    __slots__ = ("_connection", "_upload", "content", "raw_headers", "status", "wire")
+    wire: PooledConnection | None
 
-class BareRequest(ClientRequest):
-    """A request with the fields that it is given, ``Host`` among them, and nothing of aiohttp's.
+    def __init__(
+        self,
+        connection: Connection,
+        wire: PooledConnection,
+        answer: tuple[RawResponseMessage, StreamReader],
+        upload: asyncio.Task[None] | None,
+    ) -> None:
+        message, self.content = answer
+        self.status, self.raw_headers = message.code, message.raw_headers
+        self.wire = wire
+        self._connection, self._upload = connection, upload
+        self.content.on_eof(self._release)
 
-    A body that is there as a whole is written behind the head at once, without a task and a payload.
-    """
-
-    whole = b""
-
-    def update_headers(self, headers: Any) -> None:
-        self.headers = headers
-
-    def update_auto_headers(self, skip_auto_headers: Any) -> None:  # noqa: ARG002 - aiohttp's signature
-        self._skip_auto_headers = _NOTHING_ADDED
-
-    def update_body_from_data(self, body: Any, *more: Any) -> None:
-        if isinstance(body, bytes) and body:
-            self.whole = body
-            self.headers["Content-Length"] = str(len(body))
+    def _release(self) -> None:
+        wire, self.wire = self.wire, None
+        if wire is None:
+            return
+        wire.rest()
+        if self._upload is None or self._upload.done():
+            self._connection.release()
         else:
-            super().update_body_from_data(body or None, *more)
+            self._upload.cancel()
+            self._connection.close()
 
-    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
-        response = await super().send(conn)
-        wire = conn.protocol
-        if self.whole and wire is not None and wire.transport is not None:
-            wire.transport.write(self.whole)
-        return response
+    def close(self) -> None:
+        """Nothing more of it is wanted; whoever waits for it is told, and its connection is gone."""
+        wire, self.wire = self.wire, None
+        if wire is not None and wire.transport is not None:
+            wire.transport.abort()
+        if self.content.exception() is None:
+            self.content.set_exception(aiohttp.ClientConnectionError("closed here"))
+        if self._upload is not None:
+            self._upload.cancel()
+        self._connection.close()
+        if wire is not None and wire.told is not None:
+            wire.told()
+
+
+async def _upload(wire: PooledConnection, parts: AsyncIterator[bytes], length: int | None) -> None:
+    """Send a body as it streams in; what ends it too early is what whoever waits for the answer gets to see."""
+    writer = StreamWriter(wire, asyncio.get_running_loop())
+    writer.length, writer.chunked = length, length is None
+    try:
+        async for part in parts:
+            if part:
+                await writer.write(part)
+        await writer.write_eof()
+    except Exception as error:  # noqa: BLE001 - raised by whoever waits
+        wire.set_exception(error)
 
 
 class Connector(aiohttp.TCPConnector):
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE, ttl_dns_cache=30)
+        self._place: ClientRequest | None = None
         self._factory = functools.partial(PooledConnection, loop=self._loop)  # type: ignore[assignment]
 
     @property
@@ -169,34 +205,52 @@ class Connector(aiohttp.TCPConnector):
         return len(self._acquired), sum(map(len, self._conns.values()))
 
     async def ask(
-        self, method: str, url: URL, fields: CIMultiDict[str], body: Any, *, patience: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
+        self,
+        origin: URL,
+        head: bytes,
+        body: bytes | AsyncIterator[bytes] = b"",
+        *,
+        patience: aiohttp.ClientTimeout,
+        within: float,
+        length: int | None = None,
+        is_bodiless: bool = False,
+    ) -> PooledResponse:
         """The answer's head; what ``ClientSession.request`` does, without all that Weir has none of.
 
         That is redirects, cookies, proxies, middleware, credentials in URLs, and second attempts of aiohttp's own.
+        ``is_bodiless`` is an answer to a request for its head alone, ``length`` that of a ``body`` which streams in.
+        Raises TimeoutError where there is none ``within`` so many seconds.
         """
-        request = BareRequest(method, url, headers=fields, data=body, loop=self._loop, response_class=PooledResponse)
+        due = self._loop.time() + within
+        if self._place is None or self._place.url != origin:
+            self._place = ClientRequest("GET", origin, loop=self._loop)
         try:
-            connection = await self.connect(request, [], patience)
+            connection = await self.connect(self._place, [], patience)
         except TimeoutError as error:
-            raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {url}") from error
+            raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {origin}") from error
+        wire, upload = cast("PooledConnection", connection.protocol), None
         try:
-            assert connection.protocol is not None  # noqa: S101 - it was opened just now
-            connection.protocol.set_response_params(
-                skip_payload=method == "HEAD",
+            wire.set_response_params(
+                skip_payload=is_bodiless,
                 read_until_eof=True,
                 auto_decompress=False,
                 read_bufsize=READ_BUFFER,
                 max_line_size=MAX_LINE,
                 max_field_size=MAX_LINE,
             )
-            response = await request.send(connection)
-            try:
-                return await response.start(connection)
-            except BaseException:
-                response.close()
-                raise
+            if wire.transport is not None:  # or it was closed at once: reading says why
+                if isinstance(body, bytes):
+                    wire.transport.writelines((head, body) if body else (head,))  # in one call of the system
+                else:
+                    wire.transport.write(head)
+                    upload = asyncio.create_task(_upload(wire, body, length))
+            wire.wait_until(due)
+            answer = await _final(wire)
+            wire.due = None
+            return PooledResponse(connection, wire, answer, upload)
         except BaseException:
+            if upload is not None:
+                upload.cancel()
             connection.close()
             raise
 
@@ -205,6 +259,20 @@ class Connector(aiohttp.TCPConnector):
         self._conns.clear()
         for wire in waiting:
             wire.close()
+
+
+async def _final(wire: PooledConnection) -> tuple[RawResponseMessage, StreamReader]:
+    while True:
+        try:
+            answer = await wire.read()
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if wire.used and not wire.heard:
+                raise StaleConnection from error
+            raise
+        except HttpProcessingError as error:  # which holds itself, by its traceback: nobody further up may stand in it
+            raise aiohttp.ClientPayloadError("no HTTP") from error
+        if not 100 <= answer[0].code < 200 or answer[0].code == SWITCHING:
+            return answer
 
 
 class Pools(Generic[K, V]):
@@ -242,20 +310,3 @@ class Pools(Generic[K, V]):
             await self._close(pool)
         if self._closing:
             await asyncio.wait(self._closing)
-
-
-class Upload:
-    """A body that streams in; keeps the error that ended it, which aiohttp would turn into one of its own."""
-
-    def __init__(self, parts: AsyncIterator[bytes]) -> None:
-        self._parts = parts
-        self.failure: Exception | None = None
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for part in self._parts:
-                if part:
-                    yield part
-        except Exception as error:
-            self.failure = error
-            raise

@@ -315,7 +315,8 @@ class Upstreams:
             provider = self._providers.get(upstream.name)
             if provider is None or destination.path != CHAT_PATH or not isinstance(body, bytes):
                 raise UpstreamUnreachable(f"Upstream {upstream.name!r} answers chat completions only.")
-            return provider.send(body=body, credential=caller.credential, headers=headers)
+            kept = [header for header in headers if header[0] not in drop]
+            return provider.send(body=body, credential=caller.credential, headers=kept)
         return self._client.send(
             self._target(upstream),
             method=method,

@@ -21,7 +21,8 @@ _VALID = re.compile(r"[\x21-\x7e]{1,256}")
 _SESSION_HEADER = re.compile(rb"x-[a-z0-9-]{1,64}-session-id")
 _NOT_A_SESSION = frozenset({b"x-parent-session-id"})
 _CODEX = re.compile(r"codex[_-]", re.IGNORECASE)
-_KNOWN_HEADERS = (
+_NAMING = (
+    OWN_HEADER,
     b"x-conversation-id",
     b"x-session-id",
     b"x-litellm-session-id",
@@ -29,6 +30,7 @@ _KNOWN_HEADERS = (
     b"x-claude-code-session-id",
     b"x-opencode-session",
 )
+_NAMING_ONLY = frozenset(_NAMING)
 _METADATA_KEYS = ("conversation_id", "session_id", "thread_id", "chat_id")
 _BAGGAGE_KEYS = ("gen_ai.conversation.id", "session.id")
 
@@ -38,16 +40,11 @@ def name_from(
 ) -> str | None:
     """The client's name for the conversation, None if it sends none that is valid; ``baggage`` may hold one."""
     sent = dict(headers)
-    for name in (OWN_HEADER, *_KNOWN_HEADERS):
+    for name in _NAMING if not _NAMING_ONLY.isdisjoint(sent) else ():
         if name in sent and (found := _valid(sent[name])):
             return found
-    for name, value in headers:
-        if (
-            name.endswith(b"-session-id")
-            and _SESSION_HEADER.fullmatch(name)
-            and name not in _NOT_A_SESSION
-            and (found := _valid(value))
-        ):
+    for name, value in headers if b"-session-id" in b" ".join(sent) else ():
+        if _SESSION_HEADER.fullmatch(name) and name not in _NOT_A_SESSION and (found := _valid(value)):
             return found
     found = _from_body(fields) or _from_codex(sent)
     return found or (_from_baggage(sent.get(b"baggage", b"")) if baggage else None)

@@ -9,7 +9,6 @@ blocks of a message. Its raw form is its elements as they came, with commas betw
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pickle import PickleBuffer
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, overload
@@ -344,8 +343,7 @@ class Beginning(NamedTuple):
     words: frozenset[re.Pattern[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class ClientRequest:
+class ClientRequest(msgspec.Struct, frozen=True):
     """One request as it came: ``fields`` are raw slices of ``body``, ``messages`` the segments of its history.
 
     ``messages`` is None where the request has no array there; such a request is relayed untouched. ``max_tokens`` is

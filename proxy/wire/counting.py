@@ -14,6 +14,7 @@ import re
 from binascii import a2b_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from importlib.metadata import entry_points
 from importlib.resources import files
 from itertools import islice
@@ -41,6 +42,7 @@ _SAFE_CUT = re.compile(r"(?s).*(?:\n(?=[A-Za-z])|[A-Za-z](?= [A-Za-z]))")
 _SEEK_CUT = 2_000
 
 
+@lru_cache(maxsize=1024)
 def encoding_name(model: str) -> str:
     return "cl100k_base" if _CL100K.match(bare_name(model)) else "o200k_base"
 

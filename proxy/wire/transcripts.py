@@ -200,7 +200,7 @@ class Transcripts:
             kind = f"{kind} {len(files)}"  # counts made before a file's size was known no longer hold
         whole, size = raws.raw, len(raws.raw) - 1
         arrays = f"{kind} {xxhash.xxh3_128_hexdigest(b''.join(raws.head))}" if raws.head else kind
-        places = _boundaries(whole, size, seed) if codec.goes_on(raws) else []
+        places = _boundaries(whole, size, seed) if size >= 1 << MIN_ARRAY and codec.goes_on(raws) else []
         known, place = _begins_with(self._arrays, whole, places, arrays)
         sampled = may_sample and known is None and size > MIN_SAMPLED and counter.is_exact
         if sampled:
@@ -273,8 +273,9 @@ class Transcripts:
             if characters > COUNTED:
                 counter = counting.counter.guessing(characters, tokens)
             counts = await (sample_all if counting.sampled else count_all)(items, counter)
-            characters += sum(len(text) for item in items for text in item.texts)
-            tokens += sum(counts) - sum(item.fixed for item in items)
+            if len(part) < len(unseen):
+                characters += sum(len(text) for item in items for text in item.texts)
+                tokens += sum(counts) - sum(item.fixed for item in items)
             for (key, _), value, counted in zip(part, values, counts, strict=True):
                 counted += sum(files.get(name, 0) for name in named_files(value)) if files else 0
                 counted += 0 if codec is CHAT else value.get(SEALED, 0)

@@ -127,7 +127,7 @@ async def request_path() -> dict[str, int]:
         async def step() -> None:
             await talk.agent(1)
             await running.runtime.preparation.settled()
-            await running.runtime.settler.flush()
+            await running.stored()
 
         for _ in range(3):
             await step()

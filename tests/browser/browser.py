@@ -72,7 +72,7 @@ class Watched:
     async def settled(self) -> None:
         """Return once everything is written."""
         await self.weir.runtime.preparation.settled()
-        await self.weir.runtime.settler.flush()
+        await self.weir.stored()
 
 
 @asynccontextmanager

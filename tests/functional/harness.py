@@ -73,6 +73,13 @@ class RunningWeir:
         self.clients.append(openai.AsyncOpenAI(base_url=self.base_url, api_key=key, **{"max_retries": 0, **options}))
         return self.clients[-1]
 
+    async def stored(self) -> None:
+        """Return once every request is stored: a client may have its answer a little before its record is put."""
+        async with asyncio.timeout(60):
+            while self.runtime.telemetry.metrics.active:
+                await asyncio.sleep(0.002)
+        await self.runtime.settler.flush()
+
 
 @dataclass(slots=True)
 class InTurns:
@@ -114,7 +121,7 @@ class InTurns:
         """Return once everything is written."""
         for each in self.weirs:
             await each.runtime.preparation.settled()
-            await each.runtime.settler.flush()
+            await each.stored()
 
 
 @dataclass(slots=True)

@@ -100,7 +100,7 @@ async def replay(
         figures = {key: int(value) for key, value in tokens.items()}
         result.requests.append(Request("", messages, **figures))
     result.bodies = [json.loads(seen.body)["messages"] for seen in simulator.answered()[sent:]]
-    await target.runtime.settler.flush()
+    await target.stored()
     store = target.runtime.store
     assert store is not None
     row = await store.conversation(None, name)

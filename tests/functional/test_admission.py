@@ -132,7 +132,7 @@ def test_by_default_no_key_can_take_more_than_half() -> None:
     admission.enter(Caller(tenant="b"))
 
 
-@pytest.mark.requirement("S.14")
+@pytest.mark.requirement("S.14", "R.28")
 async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.access.admission.PATIENCE", 0.05)
     admission = Admission(LimitSettings(bytes_in_flight=100, bytes_in_flight_per_key=60))

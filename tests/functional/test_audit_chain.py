@@ -148,7 +148,6 @@ async def do_everything(run: Run) -> None:
 
 
 @pytest.mark.requirement("A0.138", "A0.147", "S.2", "S.16", "P7")
-@pytest.mark.timeout(60)
 async def test_every_type_of_row_is_written_by_a_real_run_and_none_holds_content_or_a_key(run: Run) -> None:
     await do_everything(run)
     rows = await run.rows()

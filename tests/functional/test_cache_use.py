@@ -63,7 +63,7 @@ async def upstream() -> AsyncIterator[RunningSimulator]:
 
 
 async def get(target: RunningWeir, path: str) -> Any:
-    await target.runtime.settler.flush()
+    await target.stored()
     async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
         found = await http.get(f"{target.root}/weir/conversations/{NAME}{path}")
     found.raise_for_status()

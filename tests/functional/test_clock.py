@@ -77,7 +77,6 @@ async def leave_old(database: Path, number: int) -> None:
 
 
 @pytest.mark.requirement("R.71", "P9")
-@pytest.mark.timeout(180)
 async def test_a_clock_that_jumps_deletes_nothing_and_disorders_nothing(tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     set_clock(clock, 0)

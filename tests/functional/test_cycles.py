@@ -66,6 +66,6 @@ async def test_a_request_leaves_no_cycle_behind(ends: str) -> None:
         with garbage() as found:
             for _ in range(ROUNDS):
                 await ask()
-            await running.runtime.settler.flush()
+            await running.stored()
     counted = left(found, broken=ends == "broken off")
     assert {kind: count for kind, count in counted.items() if count >= ROUNDS} == {}

@@ -369,7 +369,7 @@ async def test_what_nobody_wants_kept_is_not_kept(
         async with weir("", tmp_path / "other.db", yaml=yaml, folder=tmp_path, window=None) as running:
             talk = Talk(running.client(default_headers={"x-weir-conversation": NAME}))
             await talk.chat(2)
-            await running.runtime.settler.flush()
+            await running.stored()
             async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
                 at = f"{running.root}/weir/conversations/{NAME}"
                 request = (await http.get(f"{at}/timeline")).json()["data"][-1]["id"]
@@ -473,7 +473,6 @@ async def test_the_stores_growth_is_in_the_metrics_and_over_time(tmp_path: Path,
     assert f"weir_store_size_bytes {size}" in page
 
 
-@pytest.mark.requirement("A3.18")
 async def test_a_policy_is_set_on_the_page_or_refused_beside_its_lines(api: Api) -> None:
     async with visitor(api, ADMIN) as operator:
         wrong = await operator.send("/policies/mine", text="preset: balanced\nheadrom: 0.1\n")

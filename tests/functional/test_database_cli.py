@@ -42,7 +42,7 @@ async def test_a_copy_taken_while_requests_come_in_is_whole_and_goes_on_where_it
         async with weir(simulator.base_url, database, window=4096) as target:
             talk = Talk(target.client(default_headers={"x-weir-conversation": NAME}))
             await talk.agent(10)
-            await target.runtime.settler.flush()
+            await target.stored()
             busy = asyncio.create_task(Talk(target.client(), seed=5).agent(10))
             made = await told("db", "backup", str(copy), store=database)
             await busy

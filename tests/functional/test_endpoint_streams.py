@@ -132,7 +132,7 @@ async def test_a_provider_that_drops_the_beginning_without_a_word_teaches_its_wi
         httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
     ):
         answers = [await ask(client, target, steps, truncation="auto") for steps in range(4, 60, 4)]
-        await target.runtime.settler.flush()
+        await target.stored()
         metrics = (await client.get(f"{target.root}/metrics")).text
         sent = json.loads(simulator.ledger[-1].body)
         del sent["truncation"]

@@ -20,7 +20,6 @@ from proxy.simulator.summaries import SummaryWriter
 from tests.functional.harness import COUNTER, EITHER, Deployment, RunningWeir, prose, weir
 from tests.profile import each_once
 
-pytestmark = pytest.mark.timeout(300)
 STEPS = 30
 WINDOW = 8_192
 SHAPE = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}

@@ -210,7 +210,7 @@ async def test_summaries_in_the_archive_are_compared_with_what_they_stand_for(tm
             talk.add_question()
             await talk.ask(extra_headers={"x-weir-conversation": "kept"}, max_tokens=256)
             talk.add_answer()
-        await target.runtime.settler.flush()
+        await target.stored()
     url = f"sqlite+aiosqlite:///{db}"
     plain = await run_beside("--conversation", "kept", "--store", url, "--json")
     assert plain.exit_code == 0, plain.stderr

@@ -205,7 +205,7 @@ async def test_what_the_client_deletes_is_known_no_more(tmp_path: Path) -> None:
         first = await agent.ask(TASK)
         await agent.ask(instead(first, "Go on."))
         tenant = next(iter(running.runtime.answers._rows))[0]
-        await running.runtime.settler.flush()
+        await running.stored()
         assert await running.runtime.store.known_answers(tenant, [first.id]) == 1
         await client.responses.delete(first.id)
         assert await running.runtime.store.known_answers(tenant, [first.id]) == 0
@@ -220,7 +220,7 @@ async def test_a_deleted_conversation_takes_its_answers_with_it(tmp_path: Path) 
     async with upstream() as simulator, weir(simulator.base_url, tmp_path / "w.db") as running:
         agent = Chained(running.client())
         await agent.steps(2)
-        await running.runtime.settler.flush()
+        await running.stored()
         (row,) = await running.runtime.store.conversations(None)
         assert len((await running.runtime.store.export(row))["answers"]) == 3
         headers = {"authorization": "Bearer sk-test"}
@@ -268,7 +268,7 @@ async def test_nothing_that_is_said_is_stored_where_that_is_not_wanted(tmp_path:
             agent = Chained(running.client())
             await agent.steps(18)
             assert agent.restarts == 1
-            await running.runtime.settler.flush()
+            await running.stored()
             tenant = next(iter(running.runtime.answers._rows))[0]
             assert await running.runtime.store.answers(tenant, agent.last.id) == []
 

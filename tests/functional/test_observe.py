@@ -33,7 +33,7 @@ TOKENS_OF_A_REFERENCE = 8
 
 
 async def rows_of(target: RunningWeir, name: str) -> list[ExchangeRow]:
-    await target.runtime.settler.flush()
+    await target.stored()
     store = target.runtime.store
     assert store is not None
     row = await store.conversation(None, name)

@@ -17,7 +17,7 @@ from proxy.planning.preparation import is_sampled
 from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store.chain import AuditType
-from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_SCORE
+from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_RATIO, FIDELITY_SCORE
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
 from tests.policies.judging import fenced
@@ -75,7 +75,7 @@ async def until_compacted(target: RunningWeir) -> Talk:
 
 
 async def timeline(target: RunningWeir, talk: Talk) -> list[dict[str, Any]]:
-    await target.runtime.settler.flush()
+    await target.stored()
     name = talk.headers[-1]["x-weir-conversation"]
     async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as client:
         answer = await client.get(f"{target.root}/weir/conversations/{name}/timeline")
@@ -112,6 +112,7 @@ async def test_a_sampled_summary_is_judged_and_the_score_is_in_row_gauge_and_spa
     (span,) = [each for each in exporter.get_finished_spans() if each.name == EVALUATE_SPAN]
     assert span.attributes is not None
     assert span.attributes[FIDELITY_SCORE] == 0.75
+    assert span.attributes[FIDELITY_RATIO] == pytest.approx(found["compression_ratio"], abs=0.01)
     assert span.parent is not None
 
 
@@ -139,7 +140,7 @@ async def test_a_fidelity_too_low_is_an_alert_on_the_next_request_also_after_a_r
 
 
 async def health_of(target: RunningWeir, talk: Talk) -> dict[str, Any]:
-    await target.runtime.settler.flush()
+    await target.stored()
     name = talk.headers[-1]["x-weir-conversation"]
     async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as client:
         found: dict[str, Any] = (await client.get(f"{target.root}/weir/conversations/{name}/health")).json()

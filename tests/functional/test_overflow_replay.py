@@ -222,7 +222,7 @@ async def test_a_rate_limit_that_speaks_of_tokens_is_relayed_untouched_and_not_r
     assert len(answered(upstream)) == 2
 
 
-@pytest.mark.requirement("P16", "D15", "R.48")
+@pytest.mark.requirement("P16", "D15", "R.48", "R.46")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("wording", ["openai-no-numbers", "vllm"])
 async def test_an_upstream_that_always_refuses_is_asked_three_times_at_most(wording: str, stream: bool) -> None:
@@ -232,11 +232,11 @@ async def test_an_upstream_that_always_refuses_is_asked_three_times_at_most(word
         weir(simulator.base_url, window=BELIEVED) as target,
     ):
         talk = Talk(target.client())
-        talk.grow(12, kind="agent")
+        talk.grow(40, kind="agent")
         with pytest.raises(openai.BadRequestError) as caught:
             await talk.client.chat.completions.create(model="sim", messages=talk.messages, stream=stream)
         calls = answered(simulator)
-    assert 2 <= len(calls) <= 3
+    assert len(calls) == 3, "a fourth could have been smaller still"
     sizes = [len(s.body) for s in calls]
     assert sizes == sorted(sizes, reverse=True)
     said = json.dumps(caught.value.body)

@@ -21,7 +21,6 @@ from tests.functional.test_store_failures import until
 from tests.postgres import Postgres, pgbouncer, postgres_server
 from tests.proxy.store_rows import change, exchange
 
-pytestmark = pytest.mark.timeout(300)
 TIMEOUT = 2.0
 PATIENCE = 120.0
 """For eight requests while the server is away: a single one took 60 s where nothing limited its statements."""
@@ -218,7 +217,7 @@ async def test_answers_go_on_while_the_server_is_away_and_what_was_done_is_store
         url = server.url(await server.database())
         async with session(url) as (target, talk, simulator):
             await talk.agent(12)
-            await target.runtime.settler.flush()
+            await target.stored()
             with contextlib.ExitStack() as stack:
                 if trouble == "frozen":
                     stack.enter_context(server.frozen())
@@ -235,7 +234,7 @@ async def test_answers_go_on_while_the_server_is_away_and_what_was_done_is_store
 
             await until(back, 60)
             await talk.agent(2)
-            await target.runtime.settler.flush()
+            await target.stored()
             assert {seen.status for seen in answered(simulator)} == {200}
             assert any("evict" in actions or "compact" in actions for actions in talk.actions()[12:20])
             assert batches(arrays_of(answered(simulator))) <= 2

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
+from proxy.store import Store
+from proxy.store.records import Change
 from tests.functional.harness import (
     COUNTER,
     EARLY,
@@ -199,6 +201,12 @@ async def test_what_a_summary_says_of_a_turn_goes_where_the_client_rewrites_that
     for forwarded in both.arrays("sim")[-3:]:
         assert "zebra" not in json.dumps(forwarded)
         assert "gnu" in json.dumps(forwarded)
+    await both.target.settled()
+    name = talk.headers[-1]["x-weir-conversation"]
+    async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
+        state = (await http.get(f"{both.target.root()}/weir/conversations/{name}/checkpoint")).text
+    assert "gnu" in state
+    assert "zebra" not in state
 
 
 def respelled(messages: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]:
@@ -378,10 +386,31 @@ async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_s
     )  # processes do not wait for one another's calls
     assert 1 <= len(answered(both.simulator, "summariser")) <= most
     for each in both.target.weirs:
-        await each.runtime.settler.flush()
+        await each.stored()
     conversation = twin.headers[-1]["x-weir-conversation"]
     versions = both.rows(
         "SELECT b.version FROM branches b JOIN conversations c ON c.id = b.conversation AND c.tenant = b.tenant "
         f"WHERE c.name = '{conversation}'"
     )
     assert versions in ([(1,)], [(len(both.target.weirs),)])  # the other one may save the state of what it found
+
+
+@pytest.mark.requirement("R.24")
+async def test_who_commits_second_plans_again_on_what_the_first_has_decided(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, beaten, theirs = Store.commit, list[Change](), "What another process has summed up."
+
+    async def commit_second(store: Store, change: Change) -> int:
+        if change.cut is not None and not beaten:
+            beaten.append(change)
+            await commit(store, replace(change, cut=replace(change.cut, text=theirs)))
+        return await commit(store, change)
+
+    monkeypatch.setattr(Store, "commit", commit_second)
+    talk = both.talk("sim", seed=1)
+    talk.grow(9)
+    while not beaten:
+        await talk.chat(1)
+    assert theirs in json.dumps(both.arrays("sim")[-1])
+    assert both.rows("SELECT version FROM branches") == [(1,)]

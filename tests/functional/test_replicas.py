@@ -36,7 +36,6 @@ from tests.functional.harness import (
 from tests.functional.test_store_failures import until
 from tests.postgres import Postgres
 
-pytestmark = pytest.mark.timeout(300)
 SETTINGS = SimulatorSettings(window=8192, summary_model="summariser")
 STEPS = 60
 

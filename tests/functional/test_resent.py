@@ -40,7 +40,6 @@ def newest(simulator: RunningSimulator) -> object:
 
 @EITHER
 @pytest.mark.requirement("R.60", "P9", "A0.16")
-@pytest.mark.timeout(180)
 async def test_a_request_that_is_sent_again_after_a_kill_goes_up_as_before(deployment: Deployment) -> None:
     """The upstream counts less: without what it taught a minute ago the same request would be cut."""
     settings = SimulatorSettings(window=8192)
@@ -102,7 +101,6 @@ def last(simulator: RunningSimulator) -> list[dict[str, Any]]:
 
 @EITHER
 @pytest.mark.requirement("R.60", "P9", "A0.16")
-@pytest.mark.timeout(180)
 async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_about_it(
     tmp_path: Path, deployment: Deployment
 ) -> None:
@@ -130,7 +128,6 @@ async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_ab
 
 @EITHER
 @pytest.mark.requirement("R.60", "P9", "A0.16")
-@pytest.mark.timeout(180)
 async def test_a_kill_right_after_the_answer_before_changes_nothing_about_a_request(
     tmp_path: Path, deployment: Deployment
 ) -> None:

@@ -6,9 +6,11 @@ from benchmarks.soak import soak
 from tests.profile import SOAK, tried
 
 SECONDS = float(tried(60, 1_200))
-PACED = {} if SOAK else {"pause": 0.2, "conversations": 8}
-"""Light on the machine, and of so few conversations that caches are full after a third of the time."""
+PACED = {} if SOAK else {"pause": 0.7, "conversations": 4}
+"""Light on the machine: each client has one conversation in a third of the time, of so few that caches are full then."""
 ROW_KB = 3
+MAX_RSS = 1.1 if SOAK else 1.05
+"""Of few requests less may be held."""
 
 
 @pytest.mark.waits
@@ -25,7 +27,7 @@ async def test_nothing_grows_that_should_not_while_three_requests_in_ten_go_wron
     assert max(row.tasks for row in late) <= 1.5 * max(row.tasks for row in early) + 5
     assert max(row.wal_kb for row in settled) < 16 * 1024
     assert report.growth("database_kb") < 10_000 * ROW_KB
-    assert late[-1].rss_mb <= 1.1 * early[0].rss_mb
+    assert late[-1].rss_mb <= MAX_RSS * early[0].rss_mb
     assert report.drift("cpu_ms") < 1.5
     assert report.drift("slower") < 2  # over what the machine could do at the time: it has other work to do, too
     if SOAK:

@@ -120,7 +120,7 @@ async def test_edits_are_made_and_replayed_while_the_database_cannot_be_written_
     database = tmp_path / "w.db"
     async with session(database) as (target, talk, arrays):
         await talk.agent(BEFORE)
-        await target.runtime.settler.flush()
+        await target.stored()
         assert talk.actions()[-1] == "none"
         with trouble(database):
             await talk.agent(DURING)
@@ -135,7 +135,7 @@ async def test_edits_are_made_and_replayed_while_the_database_cannot_be_written_
         assert talk.actions()[-1].startswith("compact=")
         assert "degraded" not in talk.actions()[-1]
         assert begins_with(arrays()[-1], edited)
-        await target.runtime.settler.flush()
+        await target.stored()
         assert stored(database, "SELECT count(*) FROM exchanges") == BEFORE + DURING + AFTER
         assert stored(database, BATCHES) == 1
     # What was decided while the database was away is known to the next process.
@@ -160,7 +160,7 @@ async def test_a_second_batch_right_after_the_database_is_back_does_not_lose_the
     async with session(database, EVICTING) as (target, talk, arrays):
         talk.grow(BEFORE, kind="agent")
         await talk.agent(1)
-        await target.runtime.settler.flush()
+        await target.stored()
         with moved_away(database):
             talk.grow(2, kind="agent")
             await talk.agent(1)
@@ -173,7 +173,7 @@ async def test_a_second_batch_right_after_the_database_is_back_does_not_lose_the
         placeholders = [m for m in first if m["role"] == "tool" and "rchived as" in str(m["content"])]
         assert placeholders
         assert all(m in second for m in placeholders), "edits of the first batch were forgotten"
-        await target.runtime.settler.flush()
+        await target.stored()
         assert stored(database, BATCHES) >= 2
         async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
             for message in placeholders:
@@ -240,7 +240,7 @@ async def test_a_file_that_was_deleted_or_replaced_is_noticed_and_written_anew(
     async with session(database) as (target, talk, arrays), httpx.AsyncClient() as http:
         talk.grow(BEFORE, kind="agent")
         await talk.agent(1)
-        await target.runtime.settler.flush()
+        await target.stored()
         older = tmp_path / "older.db"
         with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(older)) as to:
             source.backup(to)
@@ -264,7 +264,7 @@ async def test_a_file_that_was_deleted_or_replaced_is_noticed_and_written_anew(
         talk.grow(10, kind="agent")
         await talk.agent(1)
         edited = arrays()[-1]
-        await target.runtime.settler.flush()
+        await target.stored()
         assert stored(database, "SELECT count(*) FROM exchanges") >= 3
         assert stored(database, BATCHES) >= 2
     with contextlib.closing(sqlite3.connect(database)) as connection:

@@ -271,7 +271,7 @@ async def test_the_tokens_saved_in_fifty_steps_are_those_that_the_upstream_was_n
 
 async def timeline_of(target: RunningWeir, conversation: str) -> list[dict[str, Any]]:
     """The rows of a conversation, one a request."""
-    await target.runtime.settler.flush()
+    await target.stored()
     async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
         found = await http.get(f"{target.root}/weir/conversations/{conversation}/timeline")
     return list(found.json()["data"])

@@ -542,7 +542,7 @@ async def test_a_shutdown_while_a_summary_is_written_is_quick_and_leaves_no_half
             await asked
         store = target.runtime.store
         assert store is not None
-        await target.runtime.settler.flush()
+        await target.stored()
         (conversation,) = await store.conversations(None)
         versions = await store.checkpoints(conversation)
         (text,) = summaries(simulator)

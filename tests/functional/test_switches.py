@@ -142,15 +142,16 @@ async def test_nor_does_it_where_a_model_summarises_in_the_request(off: str, tmp
     ("policy", "headers"),
     [
         ("{memory: {patterns: ['<mem[a-z]+( v[0-9]+)?>']}, buckets: {memory: {cap: 4000}}}", {}),
+        ("{memory: {names: [notebook]}, buckets: {memory: {cap: 4000}}}", {}),
         ("{buckets: {memory: {cap: 4000}}}", {"x_weir_memory": "<memory"}),
     ],
-    ids=["regex", "header"],
+    ids=["regex", "name", "header"],
 )
-async def test_memory_is_counted_in_its_own_bucket_by_a_pattern_or_by_the_tag_that_the_client_declares(
+async def test_memory_is_counted_in_its_own_bucket_by_a_pattern_a_name_or_the_tag_that_the_client_declares(
     policy: str, headers: Mapping[str, str], tmp_path: Path
 ) -> None:
     async with Served(tmp_path, policy) as served:
-        remembered = {"role": "user", "content": f"  <memory v2>\n{prose(200, seed=3)}\n</memory>"}
+        remembered = {"role": "user", "name": "notebook", "content": f"  <memory v2>\n{prose(200, seed=3)}\n</memory>"}
         talk = served.talk([*opening(), remembered, {"role": "user", "content": "What is <memory v2> for?"}], **headers)
         await talk.ask()
         row = (await served.timeline(talk))[-1]

@@ -297,13 +297,13 @@ async def test_a_store_that_fails_is_an_event_on_the_request(tmp_path: Path) -> 
     async with scene(store=database) as started:
         talk = Talk(started.weir.client(default_headers=CONTEXT | NAMED), opening())
         await talk.agent(2)
-        await started.weir.runtime.settler.flush()
+        await started.weir.stored()
         with moved_away(database):
             for _ in range(8):
                 await started.spans()
                 started.receiver.traces.clear()
                 await talk.agent(1)
-                await started.weir.runtime.settler.flush()
+                await started.weir.stored()
                 if "degraded=store" in talk.actions()[-1]:
                     break
             assert re.sub(r"(before|after|input|tokens)=\d+", r"\1=N", await started.tree()) == STORE_DOWN

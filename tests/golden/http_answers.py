@@ -188,7 +188,7 @@ async def _live(api: Api) -> None:
         for step in range(9 if name != "full" else 5):
             await (talk.agent if name != "full" or step == 0 else talk.chat)(1)
             await api.target.runtime.preparation.settled()
-            await api.target.runtime.settler.flush()
+            await api.target.stored()
             if step == 0 and name == "full":
                 talk.grow(6)
 

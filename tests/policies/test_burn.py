@@ -108,11 +108,13 @@ def test_urgency_is_critical_under_three_turns_and_warning_under_ten(turns: floa
 
 @pytest.mark.requirement("A0.90", "A0.97")
 def test_history_with_two_and_a_half_turns_left_is_critical() -> None:
-    burns = grown([{"history": 69_700}, {"history": 72_700}, {"history": 75_700}])
+    sizes = ((69_700, 60), (72_700, 80), (75_700, 100))
+    burns = grown([{"history": history, "memory": memory} for history, memory in sizes])
     report = bucket_report(
         {"history": 75_700, "memory": 100}, {"history": 83_200, "memory": 10_240}, burns, limit=121_600
     )
     assert (line(report, "history").turns_remaining, line(report, "history").urgency) == (2.5, "critical")
+    assert (line(report, "memory").turns_remaining, line(report, "memory").urgency) == (507.0, "normal")
     assert report.critical == ("history",)
 
 

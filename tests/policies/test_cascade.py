@@ -70,6 +70,10 @@ def test_a_layer_that_saves_too_little_is_undone_and_the_next_starts_from_before
     assert reports[-1].before == transcript.tokens
     assert done.edits == {}
     assert done.applied == {"compact": 1}
+    demanding = Layer(strategy="dedupe", min_savings=0.99)
+    done, reports = ran(talk(user("task"), *READS), 8_000, demanding, Layer(strategy="evict"))
+    assert names(reports) == [("dedupe", False), ("evict", True)]
+    assert done.applied.keys() == {"evict"}
 
 
 @pytest.mark.requirement("A0.76", "D25")
@@ -86,6 +90,9 @@ def test_eviction_is_the_batch_only_if_it_lands_below_the_middle_of_low_water_an
     assert (evicted.after, evicted.units) == (evicted.before, 0), "no placeholder was made in vain"
     assert reports[-1].layer == "compact"
     assert reports[-1].kept
+    done, reports = ran(talk(user("task"), *LOGS, *SMALL_TALK[:70], assistant("fine"), user("now")))
+    assert limits.low_water < done.tokens <= middle
+    assert names(reports)[-1] == ("evict", True), "what has come below the middle is not summarised as well"
 
 
 @pytest.mark.requirement("D25")

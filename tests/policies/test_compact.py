@@ -10,6 +10,7 @@ from policies.ledger import Cut, EditKind
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolCall, Transcript, protect, units
 from policies.settings import ContextSettings, Layer, Summaries
+from policies.summary.prompts import PROMPTS
 from policies.tokens import CHARS4
 from tests.policies.answering import Model
 from tests.policies.play import (
@@ -109,6 +110,16 @@ def test_notes_of_the_model_stand_beside_the_extract() -> None:
     assert RULE in cut.text
     assert Checkpoint.from_json(done.checkpoint or "").narrative == NOTES
     assert cut.tokens == 4 + CHARS4.count(cut.text)
+
+
+@pytest.mark.requirement("D20")
+def test_the_notes_are_asked_for_by_the_prompt_of_the_layer_or_else_of_the_policy() -> None:
+    limits = bounds(settings=replace(MODEL, summaries=Summaries(prompt="handoff", wait=20)))
+    purposes: list[str] = []
+    for params in ({}, {"prompt": "plain"}):
+        layer = Layer(strategy="compact", params=params)
+        purposes.append(first_question(compact(untouched(TRANSCRIPT), replace(limits, layer=layer))).purpose)
+    assert purposes == [PROMPTS["handoff"].purpose, PROMPTS["plain"].purpose]
 
 
 @pytest.mark.requirement("P6", "A0.57")

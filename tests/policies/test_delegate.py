@@ -88,7 +88,7 @@ def test_it_is_read_for_what_the_user_asked_and_for_the_call_that_it_answers() -
     assert all("Find the newest user." in a.prompt and 'listing {"n": 0}' in a.prompt for a in model.asked)
 
 
-@pytest.mark.requirement("A0.67")
+@pytest.mark.requirement("A0.67", "D24")
 @pytest.mark.parametrize(("params", "most"), [({"max_tokens": 100}, 100), (NONE, 2_000)])
 def test_a_report_that_is_too_long_is_cut(params: Mapping[str, Param], most: int) -> None:
     transcript = listed(20_000)

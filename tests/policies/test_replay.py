@@ -166,7 +166,7 @@ def test_what_stays_behind_a_summary_stands_behind_it() -> None:
     ]
 
 
-@pytest.mark.requirement("P1")
+@pytest.mark.requirement("P1", "R.25")
 @pytest.mark.parametrize(
     "said",
     [

@@ -255,7 +255,7 @@ def test_the_next_note_is_on_all_that_the_one_before_was_not_on_though_it_says_t
     assert starts[1:] == ends[:-1]
 
 
-@pytest.mark.requirement("D14")
+@pytest.mark.requirement("D14", "R.25")
 def test_what_was_prepared_for_another_history_is_not_used() -> None:
     stale = Prepared(covers=4, prefix=b"\0" * 16, text="Something else entirely happened here.")
     known, full, reads = ConversationState(prepared=stale), talk(*history(80)), 64_000

@@ -319,7 +319,7 @@ def test_a_sub_agents_report_of_30k_comes_back_as_a_reading_of_at_most_2k() -> N
     assert all("who is newest?" in a.prompt and "find the newest user" in a.prompt for a in model.asked)
 
 
-@pytest.mark.requirement("A0.69")
+@pytest.mark.requirement("A0.69", "D24")
 def test_a_report_that_is_longer_than_asked_for_is_cut_to_the_cap() -> None:
     transcript = reported(30_000)
     long = "The newest is ada@example.org. " + " ".join(f"It says that part {n} is well." for n in range(8))

@@ -24,9 +24,9 @@ def history(messages: int, *, words: int = 60) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "Be brief."}, *said, {"role": "user", "content": "Go on."}]
 
 
-async def read(messages: list[dict[str, Any]], within: Transcripts | None = None) -> RequestTranscript:
+async def read(messages: list[dict[str, Any]], within: Transcripts | None = None, **asked: Any) -> RequestTranscript:
     request = CHAT.parse(write_value({"model": "gpt-4o", "messages": messages}))
-    return await (within or Transcripts()).read(request, tenant="t", model="gpt-4o", counter=COUNTER)
+    return await (within or Transcripts()).read(request, tenant="t", model="gpt-4o", counter=COUNTER, **asked)
 
 
 def tokens(found: RequestTranscript) -> list[int]:
@@ -76,8 +76,11 @@ async def test_one_such_history_is_read_at_a_time_and_others_are_told_to_come_ag
 
 
 @pytest.mark.requirement("S.26")
-async def test_the_event_loop_goes_on_while_a_long_history_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transcripts, "READ_AT_ONCE", 10_000)
+@pytest.mark.parametrize("sampled", [False, True])
+async def test_the_event_loop_goes_on_while_a_long_history_is_read(
+    sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcripts, "SAMPLED_AT_ONCE" if sampled else "READ_AT_ONCE", 10_000)
     turns = 0
 
     async def others() -> None:
@@ -88,8 +91,9 @@ async def test_the_event_loop_goes_on_while_a_long_history_is_read(monkeypatch: 
 
     beside = asyncio.create_task(others())
     messages = history(400)
-    await read(messages)
+    found = await read(messages, may_sample=sampled)
     beside.cancel()
+    assert found.sampled is sampled
     assert turns >= len(write_value(messages)) // 10_000
 
 

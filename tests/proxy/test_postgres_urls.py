@@ -15,7 +15,6 @@ from tests.functional.harness import ROOT
 from tests.postgres import Postgres, pgbouncer
 from tests.proxy.store_rows import change, exchange
 
-pytestmark = pytest.mark.timeout(300)
 SERVE = "from proxy.cli import main; main()"
 
 

@@ -120,7 +120,7 @@ async def test_text_that_no_database_takes_comes_back_exactly(store: Store) -> N
     assert (await store.checkpoints(row))[0].body == odd
 
 
-@pytest.mark.requirement("A0.105", "P8")
+@pytest.mark.requirement("A0.105", "P8", "R.24")
 async def test_of_two_concurrent_commits_one_wins_and_the_other_stores_nothing(tmp_path: Path) -> None:
     here = await Store.open(url(tmp_path / "w.db"), shared=True)
     there = await Store.open(url(tmp_path / "w.db"), shared=True)
@@ -141,7 +141,7 @@ async def test_of_two_concurrent_commits_one_wins_and_the_other_stores_nothing(t
     await there.close()
 
 
-@pytest.mark.requirement("A0.105", "P8")
+@pytest.mark.requirement("A0.105", "P8", "R.24")
 async def test_forty_racing_appends_are_all_kept_with_retries(store: Store) -> None:
     async def append(number: int) -> None:
         expected = 0

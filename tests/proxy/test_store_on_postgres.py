@@ -27,8 +27,6 @@ from tests.postgres import Postgres
 from tests.proxy.store_rows import change, eviction, exchange, note, original, saved
 from tests.proxy.test_store_health import row_of, session
 
-pytestmark = pytest.mark.timeout(300)
-
 TENANT = "tenant-a"
 GUARDS = ("audit_appends", "audit_goes_sealed", "audit_never_changes", "audit_stays")
 
@@ -273,7 +271,7 @@ async def test_a_whole_weir_keeps_conversations_health_and_audit_on_it(url: str)
                 client = target.client(default_headers={"x-weir-conversation": "agent"})
                 talk = Talk(client) if talk is None else replace(talk, client=client)
                 await talk.agent(14)
-                await target.runtime.settler.flush()
+                await target.stored()
                 async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
                     health = (await http.get(f"{target.root}/weir/conversations/agent/health")).json()
                     audit = (await http.get(f"{target.root}/weir/conversations/agent/audit")).json()
@@ -353,7 +351,14 @@ async def test_vectors_are_kept_found_by_likeness_and_go_with_their_texts(store:
     assert texts
     given = {ref: [1.0 + n, 1.0, 0.0] for n, ref in enumerate(texts)} | {"gone": [1.0]}
     await store.add_vectors(made.tenant, "m", given)
+    await store.commit(change(0, of="another", branch="b2", conversation="conv-2"))
+    others = await store.lacking_vectors(made.tenant, "conv-2", "m", limit=10)
+    assert others.keys().isdisjoint(texts)
+    await store.add_vectors(made.tenant, "m", {ref: [1.0, 1.0, 0.0] for ref in others})
+    await store.commit(change(0, tenant="another", of="tenant-ab10"))  # the same texts
+    await store.add_vectors("another", "m", {ref: [0.0, 0.0, 1.0] for ref in texts})
     near = await store.nearest(made.tenant, "conv-1", "m", [2.0, 2.0, 0.0], limit=5)
+    assert {each.ref for each, _ in near} == set(texts), "of its own conversation alone"
     assert near[0][0].ref == next(iter(texts))
     assert near[0][1] == pytest.approx(1.0)
     assert await store.lacking_vectors(made.tenant, "conv-1", "m", limit=10) == {}

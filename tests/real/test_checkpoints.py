@@ -144,7 +144,7 @@ async def play(llama: Llama, model: str, folder: Path) -> Run:
 
 
 async def told(target: RunningWeir, seen: Any, listening: Listening) -> Run:
-    await target.runtime.settler.flush()
+    await target.stored()
     store = target.runtime.store
     assert store is not None
     (conversation,) = await store.conversations(None)

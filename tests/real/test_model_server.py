@@ -257,7 +257,7 @@ async def test_the_real_refusal_is_recognised_its_limit_learned_and_the_request_
             assert [chunk async for chunk in answer]
         refused, answered = wire.news()
         again = await step(target, wire, recorded(second))
-        await target.runtime.settler.flush()
+        await target.stored()
         store = target.runtime.store
         assert store is not None
         learned = [row.limit for row in target.runtime.windows.unsaved()[1]] or [r.limit for r in await store.limits()]
@@ -307,7 +307,7 @@ async def test_notes_by_the_model_itself_are_used_or_refused_and_the_session_goe
         patient = Summarizer(patience=240)
         async with weir("", yaml=yaml, folder=tmp_path, window=None, asking=patient) as target:
             taken = [await step(target, wire, [head, *recorded(index)[1:]]) for index in steps]
-            await target.runtime.settler.flush()
+            await target.stored()
             store = target.runtime.store
             assert store is not None
             (conversation,) = await store.conversations(None)
