@@ -19,7 +19,7 @@ from policies.messages import ToolCall, Transcript, answered_calls, first_user, 
 from policies.settings import ContextSettings, NoteTaking
 from policies.summary.ask import condense, lines_of
 from policies.summary.check import Proposal
-from policies.text.extract import Links, choose, extract
+from policies.text.extract import Item, Links, Weights, candidates, choose, extract
 from policies.text.gist import key_argument
 from policies.text.segments import (
     Readings,
@@ -34,7 +34,6 @@ from policies.text.segments import (
     sources_of,
     terms_of,
 )
-from policies.text.worth import Item, Weights, candidates
 from policies.tokens import TokenCounter, shorten
 
 MAX_LINE_LEN = 240

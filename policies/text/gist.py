@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from policies.text.extract import choose, fitted, joined
+from policies.text.extract import Item, Weights, choose, fitted, is_alone, joined
 from policies.text.segments import (
     Segment,
     Source,
@@ -21,7 +21,6 @@ from policies.text.segments import (
     terms_of,
     without_line_numbers,
 )
-from policies.text.worth import Item, Weights, is_alone
 from policies.tokens import TokenCounter, clip, shorten
 
 MAX_ARGUMENT_LEN = 60
