@@ -8,7 +8,6 @@ Nemhauser, Wolsey and Fisher 1978). A statement comes with the later one of the 
 
 import heapq
 import math
-import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,18 @@ from itertools import accumulate, chain, count, groupby, pairwise
 from operator import attrgetter, itemgetter
 
 from policies.ledger import Identifier
-from policies.text.segments import Readings, Segment, Source, TextReading, is_identifier, is_question, terms_of
+from policies.text.segments import (
+    SHORTEST_IDENTIFIER,
+    Readings,
+    Segment,
+    Source,
+    TextReading,
+    is_alone,
+    is_identifier,
+    is_question,
+    shape,
+    terms_of,
+)
 from policies.tokens import TokenCounter
 
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
@@ -83,7 +93,6 @@ much."""
 LAST = 1_000_000
 SHOWN = 9
 MAX_IDENTIFIERS = 200
-_PART = re.compile(r"[^\W_]+")
 
 
 @dataclass(slots=True)
@@ -166,20 +175,8 @@ class Weights:
         return weight * NAME if term in self._names else weight
 
 
-SHORTEST_IDENTIFIER = 5
-
-
 def _stem(term: str) -> str:
     return term if is_identifier(term) else term[:STEM]
-
-
-def shape(word: str) -> str:
-    return _PART.sub(_kind_of, word)
-
-
-def _kind_of(part: re.Match[str]) -> str:
-    text = part.group()
-    return "9" if text.isdigit() else "a" if text.isalpha() else f"#{len(text)}"
 
 
 def extract(
@@ -274,10 +271,11 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
     for i, (source, reading) in enumerate(zip(sources, read, strict=True)):
         if source.tool and newest[source.tool, source.arguments] != i:
             continue
-        rate = _tokens_per_character(source)
+        rate = source.rate
         of_source = [*_of_segments(i, source, reading, rate, few)]
         if source.is_users and source.tokens > least:
-            _damp_material(of_source)
+            for item in of_source[1:-1]:
+                item.factor = SPEAKERS["tool"] / max(1.0, len(of_source) / SEGMENTS_OF_MATERIAL)
         elif source.is_users and source.position >= 0 and source.tokens < breath:
             of_source = _in_one(source, of_source)
         elif _is_replied_to(sources, i):
@@ -302,12 +300,6 @@ def _usual(sources: Sequence[Source]) -> int:
     """Tokens of the user's middle message; 0 of none."""
     said = sorted(source.tokens for source in sources if source.is_users and source.position >= 0)
     return said[len(said) // 2] if said else 0
-
-
-def _damp_material(items: Sequence[Item]) -> None:
-    worth = SPEAKERS["tool"] / max(1.0, len(items) / SEGMENTS_OF_MATERIAL)
-    for item in items[1:-1]:
-        item.factor = worth
 
 
 def _in_one(source: Source, items: list[Item]) -> list[Item]:
@@ -381,19 +373,6 @@ def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few:
             names = is_alone(segment)
             factor *= ALONE if names else 1.0
         yield Item(i, place, segment, factor, cost, names)
-
-
-def is_alone(segment: Segment) -> bool:
-    """Whether a pair's value is one identifier; words joined by underscores are one of a few that a field may have."""
-    text = segment.text
-    if segment.key == "" or len(segment.terms) != 1 or len(text) < SHORTEST_IDENTIFIER or not is_identifier(text):
-        return False
-    return not text.replace("_", "").isalpha()
-
-
-def _tokens_per_character(source: Source) -> float:
-    length = len(source.text) + (sum(len(c.arguments) for c in source.calls) if source.calls else 0)
-    return min(2.0, max(0.15, source.tokens / length)) if length and source.tokens else 0.25
 
 
 class Links:

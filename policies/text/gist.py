@@ -8,12 +8,13 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from policies.text.extract import Item, Weights, choose, fitted, is_alone, joined
+from policies.text.extract import Item, Weights, choose, fitted, joined
 from policies.text.segments import (
     Segment,
     Source,
     TextReading,
     error_lines,
+    is_alone,
     is_identifier,
     parse,
     reports_error,

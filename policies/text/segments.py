@@ -85,6 +85,12 @@ class Source:
     calls: tuple[ToolCall, ...] = ()
 
     @property
+    def rate(self) -> float:
+        """Tokens per character."""
+        length = len(self.text) + (sum(len(c.arguments) for c in self.calls) if self.calls else 0)
+        return min(2.0, max(0.15, self.tokens / length)) if length and self.tokens else 0.25
+
+    @property
     def is_result(self) -> bool:
         return bool(self.tool) or self.role in {"tool", "function"}
 
@@ -266,6 +272,29 @@ def is_identifier(word: str) -> bool:
             return False
         return _LETTER.search(word) is not None or _DATE.match(word) is not None or _JOINT.search(word) is not None
     return _JOINT.search(word) is not None
+
+
+SHORTEST_IDENTIFIER = 5
+
+
+_PART = re.compile(r"[^\W_]+")
+
+
+def shape(word: str) -> str:
+    return _PART.sub(_kind_of, word)
+
+
+def _kind_of(part: re.Match[str]) -> str:
+    text = part.group()
+    return "9" if text.isdigit() else "a" if text.isalpha() else f"#{len(text)}"
+
+
+def is_alone(segment: Segment) -> bool:
+    """Whether a pair's value is one identifier; words joined by underscores are one of a few that a field may have."""
+    text = segment.text
+    if segment.key == "" or len(segment.terms) != 1 or len(text) < SHORTEST_IDENTIFIER or not is_identifier(text):
+        return False
+    return not text.replace("_", "").isalpha()
 
 
 def clipped(text: str) -> str:

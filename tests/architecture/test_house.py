@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_610,
+    "lines": 61_860,
     "files": 201,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
@@ -25,7 +25,9 @@ has gone since. A long body that begins as an earlier one did is parsed from the
 half of what reading it took. Requests that go up on aiohttp's connections without its session, and pieces of an answer that go on in the
 callback that they come in, took 130 lines for a third of what a streamed piece had cost.
 Histories that nobody has seen are read, sampled and looked for at once, and requests that arrive together are stored
-by one commit: 60 lines for a third of what such a history cost, and for half of its wait among others.
+by one commit: 60 lines for a third of what such a history cost, and for half of its wait among others. Short messages
+that are quoted whole, pastes and lists that do not crowd out what people say, and answers that are found by what they
+answer took 170 lines; requests that go up as bytes 70.
 """
 
 

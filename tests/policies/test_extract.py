@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from policies.messages import ToolCall
 from policies.summary.material import render_summary
-from policies.text.extract import Links, candidates, extract, shape
-from policies.text.segments import Readings, Source, TextReading
+from policies.text.extract import Links, candidates, extract
+from policies.text.segments import Readings, Source, TextReading, shape
 from tests.profile import tried
 
 

@@ -16,7 +16,7 @@ from tests.policies.tongues import TONGUES
 
 SHAPE = ExtractShape(window=None, trigger=0.9, low_water=0.3, extract=0.02, tail=0.2)
 SETTINGS = ContextSettings(layers=(Layer(strategy="drop_oldest"),), shapes=(SHAPE,), margin=0.0, headroom=0)
-LINE = re.compile(r"\[(?:turn \d+|earlier), (\w+)\] (.*)")
+LINE = re.compile(r"(user|assistant|tool) \d+: (.+)")
 
 
 def long_talk(language: str) -> list[Said]:
@@ -55,8 +55,8 @@ def test_every_line_is_word_for_word_of_a_message_and_they_stand_in_its_order(la
     heading, tag, about, *lines, end = text.split("\n")
     assert (heading, about) == (HEADING, ABOUT)
     assert end == f"</{tag[1:]}"
-    turns = [int(line.split(" ")[1].rstrip(",")) for line in lines]
-    assert turns == sorted(turns)
+    numbers = [int(line.split(" ")[1].rstrip(":")) for line in lines]
+    assert numbers == sorted(numbers)
     for line in lines:
         found = LINE.fullmatch(line)
         assert found is not None

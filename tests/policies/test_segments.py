@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.sets import TOKENS_PER_CHARACTER, written
 from policies.messages import ToolCall
-from policies.text.extract import LAST, candidates, extract
+from policies.text.extract import BREATH, LAST, candidates, extract
 from policies.text.segments import MAX_SEGMENTS, Readings, Source, sentences, structured, terms_of
 from tests.policies.sessions import HERE, queue_session, shared_conversations
 from tests.profile import tried
@@ -69,7 +69,7 @@ def assert_quoted(sources: Sequence[Source], max_tokens: int) -> int:
     made = extract(sources, max_tokens=max_tokens, counter=COUNTER)
     assert made.tokens == COUNTER.count(made.text) <= max_tokens
     before = Source(-1, "user", "")
-    items = candidates([before, *sources], [Readings().of(s) for s in (before, *sources)])
+    items = candidates([before, *sources], [Readings().of(s) for s in (before, *sources)], breath=BREATH)
     shown = [items[n] for n in made.chosen]
     in_sentences = {term for item in shown if item.place != LAST for term in item.segment.terms}
     shown = [item for item in shown if item.place != LAST or item.segment.terms[0] not in in_sentences]
