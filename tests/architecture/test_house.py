@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_610,
+    "lines": 61_660,
     "files": 201,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
@@ -26,6 +26,7 @@ half of what reading it took. Requests that go up on aiohttp's connections witho
 callback that they come in, took 130 lines for a third of what a streamed piece had cost.
 Histories that nobody has seen are read, sampled and looked for at once, and requests that arrive together are stored
 by one commit: 60 lines for a third of what such a history cost, and for half of its wait among others.
+Finding what was answered where a user asks again about a request took 50 lines, in summaries and in recall.
 """
 
 
