@@ -64,6 +64,7 @@ SIGNALS: Mapping[str, Override] = {
 """Layers that ``--ablate`` switches off: by name keys of a policy that stand above those of ``balanced``."""
 WEIGHTS: Mapping[str, Mapping[str, object]] = {
     "alone": {"ALONE": 1.0},
+    "answer": {"ANSWER": 1.0},
     "asked": {"ASKED": 1.0},
     "brevity": {"BRIEFLY": 1e-9},
     "correction": {"CORRECTION": 0},
