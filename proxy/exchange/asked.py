@@ -326,7 +326,7 @@ def request_for(
         client, chat = without_field(client, EDITS), without_field(chat, EDITS)
     counter = _counter(runtime, settings, chat.model)
     pruned, patience = set[str](), Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
-    said = _read_by(chat, headers, sent)
+    said = _anthropics_own(chat, headers, sent)
     replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
     name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
     resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
@@ -362,7 +362,8 @@ def request_for(
     )
 
 
-def _read_by(chat: ClientRequest, headers: Headers, sent: Mapping[bytes, bytes]) -> Headers:
+def _anthropics_own(chat: ClientRequest, headers: Headers, sent: Mapping[bytes, bytes]) -> Headers:
+    """The client's headers of Anthropic's, which go with what is asked for it too, or the codec's."""
     named = headers if b"anthropic-" in b" ".join(sent) else ()
     return [header for header in named if header[0].startswith(b"anthropic-")] or chat.codec.headers
 
