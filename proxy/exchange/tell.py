@@ -17,8 +17,7 @@ from proxy.monitor.caching import CacheUse, cost_of, prices_of
 from proxy.monitor.health import Notice
 from proxy.planning.values import Recognized, condensed_in, layers_in
 from proxy.runtime import Runtime
-from proxy.store.packing import Inspection
-from proxy.store.records import ExchangeRow, RelayedRow
+from proxy.store.records import ExchangeRow, Inspection, RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import metrics as i
 from proxy.telemetry.logs import ExchangeLine, log_exchange

@@ -8,12 +8,13 @@ half of a transaction (it may leave a whole one). Errors are the :class:`StoreEr
 import asyncio
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -33,8 +34,10 @@ from proxy.store.records import (
 )
 from proxy.store.schema import HEAD, usage_days
 from proxy.store.sqlite import Mode, SqliteDatabase
-from proxy.store.transaction import Content, Database, Transaction, Transactions, reading, writing
+from proxy.store.transaction import Content, Database, Transaction
 
+P = ParamSpec("P")
+T = TypeVar("T")
 POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
@@ -49,12 +52,46 @@ class _Arrivals:
     error: StoreError | None = None
 
 
-class Store(Transactions):
+def reading(
+    work: Callable[Concatenate[Transaction, P], T], told: str = ""
+) -> Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]:
+    return _method(work, told, writes=False)
+
+
+def writing(
+    work: Callable[Concatenate[Transaction, P], T], told: str = ""
+) -> Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]:
+    return _method(work, told, writes=True)
+
+
+def _method(
+    work: Callable[Concatenate[Transaction, P], T], told: str, *, writes: bool
+) -> Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]:
+
+    @wraps(work)
+    async def method(self: "Store", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        run = self._write if writes else self._read
+        with self.telling(told) if told else nullcontext():
+            return await run(lambda tx: work(tx, *args, **kwargs))
+
+    return method
+
+
+class Store:
+    """``took`` is told operations that requests wait for, and the seconds of each."""
+
     schema = HEAD
-    _secret: bytes | None = None
+    took: Callable[[str, float], None] = staticmethod(lambda _name, _seconds: None)
 
     def __init__(self, database: Database, *, content: Content) -> None:
-        super().__init__(database, content=content)
+        self.journal = database.journal
+        self.notices = database.notices
+        self.shared = database.shared
+        self.keeps_content = content == "full"
+        self._database = database
+        self._damaged: set[tuple[str, str, str]] = set()
+        self._unmarked: set[tuple[str, str]] = set()
+        self._secret: bytes | None = None
         self._arrivals, self._arriving = _Arrivals(), asyncio.Lock()
 
     @classmethod
@@ -107,6 +144,14 @@ class Store(Transactions):
 
     def load(self) -> dict[str, int]:
         return self._database.load()
+
+    @contextmanager
+    def telling(self, name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.took(name, time.perf_counter() - begun)
 
     find = reading(branches.find, "find")
     has_any = reading(branches.has_any, "find")
@@ -308,6 +353,24 @@ class Store(Transactions):
 
     async def checkpoint(self) -> bool:
         return await self._database.tend(force=True)
+
+    async def _read(self, work: Callable[[Transaction], T]) -> T:
+        found = await self._database.read(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
+        if self._unmarked and self._database.writable:
+            fresh, self._unmarked = self._unmarked, set()
+            with suppress(StoreError):  # what was read is absent either way; the next read marks it
+                await self._write(
+                    lambda tx: tx.many(archive.QUARANTINE, [{"of_tenant": t, "of_ref": ref} for t, ref in fresh])
+                )
+        return found
+
+    async def _write(self, work: Callable[[Transaction], T]) -> T:
+        return await self._database.write(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
+
+    def _damage(self, kind: str, tenant: str, key: str) -> None:
+        self._damaged.add((kind, tenant, key))
+        if kind == "original":
+            self._unmarked.add((tenant, key))
 
     async def _shrink(self) -> None:
         begins = True

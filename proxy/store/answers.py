@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from proxy.store.packing import Damaged, pack, unpack
 from proxy.store.records import AnswerRow, ConversationRow
-from proxy.store.schema import NOTHING, answer_items, answers, keep_first, keep_last, of, recorded, stored
-from proxy.store.transaction import Rows, Transaction, chunks
+from proxy.store.schema import NOTHING, answer_items, answers
+from proxy.store.transaction import Rows, Transaction, chunks, keep_first, keep_last, of, recorded, stored
 
 MAX_LINKS = 20_000
 ADD_ANSWER = keep_last(answers)

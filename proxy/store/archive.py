@@ -21,24 +21,10 @@ from unicodedata import normalize
 import sqlalchemy as sa
 
 from policies.text.segments import SOLID, words
-from proxy.store.packing import Damaged, pack_message, pack_messages, unpack_message, unpack_messages
+from proxy.store.packing import Damaged, pack_message, pack_messages, plain_text, unpack_message, unpack_messages
 from proxy.store.records import Change, Original
-from proxy.store.schema import (
-    among,
-    branches,
-    frames,
-    keep_first,
-    meta,
-    of,
-    originals,
-    plain_text,
-    recorded,
-    removed,
-    same,
-    stored,
-    vectors,
-)
-from proxy.store.transaction import AT_ONCE, Transaction, chunks
+from proxy.store.schema import branches, frames, meta, originals, removed, vectors
+from proxy.store.transaction import AT_ONCE, Transaction, among, chunks, keep_first, of, recorded, same, stored
 
 MAX_TERMS = 32
 INDEXED_BYTES = 64 << 10
@@ -62,6 +48,7 @@ FRAMED = sa.select(sa.func.count()).where(
 FRAMED_BYTES = 64 << 10
 FRAMES_HELD = 16
 FRAME = sa.select(frames.c.body).where(frames.c.id == sa.bindparam("frame")).with_for_update()
+QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 ADD_ORIGINAL = keep_first(originals)
 HOLD_ORIGINAL = keep_first(removed)
 ADD_VECTOR = keep_first(vectors)

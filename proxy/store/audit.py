@@ -34,10 +34,10 @@ from proxy.store.chain import (
     linked,
     name_digest,
 )
-from proxy.store.packing import Damaged, unpack_words
+from proxy.store.packing import BRANCH, CONVERSATION, REQUEST, TENANT, Damaged, unpack_words
 from proxy.store.records import Change, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
-from proxy.store.schema import BRANCH, CONVERSATION, OF_TENANT, REQUEST, TENANT, audit, of, recorded, stored
-from proxy.store.transaction import Place, Transaction, ordered
+from proxy.store.schema import OF_TENANT, audit
+from proxy.store.transaction import Place, Transaction, of, ordered, recorded, stored
 
 CUT = "cut"
 MAX_REFS = 40

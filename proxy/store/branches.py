@@ -23,6 +23,7 @@ from proxy.store.conversations import one, open_conversations, touch_chains
 from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
 from proxy.store.memory import is_undone, newest_row, read_spans
+from proxy.store.packing import EXACT
 from proxy.store.records import (
     Branch,
     Change,
@@ -31,20 +32,8 @@ from proxy.store.records import (
     NoSuchVersion,
     StaleVersion,
 )
-from proxy.store.schema import (
-    EXACT,
-    OF_CONVERSATION,
-    OF_TENANT,
-    branches,
-    chains,
-    conversations,
-    cuts,
-    edits,
-    evictions,
-    keep_first,
-    of,
-)
-from proxy.store.transaction import Transaction
+from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits, evictions
+from proxy.store.transaction import Transaction, keep_first, of
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500

@@ -13,18 +13,8 @@ from proxy.store import schema
 from proxy.store.audit import append, hold_head, of_key, of_policy
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, harmless
 from proxy.store.records import CalibrationRow, KeyRow, LimitRow, NameTaken, PolicyRow
-from proxy.store.schema import (
-    audit,
-    conversations,
-    keep_first,
-    keep_last,
-    keys,
-    meta,
-    policies,
-    recorded,
-    stored,
-)
-from proxy.store.transaction import Transaction
+from proxy.store.schema import audit, conversations, keys, meta, policies
+from proxy.store.transaction import Transaction, keep_first, keep_last, recorded, stored
 
 SECRET_BYTES = 32
 MAX_COMPARED = 500

@@ -11,26 +11,24 @@ import sqlalchemy as sa
 from policies.quality.health import KEPT, Health, Snapshot, check
 from proxy.store.audit import append
 from proxy.store.chain import AuditEvent, AuditType
+from proxy.store.packing import plain_text
 from proxy.store.records import AlertRow, Arrival, Change, ConversationRow, ExchangeRow
-from proxy.store.schema import (
-    OF_CONVERSATION,
-    alerts,
+from proxy.store.schema import OF_CONVERSATION, alerts, branches, chains, conversations, exchanges, health_snapshots
+from proxy.store.transaction import (
+    Place,
+    Rows,
+    Transaction,
     among,
-    branches,
-    chains,
+    chunks,
     columns_of,
-    conversations,
-    exchanges,
-    health_snapshots,
     keep_first,
     keep_last,
     of,
-    plain_text,
+    ordered,
     recorded,
     stored,
     total,
 )
-from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
 
 MAX_ALERTS = 200
 

@@ -23,25 +23,23 @@ from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.conversations import add_checkups, follow_others, open_conversations, rate, touch_chains
 from proxy.store.ledger import mark_asked_again
 from proxy.store.records import AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
-from proxy.store.schema import (
-    NOTHING,
+from proxy.store.schema import NOTHING, branches, conversations, exchanges, relayed, usage_days
+from proxy.store.transaction import (
+    Columns,
+    Place,
+    Transaction,
     among,
-    branches,
     columns_of,
-    conversations,
-    exchanges,
     keep_first,
     larger,
     of,
+    ordered,
     overwriting,
     recorded,
-    relayed,
     same,
     stored,
     total,
-    usage_days,
 )
-from proxy.store.transaction import Columns, Place, Transaction, ordered
 
 By = Literal["model", "policy", "day", "conversation"]
 DAY = 86_400.0

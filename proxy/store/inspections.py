@@ -24,7 +24,6 @@ from proxy.store.packing import (
     OWN,
     Damaged,
     Inspected,
-    Inspection,
     KeptArrays,
     exact_bytes,
     join_arrays,
@@ -36,21 +35,9 @@ from proxy.store.packing import (
     unpack_arrays,
     unpack_named,
 )
-from proxy.store.records import ConversationRow, ExchangeRow, Original, RemovedRow
-from proxy.store.schema import (
-    among,
-    conversations,
-    cuts,
-    evictions,
-    exchanges,
-    inspected,
-    inspected_parts,
-    keep_last,
-    of,
-    originals,
-    recorded,
-)
-from proxy.store.transaction import Rows, Transaction, chunks
+from proxy.store.records import ConversationRow, ExchangeRow, Inspection, Original, RemovedRow
+from proxy.store.schema import conversations, cuts, evictions, exchanges, inspected, inspected_parts, originals
+from proxy.store.transaction import Rows, Transaction, among, chunks, keep_last, of, recorded
 
 Home = tuple[str, str]
 FEW = 8
@@ -124,8 +111,8 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     for key, made in by_home.items():
         last, small = counts.get(key, (0, 0))
         try:
-            arrays = [each.kept(row.id, row.at) for row, each in made]
-            fresh = {ref: body for _, its in made for ref, body in its.bodies().items()}
+            arrays = [_arrays_of(row, its) for row, its in made]
+            fresh = {ref: body for _, its in made for ref, body in _bodies_of(its)}
         except (*BROKEN, OverflowError):  # requests that cannot be looked at are still requests
             continue
         for ref in _elsewhere(tx, key, made[-1][0].branch, fresh.keys()):
@@ -136,6 +123,18 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
         else:
             bundles += _rewritten(tx, key, arrays, fresh, most=made[-1][1].keep)
     tx.many(ADD_BUNDLE, bundles)
+
+
+def _arrays_of(row: ExchangeRow, its: Inspection) -> KeptArrays:
+    return KeptArrays.of(row.id, row.at, its.messages, its.pieces, keep=its.keep, pruned=its.pruned, tools=its.tools)
+
+
+def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
+    if its.content:
+        yield from ((its.messages[n].ref, raw) for n, raw in enumerate(its.raws, its.first))
+        for piece in its.pieces or ():
+            if piece.text is not None:
+                yield ref_of(piece.text), exact_bytes(piece.text)
 
 
 def keep_texts(tx: Transaction, conversation: ConversationRow, branch: str, *, above: int) -> None:

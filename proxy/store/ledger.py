@@ -22,20 +22,8 @@ from proxy.store.records import (
     ExchangeRow,
     StoreError,
 )
-from proxy.store.schema import (
-    OF_BRANCH,
-    OF_CONVERSATION,
-    branches,
-    conversations,
-    cuts,
-    edits,
-    evictions,
-    of,
-    recorded,
-    same,
-    stored,
-)
-from proxy.store.transaction import Place, Rows, Transaction, ordered
+from proxy.store.schema import OF_BRANCH, OF_CONVERSATION, branches, conversations, cuts, edits, evictions
+from proxy.store.transaction import Place, Rows, Transaction, of, ordered, recorded, same, stored
 
 Batched = tuple[int, int, Edit]
 KINDS = {str(kind): kind for kind in EditKind}

@@ -33,16 +33,14 @@ from proxy.store.schema import (
     evictions,
     exchanges,
     health_snapshots,
-    keep_last,
     meta,
     notes,
     originals,
     relayed,
     removed,
-    same,
     summaries,
 )
-from proxy.store.transaction import Rows, Transaction
+from proxy.store.transaction import Rows, Transaction, keep_last, same
 
 CONVERSATIONS_AT_ONCE = 10
 ROWS_AT_ONCE = 500

@@ -25,23 +25,8 @@ from proxy.store.audit import append, of_notes
 from proxy.store.ledger import LINES, cuts_of, key_of
 from proxy.store.packing import Damaged, pack_text, unpack_text
 from proxy.store.records import Change, CheckpointRow, ConversationRow, NoteRow, SummaryRow
-from proxy.store.schema import (
-    OF_BRANCH,
-    branches,
-    checkpoints,
-    conversations,
-    cuts,
-    keep_first,
-    keep_last,
-    notes,
-    of,
-    recorded,
-    same,
-    spending,
-    stored,
-    summaries,
-)
-from proxy.store.transaction import Transaction, chunks
+from proxy.store.schema import OF_BRANCH, branches, checkpoints, conversations, cuts, notes, spending, summaries
+from proxy.store.transaction import Transaction, chunks, keep_first, keep_last, of, recorded, same, stored
 
 Spans = Sequence[tuple[int, int]]
 Bodies = dict[tuple[str, int], str | None]

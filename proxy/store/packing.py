@@ -2,29 +2,33 @@
 once; short texts that Weir wrote deflated against the words that stand in most of them.
 
 Of a request that somebody may look at, its two arrays are kept as references: what a message says stands in the
-archive, or once among the parts of its conversation.
+archive, or once among the parts of its conversation. Below are the kinds of columns that hold it.
 """
 
 import json
+import re
 import struct
 import threading
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import sqlalchemy as sa
 import zstandard
 
 from policies.ledger import PlannedMessage
 from policies.messages import PIN_SIZE, Message
 
+Bind = Callable[[Any], Any]
+HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
 MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
-LONG = 8 << 10
+WITHOUT_WORDS = 8 << 10
 SIZE = 4
 RECORD_FORM = f"{PIN_SIZE}sHI"
 RECORD = struct.Struct(f">{RECORD_FORM}")
@@ -81,7 +85,7 @@ def pack(*parts: bytes, level: int = 6) -> bytes:
 
 def _packed(said: bytes, *, level: int) -> bytes:
     """What is long without the words: zstd takes tables of their size with them, and needs twice the time and room."""
-    words = MESSAGES if len(said) < LONG else None
+    words = MESSAGES if len(said) < WITHOUT_WORDS else None
     return _compressor(level, words, threading.get_ident()).compress(said)
 
 
@@ -203,52 +207,6 @@ def _text(said: bytes) -> str:
         raise Damaged("the text is broken") from None
 
 
-class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """The two arrays of a request, as it went: what the client sent, and what the model saw.
-
-    Attributes:
-        keep: how many of the conversation's requests are kept.
-        content: whether what messages say is.
-        messages: the client's, ``pieces`` the forwarded array, None where it was the same.
-        raws: JSON of the messages from ``first`` on, and of the system's: what nobody was given before.
-        pruned: names of tools whose definitions were left out, ``tools`` the tokens of all definitions.
-    """
-
-    keep: int
-    content: bool
-    messages: Sequence[Message]
-    pieces: Sequence[PlannedMessage] | None
-    raws: Sequence[bytes]
-    first: int
-    pruned: tuple[str, ...] = ()
-    tools: int = 0
-
-    def kept(self, request: str, at: float) -> "KeptArrays":
-        said_by = [*map(attrgetter("role"), self.messages)]
-        roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
-        facts: list[object] = [None] * (3 * len(said_by))  # by column: there may be hundreds in each request
-        facts[0::3] = [*map(attrgetter("digest"), self.messages)]
-        facts[1::3] = [*map(roles.__getitem__, said_by)]
-        facts[2::3] = [*map(attrgetter("tokens"), self.messages)]
-        records = struct.pack(">" + len(said_by) * RECORD_FORM, *facts)
-        said = {
-            "keep": self.keep,
-            "roles": list(roles),
-            "sent": None if self.pieces is None else list(_runs(self.pieces)),
-            "pruned": self.pruned,
-            "tools": self.tools,
-        }
-        return KeptArrays(request, at, _ENCODER.encode(said).encode(), records)
-
-    def bodies(self) -> dict[str, bytes]:
-        first = self.first
-        found = {self.messages[first + n].ref: raw for n, raw in enumerate(self.raws)} if self.content else {}
-        for piece in self.pieces or () if self.content else ():
-            if piece.text is not None:
-                found[ref_of(piece.text)] = exact_bytes(piece.text)
-        return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
     """What was kept of one request.
@@ -279,6 +237,29 @@ class KeptArrays(NamedTuple):
     at: float
     told: bytes
     records: bytes
+
+    @classmethod
+    def of(
+        cls,
+        request: str,
+        at: float,
+        messages: Sequence[Message],
+        pieces: Sequence[PlannedMessage] | None,
+        *,
+        keep: int,
+        pruned: Sequence[str],
+        tools: int,
+    ) -> "KeptArrays":
+        said_by = [*map(attrgetter("role"), messages)]
+        roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
+        facts: list[object] = [None] * (3 * len(said_by))  # by column: there may be hundreds in each request
+        facts[0::3] = [*map(attrgetter("digest"), messages)]
+        facts[1::3] = [*map(roles.__getitem__, said_by)]
+        facts[2::3] = [*map(attrgetter("tokens"), messages)]
+        records = struct.pack(">" + len(said_by) * RECORD_FORM, *facts)
+        sent = None if pieces is None else list(_runs(pieces))
+        said = {"keep": keep, "roles": list(roles), "sent": sent, "pruned": pruned, "tools": tools}
+        return cls(request, at, _ENCODER.encode(said).encode(), records)
 
     def inspected(self) -> Inspected:
         said = json.loads(self.told)
@@ -367,3 +348,81 @@ def _pieces(
             )
         case _:
             raise Damaged("the array is broken")
+
+
+def plain_text(value: str) -> str:
+    if value.isascii() and "\0" not in value:
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+class StoredText(sa.types.TypeDecorator[str]):
+    """Text that is stored as ``write`` makes it, and shown as ``read`` reads that; text that is no bytes as it is."""
+
+    impl: Any = sa.Text
+    cache_ok = True
+
+    def __init__(self, write: Bind = plain_text, read: Bind | None = None) -> None:
+        super().__init__()
+        self.write = write
+        self.read = read
+
+    def binding(self, dialect: sa.Dialect) -> Bind | None:  # noqa: ARG002 - those of ids differ
+        return self.write
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        bind = None if value is None else self.binding(dialect)
+        return value if bind is None else bind(value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return self.read(value) if isinstance(value, bytes) and self.read is not None else value
+
+
+class StoredBytes(StoredText):
+    impl = sa.LargeBinary
+    cache_ok = True
+
+
+class Id(StoredText):
+    """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
+
+    cache_ok = True
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__(partial(_bytes_of, prefix), self.shown)
+        self.prefix = prefix
+
+    def binding(self, dialect: sa.Dialect) -> Bind | None:
+        return self.write if dialect.name == "sqlite" else None
+
+    def shown(self, stored: object) -> Any:
+        return self.prefix + stored.hex() if isinstance(stored, bytes) else stored
+
+
+@lru_cache(maxsize=4_096)  # one batch has the same few many times
+def _bytes_of(prefix: str, value: str) -> str | bytes:
+    digits = value[len(prefix) :]
+    return bytes.fromhex(digits) if digits and value.startswith(prefix) and HEX(digits) else value
+
+
+def _exactly(value: bytes) -> str:
+    return value.decode("utf-8", "surrogatepass")
+
+
+def _unpacked(value: bytes) -> str:
+    try:
+        return unpack_text(value) if value.startswith(FRAME) else _exactly(value)
+    except Damaged:
+        return value.decode(errors="replace")
+
+
+def _in_words(value: bytes) -> str:
+    try:
+        return unpack_words(value)
+    except Damaged:
+        return value.decode(errors="replace")
+
+
+PLAIN, EXACT = StoredText(), StoredBytes(exact_bytes, _exactly)
+LONG, PACKED = StoredBytes(pack_text, _unpacked), StoredBytes(pack_words, _in_words)
+TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")

@@ -28,9 +28,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool, QueuePool
 from sqlalchemy.util import await_only
 
-from proxy.store.records import StoreError, StoreUnavailable, is_disconnect, is_retried, translate
+from proxy.store.records import StoreError, StoreUnavailable, is_disconnect, is_retried
 from proxy.store.schema import check, ensure
-from proxy.store.transaction import ASIDE, Database
+from proxy.store.transaction import ASIDE, Database, translate
 
 FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
 DRIVER = frozenset(

@@ -1,16 +1,20 @@
 """The rows as values: what the store takes and gives, and what can go wrong. Times: seconds since the epoch, UTC."""
 
-import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+import msgspec
 from sqlalchemy import exc
 
-from policies.ledger import Cut, Edit, Event, Note, Prepared, Trend
+from policies.ledger import Cut, Edit, Event, Note, PlannedMessage, Prepared, Trend
+from policies.messages import Message
 from policies.quality.health import Category, Checkup, Level
 from proxy.store.chain import AuditEvent
-from proxy.store.packing import Inspection
+
+RETRIED = {"40001", "40P01"}
+"""SQLSTATE of a transaction that is worth another attempt."""
+NOTE_SIZE = 16
 
 
 class StoreError(Exception):
@@ -57,71 +61,6 @@ class SchemaTooNew(StoreError): ...
 class CorruptStore(StoreError): ...
 
 
-UNAVAILABLE = {
-    sqlite3.SQLITE_BUSY: ("locked", "the database is locked by another connection"),
-    sqlite3.SQLITE_LOCKED: ("locked", "the database is locked by another connection"),
-    sqlite3.SQLITE_FULL: ("full", "the disk is full"),
-    sqlite3.SQLITE_READONLY: ("read_only", "the database is read-only"),
-    sqlite3.SQLITE_PERM: ("read_only", "the database may not be written"),
-    sqlite3.SQLITE_IOERR: ("io", "the disk failed while reading or writing the database"),
-    sqlite3.SQLITE_CANTOPEN: ("open", "the database file cannot be opened"),
-    sqlite3.SQLITE_NOMEM: ("memory", "out of memory"),
-    sqlite3.SQLITE_INTERRUPT: ("interrupted", "the statement was interrupted"),
-}
-CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-RETRIED = {"40001", "40P01"}
-SERVER = {
-    "25006": ("read_only", "the server is a standby, or read-only"),
-    "42501": ("refused", "the user of the database lacks a right"),
-    "53100": ("full", "the server's disk is full"),
-    "53300": ("busy", "the server has no free connection"),
-    "55P03": ("locked", "the database is locked by another connection"),
-    "57014": ("slow", "a statement took longer than the store's timeout"),
-}
-"""By SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
-ENTRANCE = ("08", "28", "3D")
-"""Classes of SQLSTATE in which a server says why it lets nobody in; its words name user and database, no content."""
-LOST = ("57P", "25P03")
-
-
-def translate(error: Exception) -> StoreError:
-    cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
-    code = getattr(cause, "sqlite_errorcode", None)
-    if code is not None:
-        primary = code & 0xFF
-        if primary in CORRUPT:
-            return CorruptStore("the file is not a database, or it is damaged", reason="corrupt")
-        if primary in UNAVAILABLE:
-            reason, words = UNAVAILABLE[primary]
-            return StoreUnavailable(words, reason=reason)
-    state = getattr(cause, "sqlstate", None) or ""
-    if state in SERVER:
-        reason, words = SERVER[state]
-        return StoreUnavailable(words, reason=reason)
-    if state.startswith(ENTRANCE):
-        return StoreUnavailable(f"the database server says: {_plain(cause)}", reason="unreachable")
-    if isinstance(error, exc.TimeoutError):
-        return StoreUnavailable("no free connection to the database", reason="busy")
-    if isinstance(cause, TimeoutError):
-        return StoreUnavailable("the database does not answer", reason="unreachable")
-    if isinstance(cause, ConnectionError) and "SSL" in str(cause):
-        return StoreUnavailable("the database takes no encrypted connection, as sslmode wants it", reason="unreachable")
-    if isinstance(cause, OSError):
-        return StoreUnavailable(f"the database cannot be reached: {_plain(cause)}", reason="unreachable")
-    if is_disconnect(error) or state.startswith(LOST) or _is_drivers(error, cause):
-        return StoreUnavailable(f"the database cannot be reached ({type(cause).__name__})", reason="unreachable")
-    return StoreError(f"the database refused a statement ({type(cause).__name__})", reason="refused")
-
-
-def _is_drivers(error: Exception, cause: BaseException) -> bool:
-    kinds = exc.OperationalError | exc.InterfaceError | exc.InternalError
-    return isinstance(error, kinds) and not isinstance(cause.__cause__, ValueError)
-
-
-def _plain(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
 def is_disconnect(error: Exception) -> bool:
     return isinstance(error, exc.DBAPIError) and error.connection_invalidated
 
@@ -129,9 +68,6 @@ def is_disconnect(error: Exception) -> bool:
 def is_retried(error: Exception) -> bool:
     cause = error.orig if isinstance(error, exc.DBAPIError) else None
     return getattr(cause, "sqlstate", None) in RETRIED
-
-
-NOTE_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +214,27 @@ class Arrival:
     ends: tuple[tuple[bytes, int], ...]
     length: int
     trend: Trend | None
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """The two arrays of a request, as it went: what the client sent, and what the model saw.
+
+    Attributes:
+        keep: how many of the conversation's requests are kept.
+        content: whether what messages say is.
+        messages: the client's, ``pieces`` the forwarded array, None where it was the same.
+        raws: JSON of the messages from ``first`` on, and of the system's: what nobody was given before.
+        pruned: names of tools whose definitions were left out, ``tools`` the tokens of all definitions.
+    """
+
+    keep: int
+    content: bool
+    messages: Sequence[Message]
+    pieces: Sequence[PlannedMessage] | None
+    raws: Sequence[bytes]
+    first: int
+    pruned: tuple[str, ...] = ()
+    tools: int = 0
 
 
 @dataclass(slots=True, kw_only=True)  # a frozen one of forty fields takes three times as long to make

@@ -10,13 +10,9 @@ these tables; migrations are for what is older. Alembic is loaded only where the
 """
 
 import importlib
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from functools import lru_cache, partial
-from operator import attrgetter
+from collections.abc import Mapping
 from types import MappingProxyType, NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import sqlalchemy as sa
 
@@ -24,94 +20,13 @@ from policies.ledger import Cut, Edit
 from policies.quality.health import Snapshot
 from proxy.store import records
 from proxy.store.chain import AuditRow
-from proxy.store.packing import FRAME, Damaged, exact_bytes, pack_text, pack_words, unpack_text, unpack_words
+from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LONG, PACKED, PLAIN, REQUEST, TENANT
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
-R = TypeVar("R")
-Bind = Callable[[Any], Any]
 REVISIONS = ("0013", "0016", "0017", "0018", "0019")
 HEAD = REVISIONS[-1]
 NOTHING: Mapping[str, str] = MappingProxyType({})
-HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-def plain_text(value: str) -> str:
-    if value.isascii() and "\0" not in value:
-        return value
-    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-
-
-class StoredText(sa.types.TypeDecorator[str]):
-    """Text that is stored as ``write`` makes it, and shown as ``read`` reads that; text that is no bytes as it is."""
-
-    impl: Any = sa.Text
-    cache_ok = True
-
-    def __init__(self, write: Bind = plain_text, read: Bind | None = None) -> None:
-        super().__init__()
-        self.write = write
-        self.read = read
-
-    def binding(self, dialect: sa.Dialect) -> Bind | None:  # noqa: ARG002 - those of ids differ
-        return self.write
-
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
-        bind = None if value is None else self.binding(dialect)
-        return value if bind is None else bind(value)
-
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
-        return self.read(value) if isinstance(value, bytes) and self.read is not None else value
-
-
-class StoredBytes(StoredText):
-    impl = sa.LargeBinary
-    cache_ok = True
-
-
-class Id(StoredText):
-    """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
-
-    cache_ok = True
-
-    def __init__(self, prefix: str = "") -> None:
-        super().__init__(partial(_bytes_of, prefix), self.shown)
-        self.prefix = prefix
-
-    def binding(self, dialect: sa.Dialect) -> Bind | None:
-        return self.write if dialect.name == "sqlite" else None
-
-    def shown(self, stored: object) -> Any:
-        return self.prefix + stored.hex() if isinstance(stored, bytes) else stored
-
-
-@lru_cache(maxsize=4_096)  # one batch has the same few many times
-def _bytes_of(prefix: str, value: str) -> str | bytes:
-    digits = value[len(prefix) :]
-    return bytes.fromhex(digits) if digits and value.startswith(prefix) and HEX(digits) else value
-
-
-def _exactly(value: bytes) -> str:
-    return value.decode("utf-8", "surrogatepass")
-
-
-def _unpacked(value: bytes) -> str:
-    try:
-        return unpack_text(value) if value.startswith(FRAME) else _exactly(value)
-    except Damaged:
-        return value.decode(errors="replace")
-
-
-def _in_words(value: bytes) -> str:
-    try:
-        return unpack_words(value)
-    except Damaged:
-        return value.decode(errors="replace")
-
-
-PLAIN, EXACT = StoredText(), StoredBytes(exact_bytes, _exactly)
-LONG, PACKED = StoredBytes(pack_text, _unpacked), StoredBytes(pack_words, _in_words)
-TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
 OF_BRANCH = (OF_TENANT, sa.bindparam("branch", type_=BRANCH))
 
@@ -449,6 +364,8 @@ _POSTGRESQL = (
     ),
 )
 
+OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.c.conversation == conversations.c.id)
+
 
 def make(connection: sa.Connection) -> None:
     metadata.create_all(connection)
@@ -498,94 +415,3 @@ def _known(connection: sa.Connection) -> str | None:
     raise SchemaTooNew(
         f"the database has schema {found}, which this Weir (schema {HEAD}) does not know: update Weir", reason="schema"
     )
-
-
-class Upsert(dict[str, sa.Insert]):
-    """An INSERT for every dialect by name, made when it is asked for: the other dialect is imported by nobody."""
-
-    def __init__(self, make: Callable[[Callable[[sa.Table], Any]], sa.Insert]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, dialect: str) -> sa.Insert:
-        made = self[dialect] = self._make(importlib.import_module(f"sqlalchemy.dialects.{dialect}").insert)
-        return made
-
-
-def keep_first(table: sa.Table) -> Upsert:
-    return Upsert(lambda insert: insert(table).on_conflict_do_nothing())
-
-
-def overwriting(
-    table: sa.Table, changes: Callable[[Any, Any], dict[str, Any]], taken: Callable[[str], Any] | None = None
-) -> Upsert:
-    """An INSERT, of rows or what a query has ``taken``, that changes a row which is there already."""
-
-    def made(insert: Callable[[sa.Table], Any]) -> sa.Insert:
-        statement = insert(table)
-        if taken is not None:
-            statement = statement.from_select(list(table.c.keys()), taken(statement.stringify_dialect))
-        key, new = list(table.primary_key.columns), statement.excluded
-        overwritten: sa.Insert = statement.on_conflict_do_update(index_elements=key, set_=changes(new, table.c))
-        return overwritten
-
-    return Upsert(made)
-
-
-def keep_last(table: sa.Table, *names: str) -> Upsert:
-    """An INSERT that overwrites some columns of a row which is there already, without any named all but its key."""
-    names = names or tuple(column.key for column in table.c if not column.primary_key)
-    return overwriting(table, lambda new, _: {name: new[name] for name in names})
-
-
-def larger(one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    return sa.case((one > other, one), else_=other)
-
-
-def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
-    """That columns are what a statement is given: parameters ``of_NAME``, for those of an UPDATE would be set else."""
-    return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
-
-
-def among(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
-    """That a column is one of the ``ids`` that :meth:`~proxy.store.transaction.Transaction.ask` is given."""
-    return sa.and_(of(column.table, "tenant"), column.in_(sa.bindparam("ids", expanding=True)))
-
-
-def same(one: sa.FromClause, other: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
-    return sa.and_(*(one.c[name] == other.c[name] for name in names))
-
-
-def total(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    return sa.func.coalesce(sa.func.sum(value), 0)
-
-
-OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.c.conversation == conversations.c.id)
-
-
-def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
-    keys, values = _taking(table, record.__class__)
-    return {**dict(zip(keys, values(record), strict=True)), **more}
-
-
-def columns_of(table: sa.Table, records: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """The columns of records of one kind, of which there is at least one."""
-    keys, values = _taking(table, records[0].__class__)
-    return dict(zip(keys, zip(*map(values, records), strict=True), strict=True))
-
-
-def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
-    found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
-    return kind(**{key: found[name] for key, name in _shared(table, kind) if key not in more}, **more)
-
-
-@lru_cache(maxsize=64)
-def _taking(table: sa.Table, kind: Any) -> tuple[tuple[str, ...], Callable[[object], Sequence[Any]]]:
-    keys = tuple(key for key, _ in _shared(table, kind))
-    return keys, attrgetter(*keys)
-
-
-@lru_cache(maxsize=64)
-def _shared(table: sa.Table, kind: Any) -> tuple[tuple[str, str], ...]:
-    names = getattr(kind, "_fields", None) or [each.name for each in fields(kind)]
-    return tuple((key, column.name) for key, column in table.c.items() if key in names)

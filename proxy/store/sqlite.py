@@ -34,8 +34,9 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.pool import StaticPool
 
-from proxy.store.records import CorruptStore, StoreError, StoreUnavailable, translate
+from proxy.store.records import CorruptStore, StoreError, StoreUnavailable
 from proxy.store.schema import check, ensure
+from proxy.store.transaction import translate
 
 Begin = Literal["BEGIN", "BEGIN IMMEDIATE"]
 T = TypeVar("T")

@@ -1,25 +1,27 @@
 """Transactions: synchronous functions over SQLAlchemy Core that a database runs whole, from BEGIN to COMMIT.
 
-A function of the store takes a :class:`Transaction` first. :func:`reading` and :func:`writing` make methods of a store
-of such functions, which are told to ``took`` under the name that is given; they call each other within one transaction.
+A function of the store takes a :class:`Transaction` first, so that they call each other within one. Before that
+stand what a database's errors mean, the statements that are executed, and what lies between a record and its row.
 """
 
+import importlib
 import re
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from functools import lru_cache, wraps
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
 from itertools import chain, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
-from proxy.store.records import StoreError
-from proxy.store.schema import Id, StoredText, Upsert, of, originals
+from proxy.store.packing import Id, StoredText
+from proxy.store.records import CorruptStore, StoreError, StoreUnavailable, is_disconnect
 
-P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 Content = Literal["full", "digest"]
 Damage = Callable[[str, str, str], None]
@@ -31,13 +33,162 @@ Columns = Mapping[str, Sequence[object]]
 Taking = Callable[[Columns], list[tuple[object, ...]]]
 Asking = Callable[[str, Sequence[str]], tuple[object, ...]]
 Rows = sa.Select[*tuple[Any, ...]]
-QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 AT_ONCE = 500
 _VALUES = re.compile(r"(?<= VALUES )\((?:\?, )*\?\)")
 _SIZES = (128, 32, 8, 2, 1)
 """How many rows one INSERT has: few lengths, so that each is prepared once."""
 ASIDE = "aside"
 """Where a connection whose transactions run on the event loop has what runs work apart from it."""
+UNAVAILABLE = {
+    sqlite3.SQLITE_BUSY: ("locked", "the database is locked by another connection"),
+    sqlite3.SQLITE_LOCKED: ("locked", "the database is locked by another connection"),
+    sqlite3.SQLITE_FULL: ("full", "the disk is full"),
+    sqlite3.SQLITE_READONLY: ("read_only", "the database is read-only"),
+    sqlite3.SQLITE_PERM: ("read_only", "the database may not be written"),
+    sqlite3.SQLITE_IOERR: ("io", "the disk failed while reading or writing the database"),
+    sqlite3.SQLITE_CANTOPEN: ("open", "the database file cannot be opened"),
+    sqlite3.SQLITE_NOMEM: ("memory", "out of memory"),
+    sqlite3.SQLITE_INTERRUPT: ("interrupted", "the statement was interrupted"),
+}
+CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+SERVER = {
+    "25006": ("read_only", "the server is a standby, or read-only"),
+    "42501": ("refused", "the user of the database lacks a right"),
+    "53100": ("full", "the server's disk is full"),
+    "53300": ("busy", "the server has no free connection"),
+    "55P03": ("locked", "the database is locked by another connection"),
+    "57014": ("slow", "a statement took longer than the store's timeout"),
+}
+"""By SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+ENTRANCE = ("08", "28", "3D")
+"""Classes of SQLSTATE in which a server says why it lets nobody in; its words name user and database, no content."""
+LOST = ("57P", "25P03")
+
+
+def translate(error: Exception) -> StoreError:
+    cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code is not None:
+        primary = code & 0xFF
+        if primary in CORRUPT:
+            return CorruptStore("the file is not a database, or it is damaged", reason="corrupt")
+        if primary in UNAVAILABLE:
+            reason, words = UNAVAILABLE[primary]
+            return StoreUnavailable(words, reason=reason)
+    state = getattr(cause, "sqlstate", None) or ""
+    if state in SERVER:
+        reason, words = SERVER[state]
+        return StoreUnavailable(words, reason=reason)
+    if state.startswith(ENTRANCE):
+        return StoreUnavailable(f"the database server says: {_plain(cause)}", reason="unreachable")
+    if isinstance(error, exc.TimeoutError):
+        return StoreUnavailable("no free connection to the database", reason="busy")
+    if isinstance(cause, TimeoutError):
+        return StoreUnavailable("the database does not answer", reason="unreachable")
+    if isinstance(cause, ConnectionError) and "SSL" in str(cause):
+        return StoreUnavailable("the database takes no encrypted connection, as sslmode wants it", reason="unreachable")
+    if isinstance(cause, OSError):
+        return StoreUnavailable(f"the database cannot be reached: {_plain(cause)}", reason="unreachable")
+    if is_disconnect(error) or state.startswith(LOST) or _is_drivers(error, cause):
+        return StoreUnavailable(f"the database cannot be reached ({type(cause).__name__})", reason="unreachable")
+    return StoreError(f"the database refused a statement ({type(cause).__name__})", reason="refused")
+
+
+def _is_drivers(error: Exception, cause: BaseException) -> bool:
+    kinds = exc.OperationalError | exc.InterfaceError | exc.InternalError
+    return isinstance(error, kinds) and not isinstance(cause.__cause__, ValueError)
+
+
+def _plain(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+class Upsert(dict[str, sa.Insert]):
+    """An INSERT for every dialect by name, made when it is asked for: the other dialect is imported by nobody."""
+
+    def __init__(self, make: Callable[[Callable[[sa.Table], Any]], sa.Insert]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, dialect: str) -> sa.Insert:
+        made = self[dialect] = self._make(importlib.import_module(f"sqlalchemy.dialects.{dialect}").insert)
+        return made
+
+
+def keep_first(table: sa.Table) -> Upsert:
+    return Upsert(lambda insert: insert(table).on_conflict_do_nothing())
+
+
+def overwriting(
+    table: sa.Table, changes: Callable[[Any, Any], dict[str, Any]], taken: Callable[[str], Any] | None = None
+) -> Upsert:
+    """An INSERT, of rows or what a query has ``taken``, that changes a row which is there already."""
+
+    def made(insert: Callable[[sa.Table], Any]) -> sa.Insert:
+        statement = insert(table)
+        if taken is not None:
+            statement = statement.from_select(list(table.c.keys()), taken(statement.stringify_dialect))
+        key, new = list(table.primary_key.columns), statement.excluded
+        overwritten: sa.Insert = statement.on_conflict_do_update(index_elements=key, set_=changes(new, table.c))
+        return overwritten
+
+    return Upsert(made)
+
+
+def keep_last(table: sa.Table, *names: str) -> Upsert:
+    """An INSERT that overwrites some columns of a row which is there already, without any named all but its key."""
+    names = names or tuple(column.key for column in table.c if not column.primary_key)
+    return overwriting(table, lambda new, _: {name: new[name] for name in names})
+
+
+def larger(one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.case((one > other, one), else_=other)
+
+
+def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
+    """That columns are what a statement is given: parameters ``of_NAME``, for those of an UPDATE would be set else."""
+    return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
+
+
+def among(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    """That a column is one of the ``ids`` that :meth:`Transaction.ask` is given."""
+    return sa.and_(of(column.table, "tenant"), column.in_(sa.bindparam("ids", expanding=True)))
+
+
+def same(one: sa.FromClause, other: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
+    return sa.and_(*(one.c[name] == other.c[name] for name in names))
+
+
+def total(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(sa.func.sum(value), 0)
+
+
+def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
+    keys, values = _taking(table, record.__class__)
+    return {**dict(zip(keys, values(record), strict=True)), **more}
+
+
+def columns_of(table: sa.Table, records: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """The columns of records of one kind, of which there is at least one."""
+    keys, values = _taking(table, records[0].__class__)
+    return dict(zip(keys, zip(*map(values, records), strict=True), strict=True))
+
+
+def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
+    found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
+    return kind(**{key: found[name] for key, name in _shared(table, kind) if key not in more}, **more)
+
+
+@lru_cache(maxsize=64)
+def _taking(table: sa.Table, kind: Any) -> tuple[tuple[str, ...], Callable[[object], Sequence[Any]]]:
+    keys = tuple(key for key, _ in _shared(table, kind))
+    return keys, attrgetter(*keys)
+
+
+@lru_cache(maxsize=64)
+def _shared(table: sa.Table, kind: Any) -> tuple[tuple[str, str], ...]:
+    names = getattr(kind, "_fields", None) or [each.name for each in fields(kind)]
+    return tuple((key, column.name) for key, column in table.c.items() if key in names)
 
 
 class Database(Protocol):
@@ -115,7 +266,7 @@ class Transaction:
                 self._execute(begin + ", ".join([one] * size) + end, tuple(chain.from_iterable(some)))
 
     def ask(self, statement: sa.Select[Any] | Upsert, tenant: str, ids: Iterable[str]) -> list[tuple[Any, ...]]:
-        """What a statement that is about some of a tenant's gives: whose condition has :func:`~schema.among`.
+        """What a statement that is about some of a tenant's gives: whose condition has :func:`among`.
 
         It is made for few lengths, so that each is compiled and prepared once.
         """
@@ -185,74 +336,6 @@ def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) 
     if found is None or found.group().count("?") != len(order):
         return text, "", "", values
     return text[: found.start()], found.group(), text[found.end() :], values
-
-
-class Transactions:
-    """A :class:`Database`, and what was found damaged in it.
-
-    ``took`` is told operations that requests wait for, and the seconds of each.
-    """
-
-    took: Callable[[str, float], None] = staticmethod(lambda _name, _seconds: None)
-
-    def __init__(self, database: Database, *, content: Content) -> None:
-        self.journal = database.journal
-        self.notices = database.notices
-        self.shared = database.shared
-        self.keeps_content = content == "full"
-        self._database = database
-        self._damaged: set[tuple[str, str, str]] = set()
-        self._unmarked: set[tuple[str, str]] = set()
-
-    @contextmanager
-    def telling(self, name: str) -> Iterator[None]:
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.took(name, time.perf_counter() - begun)
-
-    async def _read(self, work: Callable[[Transaction], T]) -> T:
-        found = await self._database.read(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
-        if self._unmarked and self._database.writable:
-            fresh, self._unmarked = self._unmarked, set()
-            with suppress(StoreError):  # what was read is absent either way; the next read marks it
-                await self._write(lambda tx: tx.many(QUARANTINE, [{"of_tenant": t, "of_ref": ref} for t, ref in fresh]))
-        return found
-
-    async def _write(self, work: Callable[[Transaction], T]) -> T:
-        return await self._database.write(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
-
-    def _damage(self, kind: str, tenant: str, key: str) -> None:
-        self._damaged.add((kind, tenant, key))
-        if kind == "original":
-            self._unmarked.add((tenant, key))
-
-
-def reading(
-    work: Callable[Concatenate[Transaction, P], T], told: str = ""
-) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
-    return _method(work, told, Transactions._read)  # noqa: SLF001 - of this module
-
-
-def writing(
-    work: Callable[Concatenate[Transaction, P], T], told: str = ""
-) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
-    return _method(work, told, Transactions._write)  # noqa: SLF001 - of this module
-
-
-def _method(
-    work: Callable[Concatenate[Transaction, P], T],
-    told: str,
-    run: Callable[[Transactions, Callable[[Transaction], T]], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
-
-    @wraps(work)
-    async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.telling(told) if told else nullcontext():
-            return await run(self, lambda tx: work(tx, *args, **kwargs))
-
-    return method
 
 
 def chunks(items: Iterable[T], size: int = AT_ONCE) -> Iterator[list[T]]:

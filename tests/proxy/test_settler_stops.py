@@ -9,8 +9,7 @@ import asyncpg
 import pytest
 
 from proxy.store import Store
-from proxy.store.packing import Inspection
-from proxy.store.records import AnswerRow, ExchangeRow, RelayedRow
+from proxy.store.records import AnswerRow, ExchangeRow, Inspection, RelayedRow
 from proxy.store.write_behind import HEAVY, WriteBehindQueue
 from tests.proxy.store_rows import exchange, url
 

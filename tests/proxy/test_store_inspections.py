@@ -8,8 +8,7 @@ import pytest
 
 from policies.messages import Message
 from proxy.store import Store, inspections
-from proxy.store.packing import Inspection
-from proxy.store.records import ConversationRow
+from proxy.store.records import ConversationRow, Inspection
 from proxy.wire.raw import split_array
 from tests.proxy.store_rows import digest, exchange, url
 from tests.proxy.test_store_archive import raw

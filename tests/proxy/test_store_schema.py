@@ -31,8 +31,8 @@ from proxy.store import (
     transaction,
 )
 from proxy.store.records import CorruptStore, KeyRow, SchemaTooNew, StoreError, StoreUnavailable
-from proxy.store.schema import Upsert
 from proxy.store.sqlite import SqliteDatabase, has_wal_reset_bug, journal_for
+from proxy.store.transaction import Upsert
 from tests.proxy.store_rows import change, eviction, exchange, note, original, summary, url
 from tests.proxy.test_store_of_before import unpacked
 
