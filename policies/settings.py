@@ -12,6 +12,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
+from policies.health import HealthRules
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrendRules:
@@ -21,30 +23,6 @@ class TrendRules:
     burn_window: int = 20
     urgent_turns: float = 3.0
     warning_turns: float = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthRules:
-    """Limits beyond which a conversation is unhealthy.
-
-    ``overflow_requests`` counts requests until the window overflows where no layer acts before. ``tool_bloat`` is
-    lifted to 1.25 times the share of the bucket's cap. Below ``spike_share`` of the base growth is no spike.
-    """
-
-    enabled: bool = True
-    utilization: float = 0.90
-    utilization_requests: int = 3
-    overflow_requests: float = 2.0
-    eviction_rate: float = 5.0
-    eviction_window: int = 5
-    compression_ratio: float = 2.0
-    compressions: int = 3
-    fidelity: float = 0.75
-    tool_bloat: float = 0.30
-    compactions: int = 3
-    compaction_window: int = 20
-    loop: int = 3
-    spike_share: float = 0.05
 
 
 class Mode(StrEnum):
@@ -325,7 +303,7 @@ class ContextSettings:
     checkpoints: Checkpoints = Checkpoints()
     notes: NoteTaking = NoteTaking()
     recall: Recall = Recall()
-    health: HealthRules = HealthRules()
+    health: HealthRules = field(default_factory=HealthRules)
     evaluate: Evaluation = Evaluation()
     inspect: Inspect = Inspect()
     compaction: Literal["proxy", "provider", "off"] = "proxy"

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
-from policies.quality.health import RULES
+from policies.health import RULES
 from proxy.access.admission import Admission, Guesses, Keyring
 from proxy.access.destination import MANAGED, Caller
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading

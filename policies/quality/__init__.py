@@ -1,3 +1,2 @@
-"""How well a conversation is kept: its health, advice, and two measures of what a compaction left: coverage, looked up
-by code, and fidelity, judged by a model.
-"""
+"""Advice on a policy, and two measures of what a compaction left: coverage, looked up by code, and fidelity, judged by
+a model."""

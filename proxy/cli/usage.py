@@ -6,9 +6,9 @@ from typing import get_args
 
 import click
 
+from policies.health import KEPT, HealthTrend, Snapshot, trend_of
 from policies.pressure import SOFT
 from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
-from policies.quality.health import KEPT, HealthTrend, Snapshot, trend_of
 from proxy.cli.output import print_columns, print_table
 from proxy.cli.shared import Findings, found, key_names, moment, reads, since_option, tame
 from proxy.config.values import Config

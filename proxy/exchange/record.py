@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 
 from policies.decision import Decision
+from policies.health import Checkup
 from policies.ledger import DROPPING, Event
 from policies.limits import zones_for
 from policies.pressure import WindowPressure, lift, read_pressure
-from policies.quality.health import Checkup
 from policies.settings import ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.custom.functions import Turn

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from policies.quality.health import Category, HealthTrend, Level, Snapshot, trend_of
+from policies.health import Category, HealthTrend, Level, Snapshot, trend_of
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
     DAY,

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from policies.quality.health import KEPT
+from policies.health import KEPT
 from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError

@@ -26,11 +26,11 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from policies.decision import Decision
+from policies.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.ledger import EditKind
 from policies.limits import Limits
 from policies.messages import Run, follow_calls
 from policies.pressure import WindowPressure, raw_buckets
-from policies.quality.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.settings import ContextSettings
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings

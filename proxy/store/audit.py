@@ -17,8 +17,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from policies.health import Checkup
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind, Event
-from policies.quality.health import Checkup
 from proxy.store.chain import (
     GENESIS,
     OPERATOR,

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from policies.quality.health import KEPT, Health, Snapshot, check
+from policies.health import KEPT, Health, Snapshot, check
 from proxy.store.audit import append
 from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.packing import plain_text

@@ -7,9 +7,9 @@ from hashlib import blake2b
 import msgspec
 from sqlalchemy import exc
 
+from policies.health import Category, Checkup, Level
 from policies.ledger import Cut, Edit, Event, Note, PlannedMessage, Prepared, Trend
 from policies.messages import Message
-from policies.quality.health import Category, Checkup, Level
 from proxy.store.chain import AuditEvent
 
 RETRIED = {"40001", "40P01"}

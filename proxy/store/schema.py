@@ -16,8 +16,8 @@ from typing import Any, get_args, get_type_hints
 
 import sqlalchemy as sa
 
+from policies.health import Snapshot
 from policies.ledger import Cut, Edit
-from policies.quality.health import Snapshot
 from proxy.store import records
 from proxy.store.chain import AuditRow
 from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LONG, PACKED, PLAIN, REQUEST, TENANT

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from policies.health import Snapshot, trend_of
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import CATEGORIES, IMPORTANCE
-from policies.quality.health import Snapshot, trend_of
 from proxy.errors import (
     Conflict,
     Forbidden,

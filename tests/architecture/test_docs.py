@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from policies.health import HealthRules
 from policies.settings import (
     Bucket,
     Checkpoints,
     ContextSettings,
     Evaluation,
     ExtractShape,
-    HealthRules,
     Ingest,
     Memory,
     NoteTaking,

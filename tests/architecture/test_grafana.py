@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from policies.quality.health import RULES
+from policies.health import RULES
 from proxy.telemetry import names
 from proxy.telemetry.metrics import FIRST_NAMES, NEWEST_NAMES, OWN, Instrument
 

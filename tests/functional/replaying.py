@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from policies.quality.health import Snapshot
+from policies.health import Snapshot
 from proxy.simulator.app import RunningSimulator
 from proxy.store.chain import AuditRow, AuditType
 from proxy.store.records import AlertRow

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from policies.quality.health import HealthAlert
+from policies.health import HealthAlert
 from proxy.cli import serve as command
 from proxy.config.file import _plain
 from proxy.config.values import Config, FileValues

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from policies.quality.health import KEPT
+from policies.health import KEPT
 from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator

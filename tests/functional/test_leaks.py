@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from policies.quality.health import HealthAlert
+from policies.health import HealthAlert
 from proxy.custom.functions import Hooks, NewResult, Plugin, Turn
 from proxy.monitor.health import Notice
 from proxy.telemetry.setup import OtelSettings, Telemetry

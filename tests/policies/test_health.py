@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from policies.quality.health import (
+from policies.health import (
     LATE,
     RULES,
     STABLE,
@@ -13,12 +13,12 @@ from policies.quality.health import (
     Episode,
     Health,
     HealthAlert,
+    HealthRules,
     Sample,
     Snapshot,
     check,
     trend_of,
 )
-from policies.settings import HealthRules
 
 RULES_OF = HealthRules()
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from policies.effects import Failed, Summarize, Summary
+from policies.health import HealthRules, Sample, check, trend_of
 from policies.ledger import Identifier, Note, PlannedMessage, Status, Subtask, TaskDecision
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import flaw, notes_in, read_notes, render_notes
@@ -31,8 +32,7 @@ from policies.quality.advise import (
 )
 from policies.quality.coverage import Contexts, coverage_of, questions_for
 from policies.quality.fidelity import Terms, evaluate
-from policies.quality.health import Sample, check, trend_of
-from policies.settings import HealthRules, NoteTaking
+from policies.settings import NoteTaking
 from policies.summary.ask import Written, condense, lines_of
 from policies.summary.check import Proposal, judge, read_proposal, without_reasoning
 from policies.summary.material import MaterialLine, enclosed, harmless, render_resumed, render_summary

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 from pydantic import SecretStr
 
-from policies.quality.health import HealthAlert, Level
+from policies.health import HealthAlert, Level
 from proxy.config.values import AlertSettings
 from proxy.monitor.health import MAX_WAITING, Alerts, Notice, signature
 from proxy.telemetry.logs import AlertLine, QueuedLog, log_alert

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.quality.health import Checkup, Episode, Health, HealthAlert, Sample, check
-from policies.settings import HealthRules
+from policies.health import Checkup, Episode, Health, HealthAlert, HealthRules, Sample, check
 from proxy.store import Store
 from proxy.store.records import ConversationRow, ExchangeRow
 from tests.proxy.store_rows import chain, exchange, url

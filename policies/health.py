@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from policies.settings import HealthRules
-
 Level = Literal["critical", "warning", "info"]
 Category = Literal["overflow", "degradation", "anomaly", "notice"]
 
@@ -37,6 +35,30 @@ STABLE = 0.05
 LATE = 60.0
 """Seconds. Beyond them a clock was set back, and what comes is news."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthRules:
+    """Limits beyond which a conversation is unhealthy.
+
+    ``overflow_requests`` counts requests until the window overflows where no layer acts before. ``tool_bloat`` is
+    lifted to 1.25 times the share of the bucket's cap. Below ``spike_share`` of the base growth is no spike.
+    """
+
+    enabled: bool = True
+    utilization: float = 0.90
+    utilization_requests: int = 3
+    overflow_requests: float = 2.0
+    eviction_rate: float = 5.0
+    eviction_window: int = 5
+    compression_ratio: float = 2.0
+    compressions: int = 3
+    fidelity: float = 0.75
+    tool_bloat: float = 0.30
+    compactions: int = 3
+    compaction_window: int = 20
+    loop: int = 3
+    spike_share: float = 0.05
 
 
 class Sample(NamedTuple):
