@@ -272,12 +272,6 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
     return draft
 
 
-def standing(transcript: Transcript, known: ConversationState) -> Draft:
-    messages = transcript.messages
-    counted = replace(transcript, occurrences=count_occurrences(messages))
-    return replay(counted, known, protect(messages, units(messages, transcript.head), known.pins))
-
-
 def _replayed(transcript: Transcript, known: ConversationState, protection: Protection, *, cut: Cut | None) -> Draft:
     draft = untouched(transcript)
     if cut is not None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from policies import STRATEGIES
 from policies.limits import BUCKETS
 from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS
 from policies.scoring import eviction
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
+from policies.strategies.layers import STRATEGIES
 from proxy.config.file import KeyPath, nearest
 from proxy.custom.functions import check_custom
 from proxy.wire.counting import check_estimator

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from policies import compacted
+from policies.planner import compacted
 from policies.settings import ContextSettings, Mode
 from policies.summary.material import inside
 from proxy.config.values import UpstreamSettings

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from policies import Elsewhere, Pages, passed, plan, standing, trim
 from policies.decision import Decision
 from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Save, StateSaved
 from policies.ledger import ConversationState, Edit, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import last_user
+from policies.planner import passed, plan, standing, trim
 from policies.settings import ContextSettings
+from policies.strategies.recall import Elsewhere, Pages
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import Returned, SharedReadings, step, unpaid

@@ -19,11 +19,12 @@ from typing import Any
 
 import msgspec
 
-from policies import is_soft, milestone_of, notes_of, prepare, state_of, wants_notes, write_notes
 from policies.decision import Decision
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import ConversationState, Note, Prepared
 from policies.memory.checkpoint import Checkpoint
+from policies.memory.state import milestone_of, notes_of, state_of, wants_notes, write_notes
+from policies.planner import is_soft, prepare
 from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.conversation.thread import Thread

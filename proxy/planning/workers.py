@@ -30,9 +30,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
-from policies import Pages
 from policies.effects import Compare, Done, Effect, Flow, Offload
 from policies.messages import PolicyError, Tools
+from policies.strategies.recall import Pages
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from proxy.custom.process import ChildProcess, Frames, answering, python, write_frame

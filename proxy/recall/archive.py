@@ -20,10 +20,10 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from policies import Elsewhere
 from policies.effects import Alike, Compare, Embed, Vectors
 from policies.ledger import ADDING, Cut, Edit, PlannedMessage
 from policies.messages import Body, Transcript
+from policies.strategies.recall import Elsewhere
 from policies.summary.material import defang, fence, harmless
 from policies.tokens import TokenCounter, cut_line
 from proxy.effects.perform import Ask

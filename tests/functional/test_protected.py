@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from policies import STRATEGIES
+from policies.strategies.layers import STRATEGIES
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.wire.codec import CHAT

@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 
-from policies import passed, plan
+from policies.planner import passed, plan
 from proxy.planning import planner
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from policies import state_of
 from policies.ledger import ConversationState
+from policies.memory.state import state_of
 from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
 from proxy.config.file import Document

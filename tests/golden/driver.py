@@ -8,19 +8,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from policies import (
-    Elsewhere,
-    Pages,
-    is_soft,
-    milestone_of,
-    notes_of,
-    plan,
-    prepare,
-    state_of,
-    trim,
-    wants_notes,
-    write_notes,
-)
 from policies.decision import Decision
 from policies.effects import (
     Alike,
@@ -43,8 +30,11 @@ from policies.effects import (
 )
 from policies.ledger import ConversationState, Edit, EditKind, Trend
 from policies.limits import BudgetUnreachable, divide, limits_for
+from policies.memory.state import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.messages import PolicyError, ToolDefinition, Tools, Transcript
+from policies.planner import is_soft, plan, prepare, trim
 from policies.settings import ClientEdits, ContextSettings
+from policies.strategies.recall import Elsewhere, Pages
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from proxy.replay.script import Script

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from policies import STRATEGIES
 from policies.draft import ConversationState, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
 from policies.ledger import CONDENSED, EditKind, PlannedMessage
@@ -16,6 +15,7 @@ from policies.messages import Message, ToolCall, Transcript, protect, units
 from policies.planner import Action, Decision, plan, trim
 from policies.scoring.eviction import SCORERS
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, OnOverflow, Param
+from policies.strategies.layers import STRATEGIES
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, remember, result, system, talk, user, words
 

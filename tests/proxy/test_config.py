@@ -7,8 +7,8 @@ import yaml
 from click.testing import CliRunner
 from pydantic import SecretStr
 
-from policies import STRATEGIES
 from policies.settings import ContextSettings, Layer, Mode
+from policies.strategies.layers import STRATEGIES
 from proxy.cli import main
 from proxy.config.file import ConfigError, parse_document
 from proxy.config.lint import LAYERS

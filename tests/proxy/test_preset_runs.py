@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import pytest
 
-from policies import is_soft, plan, prepare
 from policies.decision import Decision
 from policies.effects import Answers, Done, Failed, Flow, Offload, Reply, Save, Summarize, Summary, Together
 from policies.ledger import ConversationState, Trend
 from policies.limits import divide
+from policies.planner import is_soft, plan, prepare
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from proxy.config.presets import preset_policies

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from policies import STRATEGIES
 from policies.draft import ConversationState
 from policies.limits import BudgetUnreachable, divide, first_trigger, limit_for, shape_for
 from policies.messages import ToolCall, Transcript
@@ -18,6 +17,7 @@ from policies.pressure import raw_buckets
 from policies.scoring.eviction import SCORERS as SCORERS_THERE_ARE
 from policies.scoring.eviction import parameters
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode
+from policies.strategies.layers import STRATEGIES
 from proxy.cli import main
 from proxy.config.lint import SCORERS
 from proxy.config.loading import load_config

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from policies import plan
 from policies.decision import Decision
 from policies.effects import Effect, Failed, Reply, Summarize, Together
 from policies.ledger import ConversationState
 from policies.limits import BudgetUnreachable
 from policies.messages import Transcript
+from policies.planner import plan
 from policies.settings import ContextSettings
 from proxy.config.loading import load_config
 from proxy.custom.process import ChildProcess
