@@ -8,9 +8,7 @@ import click
 from proxy.cli import Failure
 from proxy.cli.output import print_facts
 from proxy.cli.shared import Findings, counted, moment, reading, reads, stored, writing
-from proxy.config.values import Config, as_written, masked_url
-from proxy.errors import InvalidRequest
-from proxy.http.request import moment_in
+from proxy.config.values import Config, as_written, masked_url, moment_in
 from proxy.store import Store
 
 
@@ -89,7 +87,7 @@ def prune(config: Config, *, older_than: str | None, yes: bool) -> Findings:
     try:
         before = time.time() - (config.store.retention or 0.0)
         before = moment_in(older_than, now=time.time()) if older_than is not None else before
-    except InvalidRequest as fault:
+    except ValueError as fault:
         raise click.BadParameter("should be like 90m, 24h or 7d", param_hint="--older-than") from fault
     due = reading(config, lambda store: store.counts(before=before))["due"]
     if not yes:

@@ -33,11 +33,12 @@ from proxy.config.loading import environment
 from proxy.config.values import Config, Flags, UpstreamSettings, masked_url
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.store import Store
+from proxy.store.records import DAY
 from proxy.upstream.client import credential_field
 from proxy.wire.counting import Tokenizer
 
 SECONDS = 10.0
-CLOCK_WARN, CLOCK_FAIL = 60.0, 86_400.0  # retention does not believe a clock that is a day ahead
+CLOCK_WARN, CLOCK_FAIL = 60.0, DAY  # retention does not believe a clock that is a day ahead
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 ENCODING = "o200k_base"
 SHOWN = 5

@@ -28,8 +28,7 @@ from proxy.access.admission import Keyring
 from proxy.cli import Failure
 from proxy.config.file import ConfigError, nearest
 from proxy.config.loading import environment, load_config
-from proxy.config.values import Config, Flags, masked_url
-from proxy.errors import InvalidRequest
+from proxy.config.values import Config, Flags, masked_url, moment_in
 from proxy.store import Store
 from proxy.store.records import ConversationRow, RemovedRow, StoreError
 
@@ -100,12 +99,10 @@ def since_option(default: str, said: str) -> Callable[[Command], Command]:
     """``--since``, which gives a command seconds since 1970."""
 
     def read(_context: click.Context, _option: click.Parameter, given: str) -> float:
-        from proxy.http.request import moment_in  # noqa: PLC0415 - with all that serves requests
-
         try:
             return moment_in(given, now=time.time())
-        except InvalidRequest as fault:
-            raise click.BadParameter(fault.message, param_hint="--since") from fault
+        except ValueError as fault:
+            raise click.BadParameter(f"since {fault}", param_hint="--since") from fault
 
     return click.option("--since", default=default, show_default=True, callback=read, help=said)
 

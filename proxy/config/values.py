@@ -50,6 +50,15 @@ def _bytes(value: object) -> object:
     return value
 
 
+def moment_in(given: str, *, now: float) -> float:
+    """Seconds since 1970, given so, or as how long before ``now`` (``90m``, ``24h``, ``7d``). Raises ValueError."""
+    if (ago := re.fullmatch(r"([0-9]{1,6})([smhd])", given)) is not None:
+        return now - int(ago[1]) * _UNITS[ago[2]]
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", given) is None:
+        raise ValueError("must be seconds since 1970, or like 90m, 24h or 7d.")
+    return float(given)
+
+
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -214,7 +223,7 @@ class StoreSettings:
 
     url: str = field(default="sqlite+aiosqlite:///weir.db", repr=False)
     content: Literal["full", "digest"] = "full"
-    retention: Seconds | None = 30 * 86400.0
+    retention: Seconds | None = 30 * _UNITS["d"]
     timeout: Seconds = 2.0
     pool: Annotated[int, Field(ge=1, le=1000)] = 8
     max_size: Size | None = 10 * 10**9

@@ -24,6 +24,7 @@ from proxy.access.destination import Caller
 from proxy.errors import Forbidden, InvalidAPIKey
 from proxy.http.request import MAX_ROWS, ManagementRequest
 from proxy.runtime import Runtime
+from proxy.store.records import DAY
 
 COOKIE = "weir_session"
 PATH = "/weir/ui"
@@ -219,7 +220,7 @@ class PageVisit:
         return f"{PATH}/{self.at}{'?' if kept else ''}{urlencode(kept)}".removesuffix("/")
 
 
-MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0
+MINUTE, HOUR = 60.0, 3_600.0
 
 
 def moment(at: float) -> str:

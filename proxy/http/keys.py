@@ -10,7 +10,6 @@ from proxy.config.file import nearest
 from proxy.config.values import Permission
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.request import (
-    DAY,
     DAYS,
     DOLLAR_DIGITS,
     Count,
@@ -24,7 +23,7 @@ from proxy.http.request import (
     as_json,
     page_of_whole,
 )
-from proxy.store.records import KeyRow, NameTaken
+from proxy.store.records import DAY, KeyRow, NameTaken
 
 MAX_KEY_NAME = 100
 MAX_MODELS = 100

@@ -17,7 +17,6 @@ from msgspec import Meta
 from policies.health import Category, HealthTrend, Level, Snapshot, trend_of
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
-    DAY,
     DAYS,
     DOLLAR_DIGITS,
     Count,
@@ -32,13 +31,13 @@ from proxy.http.request import (
     Share,
     Tokens,
     cursor_of,
-    moment_in,
     page,
     page_from,
+    since_in,
 )
 from proxy.store.chain import AuditRow, AuditType
 from proxy.store.exchanges import ADDED, By, Figures, Passed
-from proxy.store.records import AlertRow, ConversationRow, EvictionRow, StoreError, UsageRow
+from proxy.store.records import DAY, AlertRow, ConversationRow, EvictionRow, StoreError, UsageRow
 from proxy.store.transaction import Place
 
 KINDS: tuple[By, ...] = get_args(By)
@@ -399,7 +398,7 @@ async def series(asked: ManagementRequest) -> MetricSeries:
         raise Forbidden(f"{metric} is for the operator: send the admin token (auth.admin_token).")
     step = STEPS[asked.word("step", tuple(STEPS)) or "1h"]
     now = asked.runtime.planner.clock()
-    since = moment_in(asked.query.get("since", "24h"), now=now)
+    since = since_in(asked.query.get("since", "24h"), now=now)
     if (now - since) / step > MAX_POINTS:
         raise InvalidRequest(f"That is more than {MAX_POINTS} steps: ask for a longer step.", param="step")
     if metric == "store_bytes":

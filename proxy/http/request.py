@@ -6,18 +6,17 @@ fields are part of the API, and the order of the fields is that of the JSON.
 
 import contextlib
 import json
-import re
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
 from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from proxy.config.values import moment_in
 from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError
 from proxy.monitor.caching import shown
 from proxy.runtime import Runtime
@@ -208,12 +207,8 @@ MAX_NAMES = 100_000
 MAX_CURSOR_LEN = 1_024
 MAX_IN_CURSOR = 2**53  # what a JSON number holds exactly
 NAMES_SHOWN = 5
-DAY = 86_400.0
 DAYS = 30
 DOLLAR_DIGITS = 6
-AGO = re.compile(r"([0-9]{1,6})([smhd])")
-MOMENT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
-SECONDS: Mapping[str, int] = MappingProxyType({"s": 1, "m": 60, "h": 3_600, "d": 86_400})
 
 
 Shown = TypeVar("Shown")
@@ -311,7 +306,7 @@ class ManagementRequest:
 
     def since(self) -> float | None:
         given = self.query.get("since")
-        return None if given is None else moment_in(given, now=self.runtime.planner.clock())
+        return None if given is None else since_in(given, now=self.runtime.planner.clock())
 
     def version(self) -> int:
         given = self.path["version"]
@@ -377,13 +372,11 @@ def query_of(raw: bytes, known: Collection[str]) -> dict[str, str]:
     return {name: values[0] for name, values in given.items()}
 
 
-def moment_in(given: str, *, now: float) -> float:
-    """Seconds since 1970, given so, or as how long before ``now`` (``90m``, ``24h``, ``7d``). Raises InvalidRequest."""
-    if (ago := AGO.fullmatch(given)) is not None:
-        return now - int(ago[1]) * SECONDS[ago[2]]
-    if MOMENT.fullmatch(given) is None:
-        raise InvalidRequest("since must be seconds since 1970, or like 90m, 24h or 7d.", param="since")
-    return float(given)
+def since_in(given: str, *, now: float) -> float:
+    try:
+        return moment_in(given, now=now)
+    except ValueError as fault:
+        raise InvalidRequest(f"since {fault}", param="since") from None
 
 
 def cursor_of(place: Place) -> str:

@@ -25,6 +25,7 @@ from proxy.store.ledger import NEWEST, key_of
 from proxy.store.memory import is_undone, newest_row, read_spans
 from proxy.store.packing import EXACT
 from proxy.store.records import (
+    DAY,
     Branch,
     Change,
     CheckpointRow,
@@ -72,7 +73,7 @@ ADVANCE = (
     .returning(branches.c.conversation)
 )
 NOW: dict[str, sa.ColumnElement[float]] = {
-    "sqlite": (sa.func.julianday("now") - 2_440_587.5) * 86_400.0,
+    "sqlite": (sa.func.julianday("now") - 2_440_587.5) * DAY,
     "postgresql": sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double),
 }
 

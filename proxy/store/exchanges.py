@@ -22,7 +22,7 @@ from proxy.store.audit import REFUSED, append, of_exchange
 from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.conversations import add_checkups, follow_others, open_conversations, rate, touch_chains
 from proxy.store.ledger import mark_asked_again
-from proxy.store.records import AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
+from proxy.store.records import DAY, AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import NOTHING, branches, conversations, exchanges, relayed, usage_days
 from proxy.store.transaction import (
     Columns,
@@ -42,7 +42,6 @@ from proxy.store.transaction import (
 )
 
 By = Literal["model", "policy", "day", "conversation"]
-DAY = 86_400.0
 ENDS = (sa.func.min, sa.func.max)  # in one query SQLite reads the whole index for them
 FIGURES = tuple(each for each in fields(UsageRow) if each.name not in {"tenant", "group"})
 KINDS: Mapping[str, sa.types.TypeEngine[Any]] = {

@@ -15,6 +15,7 @@ from proxy.store.chain import AuditEvent
 RETRIED = {"40001", "40P01"}
 """SQLSTATE of a transaction that is worth another attempt."""
 NOTE_SIZE = 16
+DAY = 86_400.0
 
 
 class StoreError(Exception):

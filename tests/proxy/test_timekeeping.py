@@ -3,7 +3,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from proxy.store.maintenance import DAY, Timekeeper
+from proxy.app import Timekeeper
+from proxy.store.records import DAY
 
 NOW = 1_760_000_000.0
 
