@@ -7,16 +7,17 @@
     hard_limit: used * (1 + M) + R <= W   and   (no I, or used * (1 + M) <= I)
     soft_limit: the same                  and   used * (1 + M) + R + H <= W
 
-``used`` is calibrated: the estimate times the ratio of reported to estimated tokens. Layers work in uncalibrated
-tokens, as messages are counted; :meth:`TokenBudget.room_for` converts.
+``used`` is calibrated: the estimate times the ratio of reported to estimated tokens (:class:`Calibration`). Layers
+work in uncalibrated tokens, as messages are counted; :meth:`TokenBudget.room_for` converts.
 """
 
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import median
 from typing import Literal
 
 from policies.messages import Message, PolicyError, Transcript
@@ -30,6 +31,13 @@ BLOAT = 0.30
 BLOAT_OVER_CAP = 1.25
 MATCHED = 1_000
 WATERMARK = 0.80
+RATIO_MIN, RATIO_MAX = 0.25, 4.0
+RECENT = 5
+CONSISTENT = 3
+AGREEMENT = 0.05
+DRIFT = 0.15
+CALIBRATED_MARGIN = 0.02
+_PLAUSIBLE = 20
 NEVER = -1
 SMALL_WINDOW, LARGE_WINDOW = 32_768, 200_000
 SMALL_ZONES = Zones(yellow_at=0.40, orange_at=0.65, red_at=0.85, critical_at=0.92)
@@ -61,6 +69,63 @@ class BucketExceeded(BudgetUnreachable):
         self.used = used
         self.cap = cap
         self.args = (f"bucket {bucket} holds {used} tokens, {used - cap} more than its cap of {cap}",)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Reported over estimated tokens of one scope (upstream, model, credential).
+
+    The ratio is the median of the newest :data:`RECENT` samples, each held within 0.25 to 4: one odd response does not
+    move it, a lasting change has after three. ``drift`` is the newest response over its prediction, less one.
+    """
+
+    ratio: float = 1.0
+    samples: int = 0
+    recent: tuple[float, ...] = ()
+    drift: float = 0.0
+
+    @classmethod
+    def restore(cls, *, ratio: float, samples: int, recent: Sequence[float] = (), drift: float = 0.0) -> "Calibration":
+        if samples <= 0 or not all(math.isfinite(number) and number > 0 for number in (ratio, *recent)):
+            return cls()
+        ratio = _clamp(ratio)
+        known = tuple(_clamp(sample) for sample in recent)[-RECENT:] or (ratio,) * min(samples, RECENT)
+        return cls(ratio=ratio, samples=samples, recent=known, drift=drift if math.isfinite(drift) else 0.0)
+
+    def observe(self, estimated: int, reported: int) -> "Calibration":
+        """Counts that are not positive or differ more than twentyfold come from a server that does not count:
+        ignored."""
+        if estimated <= 0 or reported <= 0 or reported > estimated * _PLAUSIBLE or estimated > reported * _PLAUSIBLE:
+            return self
+        sample = reported / estimated
+        recent = (*self.recent, _clamp(sample))[-RECENT:]
+        return Calibration(
+            ratio=median(recent), samples=self.samples + 1, recent=recent, drift=sample / self.ratio - 1.0
+        )
+
+    def apply(self, tokens: int) -> int:
+        return math.ceil(round(tokens * self.ratio, 6)) if tokens > 0 else 0
+
+    @property
+    def is_calibrated(self) -> bool:
+        agreeing = sum(abs(sample / self.ratio - 1.0) <= AGREEMENT for sample in self.recent)
+        return agreeing >= CONSISTENT and not self.is_drifting
+
+    @property
+    def is_drifting(self) -> bool:
+        return abs(self.drift) > DRIFT
+
+    def margin(self, default: float, *, exact: bool = True) -> float:
+        """Estimator error M as a share: ``default`` until calibrated, then at most 0.02.
+
+        0.02 is measured: one real vocabulary as the estimate of another is less than 2 % short in 95 % of calibrated
+        predictions. Characters (``exact`` False) are up to 14 % short when a tool result changes the kind of text.
+        """
+        return min(default, CALIBRATED_MARGIN) if exact and self.is_calibrated else default
+
+
+def _clamp(ratio: float) -> float:
+    return min(RATIO_MAX, max(RATIO_MIN, ratio))
 
 
 @dataclass(frozen=True, kw_only=True)

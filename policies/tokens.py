@@ -1,4 +1,4 @@
-"""Counting tokens of text and media, learning how an upstream counts them, and shortening a text to so many.
+"""Counting tokens of text and media, and shortening a text to so many.
 
 Image formulas are the providers' own (OpenAI vision guide, Anthropic vision guide, Gemini media resolution). Nothing is
 ever fetched: what only has an address costs what a typical one costs, and a file that is only named counts nothing.
@@ -18,18 +18,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-RATIO_MIN, RATIO_MAX = 0.25, 4.0
 _LOOSE = " \n,;:-\u2013\u2014([…"
-RECENT = 5
-CONSISTENT = 3
-AGREEMENT = 0.05
-DRIFT = 0.15
-CALIBRATED_MARGIN = 0.02
-_PLAUSIBLE = 20
 HEAD_SHARE = 0.6
 MIN_KEPT = 16
 MIN_SIDES = 64
@@ -57,63 +49,6 @@ class CharCounter:
 CHARS4 = CharCounter(1, 4)
 CHARS2_5 = CharCounter(2, 5)
 HEURISTICS: Mapping[str, CharCounter] = MappingProxyType({"chars4": CHARS4, "chars2.5": CHARS2_5})
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Reported over estimated tokens of one scope (upstream, model, credential).
-
-    The ratio is the median of the newest :data:`RECENT` samples, each held within 0.25 to 4: one odd response does not
-    move it, a lasting change has after three. ``drift`` is the newest response over its prediction, less one.
-    """
-
-    ratio: float = 1.0
-    samples: int = 0
-    recent: tuple[float, ...] = ()
-    drift: float = 0.0
-
-    @classmethod
-    def restore(cls, *, ratio: float, samples: int, recent: Sequence[float] = (), drift: float = 0.0) -> "Calibration":
-        if samples <= 0 or not all(math.isfinite(number) and number > 0 for number in (ratio, *recent)):
-            return cls()
-        ratio = _clamp(ratio)
-        known = tuple(_clamp(sample) for sample in recent)[-RECENT:] or (ratio,) * min(samples, RECENT)
-        return cls(ratio=ratio, samples=samples, recent=known, drift=drift if math.isfinite(drift) else 0.0)
-
-    def observe(self, estimated: int, reported: int) -> "Calibration":
-        """Counts that are not positive or differ more than twentyfold come from a server that does not count:
-        ignored."""
-        if estimated <= 0 or reported <= 0 or reported > estimated * _PLAUSIBLE or estimated > reported * _PLAUSIBLE:
-            return self
-        sample = reported / estimated
-        recent = (*self.recent, _clamp(sample))[-RECENT:]
-        return Calibration(
-            ratio=median(recent), samples=self.samples + 1, recent=recent, drift=sample / self.ratio - 1.0
-        )
-
-    def apply(self, tokens: int) -> int:
-        return math.ceil(round(tokens * self.ratio, 6)) if tokens > 0 else 0
-
-    @property
-    def is_calibrated(self) -> bool:
-        agreeing = sum(abs(sample / self.ratio - 1.0) <= AGREEMENT for sample in self.recent)
-        return agreeing >= CONSISTENT and not self.is_drifting
-
-    @property
-    def is_drifting(self) -> bool:
-        return abs(self.drift) > DRIFT
-
-    def margin(self, default: float, *, exact: bool = True) -> float:
-        """Estimator error M as a share: ``default`` until calibrated, then at most 0.02.
-
-        0.02 is measured: one real vocabulary as the estimate of another is less than 2 % short in 95 % of calibrated
-        predictions. Characters (``exact`` False) are up to 14 % short when a tool result changes the kind of text.
-        """
-        return min(default, CALIBRATED_MARGIN) if exact and self.is_calibrated else default
-
-
-def _clamp(ratio: float) -> float:
-    return min(RATIO_MAX, max(RATIO_MIN, ratio))
 
 
 def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) -> str:

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 from policies.decision import Decision
 from policies.effects import Failed, Summarize, Summary
 from policies.ledger import PlannedMessage
-from policies.limits import TokenBudget, divide
+from policies.limits import Calibration, TokenBudget, divide
 from policies.messages import ToolCall
 from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advise
 from policies.settings import ContextSettings, Mode
-from policies.tokens import Calibration
 from proxy.conversation.book import Conversations
 from proxy.effects.perform import Ask, EffectHandler, Patience
 from proxy.errors import ContextLengthExceeded

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.tokens import CHARS2_5, CHARS4, HEURISTICS, Calibration, CharCounter
+from policies.limits import Calibration
+from policies.tokens import CHARS2_5, CHARS4, HEURISTICS, CharCounter
 
 
 def learn(*pairs: tuple[int, int]) -> Calibration:
