@@ -37,8 +37,8 @@ class ClientGone(Exception): ...
 
 
 def declared_length(headers: Headers) -> int | None:
-    value = dict(headers).get(b"content-length", b"")
-    return int(value) if value.isdigit() else None
+    values = [value for name, value in headers if name == b"content-length"]
+    return int(values[-1]) if values and values[-1].isdigit() else None
 
 
 async def read_part(receive: Receive, before: int, *, limit: int) -> tuple[bytes, bool]:

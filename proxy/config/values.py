@@ -5,7 +5,7 @@ import datetime as dt
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -182,8 +182,9 @@ class ModelRule:
     tokenizer: Word | None = None
     prices: Prices = Prices()
 
-    def matches(self, model: str) -> bool:
-        return fnmatch.fnmatchcase(model, self.match)
+
+def rule_among(rules: Iterable[ModelRule], model: str) -> ModelRule | None:
+    return next((rule for rule in rules if fnmatch.fnmatchcase(model, rule.match)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +360,7 @@ class Config(FileValues):
         return {name: rule.soft for name, rule in self.policy(policy).buckets.items()}
 
     def rule(self, model: str) -> ModelRule | None:
-        return next((rule for rule in self.models if rule.matches(model)), None)
+        return rule_among(self.models, model)
 
     def upstream(self, model: str) -> UpstreamSettings:
         rule = self.rule(model)

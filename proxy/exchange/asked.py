@@ -257,12 +257,12 @@ def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
     return read * prices.factor(prompt) + prices.output * (usage.completion or 0) * factor
 
 
-def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextSettings:
+def settings_for(runtime: Runtime, caller: Caller, sent: Mapping[bytes, bytes]) -> ContextSettings:
     """The policy of a request: the key's, or the one that its headers ask for where the key allows it.
 
     Raises InvalidRequest for a policy or a mode that there is not.
     """
-    config, sent = runtime.config, dict(headers)
+    config = runtime.config
     name, mode = caller.policy or config.default_policy, None
     if b"x-weir-policy" in sent and "policy" in caller.allow:
         name = sent[b"x-weir-policy"].decode("latin-1").strip()
@@ -307,6 +307,7 @@ def request_for(
     settings: ContextSettings,
     *,
     headers: Headers,
+    sent: Mapping[bytes, bytes],
     request_id: str,
     trace: Trace,
     held: HeldState,
@@ -318,8 +319,7 @@ def request_for(
         return Request(client=client, chat=client, destination=destination, held=held)
     is_aside = chat.codec.is_aside(chat.fields)
     compacts = _may_compact(chat, destination, settings, is_aside=is_aside)
-    own = SETTING & (sent := dict(headers)).keys()
-    if is_aside or own:
+    if (own := SETTING & sent.keys()) or is_aside:
         settings = _as_said(settings, headers, own, is_aside=is_aside)
     edits = _client_edits(chat, upstream, observes=settings.observes)
     if edits is not None and not edits.native:

@@ -201,12 +201,12 @@ class ExchangeHandler:
             metrics.streams -= is_stream
 
     async def read(self, body: bytes, caller: Caller) -> Request:
-        progress, runtime = self.progress, self.runtime
+        progress, runtime, sent = self.progress, self.runtime, dict(self.progress.headers)
         progress.chat = chat = parsed_for(runtime, caller, self.codec, body)
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )
-        settings = settings_for(runtime, caller, progress.headers)
+        settings = settings_for(runtime, caller, sent)
         progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
         if runtime.hooks.plugins:
             progress.turn = Turn(
@@ -222,6 +222,7 @@ class ExchangeHandler:
             destination,
             settings,
             headers=progress.headers,
+            sent=sent,
             request_id=progress.id,
             trace=progress.trace,
             held=held,

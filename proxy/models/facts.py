@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from policies.settings import ContextSettings
-from proxy.config.values import ModelRule
+from proxy.config.values import ModelRule, rule_among
 
 logger = logging.getLogger("weir.models")
 
@@ -157,9 +157,6 @@ class ModelRegistry:
     def replace_rules(self, rules: Sequence[ModelRule]) -> None:
         self._rules = tuple(rules)
 
-    def rule(self, model: str) -> ModelRule | None:
-        return next((rule for rule in self._rules if rule.matches(model)), None)
-
     def known(self, model: str) -> ModelFacts:
         """What the table says of a name: exact, then without prefix, date or route, then its family."""
         return ModelFacts() if len(model) > _MAX_NAME_LEN else self._remembered(model)
@@ -189,7 +186,7 @@ class ModelRegistry:
     ) -> ModelFacts:
         merged = self.known(model)
         stated = ModelFacts(window=settings.window, source="policy")
-        for better in (upstream_facts, _from_rule(self.rule(model)), stated):
+        for better in (upstream_facts, _from_rule(rule_among(self._rules, model)), stated):
             merged = _over(merged, better) if better is not None else merged
         if merged.window is None:
             merged = self._last_resort(model, merged, max_tokens)

@@ -431,10 +431,8 @@ def credential_field(auth: str, key: str) -> tuple[str, str]:
 
 
 def came_through(headers: Headers, instance: str) -> bool:
-    if b"via" not in dict(headers):
-        return False
     passed = [hop for name, value in headers if name == b"via" for hop in value.split(b",")]
-    return f"weir-{instance}".encode() in [word for hop in passed for word in hop.split()[1:2]]
+    return any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
 
 
 def _answer(response: PooledResponse, target: Target, hidden: bytes) -> HTTPAnswer:
@@ -523,9 +521,8 @@ _ASCII = bytes(range(0x21, 0x7F)).decode()
 
 def _named(headers: Headers) -> frozenset[bytes]:
     """The headers that ``Connection`` declares to be hop-by-hop (RFC 9110 7.6.1); their names are in lower case."""
-    if b"connection" not in dict(headers):
-        return frozenset()
-    return _tokens(b",".join([value for name, value in headers if name == b"connection"]))
+    values = [value for name, value in headers if name == b"connection"]
+    return _tokens(b",".join(values)) if values else frozenset()
 
 
 @functools.lru_cache(maxsize=64)
