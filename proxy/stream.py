@@ -288,24 +288,19 @@ def end_of(tap: StreamTap) -> None:
         raise StreamBroken(IN_THE_MIDDLE)
 
 
-async def relay_whole(
-    send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes, seen: Tap | None
-) -> Tap:
-    """Send an answer on whose first ``body`` bytes were read; ``seen`` of it, with what else goes by, comes back."""
+async def relay_whole(send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes) -> None:
+    """Send an answer on whose first ``body`` bytes were read."""
     await send_start(send, status=status, headers=headers, is_whole=answer.ended)
     if answer.ended:
         await send({"type": "http.response.body", "body": body, "more_body": False})
-        return seen or Tap(bytes_seen=len(body))
+        return
     await send_more(send, body)
-    seen = seen or Tap(bytes_seen=len(body))
     try:
         async for chunk in answer.chunks():
-            seen.bytes_seen += len(chunk)
             await send_more(send, chunk)
     except (StreamBroken, UpstreamTimeout) as error:
         raise StreamCut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-    return seen
 
 
 async def send_start(send: Send, *, status: int, headers: Headers, is_whole: bool = False) -> None:

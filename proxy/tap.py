@@ -100,7 +100,6 @@ class Tap(msgspec.Struct):
     done: bool = False
     error: bytes | None = None
     truncated: bool = False
-    bytes_seen: int = 0
 
     @property
     def finished(self) -> bool:
@@ -181,7 +180,6 @@ class StreamTap(msgspec.Struct):
 
     def feed(self, chunk: bytes) -> None:
         seen, before = self.seen, self.between
-        seen.bytes_seen += len(chunk)
         self.between = chunk.endswith(EVENT_ENDS)
         if before and self.between and seen.said and DONE not in chunk and not self.codec.matters(chunk, chunk):
             return
@@ -214,7 +212,7 @@ class StreamTap(msgspec.Struct):
 
 
 def read_completion(body: bytes, codec: Codec = CHAT) -> Tap:
-    seen = Tap(bytes_seen=len(body))
+    seen = Tap()
     if len(body) <= MAX_READ:
         try:
             value = codec.completion(msgspec.json.decode(body))

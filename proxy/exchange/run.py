@@ -445,9 +445,8 @@ class ExchangeHandler:
             headers.append((b"content-length", str(len(received.body or b"")).encode()))
         try:
             if received.body is not None:
-                progress.seen = await relay_whole(
-                    self.send, answer, status=answer.status, headers=headers, body=received.body, seen=received.seen
-                )
+                await relay_whole(self.send, answer, status=answer.status, headers=headers, body=received.body)
+                progress.seen = received.seen or Tap()
             elif received.chunks is not None:
                 async with aclosing(received.chunks) as chunks:
                     progress.seen = await relay_stream(
