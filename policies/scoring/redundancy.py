@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.messages import Body, ToolCall, Transcript, step_numbers
-from policies.text.segments import is_identifier
+from policies.text.segments import is_identifier, parse
 
 HOLDERS = 8
 MAX_PHRASE_LEN = 80
@@ -343,14 +343,7 @@ def fields(text: str) -> dict[str, str]:
 
 
 def _document(text: str) -> object | None:
-    stripped = text.strip()
-    if stripped[:1] not in {"{", "["} or len(stripped) > _MAX_PARSED:
-        return None
-    try:
-        document: object = json.loads(stripped)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict | list) and document else None
+    return (parse(text) or None) if len(text.strip()) <= _MAX_PARSED else None
 
 
 def _leaves(document: object) -> Iterator[tuple[str, str]]:

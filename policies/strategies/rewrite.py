@@ -125,7 +125,7 @@ def condense_each(
 def _enough(
     draft: Draft, bounds: Bounds, waiting: list[RewriteTask], *, most: int
 ) -> tuple[list[RewriteTask], list[RewriteTask]]:
-    tokens = _tokens(draft)
+    tokens = draft.tokens_by_index()
     excess, left, chosen = draft.tokens - bounds.target, most, 0
     for job in waiting:
         if excess <= 0 or (job.asks and not left):
@@ -134,10 +134,6 @@ def _enough(
         left -= job.asks
         excess -= max(0, tokens[job.index] - job.allowed - bounds.counter.count(job.tail) - MESSAGE_OVERHEAD)
     return waiting[:chosen], waiting[chosen:]
-
-
-def _tokens(draft: Draft) -> dict[int, int]:
-    return {p.index: p.tokens for p in draft.pieces if p.index is not None}
 
 
 def _texts(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from policies.effects import Compare, Embed, Failed, Reply, Summarize, Summary, Trim, Vectors
-from policies.quality.advise import TokenPrices
 from policies.quality.fidelity import JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.settings import ClientEdits, ContextSettings, Mode
@@ -29,7 +28,7 @@ from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
 from proxy.errors import InvalidRequest, ProxyError, UpstreamUnreachable
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
 from proxy.models.facts import binds_reasoning
-from proxy.monitor.caching import prices_of
+from proxy.monitor.caching import cost_of, prices_of
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
@@ -176,7 +175,7 @@ class Replies(EffectHandler):
         if usage is None:
             return None
         prices = prices_of(model, self.runtime.registry.facts(model, settings=self.settings))
-        return None if prices is None else _dollars(prices, usage)
+        return None if prices is None else cost_of(prices, usage)
 
     def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
         usage, metrics = told.usage or NO_USAGE, self.runtime.telemetry.metrics
@@ -246,15 +245,6 @@ def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Call
         refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
         window = min((size for size in (window, refused) if size is not None), default=None)
     return None if window is None else int(window * SUMMARIZER_SHARE)
-
-
-def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
-    prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
-    read = prices.input * max(0, prompt - cached - written) + prices.cache_read * cached
-    read += prices.cache_write * written
-    is_long = prices.cliff is not None and prompt > prices.cliff.above
-    factor = prices.cliff.output if is_long and prices.cliff is not None else 1.0
-    return read * prices.factor(prompt) + prices.output * (usage.completion or 0) * factor
 
 
 def settings_for(runtime: Runtime, caller: Caller, sent: Mapping[bytes, bytes]) -> ContextSettings:

@@ -43,6 +43,7 @@ from proxy.store import Store
 from proxy.store.packing import Inspected
 from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
 from proxy.wire.chat import body_of
+from proxy.wire.codec import array_of
 from proxy.wire.codecs import view_of_stored
 from proxy.wire.raw import split_array
 
@@ -194,10 +195,6 @@ def cursor_in(asked: ManagementRequest) -> int:
     if not (given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS):
         raise InvalidRequest("cursor must be a number of bytes.", param="cursor")
     return int(given)
-
-
-def array_of(bodies: list[bytes]) -> bytes:
-    return b"[" + b",".join(bodies) + b"]"
 
 
 async def _original(asked: ManagementRequest, tenant: str, ref: str) -> bytes:
