@@ -32,7 +32,7 @@ from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
 from proxy.models.facts import Fetch, ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimitsResolver
-from proxy.monitor.health import Alerts, HealthBook
+from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.planning.workers import Workers, workers_for

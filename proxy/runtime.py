@@ -14,7 +14,7 @@ from proxy.custom.functions import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
-from proxy.monitor.health import Alerts, HealthBook
+from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.store import Store

@@ -15,8 +15,7 @@ from proxy.cli.output import Progressed, print_line, print_table, progress
 from proxy.cli.shared import Findings, counted, found, known_policy, loaded, reading, stored
 from proxy.config.values import Config
 from proxy.http.archive import checkpoints_of
-from proxy.models.facts import ModelFacts, ModelRegistry
-from proxy.monitor.caching import BadPrices, PriceList, price_list
+from proxy.models.facts import BadPrices, ModelFacts, ModelRegistry, PriceList, price_list
 from proxy.replay.play import Replayed, Step, Tally
 from proxy.replay.play import replay as play
 from proxy.replay.report import COLUMNS, ReplayReport, remarks, render_report, table_row

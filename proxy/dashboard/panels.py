@@ -31,7 +31,7 @@ from proxy.http import policies as api_policies
 from proxy.http import reports
 from proxy.http.endpoints import connects
 from proxy.http.request import MAX_NAMES, MAX_ROWS, ManagementAnswer
-from proxy.monitor.caching import price_list
+from proxy.models.facts import price_list
 from proxy.replay.play import Replayed, Tally
 from proxy.replay.play import replay as replayed_of
 from proxy.replay.report import COLUMNS, ReplayReport, remarks, sections, table_row

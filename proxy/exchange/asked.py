@@ -27,8 +27,7 @@ from proxy.effects.perform import (
 from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
 from proxy.errors import InvalidRequest, ProxyError, UpstreamUnreachable
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
-from proxy.models.facts import binds_reasoning
-from proxy.monitor.caching import cost_of, prices_of
+from proxy.models.facts import binds_reasoning, cost_of, prices_of
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage

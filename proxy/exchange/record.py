@@ -23,8 +23,7 @@ from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.send import Attempts
 from proxy.models.limits import ModelLimitsResolver
-from proxy.monitor.caching import CacheUse, follow
-from proxy.monitor.health import HealthBook
+from proxy.monitor import CacheUse, HealthBook, follow
 from proxy.planning.planner import Planner
 from proxy.planning.values import CUT, NO_PLAN, Paid, Plan, PlanRequest
 from proxy.recall.rounds import Recalled

@@ -13,8 +13,8 @@ from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
 from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
-from proxy.monitor.caching import CacheUse, cost_of, prices_of
-from proxy.monitor.health import Notice
+from proxy.models.facts import cost_of, prices_of
+from proxy.monitor import CacheUse, Notice
 from proxy.planning.values import Recognized, condensed_in, layers_in
 from proxy.runtime import Runtime
 from proxy.store.records import ExchangeRow, Inspection, RelayedRow

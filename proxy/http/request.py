@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from proxy.config.values import moment_in
 from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError
-from proxy.monitor.caching import shown
+from proxy.monitor import shown
 from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.records import ConversationRow, ExchangeRow

@@ -26,8 +26,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
 from policies.settings import ContextSettings
+from policies.tokens import bare_name
 from proxy.config.values import ModelRule, rule_among
+from proxy.tap import ReportedUsage
 
 logger = logging.getLogger("weir.models")
 
@@ -441,3 +444,89 @@ def _price(value: object) -> float | None:
     except ValueError:
         return None
     return price if 0 <= price < 1 else None
+
+
+DEFAULT_PRICES = "anthropic"
+CLIFFS: tuple[tuple[str, Cliff], ...] = (
+    ("gpt-5.4", OPENAI_CLIFF),
+    ("gpt-5.5", OPENAI_CLIFF),
+    ("gpt-5.6", OPENAI_CLIFF),
+    ("gemini-", GEMINI_CLIFF),
+)
+MINIMUM = 1_024
+MILLION = 1_000_000
+CACHED_PRICE = 0.1
+
+
+class BadPrices(ValueError): ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceList:
+    prices: TokenPrices
+    dollars: bool
+    source: str
+
+    def shown(self, cost: float) -> str:
+        if not self.dollars:
+            return f"{cost / 1000:,.1f}k"
+        return f"${cost:,.2f}" if cost >= 1 else f"${cost:.4f}"
+
+
+def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceList:
+    """What was ``stated`` (a provider's name, or input,read,write,output), else the model's prices, else a default.
+
+    Raises BadPrices for a statement that is neither.
+    """
+    if stated is not None:
+        return _stated(stated)
+    if facts.input_price is None:
+        return PriceList(prices=PROVIDERS[DEFAULT_PRICES], dollars=False, source=f"the ratios of {DEFAULT_PRICES}")
+    name = bare_name(model)
+    prices = TokenPrices(
+        facts.input_price,
+        facts.cache_read_price if facts.cache_read_price is not None else facts.input_price,
+        facts.cache_write_price if facts.cache_write_price is not None else facts.input_price,
+        facts.output_price or 0.0,
+        minimum=0 if facts.cache_read_price is None else MINIMUM,
+        cliff=next((cliff for prefix, cliff in CLIFFS if name.startswith(prefix)), None),
+    )
+    return PriceList(prices=prices, dollars=True, source=f"the price list for {model}")
+
+
+def _stated(stated: str) -> PriceList:
+    if stated in PROVIDERS:
+        return PriceList(prices=PROVIDERS[stated], dollars=False, source=f"the ratios of {stated}")
+    try:
+        numbers = [float(part) / MILLION for part in stated.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != 4 or not all(0 <= number < 1 for number in numbers):
+        known = ", ".join(PROVIDERS)
+        raise BadPrices(f"{stated} is neither one of {known} nor four dollar prices: input,read,write,output")
+    plain, read, write, answer = numbers
+    return PriceList(prices=TokenPrices(plain, read, write, answer, minimum=MINIMUM), dollars=True, source=stated)
+
+
+@lru_cache(maxsize=1024)
+def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
+    """US dollars a token; a cached one is a tenth where nobody says."""
+    if facts.input_price is None:
+        return None
+    listed = price_list(None, model=model, facts=facts).prices
+    read = facts.cache_read_price if facts.cache_read_price is not None else CACHED_PRICE * facts.input_price
+    return TokenPrices(listed.input, read, listed.cache_write, listed.output, cliff=listed.cliff)
+
+
+def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
+    prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
+    plain = max(0, prompt - cached - written)
+    read = prices.input * plain + prices.cache_read * cached + prices.cache_write * written
+    return tiered(prices, prompt, read, usage.completion or 0)
+
+
+def tiered(prices: TokenPrices, prompt: int, read: float, answer: int) -> float:
+    cliff = prices.cliff
+    if cliff is None or prompt <= cliff.above:
+        return read + prices.output * answer
+    return read * cliff.input + prices.output * answer * cliff.output

@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 from itertools import takewhile
 
-from proxy.monitor.caching import PriceList
+from proxy.models.facts import PriceList
 from proxy.replay.play import Replayed, ScenarioResult, Step, Tally
 from proxy.replay.scenarios import SLIDING, UNMANAGED
 from proxy.replay.script import BUCKETS

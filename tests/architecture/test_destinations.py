@@ -47,7 +47,7 @@ def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None
     senders = {
         file for file in calls("send") if any(ast.unparse(c.func).endswith("_client.send") for c in calls("send")[file])
     }
-    assert senders == {"proxy/upstream/providers.py", "proxy/monitor/health.py"}, "alerts go to the operator's webhook"
+    assert senders == {"proxy/upstream/providers.py", "proxy/monitor.py"}, "alerts go to the operator's webhook"
 
 
 @pytest.mark.requirement("P7")

@@ -15,7 +15,7 @@ from policies.health import HealthAlert
 from proxy.cli import serve as command
 from proxy.config.file import _plain
 from proxy.config.values import Config, FileValues
-from proxy.monitor.health import Notice
+from proxy.monitor import Notice
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.upstream.providers import providers_for

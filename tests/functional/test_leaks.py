@@ -24,7 +24,7 @@ import pytest
 
 from policies.health import HealthAlert
 from proxy.custom.functions import Hooks, NewResult, Plugin, Turn
-from proxy.monitor.health import Notice
+from proxy.monitor import Notice
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.canaries import (
     CONTENT,

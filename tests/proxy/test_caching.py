@@ -14,9 +14,9 @@ from policies.limits import TokenBudget, limits_for
 from policies.pressure import WindowPressure
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread
-from proxy.models.facts import ModelFacts, ModelRegistry, Probe
+from proxy.models.facts import ModelFacts, ModelRegistry, Probe, prices_of
 from proxy.models.limits import LearnedLimits, ModelLimits, ModelLimitsResolver
-from proxy.monitor.caching import CacheUse, follow, hit_ratio, prices_of, shown
+from proxy.monitor import CacheUse, follow, hit_ratio, shown
 from proxy.planning.values import CUT, Plan, Recognized
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import ReportedUsage, read_completion

@@ -11,8 +11,7 @@ import pytest
 
 from policies.quality.advise import PROVIDERS, TokenPrices, recommend
 from policies.settings import ContextSettings, Mode
-from proxy.models.facts import ModelFacts
-from proxy.monitor.caching import BadPrices, PriceList, price_list
+from proxy.models.facts import BadPrices, ModelFacts, PriceList, price_list
 from proxy.replay.play import Replayed, ScenarioResult, Tally, replay
 from proxy.replay.report import MAX_TICKS, ReplayReport, render_report, scale
 from proxy.replay.scenarios import (

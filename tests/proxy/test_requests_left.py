@@ -5,7 +5,7 @@ import pytest
 from policies.draft import ConversationState
 from policies.ledger import EditKind
 from policies.limits import limits_for
-from proxy.monitor.health import _requests_left
+from proxy.monitor import _requests_left
 from tests.policies.play import assistant, decide, remember, talk, user, window
 from tests.policies.test_recalling import SETTINGS, brought, long_talk
 from tests.policies.tongues import TONGUES

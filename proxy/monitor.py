@@ -1,7 +1,16 @@
-"""What each exchange says of its conversation's health, what this process knows of that, and where alerts go.
+"""What is watched while requests go by: what the provider's cache made of each, and the health of its conversation.
 
-All of it is bounded and in memory. The state of a conversation is stored with its exchanges and taken over from there
-after a restart, so that an alert that is open is not raised again.
+A cache is warm or cold, and the prefix changed by somebody's doing. Costs are list prices in US dollars, of the prompt
+and the answer::
+
+    cost        prompt tokens that were not cached + .1 for cached ones (Anthropic's and OpenAI's price) + the answer
+    cost_saved  the same for the client's own array, less cost; negative where a batch made the cache forget
+
+The client's own array would have been read from the cache in the share that was reported; on a request whose prefix
+Weir has just changed, in the share of the request before, because the array as the client sent it did not change.
+
+What this process knows of health is bounded and in memory. The state of a conversation is stored with its exchanges and
+taken over from there after a restart, so that an alert that is open is not raised again.
 
 An alert is a log line, a metric, and one POST to a webhook for each episode that begins, off the way of any request,
 with the headers of the Standard Webhooks specification (https://www.standardwebhooks.com): ``webhook-signature`` is
@@ -19,28 +28,175 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
+
+import msgspec
+import xxhash
 
 from policies.decision import Decision
 from policies.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.ledger import EditKind
 from policies.limits import Limits
-from policies.messages import Run, follow_calls
+from policies.messages import Run, count_occurrences, follow_calls
 from policies.pressure import WindowPressure, raw_buckets
+from policies.quality.advise import TokenPrices
 from policies.settings import ContextSettings
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings
-from proxy.conversation.thread import Thread
+from proxy.conversation.thread import Prefix, Thread
 from proxy.errors import ProxyError
-from proxy.planning.values import Plan, Recognized
+from proxy.models.facts import cost_of, prices_of, tiered
+from proxy.planning.values import CUT, Plan, Recognized
 from proxy.store.records import ExchangeRow
+from proxy.tap import ReportedUsage
 from proxy.telemetry.logs import LOG_CONTEXT, AlertLine, log_alert
 from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED, Metrics
 from proxy.upstream.client import Client, StreamBroken, Target
+from proxy.wire.codec import ClientRequest
+
+Cause = Literal["none", "client", "proxy"]
+DIGITS = {"hit_ratio": 4, "cost": 9, "cost_saved": 9}
+NO_HASH = b""
+WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
+"""Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
+
+
+class CacheUse(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"is_cold": "cold", "changed": "prefix_changed"},
+):
+    """One request as the provider's cache saw it.
+
+    ``hit_ratio`` is None where the upstream did not say. ``is_cold``: the conversation rested for longer than
+    ``cache_ttl``. ``changed``: who made it begin in another way than the request before. Costs are US dollars, None
+    without reported usage or a price.
+    """
+
+    hit_ratio: float | None = None
+    is_cold: bool = False
+    changed: Cause = "none"
+    cost: float | None = None
+    cost_saved: float | None = None
+
+    def facts(self) -> dict[str, object]:
+        said = msgspec.to_builtins(self)
+        return {name: round(value, DIGITS[name]) if name in DIGITS else value for name, value in said.items()}
+
+
+def shown(detail: Mapping[str, object]) -> dict[str, object]:
+    return {each.encode_name: detail.get(each.encode_name, each.default) for each in msgspec.structs.fields(CacheUse)}
+
+
+def follow(
+    plan: Plan,
+    recognized: Recognized,
+    request: ClientRequest,
+    usage: ReportedUsage | None,
+    *,
+    ttl: float,
+    at: float,
+    carried_out: bool,
+    ok: bool,
+) -> CacheUse:
+    """What the cache made of a request, which the next one of the conversation will be compared with.
+
+    ``ttl`` is seconds, ``at`` when the request was settled; ``carried_out``: the plan is what went up; ``ok``: the
+    upstream accepted it.
+    """
+    thread = recognized.thread
+    before, now = thread.prefix, _prefix(plan, recognized, request, usage)
+    touched = carried_out and _touches_what_was_sent(plan, recognized)
+    changed = _cause(recognized, before, now, touched=touched)
+    if ok:
+        thread.prefix = now
+    elif before is not None and changed == "proxy":
+        thread.prefix = before._replace(is_stale=True)
+    is_cold = _is_cold(plan, recognized, ttl=ttl, at=at)
+    prices = prices_of(request.model, recognized.limits.facts)
+    if usage is None or prices is None:
+        return CacheUse(hit_ratio=now.hit_ratio, is_cold=is_cold, changed=changed)
+    cost, decision = cost_of(prices, usage), plan.decision
+    removed = max(0, decision.before - decision.after) if carried_out and decision is not None else 0
+    share = now.hit_ratio or 0.0
+    if before is not None and before.hit_ratio is not None and changed == "proxy" and not is_cold:
+        share = max(share, before.hit_ratio)
+    return CacheUse(
+        hit_ratio=now.hit_ratio,
+        is_cold=is_cold,
+        changed=changed,
+        cost=cost,
+        cost_saved=_cost_unmanaged(prices, usage, removed=removed, share=share) - cost if removed else 0.0,
+    )
+
+
+def _prefix(plan: Plan, recognized: Recognized, request: ClientRequest, usage: ReportedUsage | None) -> Prefix:
+    transcript, fields, names = recognized.transcript, request.fields, request.codec.counted
+    chain = transcript.chain
+    return Prefix(
+        head=b"".join([m.digest for m in transcript.messages[: transcript.head]]),
+        tools=b"".join([xxhash.xxh3_64_digest(fields[name]) for name in names if name in fields]),
+        end=chain[-1] if chain else NO_HASH,
+        length=len(chain),
+        pruned=plan.decision.pruned if plan.decision is not None else (),
+        hit_ratio=hit_ratio(usage),
+    )
+
+
+def hit_ratio(usage: ReportedUsage | None) -> float | None:
+    if usage is None or usage.cached is None or not usage.prompt or usage.prompt < 0:
+        return None
+    return min(1.0, max(0, usage.cached) / usage.prompt)
+
+
+def _cause(recognized: Recognized, before: Prefix | None, now: Prefix, *, touched: bool) -> Cause:
+    if touched or (before is not None and before.is_stale):
+        return "proxy"
+    if before is None:
+        return "none"
+    if (now.head, now.tools, now.pruned) != (before.head, before.tools, before.pruned):
+        return "client"  # Weir has left out nothing new: a tool that comes back was asked for by name
+    return "none" if _goes_on(recognized, before) else "client"
+
+
+def _goes_on(recognized: Recognized, before: Prefix) -> bool:
+    chain = recognized.transcript.chain
+    if len(chain) < before.length:
+        return recognized.length == len(chain)
+    return before.length == 0 or chain[before.length - 1] == before.end
+
+
+def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
+    decision, transcript = plan.decision, recognized.transcript
+    if not recognized.length:
+        return False
+    sent = transcript.head + recognized.length
+    if decision is not None and decision.removed and decision.removed[0] < sent:
+        return True
+    if not plan.evictions:
+        return False
+    messages = transcript.messages[:sent]
+    places = {(m.digest, nth) for m, nth in zip(messages, count_occurrences(messages), strict=True)}
+    return any(row.kind in WHOLE or (row.digest, row.occurrence) in places for row in plan.evictions)
+
+
+def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bool:
+    last = recognized.trend.at
+    mine = plan.decision.trend.at if plan.decision is not None else None
+    return last is not None and (at if mine is None else mine) - last > ttl
+
+
+def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, share: float) -> float:
+    prompt = (usage.prompt or 0) + removed
+    read = prompt * (prices.input * (1 - share) + prices.cache_read * share)
+    return tiered(prices, prompt, read, usage.completion or 0)
+
 
 MAX_CONVERSATIONS = 20_000
 MAX_READ = 500

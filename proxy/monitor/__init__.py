@@ -1,1 +1,0 @@
-"""What is watched while requests go by: health and alerts, prompt caches and costs, compactions judged now and then."""
