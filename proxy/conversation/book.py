@@ -208,15 +208,7 @@ class Conversations:
         edit = Edit(bytes.fromhex(ref), 0, EditKind.PIN, "", ref, 0)
         async with thread.lock:
             await self.reload(thread)
-            change = Change(
-                tenant=branch.tenant,
-                conversation=branch.conversation,
-                name=branch.name,
-                branch=branch.branch,
-                expected=thread.branch.version,
-                at=self._clock(),
-                edits=(edit,),
-            )
+            change = replace(branch.change(self._clock()), expected=thread.branch.version, edits=(edit,))
             thread.apply(change, await store.commit(change))
         return True
 
@@ -227,13 +219,9 @@ class Conversations:
         if found is not None and branch is not None:
             thread = self._threads.get(branch.branch) or thread_from(branch)
             async with thread.lock:
-                change = Change(
-                    tenant=branch.tenant,
-                    conversation=branch.conversation,
-                    name=branch.name,
-                    branch=branch.branch,
+                change = replace(
+                    branch.change(at),
                     expected=thread.branch.version,
-                    at=at,
                     checkpoint=found[1].body,
                     reason="closed",
                     window_id=found[1].window_id,

@@ -173,18 +173,9 @@ def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
 
 
 def empty_change(recognized: Recognized, now: float) -> Change:
-    transcript, branch = recognized.transcript, recognized.thread.branch
-    ends = recognized.thread.ends(transcript)
-    return Change(
-        tenant=branch.tenant,
-        conversation=branch.conversation,
-        name=branch.name,
-        branch=branch.branch,
-        expected=branch.version,
-        at=now,
-        chain_end=ends[0] if ends else b"",
-        length=len(transcript.chain),
-    )
+    transcript, thread = recognized.transcript, recognized.thread
+    ends = thread.ends(transcript)
+    return replace(thread.branch.change(now), chain_end=ends[0] if ends else b"", length=len(transcript.chain))
 
 
 def change_of(

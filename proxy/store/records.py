@@ -104,6 +104,17 @@ class Branch:
     checkpoint_length: int = 0
     health: str | None = None
 
+    def change(self, at: float) -> "Change":
+        """One that changes nothing yet."""
+        return Change(
+            tenant=self.tenant,
+            conversation=self.conversation,
+            name=self.name,
+            branch=self.branch,
+            expected=self.version,
+            at=at,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionRow:
