@@ -1,6 +1,6 @@
 """Plays a recorded conversation through the planner as a served one: with time, trend, retries, overflow, preparation.
 
-Only front doors are used, so that what stands behind them may be rebuilt.
+Only what the shell uses as well is used, so that what stands behind it may be rebuilt.
 """
 
 from collections.abc import Mapping, Sequence
