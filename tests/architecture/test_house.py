@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_650,
+    "lines": 61_640,
     "files": 199,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
