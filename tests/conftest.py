@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from sqlalchemy.util import LRUCache
 
 from proxy.models import facts
-from proxy.store import schema
+from proxy.store import schema, transaction
 from proxy.wire import counting
 from tests.forked import built_once, forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
@@ -185,8 +185,11 @@ class _Compiled(LRUCache[Any, Any]):
         super().__setitem__(self._of_all(key), value)
 
     def _of_all(self, key: Any) -> Any:
-        dialect, *rest = key
-        return (type(dialect), dialect.server_version_info, dialect.paramstyle, *rest)
+        return (_says(key[0]), *key[1:])
+
+
+def _says(dialect: sa.Dialect) -> tuple[object, ...]:
+    return (type(dialect), dialect.server_version_info, dialect.paramstyle)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -194,8 +197,16 @@ def statements_compiled_once() -> Iterator[None]:
     """Each store has an engine of its own, and would compile every statement anew."""
     compiled = _Compiled(5_000)
     shared = property(lambda _: compiled, lambda *_: None)
+    dialects: dict[tuple[object, ...], sa.Dialect] = {}
+
+    def of_all(make: Callable[..., Any]) -> Callable[..., Any]:
+        made = functools.cache(make)
+        return lambda statement, dialect, of: made(statement, dialects.setdefault(_says(dialect), dialect), of)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sa.Engine, "_compiled_cache", shared, raising=False)
+        for name in ("_asking", "_compiled"):
+            patch.setattr(transaction, name, of_all(getattr(transaction, name).__wrapped__))
         yield
 
 
