@@ -18,8 +18,10 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 from sqlalchemy.util import LRUCache
 
+from proxy.cli.serve import COLLECT_AFTER
 from proxy.models import facts
 from proxy.store import schema, transaction
+from proxy.telemetry.process import collect_seldom
 from proxy.wire import counting
 from tests.forked import built_once, forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
@@ -39,6 +41,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     To rewrite assertions is two thirds of what a fresh clone's first collection takes.
     """
+    gc.set_threshold(COLLECT_AFTER)
     worker, roots = getattr(session.config, "workerinput", None), [Path(each) for each in session.config.args]
     if worker is None or sys.dont_write_bytecode or not all(each.is_dir() for each in roots):
         return
@@ -54,9 +57,9 @@ def _tests_in(folder: Path) -> Iterator[Path]:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: let no collection of garbage walk through it again."""
+    """What was imported and collected stays: look for garbage as seldom as a served Weir, and never in that."""
     gc.collect()
-    gc.freeze()
+    collect_seldom(COLLECT_AFTER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
