@@ -18,8 +18,10 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 from sqlalchemy.util import LRUCache
 
+from proxy.cli.serve import COLLECT_AFTER
 from proxy.models import facts
-from proxy.store import schema
+from proxy.store import schema, transaction
+from proxy.telemetry.process import collect_seldom
 from proxy.wire import counting
 from tests.forked import built_once, forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
@@ -39,6 +41,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     To rewrite assertions is two thirds of what a fresh clone's first collection takes.
     """
+    gc.set_threshold(COLLECT_AFTER)
     worker, roots = getattr(session.config, "workerinput", None), [Path(each) for each in session.config.args]
     if worker is None or sys.dont_write_bytecode or not all(each.is_dir() for each in roots):
         return
@@ -54,9 +57,9 @@ def _tests_in(folder: Path) -> Iterator[Path]:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: let no collection of garbage walk through it again."""
+    """What was imported and collected stays: look for garbage as seldom as a served Weir, and never in that."""
     gc.collect()
-    gc.freeze()
+    collect_seldom(COLLECT_AFTER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -185,8 +188,11 @@ class _Compiled(LRUCache[Any, Any]):
         super().__setitem__(self._of_all(key), value)
 
     def _of_all(self, key: Any) -> Any:
-        dialect, *rest = key
-        return (type(dialect), dialect.server_version_info, dialect.paramstyle, *rest)
+        return (_says(key[0]), *key[1:])
+
+
+def _says(dialect: sa.Dialect) -> tuple[object, ...]:
+    return (type(dialect), dialect.server_version_info, dialect.paramstyle)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -194,8 +200,16 @@ def statements_compiled_once() -> Iterator[None]:
     """Each store has an engine of its own, and would compile every statement anew."""
     compiled = _Compiled(5_000)
     shared = property(lambda _: compiled, lambda *_: None)
+    dialects: dict[tuple[object, ...], sa.Dialect] = {}
+
+    def of_all(make: Callable[..., Any]) -> Callable[..., Any]:
+        made = functools.cache(make)
+        return lambda statement, dialect, of: made(statement, dialects.setdefault(_says(dialect), dialect), of)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sa.Engine, "_compiled_cache", shared, raising=False)
+        for name in ("_asking", "_compiled"):
+            patch.setattr(transaction, name, of_all(getattr(transaction, name).__wrapped__))
         yield
 
 

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from proxy.config.presets import preset_policies
 from proxy.custom.process import python
 from proxy.planning import workers
 from proxy.wire import counting
@@ -156,6 +157,9 @@ def wait() -> NoReturn:
     with _names_read() as read:
         for command in pkgutil.iter_modules(importlib.import_module("proxy.cli").__path__):
             importlib.import_module(f"proxy.cli.{command.name}")
+        for late in ("uvloop", "uvicorn.lifespan.on", "pydantic.dataclasses", "encodings.idna"):
+            importlib.import_module(late)
+        preset_policies()  # kept as long as their files stay as they are, which every command looks at
     counting._build = built_once(counting._build)  # for the same places the same, and there it is already
     counting._build("o200k_base", counting.vocabulary_directories(None))
     line.send(json.dumps([*read]).encode())

@@ -1,7 +1,5 @@
 """The house does not grow: what is measured of it stays at or below what it was brought to, and moves to its aims."""
 
-import pytest
-
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
@@ -31,19 +29,15 @@ answer took 170 lines; requests that go up as bytes 70.
 """
 
 
-@pytest.fixture(scope="module")
-def figures() -> dict[str, int]:
-    return size()
-
-
 def test_nothing_measured_is_without_a_bound() -> None:
     assert REACHED.keys() == AIMS.keys()
     assert all(AIMS[name] <= bound for name, bound in REACHED.items())
 
 
-@pytest.mark.parametrize("name", [name for name in REACHED if "request" not in name and "batch" not in name])
-def test_the_product_does_not_grow(figures: dict[str, int], name: str) -> None:
-    assert figures[name] <= REACHED[name]
+def test_the_product_does_not_grow() -> None:
+    figures = size()
+    assert figures.keys() == {name for name in REACHED if "request" not in name and "batch" not in name}
+    assert {name: figure for name, figure in figures.items() if figure > REACHED[name]} == {}
 
 
 async def test_a_request_does_not_walk_farther() -> None:

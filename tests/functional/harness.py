@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -377,6 +378,7 @@ WORDS = [
 ]
 
 
+@cache
 def prose(count: int, *, seed: int) -> str:
     """``count`` words, some of them numbers; the same seed gives the same text."""
     rng = random.Random(seed)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.golden.corpus import SETS, SHARED, Case
 from tests.golden.pinned import differing, play_all, read
-from tests.profile import soak
+from tests.profile import soak, tried
 
 SHARES = 8
 AGAIN = "see python -m tests.golden --dump; if it is meant, python -m tests.golden --write"
@@ -45,9 +45,12 @@ print(*Case("workshop-5", "ingest", 12_000, "asked").play().digests)
 
 @pytest.mark.requirement("D25")
 def test_what_is_decided_does_not_depend_on_the_order_of_sets() -> None:
-    """The interpreter seeds its hashes anew in each process, and sums of floats depend on their order."""
+    """The interpreter seeds its hashes anew in each process, and sums of floats depend on their order.
+
+    What is pinned was made under one seed, the conversation above was played under another, this under a third.
+    """
     made = set[str]()
-    for seed in ("1", "3"):
+    for seed in ("1", "3")[: tried(1, 2)]:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run([sys.executable, "-c", PLAY], env=environment, capture_output=True, text=True, timeout=90)
         assert done.returncode == 0, done.stderr
