@@ -31,7 +31,7 @@ from benchmarks.facts import Case, Limit, altered, case_of, counted, displaced, 
 from benchmarks.served import Ask, Chat, Override, play, size, tokens, written
 from benchmarks.sets import SETS, load
 from policies.quality.advise import PROVIDERS, request_cost
-from policies.text import extract
+from policies.text import choice, extract
 from proxy import app
 
 PLANS: Mapping[str, tuple[float, ...]] = {
@@ -178,7 +178,7 @@ def weighing(weights: Mapping[str, object]) -> Iterator[None]:
         if weights:
             stack.enter_context(patch.object(app, "workers_for", lambda _: 0))
         for name, value in weights.items():
-            stack.enter_context(patch.object(extract, name, value))
+            stack.enter_context(patch.object(extract if hasattr(extract, name) else choice, name, value))
         yield
 
 

@@ -24,6 +24,8 @@ from policies.messages import Message, PolicyError, Transcript
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones
 
 FAR = 4
+RECALLED_PARTS = 10
+"""Of a window that is kept free for what a model asks the recall tool for, if one answer takes no less."""
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 RESERVED = ("working", "headroom")
 MIN_CAP = 64
@@ -199,7 +201,7 @@ def divide(
 
     In mode ``request`` the reserve is the client's ``requested``, within the model's output limit and a quarter of the
     window, else the policy's, never under ``min(reserve_floor, W / 4)``. ``margin`` stands above the policy's once the
-    estimate is calibrated.
+    estimate is calibrated. The headroom holds one answer of the recall tool.
     """
     scale = 1.0 if settings.designed_for is None else window / settings.designed_for
     own_reserve = scaled(settings.reserve, window, scale)
@@ -212,10 +214,11 @@ def divide(
         reserve = min(stated, quarter, max_output or stated)
     else:
         reserve = max(floor, own_reserve)
+    recalled = scaled(settings.recall.max_tokens, window, scale) if settings.recall.tool else 0
     return TokenBudget(
         window=window,
         reserve=min(reserve, max(1, window - 1)),
-        headroom=scaled(settings.headroom, window, scale),
+        headroom=max(scaled(settings.headroom, window, scale), min(recalled, window // RECALLED_PARTS)),
         max_input=max_input if max_input is not None and max_input < window else None,
         margin=settings.margin if margin is None else margin,
         ratio=ratio,

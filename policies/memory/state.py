@@ -19,7 +19,8 @@ from policies.messages import ToolCall, Transcript, answered_calls, first_user, 
 from policies.settings import ContextSettings, NoteTaking
 from policies.summary.ask import condense, lines_of
 from policies.summary.check import Proposal
-from policies.text.extract import Item, Links, Weights, candidates, choose, extract
+from policies.text.choice import Item, Weights, choose
+from policies.text.extract import Links, candidates, extract
 from policies.text.gist import key_argument
 from policies.text.segments import (
     Readings,

@@ -1,29 +1,26 @@
 """The extract: what is kept, word for word, of messages that leave the window.
 
-Weighted maximum coverage: a segment is worth what its terms are, and a term that is shown already is worth less each
-time. Terms weigh by their rarity in this conversation and by their shape, not by what they mean in a language. Chosen
-is the best for its tokens first (lazy greedy: a gain only falls, which is within 1 - 1/e of the best choice;
-Nemhauser, Wolsey and Fisher 1978). A statement comes with the later one of the user that is most about the same.
+Every segment is an item, and every identifier alone. Here is decided by how much each counts more or less than its
+terms (who says it, how briefly, in answer to what), and with which later statement of the user it has to stand.
 """
 
 import heapq
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count, groupby, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, groupby, pairwise
 from operator import attrgetter, itemgetter
 
 from policies.ledger import Identifier
+from policies.text.choice import LAST, STEM, Extract, Item, Weights, choose, fitted, joined
 from policies.text.segments import (
-    SHORTEST_IDENTIFIER,
     Readings,
     Segment,
     Source,
     TextReading,
     is_alone,
-    is_identifier,
     is_question,
     shape,
     terms_of,
@@ -35,20 +32,11 @@ OTHER_SPEAKER = 0.3
 REASON = 1.0
 ALONE = 4.0
 """How much more an identifier is worth alone than within what it stands in: it costs little."""
-IDENTIFIER = 3.0
-NAME = 1.5
-USED = 1.5
-"""A later call asked for it; ``LIKE_USED``: for something of the same shape."""
-LIKE_USED = 1.5
 FIELD = 1.25
 """A call asked for something by the key that a value stands under."""
-ASKED = 4.0
-"""What the user names now is wanted."""
 ANSWER, MEANT = 4.0, 0.2
 """How much more is worth what came of a request that the user asks about now, and the least share of his question, in
 squares of weights, that tells which request he means."""
-REUSED = 0.2
-MAX_REUSED = 4
 BRIEFLY = 60
 """Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a call, is worth up to
 twice."""
@@ -66,117 +54,20 @@ list they share it. Not of a shape that calls ask by."""
 QUESTION = 0.5
 ECHO = 0.7
 """How much less a sentence of the user's is worth that only takes up what the message before it said."""
-RARE = 0.65
-"""Share of the greatest rarity from which on a word is rare: one that both need for what they are about."""
 FEW, MAX_FEW = 0.33, 6.0
 """Share of the room under which the user's words are few, and by how much more they are worth at most."""
-REPEATED = 0.4
-OVERHEAD, POWER = 4, 0.9
 LABEL = 3
 LINK = 0.22
 """Share of a statement's weight that a later one has to take up to be about the same."""
 COMMON, SELDOM = 0.02, 4
 """Share of what is said, or statements, in which a word may stand that later statements are looked for by."""
-STEM = 4
-"""Letters by which words are compared across their inflections."""
 CORRECTION = 16
 """Tokens of a message that is a mere correction of the one before, where others are twice as long."""
 MAX_ABOUT = 64
 """Statements, the newest, among which a word's later one is looked for."""
-MAX_TOGETHER = 8
-"""Statements that stand together: a talk that drifts, each about a part of the one before, is not one statement."""
 SPARE = 1.5
 """Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
-MAX_GUESSES, ASIDE = 6, 0.99
-"""Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after one that was too
-much."""
-LAST = 1_000_000
-SHOWN = 9
 MAX_IDENTIFIERS = 200
-
-
-@dataclass(slots=True)
-class Item:
-    source: int
-    place: int
-    segment: Segment
-    factor: float
-    cost: float
-    names: bool = False
-    """Whether all of it is one identifier."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extract:
-    """A text without a fence, its tokens, the items in it, best first, and the identifiers that tell most."""
-
-    text: str = ""
-    tokens: int = 0
-    chosen: tuple[int, ...] = ()
-    identifiers: tuple[Identifier, ...] = ()
-
-
-class Weights:
-    def __init__(
-        self,
-        documents: Sequence[frozenset[str]],
-        *,
-        used: frozenset[str] = frozenset(),
-        names: frozenset[str] = frozenset(),
-        asked: Iterable[str] = (),
-    ) -> None:
-        self._in = Counter(chain.from_iterable(documents))
-        self._used = used
-        self._names = names
-        self._asked = frozenset(map(_stem, asked))
-        self._shapes = {shape(term) for term in used if is_identifier(term)}
-        self._most = len(documents) + 2
-        self._few = self._most ** (1 - RARE)
-        self._known: dict[str, float] = {}
-
-    @classmethod
-    def over(cls, readings: Sequence[TextReading], *, asked: Iterable[str] = ()) -> "Weights":
-        """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
-        empty = frozenset[str]()
-        names = empty.union(*(r.names for r in readings)).difference(*(r.small for r in readings))
-        used = empty.union(*(r.asked for r in readings))
-        return cls([r.terms for r in readings], used=used, names=names, asked=asked)
-
-    def of(self, term: str) -> float:
-        known = self._known.get(term)
-        if known is None:
-            wanted = self._asked and self.is_asked(term)
-            known = self._known[term] = self._weigh(term) * (ASKED if wanted else 1.0)
-        return known
-
-    def is_asked_for(self, key: str) -> bool:
-        return key.lower() in self._used
-
-    def is_listed(self, term: str) -> bool:
-        """Whether one message alone has an identifier, and no call asks by any of its shape."""
-        return self._in[term] <= 1 and shape(term) not in self._shapes
-
-    def is_asked(self, term: str) -> bool:
-        return _stem(term) in self._asked
-
-    def is_rare(self, term: str) -> bool:
-        """Whether it is a word, not an identifier, that few messages have."""
-        return self._in[term] <= self._few and not is_identifier(term)
-
-    def _weigh(self, term: str) -> float:
-        used = term in self._used
-        if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
-            asked = USED if used else LIKE_USED if shape(term) in self._shapes else 1.0
-            if term.isascii() and "/" not in term and not any(c.isdigit() for c in term):  # may be any key of records
-                return math.log(self._most / max(1, self._in[term])) * IDENTIFIER * asked
-            again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
-            return math.log(self._most) * IDENTIFIER * again * asked
-        weight = math.log(self._most / max(1, self._in[term])) * (USED if used else 1.0)
-        return weight * NAME if term in self._names else weight
-
-
-def _stem(term: str) -> str:
-    return term if is_identifier(term) else term[:STEM]
 
 
 def extract(
@@ -221,38 +112,6 @@ def extract(
     costs = [item.cost for item in items]
     best = fitted(ranked, write, costs=costs, max_tokens=max_tokens, counter=counter)
     return replace(best, identifiers=_identifiers(sources, items, weights, frozenset(best.chosen)))
-
-
-def fitted(
-    ranked: Sequence[tuple[int, ...]],
-    write: Callable[[Sequence[int]], str],
-    *,
-    costs: Sequence[float],
-    max_tokens: int,
-    counter: TokenCounter,
-) -> Extract:
-    until = [0.0, *accumulate(sum(costs[n] for n in group) for group in ranked)]
-    low, high, best, above, rate = 0, len(ranked), Extract(), 0, 1.0
-    for tried in count():
-        if low >= high:
-            break
-        if tried >= MAX_GUESSES:
-            middle = (low + high + 1) // 2
-        elif low and above:  # between what fitted and what did not
-            share = (max_tokens - best.tokens) / (above - best.tokens)
-            middle = bisect_right(until, until[low] + share * (until[high + 1] - until[low])) - 1
-        else:
-            middle = bisect_right(until, (ASIDE if above else 1.0) * max_tokens / rate) - 1
-        middle = min(max(middle, low + 1), high)
-        chosen = [n for group in ranked[:middle] for n in group]
-        text = write(chosen)
-        tokens = counter.count(text)
-        rate = max(tokens, 1) / max(until[middle], 1.0)
-        if tokens <= max_tokens:
-            low, best = middle, Extract(text, tokens, tuple(chosen))
-        else:
-            high, above = middle - 1, tokens
-    return best
 
 
 def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: int = 0, breath: int = 0) -> list[Item]:
@@ -445,11 +304,8 @@ def _corrections(
     items: Sequence[Item], sources: Sequence[Source], of_source: Mapping[int, Sequence[int]]
 ) -> dict[int, tuple[int, ...]]:
     users = [i for i, source in enumerate(sources) if source.is_users]
-    if not users:
-        return {}
-    usual = sorted(sources[i].tokens for i in users)[len(users) // 2]
     first = {source: spoken[0] for source, spoken in of_source.items() if items[spoken[0]].place == 0}
-    brief = min(CORRECTION, usual // 2)
+    brief = min(CORRECTION, _usual(sources) // 2)
     return {
         one: (first[other],)
         for one, other in pairwise(users)
@@ -470,93 +326,6 @@ def _identifiers(
         shown = n in chosen or (text in found and found[text].shown)
         found[text] = Identifier(text, key or sources[items[n].source].tool, shown)
     return tuple(found.values())
-
-
-def choose(
-    items: Sequence[Item],
-    budget: int,
-    *,
-    weights: Weights,
-    links: Links | None = None,
-    shown: Iterable[str] = (),
-    seen: Sequence[int] = (),
-    told: Sequence[int] = (),
-) -> list[tuple[int, ...]]:
-    """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
-
-    ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes first, unless it
-    repeats one. ``told`` are items that say nothing which it does not see.
-    """
-    terms = [item.segment.terms for item in items]
-    whole = {term: weights.of(term) for term in set(chain.from_iterable(terms))}
-    times = dict.fromkeys(chain(shown, *(terms[n] for n in seen)), SHOWN)
-    damped = [REPEATED**n for n in range(SHOWN + 1)]
-    left = whole | {term: whole[term] * damped[SHOWN] for term in times.keys() & whole.keys()}
-    taken = bytearray(len(items))
-    for n in (*seen, *told):
-        taken[n] = 1
-    weight = left.__getitem__
-    costs, factors = [item.cost for item in items], [item.factor for item in items]
-    known = {items[n].segment.text for n in seen}
-    first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
-    per = [(cost + OVERHEAD) ** POWER for cost in costs]
-    worth = [factor * sum(map(weight, each)) for factor, each in zip(factors, terms, strict=True)]
-    heap = [(-math.inf if n in first else -worth[n] / per[n], n) for n in range(len(items)) if not taken[n]]
-    heapq.heapify(heap)
-    chosen, spent = list[tuple[int, ...]](), 0.0
-    smallest = min(costs, default=0.0)
-    while heap and spent + smallest <= budget:
-        before, number = heap[0]
-        if taken[number] or spent + costs[number] > budget:
-            heapq.heappop(heap)
-            continue
-        least = -math.inf if before > -math.inf and len(heap) > 1 else math.inf
-        if least < 0:
-            least = min(heap[1:3])[0] + 1e-9
-        group, cost = [number], costs[number]
-        now = -factors[number] * sum(map(weight, terms[number])) / per[number]
-        if now <= least and len(group := _together(number, links, taken)) > 1:  # only what may win is looked at
-            cost = sum([costs[n] for n in group])
-            now = -sum([factors[n] * sum(map(weight, terms[n])) for n in group]) / (cost + OVERHEAD) ** POWER
-        if now > least:
-            heapq.heapreplace(heap, (now, number))
-            continue
-        heapq.heappop(heap)
-        if spent + cost > budget:
-            continue
-        chosen.append(tuple(group))
-        spent += cost
-        for n in group:
-            taken[n] = 1
-            for term in terms[n]:
-                often = times[term] = times.get(term, 0) + 1
-                left[term] = whole[term] * damped[min(often, SHOWN)]
-    return chosen
-
-
-def _together(number: int, links: Links | None, taken: bytearray) -> list[int]:
-    group = [number]
-    for n in group:
-        if len(group) >= MAX_TOGETHER:
-            break
-        if links is not None and (later := links.of(n)):
-            group.extend(other for other in later if not taken[other] and other not in group)
-    return group
-
-
-def _by_key(items: Sequence[Item]) -> list[Item]:
-    of_record = Counter(item.segment.record for item in items if item.segment.key.strip())
-    lists: dict[str, list[Item]] = defaultdict(list)
-    ordered: list[list[Item]] = []
-    for item in items:
-        if not item.segment.key.strip() or of_record[item.segment.record] > 1:
-            ordered.append([item])
-            continue
-        under = lists[item.segment.key]
-        if not under:
-            ordered.append(under)
-        under.append(item)
-    return [item for group in ordered for item in group]
 
 
 def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
@@ -580,19 +349,3 @@ def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[in
             lines.append(f"{speaker} {source.position}: {joined(told, source=source)}")
         before = speaker, key
     return "\n".join(lines)
-
-
-def joined(items: Sequence[Item], *, source: Source | None = None, gap: str = " … ") -> str:
-    text = ""
-    before: Item | None = None
-    for item in _by_key(items):
-        key, said = item.segment.key, item.segment.text
-        if key.strip() and (before is None or before.segment.key != key):
-            said = f"{key}: {said}"
-        if before is not None:
-            beside = source is not None and f"{before.segment.text} {said}" in source.text
-            listed = key and (key.strip() or source is None or source.is_result)
-            text += ", " if listed else " " if beside else gap
-        text += said
-        before = item
-    return text

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from policies.text.extract import Item, Weights, choose, fitted, joined
+from policies.text.choice import Item, Weights, choose, fitted, joined
 from policies.text.segments import (
     Segment,
     Source,

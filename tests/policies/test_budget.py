@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.limits import BUCKETS, TokenBudget, divide
-from policies.settings import ContextSettings
+from policies.settings import ContextSettings, Recall
 
 BALANCED = ContextSettings()
 
@@ -55,6 +55,15 @@ def test_max_tokens_moves_the_reserve_and_never_the_window() -> None:
     assert (once.window, twice.window) == (128_000, 128_000)
     assert (once.reserve, twice.reserve) == (8_000, 16_000)
     assert once.usable - twice.usable == 8_000
+
+
+@pytest.mark.requirement("A4.25")
+@pytest.mark.parametrize(("window", "headroom"), [(3_600, 360), (8_192, 819), (48_000, 4_000), (200_000, 10_000)])
+def test_the_headroom_has_room_for_one_answer_of_the_tool(window: int, headroom: int) -> None:
+    without = divide(BALANCED, window=window)
+    offered = divide(replace(BALANCED, recall=Recall(tool=True)), window=window)
+    assert offered.headroom == headroom
+    assert offered.hard_limit == without.hard_limit
 
 
 @pytest.mark.requirement("A2.12")

@@ -9,7 +9,8 @@ from policies.draft import ConversationState
 from policies.ledger import EditKind
 from policies.planner import Decision
 from policies.settings import ContextSettings, ExtractShape, Layer, Recall
-from policies.strategies.recall import ABOUT, HEADING
+from policies.strategies.recall import HEADING
+from policies.summary.material import QUOTED
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, window
 from tests.policies.tongues import TONGUES
@@ -53,7 +54,7 @@ def test_every_line_is_word_for_word_of_a_message_and_they_stand_in_its_order(la
     text = asked([*said, user(TONGUES[language].facts[0][1])])
     assert text is not None
     heading, tag, about, *lines, end = text.split("\n")
-    assert (heading, about) == (HEADING, ABOUT)
+    assert (heading, about) == (HEADING, QUOTED)
     assert end == f"</{tag[1:]}"
     numbers = [int(line.split(" ")[1].rstrip(":")) for line in lines]
     assert numbers == sorted(numbers)

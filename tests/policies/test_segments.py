@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from benchmarks.sets import TOKENS_PER_CHARACTER, written
 from policies.messages import ToolCall
-from policies.text.extract import BREATH, LAST, candidates, extract
+from policies.text.choice import LAST
+from policies.text.extract import BREATH, candidates, extract
 from policies.text.segments import MAX_SEGMENTS, Readings, Source, sentences, structured, terms_of
 from tests.policies.sessions import HERE, queue_session, shared_conversations
 from tests.profile import tried

@@ -1,0 +1,268 @@
+"""What terms are worth, and which items are chosen for it.
+
+Weighted maximum coverage: an item is worth what its terms are, and a term that is shown already is worth less each
+time. Terms weigh by their rarity in this conversation and by their shape, not by what they mean in a language. Chosen
+is the best for its tokens first (lazy greedy: a gain only falls, which is within 1 - 1/e of the best choice;
+Nemhauser, Wolsey and Fisher 1978).
+"""
+
+import heapq
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, count
+from typing import Protocol
+
+from policies.ledger import Identifier
+from policies.text.segments import SHORTEST_IDENTIFIER, Segment, Source, TextReading, is_identifier, shape
+from policies.tokens import TokenCounter
+
+IDENTIFIER = 3.0
+NAME = 1.5
+USED = 1.5
+"""A later call asked for it; ``LIKE_USED``: for something of the same shape."""
+LIKE_USED = 1.5
+ASKED = 4.0
+"""What the user names now is wanted."""
+REUSED = 0.2
+MAX_REUSED = 4
+RARE = 0.65
+"""Share of the greatest rarity from which on a word is rare: one that both need for what they are about."""
+STEM = 4
+"""Letters by which words are compared across their inflections."""
+REPEATED = 0.4
+OVERHEAD, POWER = 4, 0.9
+MAX_TOGETHER = 8
+"""Statements that stand together: a talk that drifts, each about a part of the one before, is not one statement."""
+MAX_GUESSES, ASIDE = 6, 0.99
+"""Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after one that was too
+much."""
+LAST = 1_000_000
+"""Place of an identifier alone: behind all that its message has."""
+SHOWN = 9
+
+
+@dataclass(slots=True)
+class Item:
+    source: int
+    place: int
+    segment: Segment
+    factor: float
+    cost: float
+    names: bool = False
+    """Whether all of it is one identifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """A text without a fence, its tokens, the items in it, best first, and the identifiers that tell most."""
+
+    text: str = ""
+    tokens: int = 0
+    chosen: tuple[int, ...] = ()
+    identifiers: tuple[Identifier, ...] = ()
+
+
+class Weights:
+    def __init__(
+        self,
+        documents: Sequence[frozenset[str]],
+        *,
+        used: frozenset[str] = frozenset(),
+        names: frozenset[str] = frozenset(),
+        asked: Iterable[str] = (),
+    ) -> None:
+        self._in = Counter(chain.from_iterable(documents))
+        self._used = used
+        self._names = names
+        self._asked = frozenset(map(stem_of, asked))
+        self._shapes = {shape(term) for term in used if is_identifier(term)}
+        self._most = len(documents) + 2
+        self._few = self._most ** (1 - RARE)
+        self._known: dict[str, float] = {}
+
+    @classmethod
+    def over(cls, readings: Sequence[TextReading], *, asked: Iterable[str] = ()) -> "Weights":
+        """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
+        empty = frozenset[str]()
+        names = empty.union(*(r.names for r in readings)).difference(*(r.small for r in readings))
+        used = empty.union(*(r.asked for r in readings))
+        return cls([r.terms for r in readings], used=used, names=names, asked=asked)
+
+    def of(self, term: str) -> float:
+        known = self._known.get(term)
+        if known is None:
+            wanted = self._asked and self.is_asked(term)
+            known = self._known[term] = self._weigh(term) * (ASKED if wanted else 1.0)
+        return known
+
+    def is_asked_for(self, key: str) -> bool:
+        return key.lower() in self._used
+
+    def is_listed(self, term: str) -> bool:
+        """Whether one message alone has an identifier, and no call asks by any of its shape."""
+        return self._in[term] <= 1 and shape(term) not in self._shapes
+
+    def is_asked(self, term: str) -> bool:
+        return stem_of(term) in self._asked
+
+    def is_rare(self, term: str) -> bool:
+        """Whether it is a word, not an identifier, that few messages have."""
+        return self._in[term] <= self._few and not is_identifier(term)
+
+    def _weigh(self, term: str) -> float:
+        used = term in self._used
+        if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
+            asked = USED if used else LIKE_USED if shape(term) in self._shapes else 1.0
+            if term.isascii() and "/" not in term and not any(c.isdigit() for c in term):  # may be any key of records
+                return math.log(self._most / max(1, self._in[term])) * IDENTIFIER * asked
+            again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
+            return math.log(self._most) * IDENTIFIER * again * asked
+        weight = math.log(self._most / max(1, self._in[term])) * (USED if used else 1.0)
+        return weight * NAME if term in self._names else weight
+
+
+def stem_of(term: str) -> str:
+    return term if is_identifier(term) else term[:STEM]
+
+
+class Linked(Protocol):
+    def of(self, number: int) -> tuple[int, ...]:
+        """The items that an item is not shown without."""
+
+
+def choose(
+    items: Sequence[Item],
+    budget: int,
+    *,
+    weights: Weights,
+    links: Linked | None = None,
+    shown: Iterable[str] = (),
+    seen: Sequence[int] = (),
+    told: Sequence[int] = (),
+) -> list[tuple[int, ...]]:
+    """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
+
+    ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes first, unless it
+    repeats one. ``told`` are items that say nothing which it does not see.
+    """
+    terms = [item.segment.terms for item in items]
+    whole = {term: weights.of(term) for term in set(chain.from_iterable(terms))}
+    times = dict.fromkeys(chain(shown, *(terms[n] for n in seen)), SHOWN)
+    damped = [REPEATED**n for n in range(SHOWN + 1)]
+    left = whole | {term: whole[term] * damped[SHOWN] for term in times.keys() & whole.keys()}
+    taken = bytearray(len(items))
+    for n in (*seen, *told):
+        taken[n] = 1
+    weight = left.__getitem__
+    costs, factors = [item.cost for item in items], [item.factor for item in items]
+    known = {items[n].segment.text for n in seen}
+    first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
+    per = [(cost + OVERHEAD) ** POWER for cost in costs]
+    worth = [factor * sum(map(weight, each)) for factor, each in zip(factors, terms, strict=True)]
+    heap = [(-math.inf if n in first else -worth[n] / per[n], n) for n in range(len(items)) if not taken[n]]
+    heapq.heapify(heap)
+    chosen, spent = list[tuple[int, ...]](), 0.0
+    smallest = min(costs, default=0.0)
+    while heap and spent + smallest <= budget:
+        before, number = heap[0]
+        if taken[number] or spent + costs[number] > budget:
+            heapq.heappop(heap)
+            continue
+        least = -math.inf if before > -math.inf and len(heap) > 1 else math.inf
+        if least < 0:
+            least = min(heap[1:3])[0] + 1e-9
+        group, cost = [number], costs[number]
+        now = -factors[number] * sum(map(weight, terms[number])) / per[number]
+        if now <= least and len(group := _together(number, links, taken)) > 1:  # only what may win is looked at
+            cost = sum([costs[n] for n in group])
+            now = -sum([factors[n] * sum(map(weight, terms[n])) for n in group]) / (cost + OVERHEAD) ** POWER
+        if now > least:
+            heapq.heapreplace(heap, (now, number))
+            continue
+        heapq.heappop(heap)
+        if spent + cost > budget:
+            continue
+        chosen.append(tuple(group))
+        spent += cost
+        for n in group:
+            taken[n] = 1
+            for term in terms[n]:
+                often = times[term] = times.get(term, 0) + 1
+                left[term] = whole[term] * damped[min(often, SHOWN)]
+    return chosen
+
+
+def _together(number: int, links: Linked | None, taken: bytearray) -> list[int]:
+    group = [number]
+    for n in group:
+        if len(group) >= MAX_TOGETHER:
+            break
+        if links is not None and (later := links.of(n)):
+            group.extend(other for other in later if not taken[other] and other not in group)
+    return group
+
+
+def fitted(
+    ranked: Sequence[tuple[int, ...]],
+    write: Callable[[Sequence[int]], str],
+    *,
+    costs: Sequence[float],
+    max_tokens: int,
+    counter: TokenCounter,
+) -> Extract:
+    until = [0.0, *accumulate(sum(costs[n] for n in group) for group in ranked)]
+    low, high, best, above, rate = 0, len(ranked), Extract(), 0, 1.0
+    for tried in count():
+        if low >= high:
+            break
+        if tried >= MAX_GUESSES:
+            middle = (low + high + 1) // 2
+        elif low and above:  # between what fitted and what did not
+            share = (max_tokens - best.tokens) / (above - best.tokens)
+            middle = bisect_right(until, until[low] + share * (until[high + 1] - until[low])) - 1
+        else:
+            middle = bisect_right(until, (ASIDE if above else 1.0) * max_tokens / rate) - 1
+        middle = min(max(middle, low + 1), high)
+        chosen = [n for group in ranked[:middle] for n in group]
+        text = write(chosen)
+        tokens = counter.count(text)
+        rate = max(tokens, 1) / max(until[middle], 1.0)
+        if tokens <= max_tokens:
+            low, best = middle, Extract(text, tokens, tuple(chosen))
+        else:
+            high, above = middle - 1, tokens
+    return best
+
+
+def _by_key(items: Sequence[Item]) -> list[Item]:
+    of_record = Counter(item.segment.record for item in items if item.segment.key.strip())
+    lists: dict[str, list[Item]] = defaultdict(list)
+    ordered: list[list[Item]] = []
+    for item in items:
+        if not item.segment.key.strip() or of_record[item.segment.record] > 1:
+            ordered.append([item])
+            continue
+        under = lists[item.segment.key]
+        if not under:
+            ordered.append(under)
+        under.append(item)
+    return [item for group in ordered for item in group]
+
+
+def joined(items: Sequence[Item], *, source: Source | None = None, gap: str = " … ") -> str:
+    text = ""
+    before: Item | None = None
+    for item in _by_key(items):
+        key, said = item.segment.key, item.segment.text
+        if key.strip() and (before is None or before.segment.key != key):
+            said = f"{key}: {said}"
+        if before is not None:
+            beside = source is not None and f"{before.segment.text} {said}" in source.text
+            listed = key and (key.strip() or source is None or source.is_result)
+            text += ", " if listed else " " if beside else gap
+        text += said
+        before = item
+    return text
