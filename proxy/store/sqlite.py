@@ -130,13 +130,13 @@ class ConnectionWorker:
     ) -> T:
         """The result of ``work`` once its transaction is committed, and after ``committed`` ran in the same thread.
 
-        A task that is cancelled here leaves either a whole transaction or none. Waiting for the connection and for
-        the lock together takes ``patience`` seconds at most, then :class:`StoreUnavailable`.
+        A task that is cancelled here leaves either a whole transaction or none. Waiting for others that have the
+        connection and for the lock takes ``patience`` seconds at most, then :class:`StoreUnavailable`.
         """
-        deadline = time.monotonic() + self._patience
+        deadline = None if self._worker is None or self._worker.done() else time.monotonic() + self._patience
 
         def whole() -> T:
-            self._hurry(deadline)
+            self._hurry(deadline or time.monotonic() + self._patience)
             result = self._transact(work)
             if committed is not None:
                 committed()

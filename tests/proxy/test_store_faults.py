@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -130,6 +131,14 @@ async def test_a_full_disk_refuses_the_commit_and_nothing_else(tmp_path: Path) -
     assert branch is not None
     assert branch.version == told["again"]
     await store.close()
+
+
+@pytest.mark.requirement("R.63")
+async def test_a_process_that_stood_still_has_not_waited_for_the_database(store: Store) -> None:
+    asked = asyncio.create_task(store.kept_time())
+    await asyncio.sleep(0)
+    time.sleep(0.5)
+    assert await asked == (None, 0.0)
 
 
 @pytest.mark.requirement("R.63", "R.64")
