@@ -6,12 +6,14 @@ terms (who says it, how briefly, in answer to what), and with which later statem
 
 import heapq
 import math
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, pairwise
 from operator import attrgetter, itemgetter
+from types import MappingProxyType
 
 from policies.ledger import Identifier
 from policies.text.choice import LAST, STEM, Extract, Item, Weights, choose, fitted, joined
@@ -48,6 +50,8 @@ BREATH = 30
 """Tokens of a message of the user's below which it is quoted as a whole."""
 TAKEN_UP, REPLY = 1.5, 24
 """How much more is worth what the assistant said before a reply of so few tokens, which says nothing without it."""
+PICKED, MAX_PICKED = 1.0, 4
+"""What an option is worth that a reply picks, and how many one picks at most: more numbers are of something else."""
 LISTED = 4
 """Identifiers of one shape, said in one message and nowhere else: so many are worth what each is alone, of a longer
 list they share it. Not of a shape that calls ask by."""
@@ -93,6 +97,7 @@ def extract(
     _damp_echoes(items, sources, read, weights)
     _damp_lists(items, weights)
     _credit_answers(items, sources, weights, said_now)
+    picked = _credit_picks(items, sources)
     for item in items:
         if item.names and weights.is_asked_for(item.segment.key):
             item.factor *= FIELD
@@ -100,7 +105,7 @@ def extract(
         items,
         int(SPARE * max_tokens),
         weights=weights,
-        links=Links(items, sources),
+        links=Links(items, sources, picked),
         shown=[term for text in visible for term in terms_of(text)],
         seen=[n for n, item in enumerate(items) if item.source == 0],
         told=[n for n, item in enumerate(items) if said_now.issuperset(item.segment.terms)] if said_now else (),
@@ -177,6 +182,29 @@ def _is_replied_to(sources: Sequence[Source], i: int) -> bool:
     return is_said and reply is not None and reply.is_users and reply.tokens <= REPLY
 
 
+_OPTION = re.compile(r"[\W_]*(\d{1,2}|[A-H])[.):\uff0e\u3001]")
+_PICK = re.compile(r"(?<![A-Za-z0-9.,:/-])(?:\d{1,2}|[A-H])(?![A-Za-z0-9:/%]|[.,-]\d)")
+
+
+def _credit_picks(items: Sequence[Item], sources: Sequence[Source]) -> dict[int, tuple[int, ...]]:
+    """An option that the user picks by its number or letter is his word, and stands with his reply."""
+    found: dict[int, tuple[int, ...]] = {}
+    first: dict[int, int] = {}
+    options: dict[int, dict[str, int]] = defaultdict(dict)
+    for n, item in enumerate(items):
+        if item.place != LAST:
+            first.setdefault(item.source, n)
+            if _is_replied_to(sources, item.source) and (option := _OPTION.match(item.segment.text)):
+                options[item.source].setdefault(option[1], n)
+    for source, named in options.items():
+        picks = set(_PICK.findall(sources[source + 1].text)) & named.keys()
+        if len(named) > 1 and len(picks) <= MAX_PICKED and source + 1 in first:
+            for n in map(named.__getitem__, picks):
+                items[n].factor = PICKED
+                found[n] = (first[source + 1],)
+    return found
+
+
 def _damp_lists(items: Sequence[Item], weights: Weights) -> None:
     listed = [i for i in items if i.names and weights.is_listed(i.segment.terms[0])]
     shapes = [(item.source, shape(item.segment.terms[0])) for item in listed]
@@ -241,8 +269,14 @@ class Links:
     most, the newest of equal ones; or what is said right after it in far fewer words, unless that asks.
     """
 
-    def __init__(self, items: Sequence[Item], sources: Sequence[Source]) -> None:
+    def __init__(
+        self,
+        items: Sequence[Item],
+        sources: Sequence[Source],
+        picked: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    ) -> None:
         self._items = items
+        self._picked = picked
         self._known: dict[int, tuple[int, ...]] = {}
         self._said: dict[str, list[int]] = defaultdict(list)
         self._of_source: dict[int, list[int]] = defaultdict(list)
@@ -268,7 +302,8 @@ class Links:
         if number not in self._known:
             item = self._items[number]
             spoken = number in self._of_source.get(item.source, ())
-            self._known[number] = self._later(number) if spoken else self._of_alone(number)
+            later = self._later(number) if spoken else self._of_alone(number)
+            self._known[number] = (*self._picked.get(number, ()), *later)
         return self._known[number]
 
     def _of_alone(self, number: int) -> tuple[int, ...]:

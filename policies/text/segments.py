@@ -246,13 +246,24 @@ class TextReading:
         for word in words:
             if len(word) < 5 or word.isalpha() or word.isdigit():
                 continue
-            if is_identifier(word) and not _VERSION.match(word):
+            if is_identifier(word) and not _OWNED.match(word):
                 self.identifiers[word.lower()] = word
 
 
 _DATE = re.compile(r"\d+[-/.]\d+[-/.]\d+\Z")
-_VERSION = re.compile(r"(?=.*(?:\b|\.)\d(?:\.|\Z))\d{1,3}(?:\.\d{1,3}){2}\Z")
-"""Numbers of a version tell nothing without the name of what they are of."""
+_OWNED = re.compile(
+    r"""
+    (?:(?=.*(?:\b|\.)\d(?:\.|\Z))\d{1,3}(?:\.\d{1,3}){2}               # 1.24.3
+    | (?:\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4})(?:[T\s][\d:.+Z-]+)?  # 2025-03-04T03:06, 4.3.2025
+    | \d[\d.,:]*(?:[a-z]{1,4}|[kKMGT]i?[Bb]?) | (?:\d[\d.]*[dhms])+      # 106ms, 497Mi, 4m40.2s
+    | \d[\d.,:]*(?:[x/]\d[\d.,:]*|/[^\W\d_]+[\u00b2\u00b3]?)          # 24/365, 3.5x3, 70/m2
+    | \d[\d.,:]*['\u2019-]?[^\W\d_A-Z]+(?:-[^\W\d_A-Z]+)*              # 6-yard, 19th-century
+    | [^\W\d_]-\d[\d.,:]*
+    | [^\W\d_]+/[^\W\d_]+                                             # Monday/Tuesday
+    )\Z""",
+    re.VERBOSE,
+)
+"""Versions, dates, measures and words that are joined by a stroke tell nothing without what they are of."""
 _COUNTED = re.compile(r"\d[\d.]*[^\W\d_a-zA-Z]+\Z")
 """A number with the word or ending behind it, of a script that puts no blank between them."""
 _LETTER = re.compile(r"[^\W\d_]")

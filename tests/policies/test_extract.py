@@ -473,3 +473,43 @@ def test_versions_are_not_listed_without_what_they_are_of() -> None:
     alone = {item.value for item in extract(sources, max_tokens=40, counter=COUNTER).identifiers}
     assert "2024.1.31" in alone
     assert not {"3.0.1", "1.5.0", "26.4.1"} & alone
+
+
+@pytest.mark.requirement("A0.58")
+@pytest.mark.parametrize(
+    "value",
+    [
+        "106ms",
+        "4m40.2s",
+        "497Mi",
+        "24/365",
+        "70/m\u00b2",
+        "3.35x3.02",
+        "19th-century",
+        "Monday/Tuesday",
+        "2026-10-02T18:39:02Z",
+    ],
+)
+def test_measures_and_moments_are_not_listed_without_what_they_are_of(value: str) -> None:
+    sources = [Source(0, "tool", f"{value}, vault-9, /srv/mig/main.load", "run", "{}", tokens=30)]
+    alone = {item.value for item in extract(sources, max_tokens=40, counter=COUNTER).identifiers}
+    assert value not in alone
+    assert "vault-9" in alone
+
+
+@pytest.mark.requirement("A0.58")
+@pytest.mark.parametrize("reply", ["2", "2 dan", "B\u3067", "the second no, B please", "2. not 1, too dear"])
+def test_an_option_that_the_user_picks_stands_with_his_reply(reply: str) -> None:
+    letters = "B" in reply
+    options = [("Larch", "grey soon"), ("Douglas fir", "lasts for long"), ("Oak", "is heavy")]
+    offer = "\n".join(f"{'ABC'[n] if letters else n + 1}. {name}, {why}" for n, (name, why) in enumerate(options))
+    texts = [
+        f"Tell me of topic {n}, which is wide and has much to it.\0It is wide, and much was written of {n} by many."
+        for n in range(40)
+    ]
+    texts[9] = f"What wood for the raised beds?\0There are three kinds:\n{offer}"
+    texts[10] = f"{reply}\0Good."
+    text = extract(chat(*"\0".join(texts).split("\0")), max_tokens=60, counter=COUNTER).text
+    assert "Douglas fir, lasts for long" in text
+    assert f"user 20: {reply}" in text
+    assert "Oak" not in text
