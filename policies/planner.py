@@ -48,7 +48,7 @@ from policies.strategies.layers import (
     run_layers,
     run_rungs,
 )
-from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall
+from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall, with_room
 from policies.strategies.shorten import cap_results, clip, shorten_standing
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
@@ -153,7 +153,7 @@ def _manage(
         yield from run_rungs(work, bounds)
     elif settings.when_full == "manage" and is_crowded(work.draft, bounds):
         yield Offload()
-        yield from run_anew(work, bounds)
+        yield from run_anew(work, with_room(bounds))
     return bounds
 
 

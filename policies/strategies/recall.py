@@ -10,7 +10,7 @@ place that the model does not see anyway.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from sys import intern
@@ -25,7 +25,8 @@ from policies.text.segments import words as words_of
 
 HEADING = "[weir: brought back from what was removed, because the newest message may be about it.]"
 MIN_TOKENS = 120
-ROOM_PARTS = 4
+ROOM_PARTS = 5
+"""Of what a request may hold beside what is fixed, of which one is for what is brought back."""
 MAX_QUESTION_LEN = 8_000
 MAX_TERMS = 40
 MAX_MESSAGES = 40
@@ -306,9 +307,23 @@ def is_crowded(draft: Draft, bounds: Bounds) -> bool:
     return may_recall(draft, bounds) and _room(draft, bounds) < MIN_TOKENS
 
 
+def with_room(bounds: Bounds) -> Bounds:
+    """Bounds for a summary beside which what is asked for has room; the same where it never has."""
+    wanted, shape = _most(bounds), bounds.shape
+    if wanted < MIN_TOKENS:
+        return bounds
+    share = 1 - wanted / bounds.room
+    return replace(
+        bounds, shape=replace(shape, low_water=min(shape.low_water, share), extract=min(shape.extract, share))
+    )
+
+
 def _room(draft: Draft, bounds: Bounds) -> int:
-    left = min(bounds.budget.soft_limit, bounds.hard_limit) - draft.tokens - MESSAGE_OVERHEAD
-    return min(bounds.settings.recall.auto_tokens, left, bounds.room // ROOM_PARTS)
+    return min(_most(bounds), min(bounds.budget.soft_limit, bounds.hard_limit) - draft.tokens - MESSAGE_OVERHEAD)
+
+
+def _most(bounds: Bounds) -> int:
+    return min(bounds.settings.recall.auto_tokens, bounds.room // ROOM_PARTS)
 
 
 def _recollected(

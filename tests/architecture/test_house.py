@@ -3,8 +3,8 @@
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_640,
-    "files": 199,
+    "lines": 61_740,
+    "files": 200,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 15,
@@ -25,7 +25,8 @@ callback that they come in, took 130 lines for a third of what a streamed piece 
 Histories that nobody has seen are read, sampled and looked for at once, and requests that arrive together are stored
 by one commit: 60 lines for a third of what such a history cost, and for half of its wait among others. Short messages
 that are quoted whole, pastes and lists that do not crowd out what people say, and answers that are found by what they
-answer took 170 lines; requests that go up as bytes 70.
+answer took 170 lines; requests that go up as bytes 70. Options that are picked by number, measures that
+are not listed alone and room for what is asked for took 70; what terms are worth has a file of its own.
 """
 
 

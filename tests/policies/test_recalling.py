@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 
@@ -78,6 +79,20 @@ def test_nothing_is_brought_before_something_was_removed_or_where_the_policy_say
     assert asked([*long_talk("en"), question], tokens=50_000) is None
     off = ContextSettings(layers=SETTINGS.layers, shapes=(SHAPE,), margin=0.0, headroom=0, recall=Recall(auto=False))
     assert asked([*long_talk("en"), question], settings=off) is None
+
+
+@pytest.mark.requirement("A4.25")
+def test_a_summary_that_is_made_anew_leaves_room_for_what_is_asked_for() -> None:
+    said = [
+        m
+        for n, (of, kind) in enumerate(product(("plum", "pear", "fig", "lime", "beet", "quince"), "abcdefghij"))
+        for m in (user(f"{of.title()} {kind} went to shelf {n}, all of it labelled by hand."), assistant("Noted."))
+    ]
+    small, known = window(1_000), ConversationState()
+    for upto in range(1, len(said) + 1, 2):
+        known = remember(known, decide(talk(*said[:upto]), budget=small, known=known), talk(*said[:upto]))
+    decision = decide(talk(*said, user("Thank you, that is all.")), budget=small, known=known)
+    assert decision.after <= 1_000 - 120
 
 
 @pytest.mark.requirement("A4.25")
