@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, pairwise
 from operator import attrgetter, itemgetter
-from types import MappingProxyType
 
 from policies.ledger import Identifier
 from policies.text.choice import LAST, STEM, Extract, Item, Weights, choose, fitted, joined
@@ -273,10 +272,10 @@ class Links:
         self,
         items: Sequence[Item],
         sources: Sequence[Source],
-        picked: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+        picked: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
         self._items = items
-        self._picked = picked
+        self._picked = picked or {}
         self._known: dict[int, tuple[int, ...]] = {}
         self._said: dict[str, list[int]] = defaultdict(list)
         self._of_source: dict[int, list[int]] = defaultdict(list)

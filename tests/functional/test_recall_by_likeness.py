@@ -128,7 +128,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path, deployment: Depl
 async def evicted(target: InTurns, place: Place) -> Talk:
     """A conversation whose word on the automobile is out of the window."""
     talk = Talk(target.client(default_headers={"x-weir-conversation": "trip"}), opening())
-    talk.messages += tool_step(900, text=SAID + " " + "Nothing else of note. " * 60)
+    talk.messages += tool_step(900, text=SAID + " " + "Nothing else of note. " * 100)
     while not talk.headers or talk.actions()[-1] == "none":
         await talk.agent(1)
     await target.settled()
