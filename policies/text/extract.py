@@ -187,13 +187,14 @@ _PICK = re.compile(r"(?<![A-Za-z0-9.,:/-])(?:\d{1,2}|[A-H])(?![A-Za-z0-9:/%]|[.,
 
 def _credit_picks(items: Sequence[Item], sources: Sequence[Source]) -> dict[int, tuple[int, ...]]:
     """An option that the user picks by its number or letter is his word, and stands with his reply."""
+    replied = {i for i in range(len(sources)) if _is_replied_to(sources, i)}
     found: dict[int, tuple[int, ...]] = {}
     first: dict[int, int] = {}
     options: dict[int, dict[str, int]] = defaultdict(dict)
-    for n, item in enumerate(items):
+    for n, item in enumerate(items if replied else ()):
         if item.place != LAST:
             first.setdefault(item.source, n)
-            if _is_replied_to(sources, item.source) and (option := _OPTION.match(item.segment.text)):
+            if item.source in replied and (option := _OPTION.match(item.segment.text)):
                 options[item.source].setdefault(option[1], n)
     for source, named in options.items():
         picks = set(_PICK.findall(sources[source + 1].text)) & named.keys()
