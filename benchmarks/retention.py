@@ -76,6 +76,7 @@ WEIGHTS: Mapping[str, Mapping[str, object]] = {
     "listed": {"LISTED": math.inf},
     "material": {"MATERIAL": math.inf},
     "name": {"NAME": 1.0},
+    "picked": {"MAX_PICKED": -1},
     "question": {"QUESTION": 1.0},
     "reason": {"REASON": 0.2},
     "repeated": {"REPEATED": 1.0},
