@@ -1,6 +1,7 @@
 """Recorded conversations with the facts that they need later, and whether a request still holds them."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +26,24 @@ ELLIPSIS = "…"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Words that have to be there when they are needed, and older ones that may not stand without ``later``."""
+    """Words that have to be there when they are needed, and older ones that may not stand without ``later``.
 
-    needles: tuple[str, ...]
+    Of each needle one wording has to be there, and one of each within so many characters of the first one's.
+    """
+
+    needles: tuple[tuple[str, ...], ...]
     needed: tuple[Ask, ...]
     superseded: tuple[str, ...]
-    later: tuple[str, ...]
+    later: tuple[tuple[str, ...], ...]
+    within: float = math.inf
+
+    def lost_in(self, text: str) -> list[str]:
+        """What a text in lower case does not hold of the needles; all of them where they stand far apart."""
+        return _lost(self.needles, text, self.within)
+
+    def is_stale_in(self, text: str) -> bool:
+        """Whether a text in lower case holds an older statement without the newer one."""
+        return any(word in text for word in self.superseded) and bool(_lost(self.later, text, self.within))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +102,32 @@ def limit_of(row: Mapping[str, Any]) -> Limit | None:
 
 def _fact(fact: Mapping[str, Any], *, end: int) -> Fact:
     """Without ``needed_at`` a fact is needed at the end; its question, if it has one, is asked when it is needed."""
-    needles = _lower(fact.get("needles") or [fact["value"]])
+    needles = _wordings(fact.get("needles") or [fact["value"]])
     question = fact.get("question") or fact.get("probe")
     return Fact(
         needles=needles,
         needed=tuple(Ask(at, question) for at in fact.get("needed_at") or [end]),
         superseded=_lower(fact.get("superseded") or ()),
-        later=_lower(fact.get("later") or ()) or needles,
+        later=_wordings(fact.get("later") or ()) or needles,
+        within=fact.get("within", math.inf),
     )
 
 
 def _lower(values: Sequence[object]) -> tuple[str, ...]:
     return tuple(str(value).lower() for value in values)
+
+
+def _wordings(needles: Sequence[object]) -> tuple[tuple[str, ...], ...]:
+    return tuple(_lower(needle if isinstance(needle, list) else [needle]) for needle in needles)
+
+
+def _lost(needles: Sequence[Sequence[str]], text: str, within: float) -> list[str]:
+    lost = [" or ".join(needle) for needle in needles if not any(wording in text for wording in needle)]
+    if lost or within == math.inf:
+        return lost
+    first, *others = ([m.start() for w in needle for m in re.finditer(re.escape(w), text)] for needle in needles)
+    near = any(all(any(abs(place - at) <= within for place in each) for each in others) for at in first)
+    return [] if near else [" or ".join(needle) for needle in needles]
 
 
 def displaced(row: Mapping[str, Any], variant: str, number: int) -> dict[str, Any]:

@@ -191,11 +191,10 @@ def looked_up(played: Played, missing: list[str]) -> dict[str, float]:
         own = {ask: shown(said, ask, recalled=False) for ask, said in texts.items()}
         whole = {ask: shown(said, ask, recalled=True) for ask, said in texts.items()}
         for fact, ask in ((each, at) for each in case.facts for at in each.needed):
-            lost = [needle for needle in fact.needles if needle not in own[ask]]
-            old = any(word in whole[ask] for word in fact.superseded)
+            lost = fact.lost_in(own[ask])
             facts, kept = facts + 1, kept + (not lost)
-            answerable += all(needle in whole[ask] for needle in fact.needles)
-            stale += old and not all(word in whole[ask] for word in fact.later)
+            answerable += not fact.lost_in(whole[ask])
+            stale += fact.is_stale_in(whole[ask])
             if lost:
                 missing.append(f"{case.name} at {ask.upto}: {lost}")
     count = max(1, facts)
@@ -215,7 +214,7 @@ def beside(played: Played) -> dict[str, float]:
         for (case, ask), each in zip(looked, texts, strict=True):
             said = shown(each, ask, recalled=True)
             needed = (fact for fact in case.facts for at in fact.needed if at == ask)
-            holds += [all(needle in said for needle in fact.needles) for fact in needed]
+            holds += [not fact.lost_in(said) for fact in needed]
         found[name] = sum(holds) / max(1, len(holds))
         found[f"{name}_tokens"] = sum(tokens(text) for each in texts for text in each) / count
     return found
