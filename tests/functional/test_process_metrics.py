@@ -36,6 +36,7 @@ def values(text: str) -> dict[str, float]:
 async def test_who_accepts_openmetrics_gets_the_trace_of_an_example_in_each_bucket() -> None:
     async with scene() as started:
         await ask(started, opening())
+        await started.weir.stored()  # or the first write of the store is measured between the two
         answer = await scrape(started.weir, BOTH)
         other = await scrape(started.weir)
     families = {family.name: family for family in openmetrics(answer.text)}
