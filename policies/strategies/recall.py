@@ -31,7 +31,7 @@ MAX_QUESTION_LEN = 8_000
 MAX_TERMS = 40
 MAX_MESSAGES = 40
 """Messages whose passages are looked at; the others have less of the question."""
-WIDE = 200
+WIDE = 140
 """Bytes up to which sentences of a message stand together."""
 LONG = 400
 BEGINNING, INSIDE = 0.6, 0.5

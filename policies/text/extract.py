@@ -57,8 +57,8 @@ list they share it. Not of a shape that calls ask by."""
 QUESTION = 0.5
 ECHO = 0.7
 """How much less a sentence of the user's is worth that only takes up what the message before it said."""
-FEW, MAX_FEW = 0.33, 6.0
-"""Share of the room under which the user's words are few, and by how much more they are worth at most."""
+MAX_FEW = 6.0
+"""By how much more the user's words are worth at most where they are few: the root of how often they fit the room."""
 LABEL = 3
 LINK = 0.22
 """Share of a statement's weight that a later one has to take up to be about the same."""
@@ -126,7 +126,7 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
     """
     least = max(MATERIAL, TIMES_USUAL * _usual(sources))
     spoken = sum(source.tokens for source in sources if source.is_users and source.tokens <= least)
-    few = min(MAX_FEW, max(1.0, FEW * room / max(1, spoken)))
+    few = min(MAX_FEW, math.sqrt(max(1.0, room / max(1, spoken))))
     newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
     said: dict[tuple[str, str], Item] = {}
     items: list[Item] = []
