@@ -23,7 +23,7 @@ from policies.summary.material import QUOTED, fence, harmless
 from policies.text.segments import SOLID, clipped, is_identifier, is_question, sentences
 from policies.text.segments import words as words_of
 
-HEADING = "[weir: brought back from what was removed, because the newest message may be about it.]"
+HEADING = "[weir: brought back from what was removed]"
 MIN_TOKENS = 120
 ROOM_PARTS = 5
 """Of what a request may hold beside what is fixed, of which one is for what is brought back."""
@@ -31,8 +31,8 @@ MAX_QUESTION_LEN = 8_000
 MAX_TERMS = 40
 MAX_MESSAGES = 40
 """Messages whose passages are looked at; the others have less of the question."""
-WIDE = 140
-"""Bytes up to which sentences of a message stand together."""
+WIDE, LEAST_WIDE = 0.4, 100
+"""Bytes up to which sentences of a message stand together: a share of the tokens there is room for."""
 LONG = 400
 BEGINNING, INSIDE = 0.6, 0.5
 """What another form of a word is worth: one that begins like it, one that has its inside."""
@@ -59,7 +59,7 @@ BRIEF = 16
 """Tokens of what a user says right afterwards that is taken as about the same, whatever its words are."""
 MAX_REPLY = 2
 """Passages that an answer to a proposal has."""
-LABEL = 8
+LABEL = 5
 MAX_HELD = 64 << 20
 SIZE = 8
 """Bytes that a character takes, words included, and passages, which only some messages have."""
@@ -88,13 +88,12 @@ class Passage(NamedTuple):
 class MessagePage:
     text: str
     words: tuple[str, ...]
-    _passages: tuple[Passage, ...] | None = None
+    _sentences: tuple[Passage, ...] | None = None
 
-    @property
-    def passages(self) -> tuple[Passage, ...]:
-        if self._passages is None:
-            self._passages = tuple(_passages(self.text))
-        return self._passages
+    def passages(self, wide: int) -> Iterator[Passage]:
+        if self._sentences is None:
+            self._sentences = tuple(_read(self.text))
+        return _together(self.text, self._sentences, wide)
 
 
 class Pages:
@@ -139,23 +138,25 @@ def _said(body: Body) -> str:
     return "\n".join(part for part in (body.text, *(f"{c.name} {c.arguments}" for c in body.calls)) if part)
 
 
-def _passages(text: str) -> Iterator[Passage]:
-    begun = list[_Sentence]()
+def _read(text: str) -> Iterator[Passage]:
     for sentence in _sentences(text):
-        if begun and len(text[begun[0].start : sentence.end].encode(errors="replace")) > WIDE:
-            yield _passage(text, begun)
-            begun = []
-        begun.append(sentence)
-    if begun:
-        yield _passage(text, begun)
+        place = sentence.start, sentence.end
+        yield Passage(*place, (place,), _marks(words_of(text[slice(*place)])), sentence.opens, sentence.closes)
 
 
-def _passage(text: str, within: Sequence["_Sentence"]) -> Passage:
-    first, last = within[0], within[-1]
-    places = tuple((s.start, s.end) for s in within)
-    return Passage(
-        first.start, last.end, places, _marks(words_of(text[first.start : last.end])), first.opens, last.closes
-    )
+def _together(text: str, sentences: Iterable[Passage], wide: int) -> Iterator[Passage]:
+    """Neighbouring sentences, as many as ``wide`` bytes hold."""
+    begun: Passage | None = None
+    for sentence in sentences:
+        if begun is None or len(text[begun.start : sentence.end].encode(errors="replace")) > wide:
+            if begun is not None:
+                yield begun
+            begun = sentence
+            continue
+        places, marks = begun.sentences + sentence.sentences, begun.marks | sentence.marks
+        begun = Passage(begun.start, sentence.end, places, marks, begun.opens, sentence.closes)
+    if begun is not None:
+        yield begun
 
 
 class _Sentence(NamedTuple):
@@ -345,7 +346,8 @@ def _recollected(
     liked = {r.index for r, ref in zip(read, refs, strict=True) if ref in given}
     terms, strengths = _weighed(words, read)
     shown = "\n".join(p.text for p in draft.pieces if p.text is not None)
-    places = _places(_candidates(read, strengths, liked), terms, shown)
+    wide = max(LEAST_WIDE, int(WIDE * most))
+    places = _places(_candidates(read, strengths, liked), terms, shown, wide)
     chosen = _chosen(places, terms, set(words), asks=is_question(question), liked=liked)
     return _written(chosen, ref=transcript.messages[current].ref, most=most, count=bounds.counter.count)
 
@@ -375,10 +377,10 @@ def _candidates(read: Sequence[_ReadMessage], strengths: Sequence[float], liked:
     return [read[n] for n in sorted(found) if n < len(read)]
 
 
-def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: str) -> list[_Place]:
+def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: str, wide: int) -> list[_Place]:
     places = list[_Place]()
     for read in candidates:
-        for number, passage in enumerate(read.page.passages):
+        for number, passage in enumerate(read.page.passages(wide)):
             has, weight, strength = _shared(terms, passage.marks)
             hidden = read.hidden and not all(read.page.text[a:b] in shown for a, b in passage.sentences)
             places.append(_Place(read, number, passage, hidden, has, weight, strength))
@@ -449,20 +451,28 @@ def _later(place: _Place, places: Sequence[_Place], terms: Sequence[_Term]) -> l
 
 
 def _written(chosen: Sequence[Sequence[_Place]], *, ref: str, most: int, count: Callable[[str], int]) -> str | None:
+    def write() -> str:
+        return _fenced([QUOTED, *_lines([taken[key] for key in sorted(taken)])], ref)
+
     taken = dict[tuple[int, int], _Place]()
-    left = most - count(_fenced([QUOTED], ref)) - 2
-    for group in chosen:
-        new = {(p.read.index, p.number): p for p in group if (p.read.index, p.number) not in taken}
-        cost = sum(count(p.text) + LABEL for p in new.values())
-        if cost <= left:
-            taken |= new
-            left -= cost
-    while taken:
-        text = _fenced([QUOTED, *_lines([taken[key] for key in sorted(taken)])], ref)
-        if count(text) <= most:
-            return text
-        taken.popitem()
-    return None
+    left, groups, text = most - count(write()), list(chosen), None
+    while left > 0:
+        added = list[dict[tuple[int, int], _Place]]()
+        for group in groups:
+            new = {(p.read.index, p.number): p for p in group if (p.read.index, p.number) not in taken}
+            cost = sum(count(p.text) + LABEL for p in new.values())
+            if new and cost <= left:
+                taken |= new
+                left -= cost
+                added.append(new)
+        while added and count(write()) > most:
+            for key in added.pop():
+                del taken[key]
+        if not added:
+            break
+        text = write()
+        left = most - count(text)
+    return text
 
 
 def _lines(places: Sequence[_Place]) -> Iterator[str]:
