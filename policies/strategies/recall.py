@@ -39,7 +39,7 @@ BEGINNING, INSIDE = 0.6, 0.5
 IDENTIFIER = 2.0
 COMMON = 0.3
 """Rarity of a word under which other forms of it are not looked for."""
-BEFORE, AFTER = 0.5, 0.25
+BEFORE, AFTER = 0.4, 0.15
 LENGTH = 0.4
 ASKED = 0.6
 OTHERS = 0.9
