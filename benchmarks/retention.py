@@ -62,7 +62,7 @@ SIGNALS: Mapping[str, Override] = {
     for each in CASCADE
 }
 """Layers that ``--ablate`` switches off: by name keys of a policy that stand above those of ``balanced``."""
-WEIGHTS: Mapping[str, Mapping[str, object]] = {
+WEIGHTS: dict[str, Mapping[str, object]] = {
     "alone": {"ALONE": 1.0},
     "answer": {"ANSWER": 1.0},
     "asked": {"ASKED": 1.0},
@@ -87,6 +87,8 @@ WEIGHTS: Mapping[str, Mapping[str, object]] = {
     "whole": {"BREATH": 0},
 }
 """Signals of the extract that ``--ablate`` switches off: by name constants of it, neutral."""
+PLAIN = ("answer", "brevity", "correction", "echo", "few", "field", "link", "listed", "material", "picked", "taken-up")
+WEIGHTS["talk"] = {key: neutral for name in (*PLAIN, "whole") for key, neutral in WEIGHTS[name].items()}
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "facts": ("facts", "d"),
     "in_window": ("window", ".1%"),
