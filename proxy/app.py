@@ -37,9 +37,8 @@ from proxy.planning.planner import Planner
 from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.planning.workers import Workers, workers_for
 from proxy.runtime import Runtime
-from proxy.store import Store
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import DAY, KeyRow, StoreError
-from proxy.store.write_behind import WriteBehindQueue
 from proxy.stream import Receive, Send
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.metrics import (

@@ -17,9 +17,8 @@ from proxy.models.limits import ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import OnlineEvaluation, Preparation
-from proxy.store import Store
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import KeyRow, PolicyRow
-from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry.setup import Telemetry
 from proxy.upstream.providers import Lacking, Upstreams
 from proxy.wire.counting import Tokenizer
