@@ -17,13 +17,13 @@ from policies.settings import ContextSettings, Mode
 from policies.summary.material import inside
 from proxy.config.values import UpstreamSettings
 from proxy.effects.perform import drive, step
+from proxy.exchange.asked import COMPACT, EDITS
 from proxy.exchange.request import COMPACT_PATH, Request, is_native
 from proxy.planning.values import Plan, Recognized
 from proxy.runtime import Runtime
 from proxy.stream import UpstreamResponse
 from proxy.upstream.providers import has_no_route
 from proxy.wire.anthropic import MESSAGES
-from proxy.wire.client import COMPACT, EDITS
 from proxy.wire.codec import ClientRequest
 from proxy.wire.compaction import COMPACTION, Made, seal
 from proxy.wire.raw import replace_fields, write_value
