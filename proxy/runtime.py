@@ -10,7 +10,7 @@ from proxy.config.file import ConfigError
 from proxy.config.presets import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
 from proxy.conversation.answers import AnswerBook
-from proxy.custom.functions import CustomFunctions, Hooks
+from proxy.custom import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver

@@ -23,7 +23,7 @@ import msgspec
 from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import CHAT, MANAGED, Caller, Headers, Route, for_managed
-from proxy.custom.functions import Overflow, Turn, new_results
+from proxy.custom import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
     EndpointMissing,

@@ -11,7 +11,7 @@ from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.conversation.thread import name_from
-from proxy.custom.functions import TurnEnd
+from proxy.custom import TurnEnd
 from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
 from proxy.models.facts import cost_of, prices_of
