@@ -1,7 +1,5 @@
 """What is asked of the planner for one request and under which policy, and who replies to what its plan asks for:
 summaries and likeness by real models, what an operator's own function leaves.
-
-By the standard fields a client may forbid editing, or ask for edits of its own.
 """
 
 import logging
@@ -9,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from policies.effects import Compare, Embed, Failed, Reply, Summarize, Summary, Trim, Vectors
 from policies.quality.fidelity import JUDGE
@@ -30,6 +27,7 @@ from proxy.effects.perform import (
 )
 from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
 from proxy.errors import InvalidRequest, ProxyError, UpstreamUnreachable
+from proxy.exchange.compaction import EDITS, client_edits, opened, unseal
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
 from proxy.models.facts import binds_reasoning, cost_of, prices_of
 from proxy.planning.values import PlanRequest, ResolveLimits
@@ -43,7 +41,6 @@ from proxy.upstream.providers import own_headers
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, without_field
 from proxy.wire.codecs import codec_of
-from proxy.wire.compaction import COMPACTION, opened, unseal
 from proxy.wire.counting import TextCounter
 from proxy.wire.raw import Raw, read_value
 from proxy.wire.render import Form, forces_a_call, standing_body
@@ -52,9 +49,6 @@ log = logging.getLogger("weir.exchange")
 
 CODEX_TURN = b"x-codex-turn-metadata"
 SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
-EDITS = "context_management"
-RESULTS, THINKING, COMPACT = "clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112"
-RESULTS_AT, COMPACT_AT, KEPT = 100_000, 150_000, 3  # what Anthropic does where the client leaves them out
 SUMMARIZER_SHARE = 0.85
 EVALUATION_SHARE = 0.5
 """Share of the summariser's hourly tokens up to which evaluations are paid: the rest is for summaries."""
@@ -434,59 +428,3 @@ def wants_no_editing(fields: Mapping[str, Raw]) -> bool:
     return isinstance(plugins, list) and any(
         isinstance(p, dict) and p.get("id") == "context-compression" and p.get("enabled") is False for p in plugins
     )
-
-
-def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
-    """What the client asks to have taken out of its request by Anthropic's ``context_management``.
-
-    None where it asks for nothing, or for something that is not known here: that is the upstream's to judge.
-    """
-    asked = read_value(fields[EDITS]) if EDITS in fields else None
-    if isinstance(asked, list):
-        return _of_responses(asked)
-    edits = asked.get("edits") if isinstance(asked, dict) else None
-    if not isinstance(edits, list) or not edits:
-        return None
-    values: dict[str, Any] = {}
-    for edit in edits:
-        read = _EDITS.get(str(edit.get("type"))) if isinstance(edit, dict) else None
-        if read is None:
-            return None
-        values |= read(edit)
-    return ClientEdits(**values)
-
-
-def _of_responses(asked: list[Any]) -> ClientEdits | None:
-    sizes = [
-        each.get("compact_threshold") for each in asked if isinstance(each, dict) and each.get("type") == COMPACTION
-    ]
-    size = sizes[0] if len(sizes) == len(asked) == 1 else None
-    return ClientEdits(compact_at=size) if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
-
-
-def _results(edit: Mapping[str, Any]) -> dict[str, Any]:
-    trigger, excluded = edit.get("trigger"), edit.get("exclude_tools")
-    by_uses = isinstance(trigger, dict) and trigger.get("type") == "tool_uses"
-    return {
-        "results_over" if by_uses else "results_at": _number(trigger, RESULTS_AT),
-        "keep": _number(edit.get("keep"), KEPT),
-        "at_least": _number(edit.get("clear_at_least"), 0),
-        "exclude": frozenset(str(name) for name in excluded) if isinstance(excluded, list) else frozenset(),
-    }
-
-
-def _thinking(edit: Mapping[str, Any]) -> dict[str, Any]:
-    return {"thinking": None if edit.get("keep") == "all" else _number(edit.get("keep"), 1)}
-
-
-def _compact(edit: Mapping[str, Any]) -> dict[str, Any]:
-    pauses = edit.get("pause_after_compaction") is True
-    return {"compact_at": _number(edit.get("trigger"), COMPACT_AT), "pauses": pauses}
-
-
-_EDITS = {RESULTS: _results, THINKING: _thinking, COMPACT: _compact}
-
-
-def _number(value: object, default: int) -> int:
-    number = value.get("value") if isinstance(value, dict) else None
-    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else default

@@ -3,8 +3,8 @@
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_680,
-    "files": 197,
+    "lines": 61_670,
+    "files": 196,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 15,
