@@ -122,12 +122,12 @@ def _wordings(needles: Sequence[object]) -> tuple[tuple[str, ...], ...]:
 
 
 def _lost(needles: Sequence[Sequence[str]], text: str, within: float) -> list[str]:
-    lost = [" or ".join(needle) for needle in needles if not any(wording in text for wording in needle)]
-    if lost or within == math.inf:
-        return lost
-    first, *others = ([m.start() for w in needle for m in re.finditer(re.escape(w), text)] for needle in needles)
-    near = any(all(any(abs(place - at) <= within for place in each) for each in others) for at in first)
-    return [] if near else [" or ".join(needle) for needle in needles]
+    lost = [needle for needle in needles if not any(wording in text for wording in needle)]
+    if not lost and within != math.inf:
+        first, *others = ([m.start() for w in needle for m in re.finditer(re.escape(w), text)] for needle in needles)
+        near = any(all(any(abs(place - at) <= within for place in each) for each in others) for at in first)
+        lost = [] if near else [*needles]
+    return [" or ".join(needle) for needle in lost]
 
 
 def displaced(row: Mapping[str, Any], variant: str, number: int) -> dict[str, Any]:

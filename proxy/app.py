@@ -21,7 +21,7 @@ from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.answers import AnswerBook
 from proxy.conversation.book import Conversations
-from proxy.custom.functions import Hooks, Plugin
+from proxy.custom import Hooks, Plugin
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
@@ -37,9 +37,8 @@ from proxy.planning.planner import Planner
 from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.planning.workers import Workers, workers_for
 from proxy.runtime import Runtime
-from proxy.store import Store
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import DAY, KeyRow, StoreError
-from proxy.store.write_behind import WriteBehindQueue
 from proxy.stream import Receive, Send
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.metrics import (
@@ -161,16 +160,13 @@ def create_app(
     tokenizer: Tokenizer | None = None,
     providers: Mapping[str, LitellmProvider] | None = None,
     reload: Callable[[], Config] | None = None,
-    clock: Callable[[], float] = time.time,
     hooks: Sequence[Plugin] = (),
 ) -> App:
     """Weir as an ASGI application.
 
     ``reload`` reads the configuration anew; it is called on SIGHUP. ``hooks`` are told of every managed request.
     """
-    start = partial(
-        running, config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, clock=clock, hooks=hooks
-    )
+    start = partial(running, config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, hooks=hooks)
     return App(start, telemetry, reload)
 
 

@@ -10,16 +10,15 @@ from proxy.config.file import ConfigError
 from proxy.config.presets import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
 from proxy.conversation.answers import AnswerBook
-from proxy.custom.functions import CustomFunctions, Hooks
+from proxy.custom import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import OnlineEvaluation, Preparation
-from proxy.store import Store
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import KeyRow, PolicyRow
-from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry.setup import Telemetry
 from proxy.upstream.providers import Lacking, Upstreams
 from proxy.wire.counting import Tokenizer

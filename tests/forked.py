@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from proxy.child import python
 from proxy.config.presets import preset_policies
-from proxy.custom.process import python
 from proxy.planning import workers
 from proxy.wire import counting
 

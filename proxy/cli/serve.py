@@ -26,7 +26,7 @@ from proxy.cli import Failure
 from proxy.cli.shared import cannot_listen, config_option, loaded, store_url
 from proxy.config.loading import Handed, environment, hand_down, handed_down, load_config
 from proxy.config.values import Config, Flags, masked_url, secrets_of
-from proxy.custom.functions import Hooks, Plugin
+from proxy.custom import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
 from proxy.store import Store
 from proxy.store.records import StoreError

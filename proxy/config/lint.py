@@ -17,7 +17,7 @@ from policies.scoring import eviction
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from policies.strategies.layers import STRATEGIES
 from proxy.config.file import KeyPath, nearest
-from proxy.custom.functions import check_custom
+from proxy.custom import check_custom
 from proxy.wire.counting import check_estimator
 
 ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.asks_model)

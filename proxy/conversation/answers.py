@@ -10,9 +10,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from proxy.store import Store
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import AnswerRow, ConversationRow, StoreError
-from proxy.store.write_behind import WriteBehindQueue
 from proxy.wire.codec import Codec
 from proxy.wire.raw import Raw
 

@@ -1,18 +1,46 @@
-"""One branch of a conversation while the process lives, and a request's place in it."""
+"""A conversation: what its client calls it, a branch of it while the process lives, and a request's place in that.
+
+Names are those of the conventions that are in use, in order. A name only labels. It never selects state by itself:
+several clients send one id for their title request, main loop and compaction, and most send none.
+"""
 
 import asyncio
+import json
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from policies.ledger import ConversationState, Cut, Edit, Trend
 from policies.messages import HASH_SIZE, Transcript
 from proxy.store.records import Branch, Change
+from proxy.wire.raw import Raw, read_value
 
 UNKNOWN = Trend()
 REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
+OWN_HEADER = b"x-weir-conversation"
+RESUME_HEADER = b"x-weir-resume"
+PARENT_HEADER = b"x-weir-parent"
+MEMORY_HEADER = b"x-weir-memory"
+_VALID = re.compile(r"[\x21-\x7e]{1,256}")
+_SESSION_HEADER = re.compile(rb"x-[a-z0-9-]{1,64}-session-id")
+_NOT_A_SESSION = frozenset({b"x-parent-session-id"})
+_CODEX = re.compile(r"codex[_-]", re.IGNORECASE)
+_NAMING = (
+    OWN_HEADER,
+    b"x-conversation-id",
+    b"x-session-id",
+    b"x-litellm-session-id",
+    b"helicone-session-id",
+    b"x-claude-code-session-id",
+    b"x-opencode-session",
+)
+_NAMING_ONLY = frozenset(_NAMING)
+_METADATA_KEYS = ("conversation_id", "session_id", "thread_id", "chat_id")
+_BAGGAGE_KEYS = ("gen_ai.conversation.id", "session.id")
 
 Door = tuple[str, ...]
 
@@ -206,3 +234,72 @@ def inherited(known: ConversationState, chain: Sequence[bytes], length: int) -> 
         resumed=known.resumed,
         notes=known.notes,
     )
+
+
+def name_from(
+    headers: Sequence[tuple[bytes, bytes]], fields: Mapping[str, Raw], *, baggage: bool = False
+) -> str | None:
+    """The client's name for the conversation, None if it sends none that is valid; ``baggage`` may hold one."""
+    sent = dict(headers)
+    for name in _NAMING if not _NAMING_ONLY.isdisjoint(sent) else ():
+        if name in sent and (found := _valid(sent[name])):
+            return found
+    for name, value in headers if b"-session-id" in b" ".join(sent) else ():
+        if _SESSION_HEADER.fullmatch(name) and name not in _NOT_A_SESSION and (found := _valid(value)):
+            return found
+    found = _from_body(fields) or _from_codex(sent)
+    return found or (_from_baggage(sent.get(b"baggage", b"")) if baggage else None)
+
+
+def conversation_in(headers: Sequence[tuple[bytes, bytes]], header: bytes) -> str | None:
+    return next((_valid(value) for name, value in headers if name == header), None)
+
+
+def _valid(value: object) -> str | None:
+    text = value.decode("latin-1").strip() if isinstance(value, bytes) else value
+    return text if isinstance(text, str) and _VALID.fullmatch(text) else None
+
+
+def _from_body(fields: Mapping[str, Raw]) -> str | None:
+    for key in ("session_id", "conversation", "litellm_session_id"):
+        if key in fields:
+            value = read_value(fields[key])
+            found = _valid(value.get("id") if isinstance(value, dict) else value)
+            if found:
+                return found
+    metadata = read_value(fields["metadata"]) if "metadata" in fields else None
+    if not isinstance(metadata, dict):
+        return None
+    for key in _METADATA_KEYS:
+        if found := _valid(metadata.get(key)):
+            return found
+    return _from_user_id(metadata.get("user_id"))
+
+
+def _from_user_id(user_id: object) -> str | None:
+    if not isinstance(user_id, str):
+        return None
+    _, found, session = user_id.rpartition("_session_")
+    if found:
+        return _valid(session)
+    try:
+        value = json.loads(user_id)
+    except (ValueError, RecursionError):
+        return None
+    return _valid(value.get("session_id")) if isinstance(value, dict) else None
+
+
+def _from_codex(sent: Mapping[bytes, bytes]) -> str | None:
+    if _CODEX.match(sent.get(b"user-agent", b"").decode("latin-1")):
+        for name in (b"session-id", b"thread-id", b"session_id", b"conversation_id"):
+            if name in sent and (found := _valid(sent[name])):
+                return found
+    return _valid(sent[b"x-session-affinity"]) if b"x-session-affinity" in sent else None
+
+
+def _from_baggage(baggage: bytes) -> str | None:
+    if not baggage:
+        return None
+    entries = dict(e.split("=", 1) for e in baggage[:8192].decode("latin-1").split(",") if "=" in e)
+    members = {k.strip(): unquote(v.split(";", 1)[0].strip()) for k, v in entries.items()}
+    return next((found for key in _BAGGAGE_KEYS if (found := _valid(members.get(key)))), None)

@@ -1,4 +1,4 @@
-"""What summaries may take, of a tenant's tokens within any hour and of a client's time, and what they took."""
+"""What summaries may take of a tenant's tokens within any hour, and what they took."""
 
 import logging
 import time

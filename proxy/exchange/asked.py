@@ -14,6 +14,7 @@ from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.settings import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, Headers, by_weir
 from proxy.config.values import UpstreamSettings
+from proxy.conversation.thread import MEMORY_HEADER, PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
 from proxy.effects.perform import (
     MAX_EMBEDDED_LEN,
     NOTHING_SPENT,
@@ -26,6 +27,7 @@ from proxy.effects.perform import (
 )
 from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
 from proxy.errors import InvalidRequest, ProxyError, UpstreamUnreachable
+from proxy.exchange.compaction import EDITS, client_edits, opened, unseal
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
 from proxy.models.facts import binds_reasoning, cost_of, prices_of
 from proxy.planning.values import PlanRequest, ResolveLimits
@@ -37,21 +39,10 @@ from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
 from proxy.wire.anthropic import MESSAGES
-from proxy.wire.client import (
-    EDITS,
-    MEMORY_HEADER,
-    PARENT_HEADER,
-    RESUME_HEADER,
-    client_edits,
-    conversation_in,
-    name_from,
-    wants_no_editing,
-)
 from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, without_field
 from proxy.wire.codecs import codec_of
-from proxy.wire.compaction import opened, unseal
 from proxy.wire.counting import TextCounter
-from proxy.wire.raw import read_value
+from proxy.wire.raw import Raw, read_value
 from proxy.wire.render import Form, forces_a_call, standing_body
 
 log = logging.getLogger("weir.exchange")
@@ -424,3 +415,16 @@ def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCou
         return runtime.tokenizer.counter(settings.estimator)
     rule = runtime.config.rule(model) if runtime.config.models else None
     return runtime.tokenizer.counter(rule.tokenizer if rule and rule.tokenizer else model)
+
+
+def wants_no_editing(fields: Mapping[str, Raw]) -> bool:
+    """Whether the request forbids editing: ``truncation: "disabled"`` (OpenAI), or OpenRouter's plugin or
+    transforms switched off."""
+    if "truncation" in fields and read_value(fields["truncation"]) == "disabled":
+        return True
+    if "transforms" in fields and read_value(fields["transforms"]) == []:
+        return True
+    plugins = read_value(fields["plugins"]) if "plugins" in fields else None
+    return isinstance(plugins, list) and any(
+        isinstance(p, dict) and p.get("id") == "context-compression" and p.get("enabled") is False for p in plugins
+    )

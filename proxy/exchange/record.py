@@ -18,7 +18,7 @@ from policies.limits import zones_for
 from policies.pressure import WindowPressure, lift, read_pressure
 from policies.settings import ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
-from proxy.custom.functions import Turn
+from proxy.custom import Turn
 from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.send import Attempts

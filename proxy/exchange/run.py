@@ -23,7 +23,7 @@ import msgspec
 from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import CHAT, MANAGED, Caller, Headers, Route, for_managed
-from proxy.custom.functions import Overflow, Turn, new_results
+from proxy.custom import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
     EndpointMissing,
@@ -34,7 +34,15 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.exchange.asked import parsed_for, request_for, settings_for
-from proxy.exchange.compaction import compaction_on, is_weirs, lacks_compaction, make_compaction, natively
+from proxy.exchange.compaction import (
+    as_answer,
+    as_compacted,
+    compaction_on,
+    is_weirs,
+    lacks_compaction,
+    make_compaction,
+    natively,
+)
 from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
@@ -67,7 +75,6 @@ from proxy.upstream.overflow import NONE, Kind, Verdict
 from proxy.upstream.providers import has_no_route
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codecs import codec_of
-from proxy.wire.compaction import as_answer, as_compacted
 from proxy.wire.raw import write_value
 
 MAX_RETRIES = 2

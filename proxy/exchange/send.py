@@ -39,7 +39,6 @@ from proxy.upstream.overflow import (
     plausible_limit,
 )
 from proxy.upstream.providers import Upstreams
-from proxy.wire.client import may_be_truncated
 from proxy.wire.codec import ClientRequest, with_fields
 from proxy.wire.transcripts import Transcripts
 
@@ -315,7 +314,7 @@ def learn_from_answer(
     known, has_media = recognized.limits, recognized.has_media
     is_counted = not (has_media or recognized.sampled)
     if accepted and is_counted and windows.is_too_little(known, plan.sent, prompt):
-        if may_be_truncated(asked.request.fields):
+        if bytes(asked.request.fields.get("truncation", b"")) == b'"auto"':
             windows.refused(known.scope, known.budget.estimate(plan.sent))
             return True
         new = _new_tokens(plan, recognized, usage)

@@ -10,7 +10,8 @@ from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
 from proxy.access.destination import TENANT_SHOWN, Caller
-from proxy.custom.functions import TurnEnd
+from proxy.conversation.thread import name_from
+from proxy.custom import TurnEnd
 from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
 from proxy.models.facts import cost_of, prices_of
@@ -22,7 +23,6 @@ from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import metrics as i
 from proxy.telemetry.logs import ExchangeLine, log_exchange
 from proxy.telemetry.metrics import Count, Metrics, Named
-from proxy.wire.client import name_from
 
 log = logging.getLogger("weir.settlement")
 

@@ -233,15 +233,18 @@ MARKDOWN = b"text/markdown; charset=utf-8"
 VERSIONS_SHOWN = 50
 
 
-class Version(Shape):
-    """One version of the checkpoint in a list."""
-
+class _SavedState(Shape):
     version: Count
     reason: str
     window_id: Annotated[int, Meta(ge=1)]
     at: Moment
     branch: str
     messages: Count
+
+
+class Version(_SavedState):
+    """One version of the checkpoint in a list."""
+
     size: Annotated[int, Meta(ge=0, description="bytes of the state")]
     covers: int | None
 
@@ -251,15 +254,9 @@ def version_of(row: CheckpointRow) -> Version:
     return Version.of(row, messages=row.length, size=size, covers=None if row.cut is None else row.cut.covers)
 
 
-class Saved(Shape):
+class Saved(_SavedState):
     """One version of the checkpoint; covers, ref and summary are null where it was only saved."""
 
-    version: Count
-    reason: str
-    window_id: Annotated[int, Meta(ge=1)]
-    at: Moment
-    branch: str
-    messages: Count
     covers: int | None
     ref: str | None
     summary: str | None

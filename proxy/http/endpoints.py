@@ -37,6 +37,7 @@ from proxy.access.destination import (
     unread,
 )
 from proxy.config.values import Config, UpstreamSettings
+from proxy.conversation.thread import name_from
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.tell import NO_POLICY, record_relayed
@@ -62,7 +63,6 @@ from proxy.telemetry.metrics import REQUESTS, ModelCall
 from proxy.telemetry.names import OPERATIONS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.upstream.client import Answer, StreamBroken, came_through
-from proxy.wire.client import name_from
 from proxy.wire.raw import read_value, split_object
 
 log = logging.getLogger("weir")

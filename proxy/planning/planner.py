@@ -45,9 +45,8 @@ from proxy.planning.values import (
 )
 from proxy.planning.workers import Workers
 from proxy.recall.archive import by_likeness, elsewhere
-from proxy.store import Store
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
-from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.trace import NULL_SPAN, AnySpan
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped

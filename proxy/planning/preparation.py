@@ -31,9 +31,8 @@ from proxy.conversation.thread import Thread
 from proxy.effects.perform import Ask, SharedReadings, drive, step
 from proxy.planning.values import CLAIMED, Paid, Plan, PlanRequest, Recognized, readable
 from proxy.planning.workers import BACKGROUND, Workers
-from proxy.store import Store
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import NoteRow, StoreError
-from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import names
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, Trace

@@ -35,7 +35,7 @@ from policies.messages import PolicyError, Tools
 from policies.strategies.recall import Pages
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
-from proxy.custom.process import ChildProcess, Frames, answering, python, write_frame
+from proxy.child import ChildProcess, Frames, answering, python, write_frame
 from proxy.effects.perform import Ask, Returned, SharedReadings, by_shingles, drive, step
 from proxy.errors import Busy
 from proxy.telemetry.process import collect_seldom, give_back, keep_little, resident

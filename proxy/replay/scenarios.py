@@ -27,8 +27,7 @@ from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.planning.values import PlanRequest
 from proxy.replay.script import Script
-from proxy.store import Store
-from proxy.store.write_behind import WriteBehindQueue
+from proxy.store import Store, WriteBehindQueue
 from proxy.wire.codec import parse_chat
 from proxy.wire.counting import TextCounter
 from proxy.wire.transcripts import Transcripts

@@ -487,11 +487,7 @@ async def serve_simulator(
 
 
 @contextlib.contextmanager
-def run_simulator(
-    settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
-) -> Iterator[RunningSimulator]:
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(serve_simulator(settings, counter=counter, host=host, port=port)) as running,
-    ):
+def run_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Iterator[RunningSimulator]:
+    simulator = serve_simulator(settings, counter=counter)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(simulator) as running:
         yield running

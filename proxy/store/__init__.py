@@ -1,16 +1,23 @@
 """What Weir remembers: conversations, their edits and evictions, the archive, exchanges, keys, what upstreams taught.
 
-:class:`Store` is the front door, and everything outside this package uses only it, the records and the errors.
+Everything outside this package uses only this file, the records and the errors. :class:`Store` is its front door.
 Each method is one transaction, or one consistent read; a task that is cancelled inside leaves no lock and never
 half of a transaction (it may leave a whole one). Errors are the :class:`StoreError` tree.
+
+:class:`WriteBehindQueue` is the other door: what is written after the answer, exchanges in batches, and changes that
+the store refused earlier. Nothing there can cost a client its request. While the store is down rows wait, bounded, and
+the oldest exchange rows are dropped first; changes (edits with the originals they removed) are kept until they are
+stored.
 """
 
 import asyncio
 import importlib
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from itertools import count
 from pathlib import Path
@@ -25,16 +32,20 @@ from proxy.store import conversations as conversations_
 from proxy.store.records import (
     AnswerRow,
     Arrival,
+    Change,
     ConversationRow,
     ExchangeRow,
     Original,
     RelayedRow,
+    StaleVersion,
     StoreError,
     UsageRow,
 )
 from proxy.store.schema import HEAD, usage_days
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transaction
+
+log = logging.getLogger("weir.settle")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +54,13 @@ BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
 INDEXED_AT_ONCE = 16  # steps of 64 KiB that a batch of rows waits for
 ROOM = 0.9  # of the largest size, when a database was made smaller
+BATCH = 256
+HEAVY = 512 << 10  # bytes of new messages that one batch is about: requests that have to be stored wait for it
+PAUSE = 0.15
+RETRY_PAUSE = 2.0
+MAX_ROWS = 20_000
+MAX_CHANGES = 2_000
+MAX_INSPECTED = 512
 
 
 @dataclass(slots=True)
@@ -385,6 +403,144 @@ class Store:
         for _ in count() if steps is None else range(steps):
             if not await self._write(archive.index_some):
                 break
+
+
+class WriteBehindQueue:
+    """Writes rows in the background; one task, started by :meth:`start` and ended by :meth:`close`.
+
+    ``stored`` is told each exchange that was new to the store, as it was stored; ``overtaken`` each change that waited
+    while another process made one in its place.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        degraded: Callable[[str], None],
+        stored: Callable[[ExchangeRow], None] = lambda _: None,
+    ) -> None:
+        self.overtaken: Callable[[Change], None] = lambda _: None
+        self._store = store
+        self._stored = stored
+        self._degraded = degraded
+        self._rows: deque[ExchangeRow | RelayedRow | AnswerRow] = deque(maxlen=MAX_ROWS)
+        self._changes: deque[Change] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._failing = False
+
+    @property
+    def failing(self) -> bool:
+        return self._failing or bool(self._changes)
+
+    def waiting(self) -> dict[tuple[str, ...], float]:
+        return {("rows",): len(self._rows), ("changes",): len(self._changes)}
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="weir-settle")
+
+    def put(self, row: ExchangeRow | RelayedRow | AnswerRow) -> None:
+        if self._failing or len(self._rows) >= MAX_INSPECTED:
+            row = _bare(row)
+        self._rows.append(row)
+        self._wake.set()
+
+    def keep(self, change: Change) -> None:
+        if len(self._changes) >= MAX_CHANGES:
+            self._changes.popleft()
+            log.error("the store has been down for too long: a change of conversation was dropped from memory")
+        self._changes.append(change)
+        self._wake.set()
+
+    def original(self, tenant: str, ref: str) -> bytes | None:
+        """The original of a removed message among the changes that wait, None if it is not there."""
+        held = (each for change in self._changes if change.tenant == tenant for each in change.originals)
+        return next((each.body for each in held if each.ref == ref), None)
+
+    async def flush(self) -> None:
+        """Write what waits now; what comes meanwhile is gathered for the next batch."""
+        async with self._writing:
+            await self._write_all(len(self._rows))
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            async with self._writing:  # the store ends what it has begun: nothing may be written beside it
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        async with self._writing:
+            await self._write_all(MAX_ROWS)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(RETRY_PAUSE if self._failing else PAUSE)
+            self._wake.clear()
+            await self.flush()
+            if self._changes or self._rows:
+                self._wake.set()
+
+    async def _write_all(self, most: int) -> None:
+        while (self._changes or (self._rows and most > 0)) and (written := await self._write()) is not None:
+            most -= written
+
+    async def _write(self) -> int | None:  # how many rows; None where the store failed
+        rows, weight = list[ExchangeRow | RelayedRow | AnswerRow](), 0
+        try:
+            while self._changes:
+                await self._commit(self._changes[0])
+                self._changes.popleft()
+            while self._rows and len(rows) < BATCH and weight < HEAVY:
+                rows.append(row := self._rows.popleft())
+                weight += _weight(row)
+            for row in await self._store.record(rows):
+                self._stored(row)
+        except StoreError as error:
+            self._rows.extendleft(_bare(row) for row in reversed(rows))
+            self._fail(error)
+            return None
+        except asyncio.CancelledError:
+            self._rows.extendleft(reversed(rows))
+            raise
+        except Exception:  # a row that cannot be written at all must not stop those behind it
+            log.exception("%d exchange rows were dropped: they cannot be written", len(rows))
+            self._degraded("store")
+            if not rows:
+                self._changes.popleft()
+            return len(rows)
+        self._failing = False
+        return len(rows)
+
+    async def _commit(self, change: Change) -> None:
+        try:
+            await self._store.commit(change)
+        except StaleVersion as stale:
+            self.overtaken(change)
+            nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=())
+            told = audit_.of_change(change, conversation=change.conversation, version=None)
+            kept = replace(nothing, expected=stale.current, audited=tuple(told))
+            if kept.originals:
+                with suppress(StaleVersion):
+                    await self._store.commit(kept)
+
+    def _fail(self, error: StoreError) -> None:
+        if not self._failing:
+            log.error("the store cannot be written, rows wait in memory: %s", error)
+        self._failing = True
+        self._degraded("store")
+
+
+def _weight(row: ExchangeRow | RelayedRow | AnswerRow) -> int:
+    return sum(map(len, row.inspection.raws)) if isinstance(row, ExchangeRow) and row.inspection is not None else 0
+
+
+def _bare(row: ExchangeRow | RelayedRow | AnswerRow) -> ExchangeRow | RelayedRow | AnswerRow:
+    if not isinstance(row, ExchangeRow) or row.inspection is None:
+        return row
+    return replace(row, inspection=None)
 
 
 async def _opened(url: str, *, mode: Mode, patience: float, connections: int) -> Database:

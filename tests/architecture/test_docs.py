@@ -27,7 +27,7 @@ from proxy.cli import main
 from proxy.config.importing import known_keys
 from proxy.config.lint import LAYERS, SCORERS
 from proxy.config.presets import preset_documents
-from proxy.custom.functions import check_custom
+from proxy.custom import check_custom
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,15 +3,15 @@
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_740,
-    "files": 200,
+    "lines": 61_670,
+    "files": 196,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 15,
     "class names that stand twice": 0,
     "longest file": 600,
     "longest function": 60,
-    "files of a warm request": 40,
+    "files of a warm request": 38,
     "jumps of a warm request": 150,
     "files of a first batch": 60,
 }

@@ -24,7 +24,7 @@ from proxy.app import create_app
 from proxy.config.loading import load_config
 from proxy.config.presets import with_policy
 from proxy.config.values import Flags
-from proxy.custom.functions import Plugin
+from proxy.custom import Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve

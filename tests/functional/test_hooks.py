@@ -15,7 +15,7 @@ from proxy.cli import Failure
 from proxy.cli.serve import installed_plugins
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
-from proxy.custom.functions import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
+from proxy.custom import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry.setup import OtelSettings, Telemetry

@@ -23,7 +23,7 @@ import httpx
 import pytest
 
 from policies.health import HealthAlert
-from proxy.custom.functions import Hooks, NewResult, Plugin, Turn
+from proxy.custom import Hooks, NewResult, Plugin, Turn
 from proxy.monitor import Notice
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.canaries import (

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from policies.ledger import Edit, EditKind, Event
-from proxy.store import Store
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.chain import GENESIS, AuditEvent, AuditRow, AuditType, Broken, harmless, hash_of, linked, name_digest
 from proxy.store.packing import pack_words, unpack_words
 from proxy.store.records import ConversationRow, KeyRow, StoreError
-from proxy.store.write_behind import WriteBehindQueue
 from tests.proxy.audit_writer import PART
 from tests.proxy.store_rows import change, edit, eviction, exchange, note, original, saved, url
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from proxy.store import Store
+from proxy.store import HEAVY, Store, WriteBehindQueue
 from proxy.store.records import AnswerRow, ExchangeRow, Inspection, RelayedRow
-from proxy.store.write_behind import HEAVY, WriteBehindQueue
 from tests.proxy.store_rows import exchange, url
 
 

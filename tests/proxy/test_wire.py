@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.ledger import PlannedMessage
+from proxy.conversation.thread import name_from
 from proxy.errors import InvalidJSON, InvalidRequest
+from proxy.exchange.asked import wants_no_editing
 from proxy.wire import raw
 from proxy.wire.chat import body_of, digest_of, message_of
-from proxy.wire.client import name_from, wants_no_editing
 from proxy.wire.codec import parse_chat, rewritten, with_fields
 from proxy.wire.raw import read_value, replace_fields, split_array, split_object, write_value
 from proxy.wire.render import render

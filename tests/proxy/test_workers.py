@@ -21,8 +21,8 @@ from policies.limits import BudgetUnreachable
 from policies.messages import Transcript
 from policies.planner import plan
 from policies.settings import ContextSettings
+from proxy.child import ChildProcess
 from proxy.config.loading import load_config
-from proxy.custom.process import ChildProcess
 from proxy.effects.perform import SharedReadings
 from proxy.errors import Busy
 from proxy.planning import workers

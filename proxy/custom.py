@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol
 
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
 from policies.messages import Transcript
-from proxy.custom.process import SHAPE, ChildProcess, python
+from proxy.child import SHAPE, ChildProcess, python
 
 log = logging.getLogger("weir.custom")
 
@@ -35,7 +35,7 @@ MAX_ANSWER = 64 * 1024 * 1024
 MARK = "weir"
 HERE = ("",)  # modules are looked for in the working directory, too: an operator's may lie beside the config
 
-_BEGIN = "from proxy.custom import process as p; "
+_BEGIN = "from proxy import child as p; "
 _WORK = _BEGIN + "p.work(sys.argv[2])"
 _CHECK = _BEGIN + "e = p.problem_with(sys.argv[2]); sys.stdout.flush(); sys.stderr.write(chr(0) + (e or '') + chr(0))"
 
