@@ -3,7 +3,7 @@
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 61_670,
+    "lines": 61_680,
     "files": 196,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
