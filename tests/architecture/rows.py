@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,10 +19,7 @@ def rows() -> dict[str, str]:
 def marks(*, ordinary: bool = False) -> dict[str, list[str]]:
     """Row ids that tests carry, each with the files that do; of those only that an ``ordinary`` run has."""
     found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        if ".cache" in path.parts:
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for path, tree in _trees():
         soaked = {id(each) for node in _soaked(tree) for each in ast.walk(node)} if ordinary else ()
         for node in ast.walk(tree):
             if id(node) in soaked:
@@ -31,6 +29,12 @@ def marks(*, ordinary: bool = False) -> dict[str, list[str]]:
                     if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                         found.setdefault(argument.value, []).append(path.name)
     return found
+
+
+@cache
+def _trees() -> list[tuple[Path, ast.Module]]:
+    paths = [each for each in sorted((ROOT / "tests").rglob("test_*.py")) if ".cache" not in each.parts]
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def _soaked(tree: ast.Module) -> Iterator[ast.AST]:
