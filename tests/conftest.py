@@ -25,15 +25,9 @@ from proxy.telemetry.process import collect_seldom
 from proxy.wire import counting
 from tests.forked import built_once, forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
-from tests.profile import SOAK, each_once, soak, tried
+from tests.profile import SOAK, each_once, soak
 
-settings.register_profile(
-    "weir",
-    derandomize=True,
-    deadline=None,
-    max_examples=tried(50, 100),
-    suppress_health_check=[HealthCheck.too_slow],
-)
+settings.register_profile("weir", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weir")
 
 
