@@ -12,6 +12,10 @@ def test_every_requirement_mark_names_a_row_of_the_catalogue() -> None:
     assert not unknown
 
 
+def test_no_row_is_carried_only_by_a_soak() -> None:
+    assert set(marks()) - set(marks(ordinary=True)) == set()
+
+
 def test_the_catalogue_has_no_row_twice() -> None:
     text = (ROOT / "docs" / "development" / "requirements.md").read_text(encoding="utf-8")
     ids = re.findall(r"^\| ((?:A[0-4]\.|R\.|S\.|D|P)\d+) \|", text, re.MULTILINE)

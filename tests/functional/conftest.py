@@ -11,7 +11,7 @@ from tests.postgres import Postgres
 
 @pytest.fixture
 async def deployment(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Deployment]:
-    """One Weir on SQLite; two on PostgreSQL where a test says ``EITHER``, or names 2."""
+    """One Weir on SQLite; two on PostgreSQL where a test says ``EITHER`` or ``SHARED``, or names 2."""
     if getattr(request, "param", 1) == 1:
         yield Deployment(tmp_path / "w.db")
         return

@@ -34,6 +34,7 @@ from proxy.store import Store
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.chat import digest_of
 from proxy.wire.counting import Tokenizer
+from tests.profile import soak
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer()
@@ -241,10 +242,16 @@ class Deployment:
             yield InTurns([await stack.enter_async_context(each) for each in opened])
 
 
-EITHER = pytest.mark.parametrize(
-    "deployment", [pytest.param(1, id="one on SQLite"), pytest.param(2, id="two in turns on PostgreSQL")], indirect=True
-)
+def _deployments(*ordinary: int) -> pytest.MarkDecorator:
+    names = {1: "one on SQLite", 2: "two in turns on PostgreSQL"}
+    forms = [pytest.param(n, id=name, marks=() if n in ordinary else soak) for n, name in names.items()]
+    return pytest.mark.parametrize("deployment", forms, indirect=True)
+
+
+EITHER = _deployments(1, 2)
 """For a test that has to hold however many Weirs share the database."""
+ALONE, SHARED = _deployments(1), _deployments(2)
+"""The same, of which an ordinary run takes one: two in turns where what is shown has to come from the database."""
 
 
 @dataclass(slots=True)

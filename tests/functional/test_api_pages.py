@@ -10,7 +10,7 @@ import pytest
 
 from proxy.http.table import ROUTES
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
-from tests.functional.harness import EITHER, Deployment
+from tests.functional.harness import SHARED, Deployment
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def test_all_pages_together_are_the_list(api: Api) -> None:
     assert set(LISTS) - set(long) <= {"health"}, "a list with nothing in it proves nothing"
 
 
-@EITHER
+@SHARED
 async def test_what_comes_in_between_two_pages_moves_nothing(api: Api) -> None:
     talk = await compacted(api)
     await api.turns.settled()

@@ -19,7 +19,7 @@ from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.store.chain import AuditRow, AuditType
-from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, RunningWeir, Talk, opening
+from tests.functional.harness import ALONE, COUNTER, EVICTING, SHARED, Deployment, InTurns, RunningWeir, Talk, opening
 
 ADMIN = "admin-0123456789"
 CANARY = "zanzibarcanary"
@@ -200,7 +200,7 @@ async def test_rows_of_a_batch_name_the_request_the_prompt_and_what_it_came_to(t
     assert len(talk.headers) == len(timeline)
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.138", "A0.124")
 async def test_an_alert_leaves_a_row_when_it_opens_and_one_when_it_closes(run: Run) -> None:
     talk = run.talk()
@@ -272,7 +272,7 @@ async def test_what_is_only_observed_is_told_as_such(run: Run) -> None:
     assert all(facts(row)["observed"] is True for row in rows)
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.138", "P7")
 async def test_a_conversation_shows_its_rows_to_its_own_key_and_a_row_can_be_checked(run: Run) -> None:
     await compacted(run)

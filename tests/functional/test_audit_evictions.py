@@ -14,10 +14,11 @@ from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import EvictionRow
 from proxy.wire.chat import digest_of
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     EVICTING,
     NOTHING_RECALLED,
+    SHARED,
     TOOLS,
     Deployment,
     InTurns,
@@ -102,7 +103,7 @@ async def test_batches_add_up_over_a_session(kind: str, deployment: Deployment) 
     assert {"agent": "evict", "chat": "compact"}[kind] in {row.layer for row in rows}
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.41")
 async def test_a_call_that_comes_again_with_the_same_arguments_marks_what_was_evicted(deployment: Deployment) -> None:
     async with (
@@ -136,7 +137,7 @@ async def test_what_was_evicted_before_a_restart_is_known_after_it(deployment: D
     assert [path_of(talk, row) for row in again] == [gone[0]]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.41", "P1")
 async def test_a_conversation_that_was_rewound_makes_its_calls_anew_without_regret(deployment: Deployment) -> None:
     async with (

@@ -14,7 +14,7 @@ import pytest
 
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, InTurns, Talk, answered, opening, prose
+from tests.functional.harness import ALONE, COUNTER, TOOLS, Deployment, InTurns, Talk, answered, opening, prose
 
 POLICY = """
 upstreams:
@@ -83,7 +83,7 @@ async def walk(target: InTurns, ref: str, cursor: int) -> list[httpx.Response]:
     return pages
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A4.18", "A3.12", "A0.26", "P11")
 async def test_a_walk_along_the_cursors_goes_on_where_the_shown_beginning_ended(
     upstream: RunningSimulator, tmp_path: Path, deployment: Deployment

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 from proxy.simulator.app import RunningSimulator
-from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns
+from tests.functional.harness import ALONE, COUNTER, EITHER, Deployment, InTurns
 from tests.profile import each_once
 
 TOOLS = [{"name": "read", "description": "Read", "input_schema": {"type": "object", "properties": {}}}]
@@ -87,7 +87,7 @@ async def test_no_thinking_stands_behind_an_edit_that_it_was_not_signed_for(mode
     assert max(len(thoughts(simulator, n)) for n in sent[batches[0] + 3 :]) >= 3
 
 
-@EITHER
+@ALONE
 async def test_where_a_loop_has_to_begin_with_thinking_the_provider_drops_it(deployment: Deployment) -> None:
     with run_simulator(settings(), counter=COUNTER) as simulator:
         async with deployment.serving(simulator.base_url) as turns:

@@ -14,8 +14,8 @@ from proxy.simulator.model import SimulatorSettings
 from proxy.wire.chat import digest_of
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     EVICTING,
     ROOT,
     TOOLS,
@@ -162,7 +162,7 @@ async def test_an_evicted_result_keeps_its_marker_and_one_without_stays_a_string
     assert begins_with(arrays[1], arrays[0])
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A4.13", "P2")
 async def test_the_marker_of_a_summarized_message_stands_on_the_summary_request_after_request(
     deployment: Deployment,

@@ -24,9 +24,9 @@ from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import count_message
 from tests.functional.harness import (
     COUNTER,
-    EITHER,
     EVICTING,
     NOTHING_RECALLED,
+    SHARED,
     TOOLS,
     Deployment,
     InTurns,
@@ -122,7 +122,7 @@ async def test_hits_and_costs_of_fifty_steps_equal_a_recomputation(upstream: Run
     assert kinds["unmanaged"] == pytest.approx(sum(row["cost"] + row["cost_saved"] for row in rows), rel=1e-4)
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A4.15", "D25", "P2")
 async def test_the_prefix_is_changed_by_the_proxy_in_a_batch_and_in_no_other_request(
     upstream: RunningSimulator, deployment: Deployment

@@ -10,8 +10,8 @@ import pytest
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     Deployment,
     InTurns,
     Talk,
@@ -72,7 +72,7 @@ def sent_ids(talk: Talk) -> list[str]:
 CLEAR = {"type": "clear_tool_uses_20250919"}
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P4")
 async def test_above_the_clients_trigger_its_old_results_go_and_the_newest_that_it_keeps_stay(both: Both) -> None:
     trigger = {"type": "input_tokens", "value": 4_000}

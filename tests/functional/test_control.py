@@ -13,7 +13,7 @@ from proxy.http.table import ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving
-from tests.functional.harness import COUNTER, EARLY, EITHER, NOTHING_RECALLED, TOOLS, Deployment, Talk, weir
+from tests.functional.harness import ALONE, COUNTER, EARLY, NOTHING_RECALLED, SHARED, TOOLS, Deployment, Talk, weir
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ async def test_notes_are_taken_over_http_and_stored_once(api: Api) -> None:
     assert len((await api.of("notes"))["data"]) == 3
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.136", "A0.101")
 async def test_a_conversation_is_compacted_when_somebody_asks_for_it(roomy: Api) -> None:
     talk = roomy.talk()
@@ -282,7 +282,7 @@ async def test_a_conversation_is_compacted_when_somebody_asks_for_it(roomy: Api)
     assert (await roomy.ask("POST", f"conversations/{NAME}/compact", {})).status_code == 202
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.106")
 async def test_a_conversation_goes_back_to_what_it_was(roomy: Api) -> None:
     talk = roomy.talk()
@@ -305,7 +305,7 @@ async def test_a_conversation_goes_back_to_what_it_was(roomy: Api) -> None:
     await roomy.refused(404, "POST", f"conversations/{NAME}/rollback/{made}")
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.60", "P11")
 async def test_a_pinned_message_comes_back_and_stays(api: Api) -> None:
     talk = await compacted(api)
@@ -340,7 +340,7 @@ async def test_a_closed_conversation_is_archived(api: Api) -> None:
     assert (await api.refused(400, "GET", "conversations?closed=maybe"))["param"] == "closed"
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.112")
 async def test_a_deleted_conversation_is_gone_for_good(deployment: Deployment, tmp_path: Path) -> None:
     async with serving(tmp_path, deployment=deployment, rules=EARLY | NOTHING_RECALLED) as api:

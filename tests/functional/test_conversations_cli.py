@@ -17,7 +17,7 @@ from proxy.cli.conversations import actions_of
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store.packing import unpack_messages
-from tests.functional.harness import COUNTER, EITHER, ROOT, TOOLS, Deployment, opening, prose, tool_step, weir
+from tests.functional.harness import COUNTER, ROOT, SHARED, TOOLS, Deployment, opening, prose, tool_step, weir
 
 STEPS = 12
 WINDOW = 4096
@@ -378,7 +378,7 @@ async def run(*arguments: str, store: str) -> bytes:
     return out
 
 
-@EITHER
+@SHARED
 async def test_it_can_be_read_and_changed_while_weir_runs(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,

@@ -14,8 +14,8 @@ from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.counting import check_estimator
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     TOOLS,
     Deployment,
     Talk,
@@ -86,7 +86,7 @@ def kinds(actions: str) -> set[str]:
     return {action.split("=")[0] for action in actions.split(",")}
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A1.11")
 async def test_a_conversation_is_kept_in_the_window_by_an_operators_function(
     upstream: RunningSimulator, tmp_path: Path, deployment: Deployment

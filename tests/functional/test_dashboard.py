@@ -18,7 +18,7 @@ import pytest
 
 from proxy.store.packing import ref_of
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
-from tests.functional.harness import EITHER, Deployment, Talk, prose, weir
+from tests.functional.harness import ALONE, SHARED, Deployment, Talk, prose, weir
 
 TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
 HOSTILE = "<script>alert(1)</script>"
@@ -234,7 +234,7 @@ async def test_a_rotated_key_opens_its_conversations_and_ends_what_the_old_one_o
         assert NAME in (await after.get("/conversations")).text
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("P8")
 async def test_any_replica_knows_a_session_and_draws_any_request(api: Api) -> None:
     await compacted(api)
@@ -269,7 +269,7 @@ async def test_what_people_and_models_say_is_shown_as_text(api: Api) -> None:
             assert HOSTILE not in (await caller.get(path)).text
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.148")
 async def test_both_sides_are_what_came_and_what_went(api: Api) -> None:
     """Line by line against what the simulator was sent, also once its summary was taken back; that stands once."""
@@ -423,7 +423,7 @@ async def test_limits_of_a_key_are_set_on_the_page_as_over_http(api: Api) -> Non
         assert "expired" in (await operator.get("/keys")).text
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("P9")
 async def test_the_store_is_shown_growing_hour_by_hour(api: Api) -> None:
     await compacted(api)

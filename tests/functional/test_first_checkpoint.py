@@ -8,7 +8,18 @@ import pytest
 
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered, arrays_of, opening, tool_step
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    SHARED,
+    Deployment,
+    InTurns,
+    Talk,
+    answered,
+    arrays_of,
+    opening,
+    tool_step,
+)
 from tests.profile import each_once
 
 CONFIG = """
@@ -60,7 +71,7 @@ async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_r
     assert "Migrate the project from axios to fetch." in sent[0]["content"]
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("D23", "A0.111")
 async def test_a_named_conversation_whose_first_request_holds_a_milestone_is_saved_at_once(
     deployment: Deployment,

@@ -18,7 +18,7 @@ from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry.setup import OtelSettings, Telemetry
-from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, InTurns, Talk, tool_step
+from tests.functional.harness import ALONE, COUNTER, SHARED, TOOLS, Deployment, InTurns, Talk, tool_step
 from tests.proxy.test_alerts import webhook
 
 ADMIN = "admin-0123456789"
@@ -76,7 +76,7 @@ def due(found: Any) -> list[tuple[str, bool]]:
 FULL = "mode: observe, health: {utilization: 0.20, overflow_requests: 0, tool_bloat: 1, spike_share: 1}"
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.118", "A0.124", "A0.127", "A0.128")
 async def test_a_conversation_alerts_on_its_third_request_above_the_mark_once_and_over_a_restart(
     tmp_path: Path, deployment: Deployment
@@ -148,7 +148,7 @@ async def test_replicas_in_turns_open_an_episode_once_tell_it_once_and_close_it(
     assert len(hook.got) == 2
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.124")
 async def test_an_episode_that_is_over_is_closed_and_the_next_one_is_another(
     tmp_path: Path, deployment: Deployment
@@ -172,7 +172,7 @@ async def test_an_episode_that_is_over_is_closed_and_the_next_one_is_another(
     assert len(hook.got) == 2
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.121", "A3.17")
 async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third_call(
     tmp_path: Path, deployment: Deployment
@@ -204,7 +204,7 @@ async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third
         assert len(history) == len(timeline["data"]) - 1
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.118", "A0.124")
 async def test_a_critical_alert_has_the_state_saved(tmp_path: Path, deployment: Deployment) -> None:
     policy = "health: {utilization: 0.12}, checkpoints: {save_at: null, milestones: false}"
@@ -222,7 +222,7 @@ async def test_a_critical_alert_has_the_state_saved(tmp_path: Path, deployment: 
         assert len((await ask(target, f"conversations/{NAME}/checkpoints"))["data"]) == 1
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.124")
 @pytest.mark.parametrize(("policy", "expected"), [("mode: observe", True), ("mode: enforce", False)])
 async def test_an_overflow_is_foreseen_where_nothing_will_be_removed_and_only_there(
@@ -251,7 +251,7 @@ async def test_an_overflow_is_foreseen_where_nothing_will_be_removed_and_only_th
             assert 0.8 * at["velocity"] < room <= 2.01 * at["velocity"]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.124")
 async def test_a_caller_sees_its_own_alerts_and_the_operator_all(tmp_path: Path, deployment: Deployment) -> None:
     async with (
@@ -269,7 +269,7 @@ async def test_a_caller_sees_its_own_alerts_and_the_operator_all(tmp_path: Path,
         assert len((await ask(target, "conversations/one/health?limit=2", key=ADMIN))["history"]) == 2
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P15", "A0.124", "A0.126")
 async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_costs_nothing(
     tmp_path: Path, deployment: Deployment
@@ -311,7 +311,7 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
     ]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.119", "A0.120", "A0.126")
 async def test_weirs_own_way_of_working_raises_no_alert(tmp_path: Path, deployment: Deployment) -> None:
     """Batches in a small window: large evictions and summaries, far apart."""
@@ -335,7 +335,7 @@ def run(folder: Path, *words: str) -> str:
     return ran.stdout
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.88", "A0.94", "A3.17", "A0.128")
 async def test_the_commands_tell_the_same_and_advise_after_ten_conversations(
     tmp_path: Path, deployment: Deployment

@@ -18,7 +18,7 @@ from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.responses import RESPONSES
 from tests.functional.harness import (
     COUNTER,
-    EITHER,
+    SHARED,
     Deployment,
     RunningWeir,
     WeirProcess,
@@ -273,7 +273,7 @@ async def test_nothing_that_is_said_is_stored_where_that_is_not_wanted(tmp_path:
             assert await running.runtime.store.answers(tenant, agent.last.id) == []
 
 
-@EITHER
+@SHARED
 async def test_whichever_process_is_asked_knows_the_chain(deployment: Deployment) -> None:
     async with upstream() as simulator, deployment.serving(simulator.base_url) as weirs:
         agent = Chained(*(each.client() for each in weirs.weirs))

@@ -20,8 +20,9 @@ from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
+    SHARED,
     TOKENIZER,
     TOOLS,
     Deployment,
@@ -55,7 +56,7 @@ class Noting(Plugin):
         self.seen.append(("turn_end", turn, end))
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.132")
 async def test_a_plugin_sees_the_four_hooks_in_their_order(deployment: Deployment) -> None:
     plugin = Noting()
@@ -99,7 +100,7 @@ def turns(plugin: Noting) -> list[list[str]]:
     return list(by_request.values())
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.132")
 async def test_an_overflow_stands_between_start_and_end_whoever_says_so(deployment: Deployment) -> None:
     plugin = Noting()
@@ -142,7 +143,7 @@ class Failing(Noting):
             self.ended += 1
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.132", "P6")
 async def test_a_plugin_that_fails_or_sleeps_costs_neither_the_request_nor_another_plugin(
     caplog: pytest.LogCaptureFixture, deployment: Deployment

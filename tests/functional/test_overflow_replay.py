@@ -12,7 +12,7 @@ from proxy.simulator import Dialect, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import (
     COUNTER,
-    EITHER,
+    SHARED,
     TOOLS,
     Deployment,
     Talk,
@@ -162,7 +162,7 @@ async def streamed(talk: Talk, headers: dict[str, str]) -> str:
     return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("P16", "P9")
 async def test_a_learned_window_survives_a_restart(upstream: RunningSimulator, deployment: Deployment) -> None:
     for number in range(2):

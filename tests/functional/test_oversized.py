@@ -17,8 +17,8 @@ from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     TOOLS,
     Deployment,
     RunningWeir,
@@ -130,7 +130,7 @@ async def test_a_megabyte_of_chinese_is_clipped_and_kept_in_full(upstream: Runni
     assert seen.prompt_tokens + 512 <= WINDOW
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.3", "P2")
 async def test_an_agent_goes_on_working_for_a_question_that_was_too_large(
     upstream: RunningSimulator, deployment: Deployment

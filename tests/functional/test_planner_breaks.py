@@ -9,7 +9,7 @@ import pytest
 
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from tests.functional.harness import COUNTER, EITHER, Deployment, Talk, answered, arrays_of, opening
+from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, Talk, answered, arrays_of, opening
 
 WINDOW = 8192
 
@@ -27,7 +27,7 @@ async def spoil(deployment: Deployment, table: str, column: str) -> None:
     assert changed, "there was nothing to spoil"
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("P6", "S.29")
 async def test_a_request_whose_plan_fails_is_trimmed_until_it_fits(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
@@ -49,7 +49,7 @@ async def test_a_request_whose_plan_fails_is_trimmed_until_it_fits(deployment: D
     assert sent[0] == talk.messages[0]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P6", "S.29")
 async def test_a_request_that_cannot_be_recognised_goes_up_as_it_came(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
@@ -65,7 +65,7 @@ async def test_a_request_that_cannot_be_recognised_goes_up_as_it_came(deployment
     assert sent == talk.messages[:-1]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P6", "S.29")
 async def test_a_request_that_cannot_be_recognised_goes_up_without_weirs_own_marks(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered
+from tests.functional.harness import COUNTER, EITHER, SHARED, Deployment, InTurns, Talk, answered
 from tests.misbehaving import Failing, SummaryMode
 from tests.profile import each_once
 
@@ -35,7 +35,7 @@ def counted(turns: InTurns) -> dict[str, int]:
     return {result: number for result, number in sums.items() if number}
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("D14", "A2.11", "A2.27")
 @pytest.mark.parametrize(
     ("policy", "window", "earlier", "turns"), [("balanced", 8_192, 12, 12), ("turn-atomic", 16_384, 8, 8)]

@@ -17,8 +17,8 @@ from proxy.simulator.model import SimulatorSettings
 from proxy.wire.codec import CHAT
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     NOTHING_RECALLED,
     TOOLS,
     Deployment,
@@ -61,7 +61,7 @@ def raw_messages(body: bytes) -> list[bytes]:
     return [bytes(raw) for raw in raws]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.38", "P3", "P2", "R.55", "R.57", "S.22")
 async def test_what_is_protected_is_forwarded_byte_for_byte_through_ten_compactions(deployment: Deployment) -> None:
     """Each round is a question, a step of two parallel calls, a request while it is open, and the answer."""

@@ -19,9 +19,10 @@ from proxy.server import ServerLimits
 from proxy.simulator import Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     EVICTING,
+    SHARED,
     TOOLS,
     Deployment,
     InTurns,
@@ -278,7 +279,7 @@ async def test_a_call_behind_one_that_the_client_has_got_already_is_dropped(tmp_
         assert len(on.bodies) == 1
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A4.25", "P7")
 async def test_the_tool_comes_with_the_first_batch_and_stays_where_it_is(
     tmp_path: Path, deployment: Deployment
@@ -327,7 +328,7 @@ async def test_a_request_without_tools_gets_the_one(tmp_path: Path) -> None:
         assert answer.choices[0].message.content == "The token is zx-4471-quebec."
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A4.25", "P3")
 async def test_nothing_is_recalled_from_another_tenant_or_another_conversation(
     tmp_path: Path, deployment: Deployment

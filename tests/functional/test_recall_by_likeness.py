@@ -19,6 +19,7 @@ from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     EITHER,
+    SHARED,
     TOOLS,
     Deployment,
     InTurns,
@@ -137,7 +138,7 @@ async def evicted(target: InTurns, place: Place) -> Talk:
     return talk
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A4.25")
 async def test_a_question_in_other_words_brings_back_what_was_said_after_a_restart_too(place: Place) -> None:
     async with place.serve() as target:

@@ -18,7 +18,7 @@ from proxy.recall.tool import definition_of
 from proxy.simulator import Dialect, Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.codecs import codec_of
-from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, answered, prose
+from tests.functional.harness import ALONE, COUNTER, EVICTING, SHARED, Deployment, InTurns, answered, prose
 from tests.profile import each_once, soak
 
 WINDOW = 8192
@@ -297,7 +297,7 @@ async def test_calls_of_the_clients_own_behind_one_of_the_tool_are_asked_for_aga
         assert begins_alike(on.arrays[-1], on.arrays[-2])
 
 
-@EITHER
+@ALONE
 @both
 @pytest.mark.requirement("P5")
 async def test_a_call_of_the_tool_behind_one_that_the_client_has_got_is_dropped(
@@ -365,7 +365,7 @@ async def test_a_stored_answer_is_gone_on_from_with_all_of_its_rounds(
         assert "recall" not in json.dumps(on.bodies[-1]["tools"])
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A4.25", "P5")
 async def test_the_id_that_a_stream_begins_with_is_gone_on_from_like_the_one_it_ends_with(
     tmp_path: Path, deployment: Deployment
@@ -388,7 +388,7 @@ async def test_the_id_that_a_stream_begins_with_is_gone_on_from_like_the_one_it_
         assert "Of which gateway?" in whole
 
 
-@EITHER
+@SHARED
 @both
 @pytest.mark.requirement("A4.25")
 async def test_the_tool_is_not_offered_where_its_rounds_would_not_outlive_a_restart(
@@ -416,7 +416,7 @@ async def test_usage_has_the_prompt_of_the_last_round_and_the_words_of_all(
         assert usage.output_tokens == sum(each.completion_tokens for each in seen)
 
 
-@EITHER
+@ALONE
 @both
 @pytest.mark.requirement("P5")
 async def test_a_stream_is_one_answer_with_the_numbers_of_one(
@@ -526,7 +526,7 @@ async def test_a_round_that_is_too_long_is_asked_with_less_and_kept_as_it_was_an
         assert begins_alike(on.arrays[-1], on.arrays[-2])
 
 
-@EITHER
+@ALONE
 @both
 @pytest.mark.requirement("P5", "R.35")
 async def test_an_upstream_that_fails_once_something_was_shown_ends_the_stream_in_its_own_grammar(
@@ -546,7 +546,7 @@ async def test_an_upstream_that_fails_once_something_was_shown_ends_the_stream_i
             assert "fell over" in value["error"]["message"]
 
 
-@EITHER
+@ALONE
 @both
 @pytest.mark.requirement("P5", "P8")
 async def test_a_client_that_leaves_in_a_later_round_ends_it_and_nothing_of_it_stays(

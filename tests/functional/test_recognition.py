@@ -20,10 +20,12 @@ from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from proxy.store.records import Change
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
     EARLY,
     EITHER,
     EVICTING,
+    SHARED,
     TOOLS,
     Deployment,
     InTurns,
@@ -103,7 +105,7 @@ def names(talk: Talk) -> set[str]:
     return {h["x-weir-conversation"] for h in talk.headers}
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P1", "P2", "R.26")
 async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_batches_than_alone(both: Both) -> None:
     alone = both.talk("alone", seed=1, mark="zebra", start=opening(seed=40))
@@ -123,7 +125,7 @@ async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_bat
     assert len(names(first) | names(second)) <= 3
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_another_batch(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -142,7 +144,7 @@ async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_anothe
     assert batches(after) == 0
 
 
-@EITHER
+@ALONE
 @pytest.mark.parametrize("rules", [pytest.param(EVICTING, id="evicting")])
 @pytest.mark.requirement("P1", "P2", "D25")
 async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_each_step(both: Both) -> None:
@@ -162,7 +164,7 @@ async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_e
     assert after[batch:] == before[batch:]
 
 
-@EITHER
+@SHARED
 @pytest.mark.parametrize("rules", [pytest.param(EVICTING, id="evicting")])
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_two_continuations_of_one_history_share_its_edits_and_not_their_contents(both: Both) -> None:
@@ -228,7 +230,7 @@ def respelled(messages: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]
     return made
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P1", "P2", "P11")
 async def test_a_client_that_spells_its_history_differently_every_turn_stays_one_conversation(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -272,7 +274,7 @@ async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its
     assert len(names(talk)) <= 2, "nothing but the very first request shares no message with what follows"
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P1")
 async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conversation(both: Both) -> None:
     header = {"x-session-id": "ses_0001"}
@@ -289,7 +291,7 @@ async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conve
     assert names(talk) == {"ses_0001"}
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("P1", "P2")
 async def test_the_same_body_sent_twice_is_forwarded_twice_alike_and_changes_nothing(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -349,7 +351,7 @@ async def test_two_tenants_with_the_same_conversation_share_no_row_and_no_connec
     assert b"sk-one" not in raw
 
 
-@EITHER
+@SHARED
 @pytest.mark.parametrize("rules", [pytest.param(EARLY | {"summaries": {"wait": 20}}, id="waiting")])
 @pytest.mark.requirement("P8", "P2", "R.24", "R.51")
 async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_summary(both: Both) -> None:

@@ -11,7 +11,18 @@ from policies.memory.checkpoint import Checkpoint
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store.records import CheckpointRow, ConversationRow
-from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered, arrays_of, batches, opening
+from tests.functional.harness import (
+    ALONE,
+    COUNTER,
+    SHARED,
+    Deployment,
+    InTurns,
+    Talk,
+    answered,
+    arrays_of,
+    batches,
+    opening,
+)
 
 WINDOW = 8192
 
@@ -99,7 +110,7 @@ def yaml_with(policy: str, simulator: RunningSimulator, database: Path) -> str:
     return YAML.replace("URL", simulator.base_url).replace("DB", str(database)).replace("POLICY", policy)
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("D23", "A0.111", "P9")
 async def test_rising_over_the_mark_saves_one_version(tmp_path: Path, deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
@@ -301,7 +312,7 @@ async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(de
         assert thread.known.prepared is None
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.133", "A0.136", "A0.148", "A0.146")
 async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_archive(
     tmp_path: Path, deployment: Deployment
@@ -373,7 +384,7 @@ async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_who
     assert "compact=1" in talk.actions()[0]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.60", "A0.61", "A0.62")
 async def test_a_model_takes_notes_in_the_background_once_a_conversation_is_long(
     tmp_path: Path, deployment: Deployment

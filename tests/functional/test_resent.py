@@ -16,7 +16,18 @@ import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, Talk, answered, opening, ruled
+from tests.functional.harness import (
+    ALONE,
+    COUNTER,
+    EVICTING,
+    SHARED,
+    Deployment,
+    InTurns,
+    Talk,
+    answered,
+    opening,
+    ruled,
+)
 from tests.functional.test_store_failures import until
 
 STALLED = {"x-sim-fault": "stall"}
@@ -38,7 +49,7 @@ def newest(simulator: RunningSimulator) -> object:
     return json.loads(answered(simulator)[-1].body)
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("R.60", "P9", "A0.16")
 async def test_a_request_that_is_sent_again_after_a_kill_goes_up_as_before(deployment: Deployment) -> None:
     """The upstream counts less: without what it taught a minute ago the same request would be cut."""
@@ -99,7 +110,7 @@ def last(simulator: RunningSimulator) -> list[dict[str, Any]]:
     return next(array for array in arrays if array[0] == opening()[0])
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("R.60", "P9", "A0.16")
 async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_about_it(
     tmp_path: Path, deployment: Deployment
@@ -126,7 +137,7 @@ async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_ab
         assert last(simulator) != talk.messages, "what was learned counts from the next request on"
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("R.60", "P9", "A0.16")
 async def test_a_kill_right_after_the_answer_before_changes_nothing_about_a_request(
     tmp_path: Path, deployment: Deployment

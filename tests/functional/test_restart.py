@@ -11,7 +11,7 @@ from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
-    EITHER,
+    SHARED,
     TOOLS,
     Deployment,
     Talk,
@@ -107,7 +107,7 @@ async def test_a_weir_that_is_killed_while_the_upstream_answers_knows_the_batch_
         assert again != talk.messages
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("P1", "P9")
 async def test_a_fork_keeps_the_edits_that_it_has_inherited_after_a_restart(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, arrays_of, prose
+from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, InTurns, Talk, arrays_of, prose
 from tests.profile import each_once
 
 WINDOW = 8192
@@ -138,7 +138,7 @@ async def test_it_is_so_after_a_restart_too(stranger: str, place: Place) -> None
     assert again == [*sent, answer, MORE]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P1", "A0.5")
 async def test_a_resumed_conversation_that_sends_other_words_for_its_answer_is_known_by_header_or_name(
     place: Place,
@@ -155,7 +155,7 @@ async def test_a_resumed_conversation_that_sends_other_words_for_its_answer_is_k
         assert sent == foreign
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("P1", "A0.5")
 async def test_where_everybody_is_given_the_same_answer_nobody_gets_what_another_resumed(
     tmp_path: Path, deployment: Deployment
@@ -222,7 +222,7 @@ async def test_two_that_say_the_same_word_for_word_are_told_apart_by_what_they_a
     assert GOAL in sent[0]["content"]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P1", "R.25", "A0.5")
 async def test_a_fork_of_a_resumed_conversation_keeps_what_it_resumed_and_nothing_of_the_other_future(
     place: Place,

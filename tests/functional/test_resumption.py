@@ -11,7 +11,7 @@ import pytest
 
 from proxy.simulator import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from tests.functional.harness import COUNTER, EITHER, Deployment, Talk, arrays_of, prose
+from tests.functional.harness import COUNTER, SHARED, Deployment, Talk, arrays_of, prose
 
 YAML = """
 upstreams: {sim: {base_url: URL, api_key: pass}}
@@ -57,7 +57,7 @@ def next_step(request: Request) -> SimulatedAnswer | str:
     return SimulatedAnswer(calls=(SimulatedCall("work_on", json.dumps({"task": task})),))
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.113")
 async def test_a_checkpoint_in_a_fresh_window_goes_on_at_the_right_subtask(
     tmp_path: Path, deployment: Deployment

@@ -19,8 +19,8 @@ from proxy.wire.chat import digest_of
 from proxy.wire.counting import count_message, count_tools
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     EVICTING,
     TOOLS,
     Deployment,
@@ -326,7 +326,7 @@ async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
     assert b"heliotrope-4417" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P10", "P2")
 async def test_a_switch_to_a_model_with_a_smaller_window_plans_again_and_keeps_what_was_decided(
     tmp_path: Path, deployment: Deployment

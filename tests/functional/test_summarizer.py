@@ -28,7 +28,7 @@ from proxy.upstream.providers import providers_for
 from proxy.wire.codec import parse_chat
 from tests.functional.harness import (
     COUNTER,
-    EITHER,
+    SHARED,
     TOKENIZER,
     TOOLS,
     Deployment,
@@ -242,7 +242,7 @@ def tenant_of(target: RunningWeir, key: str) -> str:
     return target.runtime.keyring.identify(credentials_in([(b"authorization", f"Bearer {key}".encode())])).tenant
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("R.51", "S.28", "P13", "P2")
 async def test_twenty_requests_of_one_conversation_at_once_make_one_call_and_one_version(
     tmp_path: Path, deployment: Deployment

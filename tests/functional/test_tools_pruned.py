@@ -14,7 +14,7 @@ from proxy.wire.codec import chosen_tools, parse_chat, rewritten
 from proxy.wire.counting import count_tools
 from proxy.wire.raw import split_array, split_object
 from proxy.wire.transcripts import Transcripts
-from tests.functional.harness import COUNTER, EITHER, Deployment, answered, prose, weir
+from tests.functional.harness import ALONE, COUNTER, Deployment, answered, prose, weir
 
 CAP = 2_000
 POLICY = """
@@ -53,7 +53,7 @@ def called(name: str, number: int) -> list[dict[str, Any]]:
     ]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("D17", "A4.9", "A0.150", "A4.15", "P2")
 async def test_unused_tools_are_left_out_once_and_the_array_stays_the_same_even_after_a_restart(
     tmp_path: Path, deployment: Deployment

@@ -15,7 +15,7 @@ from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import ExchangeRow
 from proxy.telemetry.setup import OtelSettings, Telemetry
-from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk
+from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, InTurns, Talk
 
 WINDOW = 100_000
 
@@ -59,7 +59,7 @@ async def test_a_restart_between_two_requests_keeps_the_velocity(tmp_path: Path)
     assert speeds[1] == pytest.approx(speeds[0], rel=0.01)  # calibrated: only that goes on from another sample
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.23", "A0.25")
 async def test_a_retry_of_the_same_request_changes_nothing(deployment: Deployment) -> None:
     async with (
@@ -80,7 +80,7 @@ async def test_a_retry_of_the_same_request_changes_nothing(deployment: Deploymen
     assert (after.raw, after.deltas, after.baseline) == (before.raw, before.deltas, before.baseline)
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("A0.25", "P1")
 async def test_a_fork_inherits_the_growth_and_goes_its_own_way(deployment: Deployment) -> None:
     async with (
@@ -120,7 +120,7 @@ async def test_the_first_request_of_a_conversation_has_no_velocity_and_the_secon
             assert [r.velocity for r in rows] == [None, pytest.approx(grown, abs=1)]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.18", "A0.148", "P15")
 async def test_a_change_of_zone_is_an_event_of_the_trace_a_count_and_part_of_the_row(deployment: Deployment) -> None:
     exporter = InMemorySpanExporter()

@@ -16,7 +16,7 @@ from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, Api
-from tests.functional.harness import COUNTER, EITHER, Deployment, Talk, opening
+from tests.functional.harness import COUNTER, SHARED, Deployment, Talk, opening
 
 ONE, TWO = "sk-one-01234567", "sk-two-01234567"
 YAML = """
@@ -63,7 +63,7 @@ async def rows_of(api: Api, name: str, key: str) -> list[dict[str, Any]]:
     return list(found["data"])
 
 
-@EITHER
+@SHARED
 async def test_usage_is_the_sum_of_the_timelines(api: Api) -> None:
     await used(api)
     a, b, c = await rows_of(api, "a", ONE), await rows_of(api, "b", ONE), await rows_of(api, "a", TWO)

@@ -212,7 +212,7 @@ ANY = st.one_of(st.integers(), st.integers(10**300, 10**320))
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), ANY), max_size=25), st.integers(-2, 25), ANY, ANY)
-@settings(max_examples=tried(50, 100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tried(25, 100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_any_counts_give_a_report_whose_parts_agree(
     requests: list[dict[str, int]], window: int, cap: int, limit: int
 ) -> None:

@@ -181,7 +181,7 @@ def test_a_full_history_that_is_to_be_truncated_ends_at_its_watermark_and_stays_
     assert (again.edits, again.cut, again.pieces) == ((), None, decision.pieces)
 
 
-@settings(max_examples=tried(50, 100), deadline=None)
+@settings(max_examples=tried(25, 100), deadline=None)
 @given(
     count=st.integers(1, 12),
     target=st.integers(0, 4_000),

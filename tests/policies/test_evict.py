@@ -98,7 +98,7 @@ def test_important_makes_a_users_message_worth_more_and_do_not_evict_protects_it
 
 
 @pytest.mark.requirement("A0.27", "A0.50", "A0.38", "A0.29", "A4.24")
-@settings(max_examples=tried(100, 1_000), deadline=None)
+@settings(max_examples=tried(50, 1_000), deadline=None)
 @given(st.data())
 def test_no_rule_about_what_may_go_is_ever_broken(data: st.DataObject) -> None:
     kinds = st.sampled_from(["system", "user", "assistant", "step", "memory", "rule"])

@@ -195,7 +195,7 @@ _TEXT = st.text(alphabet=st.sampled_from("ab AZ09.-_/:{}[]\"'\n$@#*"), max_size=
 _ROLE = st.sampled_from(["user", "assistant", "tool"])
 
 
-@settings(max_examples=tried(50, 120), deadline=None)
+@settings(max_examples=tried(25, 120), deadline=None)
 @given(st.lists(st.tuples(_ROLE, _TEXT), max_size=12), st.integers(min_value=0, max_value=160))
 def test_an_extract_never_exceeds_its_budget_and_is_the_same_twice(pairs: list[tuple[str, str]], budget: int) -> None:
     sources = [said(i, role, text, tool="t" if role == "tool" else "") for i, (role, text) in enumerate(pairs)]

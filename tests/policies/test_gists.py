@@ -59,7 +59,7 @@ def test_what_is_known_is_not_told_again() -> None:
     assert gist(text, known="get_order W-88231", max_tokens=8, counter=CHARS4) == "The parcel left from hall-7."
 
 
-@settings(max_examples=tried(50, 150), deadline=None)
+@settings(max_examples=tried(25, 150), deadline=None)
 @given(
     text=st.text(max_size=400),
     tokens=st.integers(0, 60),
@@ -90,7 +90,7 @@ def test_a_placeholder_names_tool_argument_and_ref_within_its_tokens(limit: int)
 _PRINTABLE = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=120)
 
 
-@settings(max_examples=tried(50, 100), deadline=None)
+@settings(max_examples=tried(25, 100), deadline=None)
 @given(text=_PRINTABLE, tool=_PRINTABLE, arguments=_PRINTABLE, limit=st.integers(1, 60))
 def test_a_placeholder_is_one_line_within_its_tokens(text: str, tool: str, arguments: str, limit: int) -> None:
     line = placeholder(text, tool=tool, arguments=arguments, ref="3fa9c1d27b60", max_tokens=limit, counter=CHARS4)

@@ -144,7 +144,7 @@ def test_what_an_extract_quotes_in_any_script_stands_in_that_message(sources: li
     assert_quoted(sources, max_tokens)
 
 
-@settings(max_examples=tried(50, 150), deadline=None)
+@settings(max_examples=tried(25, 150), deadline=None)
 @given(_SAID)
 def test_sentences_are_the_text_cut_only_between_them(text: str) -> None:
     at = 0

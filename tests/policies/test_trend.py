@@ -29,7 +29,7 @@ RULES = TrendRules()
 WINDOW = 128_000
 RED_AT = 0.90
 COUNTS = (5_000, 8_000, 12_000, 18_000, 28_000, 45_000, 68_000, 90_000, 105_000, 118_000)
-FEW = settings(max_examples=tried(50, 100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=tried(25, 100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def grow(before: Trend, raw: int, *, length: int | None = None, zone: str = "green", at: float = 0.0) -> Trend:

@@ -154,7 +154,7 @@ def test_tool_outputs_are_cut_at_80_percent_of_their_cap(used: int, acts: bool) 
         assert (again.edits, again.pieces) == ((), decision.pieces)
 
 
-@settings(max_examples=tried(50, 100), deadline=None)
+@settings(max_examples=tried(25, 100), deadline=None)
 @given(
     lengths=st.lists(st.integers(5, 4_000), max_size=8),
     aim=st.integers(0, 20_000),

@@ -299,7 +299,7 @@ def histories(draw: st.DrawFn) -> list[Said]:
     return said
 
 
-@settings(max_examples=tried(50, 150), deadline=None)
+@settings(max_examples=tried(25, 150), deadline=None)
 @given(
     said=histories(),
     params=st.one_of(

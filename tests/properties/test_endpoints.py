@@ -89,7 +89,7 @@ async def test_every_legal_history_stays_legal(write: object, path: str) -> None
     wrong: list[str] = []
     for window in WINDOWS:
         async with started(window) as runtime:
-            for seed in range(tried(3, 120)):
+            for seed in range(tried(2, 120)):
                 policies = PRESETS if SOAK else ["balanced", PRESETS[(seed + window) % len(PRESETS)]]
                 for policy in policies:
                     requests = write(seed)  # type: ignore[operator]
@@ -138,7 +138,7 @@ NAMES = count()
 )
 @pytest.mark.timeout(tried(300, 3_600))
 @pytest.mark.requirement("P3", "P2", "P11")
-@settings(FEW, max_examples=tried(15, 1_500))
+@settings(FEW, max_examples=tried(8, 1_500))
 @given(
     seed=st.integers(0, 2**32),
     policy=random_policies(),

@@ -18,15 +18,16 @@ from policies.settings import Bucket, ContextSettings, Ingest, Layer, OnOverflow
 from policies.strategies.layers import STRATEGIES
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, remember, result, system, talk, user, words
+from tests.profile import tried
 
 FEW = settings(
-    max_examples=50,
+    max_examples=tried(25, 50),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )
-MANY = settings(FEW, max_examples=100)
+MANY = settings(FEW, max_examples=tried(50, 100))
 MIN_CLIPPED = 96
 MAX_NOTE_LEN = 64
 GOOD_NOTES = "Goal: ship it. " + " ".join(f"Step {n} was done in src/part_{n}.py with code E{n}77." for n in range(12))

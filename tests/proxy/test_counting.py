@@ -276,13 +276,13 @@ def test_a_number_of_any_length_has_a_text() -> None:
     assert len(json_text({"a": 2**400_000})) > 100_000
 
 
-@settings(max_examples=tried(50, 150))
+@settings(max_examples=tried(25, 150))
 @given(message=MESSAGES | JSON, model=st.sampled_from(["gpt-4o", "claude-opus-4-7", "gemini-3-pro", "x"]))
 def test_no_message_breaks_the_count(message: Any, model: str) -> None:
     assert count_message(message, CHARS2_5, model=model) >= 4
 
 
-@settings(max_examples=tried(50, 100))
+@settings(max_examples=tried(25, 100))
 @given(tools=JSON | st.lists(JSON), response_format=JSON, model=st.sampled_from(["gpt-4", "o3", "claude-4", "x"]))
 def test_no_tools_break_the_count(tools: Any, response_format: Any, model: str) -> None:
     wrapped = [{"type": "function", "function": {"name": "f", "parameters": {"properties": tools}}}]

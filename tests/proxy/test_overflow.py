@@ -355,7 +355,7 @@ JSON_VALUES = st.recursive(
 
 
 @pytest.mark.requirement("R.47", "P16")
-@settings(max_examples=tried(50, 300), deadline=None)
+@settings(max_examples=tried(25, 300), deadline=None)
 @given(
     status=st.integers(),
     body=st.binary(max_size=400) | JSON_VALUES.map(lambda value: json.dumps(value).encode()),
@@ -373,7 +373,7 @@ def test_no_body_and_no_status_makes_it_raise(status, body, window):
 
 
 @pytest.mark.requirement("P16")
-@settings(max_examples=tried(50, 200), deadline=None)
+@settings(max_examples=tried(25, 200), deadline=None)
 @given(
     prompt=st.integers(min_value=300, max_value=3_000_000),
     limit=st.integers(min_value=300, max_value=3_000_000),

@@ -65,7 +65,7 @@ def payloads(stream: bytes) -> list[Any]:
 
 @pytest.mark.requirement("P5")
 @given(st.lists(st.integers(0, len(b"".join(ROUND))), max_size=12))
-@settings(max_examples=tried(50, 100), deadline=None)
+@settings(max_examples=tried(25, 100), deadline=None)
 def test_any_chunking_shows_the_same_bytes(cuts: list[int]) -> None:
     stream, places = b"".join(ROUND), sorted({0, *cuts, len(b"".join(ROUND))})
     chunks = [stream[a:b] for a, b in zip(places, places[1:], strict=False)]
@@ -81,7 +81,7 @@ def test_any_chunking_shows_the_same_bytes(cuts: list[int]) -> None:
 
 @pytest.mark.requirement("P5")
 @given(st.binary(max_size=200))
-@settings(max_examples=tried(50, 100), deadline=None)
+@settings(max_examples=tried(25, 100), deadline=None)
 def test_frames_are_the_bytes_that_came(stream: bytes) -> None:
     frames = Frames()
     found = [frame for at in range(0, len(stream), 3) for frame in frames.feed(stream[at : at + 3])]

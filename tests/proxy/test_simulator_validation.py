@@ -283,7 +283,7 @@ MODELS = [
     st.lists(st.dictionaries(st.sampled_from(KEYS), ROLES | VALUES, max_size=3) | VALUES, max_size=4),
     st.dictionaries(st.sampled_from(MORE), VALUES, max_size=2),
 )
-@settings(max_examples=tried(50, 200), deadline=None)
+@settings(max_examples=tried(25, 200), deadline=None)
 def test_no_request_makes_the_simulator_fall_over(messages, more):
     body = json.dumps({"model": "sim", "messages": messages, "input": messages, "max_tokens": 9, **more}).encode()
     for model, surface in MODELS:
@@ -292,7 +292,7 @@ def test_no_request_makes_the_simulator_fall_over(messages, more):
 
 
 @given(st.lists(st.sampled_from(sorted(LEGAL)), min_size=1, max_size=5), st.data())
-@settings(max_examples=tried(50, 100), deadline=None)
+@settings(max_examples=tried(25, 100), deadline=None)
 def test_taking_one_message_out_of_a_tool_exchange_is_always_noticed(names, data):
     messages = [message for name in names for message in copy.deepcopy(LEGAL[name]) if not message.get("prefix")]
     messages += [USER, *copy.deepcopy(PAIR)]

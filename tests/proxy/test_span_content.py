@@ -83,7 +83,7 @@ def test_one_message_that_is_too_long_loses_its_end_and_a_key_where_it_is_cut_do
         assert "canary" not in repr(shown)
 
 
-@settings(max_examples=tried(50, 200), deadline=None)
+@settings(max_examples=tried(25, 200), deadline=None)
 @given(messages=st.lists(JSON, max_size=6), tools=st.lists(JSON, max_size=3))
 def test_whatever_is_asked_the_attributes_are_valid_json_of_bounded_size(messages: Any, tools: Any) -> None:
     for value in asked_in(msgspec.json.encode({"messages": messages, "tools": tools})).values():
@@ -166,7 +166,7 @@ def test_calls_of_every_endpoint_are_put_together_though_their_numbers_have_gaps
         }
 
 
-@settings(max_examples=tried(50, 100), deadline=None)
+@settings(max_examples=tried(25, 100), deadline=None)
 @given(deltas=st.lists(JSON, max_size=5))
 def test_whatever_is_streamed_is_read_without_an_error(deltas: Any) -> None:
     choices = choices_of(stream(*({"index": 0, "delta": each} for each in deltas), *deltas))

@@ -85,7 +85,8 @@ def alone(name: str, within: Path = CACHE) -> Iterator[None]:
 
 
 def _install(folder: Path, lock: Path) -> None:
-    options = ["-q", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"]
+    # what of it is run is compiled when it is imported: of an SDK that is a small part
+    options = ["-q", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes", "--no-compile"]
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
     try:
         done = subprocess.run(
