@@ -56,7 +56,8 @@ def test_no_content_closes_its_fence_or_opens_another(said: list[tuple[str, str]
         assert shown.count(f"</{tag}>") >= 1
     assert len(re.findall(r"<\s*/?\s*weir", shown, re.IGNORECASE)) == 2 * len(opened)
     assert shown.endswith(f"</{opened[-1]}>")
-    assert not re.search(r"<\|?/?\s*(?:system|transcript|notes|im_)|<\||\[/?INST\]|<<SYS>>", shown, re.IGNORECASE)
+    marked = r"<\|?/?\s*(?:system|transcript|notes|im_(?:start|end|sep))(?![\w-])|<\||\[/?INST\]|<<SYS>>"
+    assert not re.search(marked, shown, re.IGNORECASE)
     spoken = [re.match(r"\[([^\]]*)\] ", line) for line in shown.split("\n")]
     assert sum(m is not None and m.group(1) in {"user", "system", "result of x"} for m in spoken) == sum(
         line.origin in {"user", "system", "result of x"} for line in lines
