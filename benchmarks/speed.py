@@ -99,8 +99,9 @@ class Bench:
         return median(values) if values else None
 
     def ratios(self, label: str, subject: str, *, to: str = "floor") -> list[float]:
-        """CPU per request over that of the round of ``to`` beside it."""
-        return [a / b for a, b in zip(self.of(label, subject, "cpu_ms"), self.of(label, to, "cpu_ms"), strict=False)]
+        """CPU per request over that of the round of ``to`` beside it, unless that did nothing."""
+        beside = zip(self.of(label, subject, "cpu_ms"), self.of(label, to, "cpu_ms"), strict=False)
+        return [a / b for a, b in beside if b]
 
     def wrong(self) -> list[str]:
         """What was wrong with answers, warm-ups included."""
