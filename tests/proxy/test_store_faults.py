@@ -22,7 +22,7 @@ from tests.proxy.store_writer import big_state
 ROOT = Path(__file__).resolve().parents[2]
 FULL = 2  # the log is flushed before a commit is acknowledged (sqlite.org/pragma.html, synchronous)
 WRITER = Path(__file__).with_name("store_writer.py")
-KILLS = tried(12, 200)
+KILLS = tried(25, 200)
 """How often a writer of checkpoints is killed."""
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
 
