@@ -15,7 +15,6 @@ import pytest
 from benchmarks.facts import Limit, counted, limit_of, rows_of
 from benchmarks.retention import OWN, Plan, measure
 from benchmarks.sets import load
-from tests.profile import tried
 
 DATA = Path(__file__).parents[1] / "policies" / "data"
 """Holds no chats to carry written sets: they are the same wherever the shared data is and is not."""
@@ -39,7 +38,7 @@ KEPT: Mapping[tuple[str, Limit], tuple[float, float]] = {
 ROWS = {"questions": 8, "revised_values": 6}
 ASKED_TOGETHER = frozenset({"facts300", "talks"})
 """Sets whose facts are looked up in one request, rather than in one each."""
-RULES_OF_A_LANGUAGE = tried(1, 3)
+RULES_OF_A_LANGUAGE = 3
 
 
 def rows(name: str) -> list[dict[str, Any]]:
