@@ -455,10 +455,10 @@ def _written(chosen: Sequence[Sequence[_Place]], *, ref: str, most: int, count: 
         return _fenced([QUOTED, *_lines([taken[key] for key in sorted(taken)])], ref)
 
     taken = dict[tuple[int, int], _Place]()
-    left, groups, text = most - count(write()), list(chosen), None
+    left, text = most - count(write()), None
     while left > 0:
         added = list[dict[tuple[int, int], _Place]]()
-        for group in groups:
+        for group in chosen:
             new = {(p.read.index, p.number): p for p in group if (p.read.index, p.number) not in taken}
             cost = sum(count(p.text) + LABEL for p in new.values())
             if new and cost <= left:
