@@ -87,8 +87,8 @@ WEIGHTS: dict[str, Mapping[str, object]] = {
     "whole": {"BREATH": 0},
 }
 """Signals of the extract that ``--ablate`` switches off: by name constants of it, neutral."""
-PLAIN = ("answer", "brevity", "correction", "echo", "few", "field", "link", "listed", "material", "picked", "taken-up")
-WEIGHTS["talk"] = {key: neutral for name in (*PLAIN, "whole") for key, neutral in WEIGHTS[name].items()}
+TALK = ("answer", "brevity", "correction", "echo", "few", "field", "link", "listed", "material", "picked", "taken-up")
+WEIGHTS["talk"] = {key: neutral for name in (*TALK, "whole") for key, neutral in WEIGHTS[name].items()}
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "facts": ("facts", "d"),
     "in_window": ("window", ".1%"),
