@@ -216,24 +216,22 @@ class TextReading:
 
     def _said(self, text: str) -> list[Segment]:
         found = list[Segment]()
-        names, small = set[str](), set[str]()
+        begin, inside = set[str](), list[str]()
         finds, solid = (_ASCII_WORD.findall, False) if text.isascii() else (WORD.findall, _IS_SOLID.search(text))
         marked = _MARKED.search(text) is not None
         lower: Callable[[str], str] = str.lower if solid else _LOWERED.__getitem__
         for sentence in pieces(sentences(text)):
-            words, lowered = finds(sentence), sentence.lower()
+            words = finds(sentence)
             low = list(map(lower, words))
-            if lowered[1:] == sentence[1:]:  # at most its beginning is a capital
-                small.update(low[lowered != sentence :])
-            else:
-                small.update(low[: words[:1] == low[:1]])
-                inside, below = set(words[1:]), set(low[1:])
-                small |= inside & below
-                names.update(map(lower, inside - below))
+            begin.update(words[:1])
+            inside += words[1:]
             if marked and _MARKED.search(sentence):
                 self._identify(words)
             found.append(Segment(sentence, _terms(low) if solid else tuple(dict.fromkeys(low))))
-        self.names, self.small = frozenset(names), frozenset(small)
+        within = set(inside)
+        below = set(map(lower, within))
+        self.names = frozenset(map(lower, within - below))
+        self.small = frozenset(chain(within & below, [word for word in begin if word == lower(word)]))
         return found
 
     def _lines(self, text: str) -> Iterator[Segment]:
