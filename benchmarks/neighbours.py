@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -255,8 +256,11 @@ def _shown(values: list[float]) -> dict[str, Any]:
 
 
 def _heavy(answers: list[Answer]) -> dict[str, Any]:
-    seconds = sorted(round(a.seconds, 2) for a in answers)
-    return {"statuses": Counter(str(a.status) for a in answers), "seconds": seconds}
+    """Seconds of every answer, by its status."""
+    seconds: dict[str, list[float]] = {}
+    for answer in sorted(answers, key=attrgetter("status", "seconds")):
+        seconds.setdefault(str(answer.status), []).append(round(answer.seconds, 2))
+    return {"seconds": seconds}
 
 
 def main() -> None:
