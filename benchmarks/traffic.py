@@ -2,6 +2,7 @@
 
 A conversation of the ``agent`` case has a long past and two messages more with every request: a tool call and its
 result. When it has grown enough another one begins that nobody has seen: one request of twenty is such a first one.
+Connections do not begin theirs at one time: the first of each is cut short by chance.
 """
 
 import json
@@ -128,11 +129,13 @@ def source(case: str, *, seed: int, messages: int = MESSAGES) -> Source:
 
 
 def _one_after_another(rng: random.Random, *, messages: int, path: str) -> Iterator[Request]:
-    """The requests of conversations that nobody has seen, each of which grows by GROWTH messages."""
+    """The requests of conversations that nobody has seen, each but the first of which grows by GROWTH messages."""
+    left = rng.randint(1, GROWTH // 2)
     while True:
         conversation = Conversation(rng, messages=messages, path=path)
-        for _ in range(GROWTH // 2):
+        for _ in range(left):
             yield conversation.next()
+        left = GROWTH // 2
 
 
 class Conversation:
