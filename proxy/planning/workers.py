@@ -191,8 +191,10 @@ LONG, VERY_LONG = 16_000, 64_000
 ENORMOUS = 2_000_000
 """Tokens from which on one plan is made at a time, and who would have to wait long for that is told to come again."""
 PATIENCE = 3.0
-MAX_AGE = 5.0
-"""Seconds after which an enormous request that waited for room already is not begun: its plan takes long itself."""
+ANSWERED_WITHIN = 10.0
+"""Seconds in which an enormous request is planned that had to wait, or told to come again."""
+SECONDS_A_TOKEN = 1e-6
+"""What such a plan is taken to last before there was one."""
 HUGE = "huge"
 START_WITHIN = 30.0
 IDLE = 300.0
@@ -286,6 +288,7 @@ class Workers:
         self._resting: list[_Worker] = []
         self._working: set[_Worker] = set()
         self._here = 0
+        self._pace = SECONDS_A_TOKEN
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -348,13 +351,15 @@ class Workers:
         self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan, since: float | None
     ) -> Any:
         frames = packed(work)
-        if work.args[0].tokens >= ENORMOUS:
-            key = HUGE
+        tokens, patience = work.args[0].tokens, None
+        if tokens >= ENORMOUS:
+            key, patience = HUGE, self._patience(tokens, since)
         for _ in range(TRIES):
             at = span.now()
-            async with self._turn(key, branch, since) as found:
+            async with self._turn(key, branch, patience) as found:
                 span.since(at, "wait", "worker")
                 span.begin()
+                begun = time.monotonic()
                 try:
                     returned = await _Talk(found, ask, span, work).work(frames)
                 except GONE as error:
@@ -362,12 +367,14 @@ class Workers:
                         raise
                     log.warning("the process that planned a request has ended: %s", type(error).__name__)
                     continue
+            if key == HUGE:
+                self._pace = (time.monotonic() - begun) / tokens
             return returned.value
         raise WorkerDied
 
     @asynccontextmanager
-    async def _turn(self, key: str, branch: str, since: float | None) -> AsyncIterator[_Worker]:
-        await self._enter(key, since)
+    async def _turn(self, key: str, branch: str, patience: float | None) -> AsyncIterator[_Worker]:
+        await self._enter(key, patience)
         try:
             if not self._most:
                 raise _CannotStart("the server stops")
@@ -386,14 +393,17 @@ class Workers:
         finally:
             self._turns.leave(key)
 
-    async def _enter(self, key: str, since: float | None) -> None:
-        left = None
-        if key == HUGE:
-            left = PATIENCE if since is None else min(PATIENCE, since + MAX_AGE - time.monotonic())
-            if left <= 0:
-                raise Busy.after(PATIENCE)
+    def _patience(self, tokens: int, since: float | None) -> float:
+        """Seconds that an enormous plan may wait; raises Busy where it is too late for one that has waited already."""
+        now = time.monotonic()
+        left = (now if since is None else since) + ANSWERED_WITHIN - self._pace * tokens - now
+        if since is not None and left <= 0:
+            raise Busy.after(PATIENCE)
+        return min(PATIENCE, max(0.0, left))
+
+    async def _enter(self, key: str, patience: float | None) -> None:
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(patience):
                 await self._turns.enter(key)
         except TimeoutError:
             raise Busy.after(PATIENCE) from None

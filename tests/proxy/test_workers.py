@@ -348,13 +348,23 @@ async def test_what_is_huge_and_has_waited_elsewhere_is_not_begun_any_more(
 ) -> None:
     monkeypatch.setattr(workers, "ENORMOUS", workers.LONG)
     transcript = await transcript_of()
-    late = time.monotonic() - workers.MAX_AGE
+
+    async def planned(*, waited: float | None) -> Decision:
+        since = None if waited is None else time.monotonic() - waited
+        made: Decision = await pool.run(planning(transcript), key="b", branch="b", ask=nobody, since=since)
+        return made
+
     with pytest.raises(Busy) as busy:
-        await pool.run(planning(transcript), key="b", branch="b", ask=nobody, since=late)
+        await planned(waited=workers.ANSWERED_WITHIN)
     assert busy.value.retry_after == 3
     assert pool._turns.waiting == 0
-    decided = await pool.run(planning(transcript), key="b", branch="b", ask=nobody, since=time.monotonic())
-    assert decided.cut is not None
+    assert (await planned(waited=workers.ANSWERED_WITHIN - 1)).cut is not None
+    pool._pace = workers.ANSWERED_WITHIN / transcript.tokens  # the last one was that slow
+    with pytest.raises(Busy):
+        await planned(waited=1)
+    assert (await planned(waited=None)).cut is not None
+    assert pool._pace < workers.ANSWERED_WITHIN / transcript.tokens / 2
+    assert (await planned(waited=1)).cut is not None
 
 
 @pytest.mark.requirement("S.26")
