@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -411,8 +411,11 @@ def _long_chat(data: Path, count: int, random: Random) -> list[list[Message]]:
     return turns
 
 
-def facts300(data: Path) -> Iterator[Row]:
-    """60 facts over 300 turns, asked for in other words; the same chat for two windows."""
+def facts300(data: Path, *, name: str = "facts300", asked: str = "question") -> Iterator[Row]:
+    """60 facts over 300 turns, asked for in other words; the same chat for two windows.
+
+    ``asked`` is which of an entry's questions asks: ``plain`` is what one would type who wants to know it.
+    """
     random = Random(f"{SEED}:facts300")
     entries = list(texts("facts"))
     random.shuffle(entries)
@@ -430,10 +433,10 @@ def facts300(data: Path) -> Iterator[Row]:
         if revised:
             plan.say(int(at + len(turns) * random.uniform(0.08, 0.3)), entry["later_text"], entry, "en")
     messages = plan.messages(last)
-    facts = [fact_of(entry, messages, "en") for entry in entries]
+    facts = [fact_of(entry | {"question": entry[asked]}, messages, "en") for entry in entries]
     carrier = "mixed" if windows(data) else "written"
-    for name, window, budget in (("8k", 8_192, 4_100), ("32k", 32_768, 20_000)):
-        yield _row("facts300", name, messages, facts, budget=budget, window=window, language="en", carrier=carrier)
+    for label, window, budget in (("8k", 8_192, 4_100), ("32k", 32_768, 20_000)):
+        yield _row(name, label, messages, facts, budget=budget, window=window, language="en", carrier=carrier)
 
 
 _TRADES = ("guesthouse", "desk", "stores", "logs")
@@ -578,6 +581,7 @@ _MAKERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     "rules_in_english": rules_in_english,
     "rules_many": rules_many,
     "facts300": facts300,
+    "facts300_plain": partial(facts300, name="facts300_plain", asked="plain"),
     "questions": questions,
     "laundering": laundering,
     "grounding": grounding,
