@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping, Sequence
@@ -12,7 +13,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from starlette.routing import Route, Router
+from starlette.routing import Router
 
 from policies.health import RULES
 from proxy.access.admission import Admission, Guesses, Keyring
@@ -93,6 +94,15 @@ IN_USE = 600.0  # a conversation that was used so many seconds ago does not go f
 MAX_STEP_LEN = 60.0  # between two looks: what a monotonic clock says beyond that, a suspended machine slept through
 LARGE = 16 * 2**20  # bytes of bodies, after which memory is given back
 
+OWN = "/weir/{rest}"
+"""The route under which requests to Weir's own pages and API are counted."""
+SERVED = (
+    (re.compile(r"/v1/.*|/openai/deployments/.*"), "api"),
+    (re.compile(r"/healthz|/readyz|/metrics"), "health"),
+    (re.compile(r"/weir/ui.*"), "dashboard"),
+    (re.compile(r"/weir/.*"), "management"),
+)
+
 
 class App:
     def __init__(
@@ -106,7 +116,7 @@ class App:
         self._telemetry = telemetry
         self._reload = reload
         self._served: dict[str, Any] = {}
-        self._router = Router(routes=self._routes(), default=_Nothing(), lifespan=self._lifespan)
+        self._router = Router(default=self._serve, lifespan=self._lifespan)
 
     def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         if self.runtime is not None and scope["type"] == "http" and scope["method"] == "POST":
@@ -123,20 +133,19 @@ class App:
                 return
         await self._router(scope, receive, send)
 
-    def _routes(self) -> list[Route]:
-        def served(name: str, route: str = "") -> Any:
-            return _Served(self._served, name, metrics=self._telemetry.metrics, route=route)
-
-        return [
-            Route("/v1/{rest:path}", served("api")),
-            Route("/openai/deployments/{rest:path}", served("api")),
-            Route("/healthz", served("health")),
-            Route("/readyz", served("health")),
-            Route("/metrics", served("health")),
-            Route("/weir/ui{rest:path}", served("dashboard", "/weir/{rest}")),
-            Route("/weir/{rest:path}", served("management", "/weir/{rest}")),
-            Route("/{rest:path}", _Nothing()),
-        ]
+    async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        name = next((name for pattern, name in SERVED if pattern.fullmatch(path)), None)
+        if name in ("dashboard", "management"):
+            answer = partial(self._served[name], scope, receive)
+            await counted(self._telemetry.metrics, OWN, scope, send, answer)
+        elif name is not None:
+            await self._served[name](scope, receive, send)
+        elif scope["method"] == "HEAD" and path == "/":  # Claude Code asks so whether anybody is there
+            await respond(send, b"")
+        else:
+            text = f"There is nothing at {path[:200]}: the API is under /v1, Weir's own under /weir."
+            await respond_error(send, NotFound(text))
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
@@ -170,38 +179,8 @@ def create_app(
     return App(start, telemetry, reload)
 
 
-class _Served:
-    def __init__(self, holder: Mapping[str, Any], name: str, *, metrics: Metrics, route: str) -> None:
-        self._holder = holder
-        self._name = name
-        self._metrics = metrics
-        self._route = route
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        application = self._holder[self._name]
-        if not self._route:
-            await application(scope, receive, send)
-            return
-
-        async def answer(sending: Send) -> None:
-            await application(scope, receive, sending)
-
-        await counted(self._metrics, self._route, scope, send, answer)
-
-
 def _asks_for_websocket(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     return any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers)
-
-
-class _Nothing:
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        del receive
-        if scope["method"] == "HEAD" and scope["path"] == "/":  # Claude Code asks so whether anybody is there
-            await respond(send, b"")
-            return
-        await respond_error(
-            send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1, Weir's own under /weir.")
-        )
 
 
 @asynccontextmanager

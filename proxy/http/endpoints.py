@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -411,12 +411,9 @@ class Api:
         if route.kind in ("managed", "counted"):
             await self._managed(runtime, scope, receive, send, route)
             return
-
-        async def answer(sending: Send) -> None:
-            answers = answer_models if route.kind == "models" else relay_untouched
-            await answers(runtime, scope, receive, sending, route)
-
-        await counted(runtime.telemetry.metrics, "/v1/{rest}", scope, send, answer)
+        answers = answer_models if route.kind == "models" else relay_untouched
+        answer = partial(answers, runtime, scope, receive, route=route)
+        await counted(runtime.telemetry.metrics, OTHER_ROUTE, scope, send, answer)
 
 
 GOOD_FOR = 5.0
