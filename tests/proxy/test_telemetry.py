@@ -522,10 +522,9 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
             slowest = max(slowest, time.thread_time() - started)
         telemetry.shutdown()
         assert slowest < 0.5
-        if where is not failing:
-            assert telemetry.dropped >= 3000 - 2 * 300
     text = telemetry.metrics.render().decode()
-    assert sum(value for name, _, value in samples(text) if name == "weir_telemetry_dropped_total") == telemetry.dropped
+    dropped = sum(value for name, _, value in samples(text) if name == "weir_telemetry_dropped_total")
+    assert dropped >= (1 if where is failing else 3000 - 2 * 300)
 
 
 @pytest.mark.requirement("R.77")
