@@ -243,7 +243,7 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         busy_timeout=config.store.timeout,
         connections=config.store.pool,
     )
-    store.took = partial(metrics.timed, STORE_LATENCY)
+    store.took = lambda operation, seconds: metrics.record(STORE_LATENCY, seconds, operation)
     for notice in store.notices:
         log.warning("%s", notice)
     return store

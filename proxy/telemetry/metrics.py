@@ -361,17 +361,11 @@ class Metrics:
     def add(self, counter: Instrument, *labels: str, value: float = 1) -> None:
         self.tell(((counter, value, labels),))
 
-    def record(self, histogram: Instrument, value: float, *labels: str, trace: str | None = None) -> None:
-        self.told(_alone, histogram, labels, values=(value,), trace=trace)
+    def record(self, histogram: Instrument, value: float, *labels: str) -> None:
+        self.told(_alone, histogram, labels, values=(value,))
 
-    def timed(self, histogram: Instrument, label: str, seconds: float) -> None:
-        self.record(histogram, seconds, label)
-
-    def served(
-        self, *, method: str, route: str, status: int | None, error: str, seconds: float, trace: str | None = None
-    ) -> None:
-        shown = "" if status is None else str(status)
-        self.record(SERVER_DURATION, seconds, method, route, shown, error, SCHEME, trace=trace)
+    def served(self, *, method: str, route: str, status: int | None, error: str, seconds: float) -> None:
+        self.record(SERVER_DURATION, seconds, method, route, "" if status is None else str(status), error, SCHEME)
 
     def called(self, call: ModelCall) -> None:
         used, port = call.usage, "" if call.port is None else str(call.port)
@@ -453,16 +447,8 @@ def _first_of_call(labels: Labels, error: str) -> tuple[Named, ...]:
 
 
 def _newest_of_call(labels: Labels, error: str) -> tuple[Named, ...]:
-    used = (
-        INPUT_TOKENS,
-        OUTPUT_TOKENS,
-        INPUT_USAGE,
-        OUTPUT_USAGE,
-        CACHE_READ_USAGE,
-        CACHE_WRITE_USAGE,
-        REASONING_USAGE,
-    )
-    return (INFERENCE_DURATION, (*labels, error)), *((each, labels) for each in (INFERENCE_FIRST_CHUNK, *used))
+    duration, *others = NEWEST_NAMES
+    return (duration, (*labels, error)), *((each, labels) for each in others)
 
 
 def _admitted(label: str, seen: set[str]) -> str:
