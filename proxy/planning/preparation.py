@@ -11,7 +11,7 @@ judged. What would have to wait is left out, because a sample is enough. It take
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -376,11 +376,6 @@ MAX_EVALUATED = 8
 PROMPTS_USED = {"prompts": {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}}
 SUMMARISING = frozenset({"compact", "rollover"})
 _SCALE = 1 << 64
-_ATTRIBUTES = {
-    Dimension.FACTS: names.FIDELITY_FACTS,
-    Dimension.STATE: names.FIDELITY_STATE,
-    Dimension.DECISIONS: names.FIDELITY_DECISIONS,
-}
 
 
 def is_sampled(request: str, share: float) -> bool:
@@ -453,7 +448,13 @@ class OnlineEvaluation:
         contexts = await asyncio.to_thread(contexts_of, work.recognized.transcript, pieces)
         coverage = await asyncio.to_thread(coverage_of, contexts, tools=settings.notes)
         fidelity = await self._asked(work, contexts)
-        trace.evaluated(_attributes(fidelity, coverage, contexts.ratio))
+        trace.evaluated(
+            **_scores(fidelity),
+            judged=fidelity.count(AnswerVerdict.YES) + fidelity.count(AnswerVerdict.NO),
+            unknown=fidelity.count(AnswerVerdict.UNKNOWN),
+            coverage=coverage.score,
+            compression_ratio=contexts.ratio,
+        )
         for dimension, value in _scores(fidelity).items():
             if value is not None:
                 self.scores[(settings.name, dimension)] = value
@@ -500,14 +501,3 @@ def facts_of(
 def _scores(fidelity: Fidelity) -> dict[str, float | None]:
     by_dimension = {dimension.value: fidelity.score(dimension) for dimension in Dimension}
     return {"score": fidelity.score(), **by_dimension}
-
-
-def _attributes(fidelity: Fidelity, coverage: Coverage, ratio: float | None) -> Mapping[str, float | None]:
-    return {
-        names.FIDELITY_SCORE: fidelity.score(),
-        **{_ATTRIBUTES[dimension]: fidelity.score(dimension) for dimension in Dimension},
-        names.FIDELITY_JUDGED: fidelity.count(AnswerVerdict.YES) + fidelity.count(AnswerVerdict.NO),
-        names.FIDELITY_UNKNOWN: fidelity.count(AnswerVerdict.UNKNOWN),
-        names.COVERAGE_SCORE: coverage.score,
-        names.FIDELITY_RATIO: ratio,
-    }

@@ -78,11 +78,6 @@ CONVERSATION_COMPACTED: Final = "gen_ai.conversation.compacted"
 OPERATION_NAME: Final = "gen_ai.operation.name"
 PROVIDER_NAME: Final = "gen_ai.provider.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
-REQUEST_STREAM: Final = "gen_ai.request.stream"
-REQUEST_CHOICES: Final = "gen_ai.request.choice.count"
-REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
-REQUEST_STOP: Final = "gen_ai.request.stop_sequences"
-OUTPUT_TYPE: Final = "gen_ai.output.type"
 RESPONSE_ID: Final = "gen_ai.response.id"
 RESPONSE_MODEL: Final = "gen_ai.response.model"
 FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
@@ -133,14 +128,6 @@ SUMMARIZER: Final = "weir.summarizer"
 SUMMARY_PURPOSE: Final = "weir.summary.purpose"
 SUMMARY_SOURCE: Final = "weir.summary.source"
 SUMMARY_DOLLARS: Final = "weir.summary.cost"
-FIDELITY_SCORE: Final = "weir.fidelity.score"
-FIDELITY_FACTS: Final = "weir.fidelity.key_facts"
-FIDELITY_STATE: Final = "weir.fidelity.state"
-FIDELITY_DECISIONS: Final = "weir.fidelity.decisions"
-FIDELITY_JUDGED: Final = "weir.fidelity.judged"
-FIDELITY_UNKNOWN: Final = "weir.fidelity.unknown"
-COVERAGE_SCORE: Final = "weir.fidelity.coverage"
-FIDELITY_RATIO: Final = "weir.fidelity.compression_ratio"
 REASON: Final = "weir.reason"
 ENDING: Final = "weir.answer.ending"
 OUTCOME: Final = "weir.outcome"
@@ -164,8 +151,8 @@ PRESSURE_SOURCE: Final = "ctx.pressure.source"
 
 REQUEST_PARAMS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "max_tokens": REQUEST_MAX_TOKENS,
-        "max_completion_tokens": REQUEST_MAX_TOKENS,
+        "max_tokens": "gen_ai.request.max_tokens",
+        "max_completion_tokens": "gen_ai.request.max_tokens",
         "temperature": "gen_ai.request.temperature",
         "top_p": "gen_ai.request.top_p",
         "top_k": "gen_ai.request.top_k",
@@ -174,10 +161,10 @@ REQUEST_PARAMS: Final[Mapping[str, str]] = MappingProxyType(
         "presence_penalty": "gen_ai.request.presence_penalty",
         "reasoning_effort": "gen_ai.request.reasoning.level",
         "previous_response_id": "gen_ai.request.previous_response.id",
-        "output_type": OUTPUT_TYPE,
-        "stop": REQUEST_STOP,
-        "stream": REQUEST_STREAM,
-        "n": REQUEST_CHOICES,
+        "output_type": "gen_ai.output.type",
+        "stop": "gen_ai.request.stop_sequences",
+        "stream": "gen_ai.request.stream",
+        "n": "gen_ai.request.choice.count",
         "service_tier": "openai.request.service_tier",
     }
 )
@@ -227,6 +214,17 @@ EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
 
+FIDELITY_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        field: f"weir.fidelity.{field}"
+        for field in (
+            *("score", "key_facts", "state", "decisions", "judged", "unknown"),
+            *("coverage", "compression_ratio"),
+        )
+    }
+)
+"""What was measured of a summary to attribute."""
+
 DEPLOYMENT: Final = "deployment.environment.name"
 CHAIN: Final = "CHAIN"
 """OpenInference's kind of a span that calls others: without it Phoenix shows "unknown"."""
@@ -235,7 +233,7 @@ NO_FINISH: Final = "error"
 
 ATTRIBUTES: Final = frozenset(
     value for name, value in globals().items() if name.isupper() and isinstance(value, str) and "." in value
-) | frozenset(REQUEST_PARAMS.values()) | frozenset(EVENT_FIELDS.values())  # fmt: skip
+) | {*REQUEST_PARAMS.values(), *EVENT_FIELDS.values(), *FIDELITY_FIELDS.values()}  # fmt: skip
 """The allow-list: no span or event carries an attribute that is not here."""
 
 Value = str | int | float | bool | tuple[str, ...]
@@ -323,12 +321,12 @@ def _in_words(message: Part) -> str:
     return "\n".join(said or [f"{p['name']}({p['arguments']})" for p in parts if p["type"] == "tool_call"])
 
 
-def bounded(items: Sequence[object], form: Any, *, most: int = MAX_BYTES) -> tuple[str, int]:
-    """A JSON array of at most ``most`` bytes from both ends of ``items``, and how many are missing.
+def bounded(items: Sequence[object], form: Any) -> tuple[str, int]:
+    """A JSON array of at most ``MAX_BYTES`` from both ends of ``items``, and how many are missing.
 
     The newest item is taken first, then the oldest, and so on inwards; ``form`` gives one as the conventions have it.
     """
-    room = most - 2
+    room = MAX_BYTES - 2
     first: list[str] = []
     last: list[str] = []
     for at, from_end in _inwards(len(items)):

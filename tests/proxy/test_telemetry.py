@@ -118,7 +118,7 @@ def a_pass(trace: Trace) -> None:
 @pytest.mark.requirement("P15")
 def test_a_pass_is_a_server_span_with_a_plan_and_one_call(spans: Spans) -> None:
     a_pass(spans.start((b"user-agent", b"OpenAI/Python 2.0")))
-    shown = (names.HTTP_STATUS, names.ACTION, names.REQUEST_STREAM, names.FINISH_REASONS, names.USAGE_INPUT)
+    shown = (names.HTTP_STATUS, names.ACTION, names.REQUEST_PARAMS["stream"], names.FINISH_REASONS, names.USAGE_INPUT)
     assert tree(spans.finished(), *shown) == (
         "SERVER weir pass gpt-5-mini status_code=200 action=pass\n"
         "  INTERNAL weir context.plan action=pass\n"
