@@ -31,7 +31,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from proxy.errors import redact
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import names
-from proxy.telemetry.exposition import Family, Instrument, Labels, Merge, Series, WorkerReadings, as_text
+from proxy.telemetry.exposition import Family, Instrument, Labels, Merge, Series, WorkerReadings, as_otlp, as_text
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData
@@ -405,9 +405,7 @@ class Metrics:
         return as_text(found if self._shared is None else self._shared.together(found), openmetrics=openmetrics)
 
     def collect(self, resource: Resource, scope: InstrumentationScope, *, since: int, now: int) -> "MetricsData":
-        from proxy.telemetry.otlp import metrics_of  # noqa: PLC0415 - a tenth of a second, and few export metrics
-
-        return metrics_of(self.read(), resource, scope, since=since, now=now)
+        return as_otlp(self.read(), resource, scope, since=since, now=now)
 
     def _begun(self, instrument: Instrument, labels: Labels, value: float) -> Series:
         bounds = instrument.bounds
