@@ -17,9 +17,9 @@ from starlette.routing import Router
 
 from policies.health import RULES
 from proxy.access.admission import Admission, Guesses, Keyring
-from proxy.access.destination import MANAGED, Caller
+from proxy.access.destination import MANAGED
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
-from proxy.config.values import Config, UpstreamSettings
+from proxy.config.values import Config
 from proxy.conversation.answers import AnswerBook
 from proxy.conversation.book import Conversations
 from proxy.custom import Hooks, Plugin
@@ -31,7 +31,7 @@ from proxy.http.endpoints import Api, HealthRoutes
 from proxy.http.reports import store_growth
 from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
-from proxy.models.facts import Fetch, ModelRegistry, Probe
+from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
@@ -270,7 +270,7 @@ async def _assemble(
     told = {"stored": alerts.tell_stored} if store.shared else {}
     settler = WriteBehindQueue(store, degraded=partial(add, DEGRADED), **told)
     limits = LearnedLimits(await store.limits())
-    windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, learn=store.learn)
+    windows = ModelLimitsResolver(registry, limits, Probe(), upstreams.get, clock=steady, write=store.learn)
     windows.follow(await store.calibrations())
     conversations = Conversations(store, clock=clock)
     settler.overtaken = conversations.distrust if store.shared else settler.overtaken
@@ -378,17 +378,6 @@ def _connections(runtime: Runtime) -> Mapping[tuple[str, ...], float]:
     counts |= {f"store_{kind}": count for kind, count in runtime.store.load().items() if kind != "waiting"}
     counts |= {f"worker_{kind}": count for kind, count in runtime.planner.workers.processes.items()}
     return {(kind,): count for kind, count in counts.items()}
-
-
-def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch]:
-    def fetch_for(upstream: UpstreamSettings, caller: Caller) -> Fetch:
-        async def fetch(method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
-            del method
-            return await upstreams.get(upstream, caller=caller, url=url, body=body)
-
-        return fetch
-
-    return fetch_for
 
 
 class Timekeeper:

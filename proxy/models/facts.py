@@ -296,7 +296,8 @@ PATIENCE = 2.0
 GOOD_FOR = 600.0
 MAX_BODY = 4 * 1024 * 1024
 
-Fetch = Callable[[str, str, bytes | None], Awaitable[tuple[int, bytes]]]
+Fetch = Callable[[str, bytes | None], Awaitable[tuple[int, bytes]]]
+"""GET a URL, or POST a body to it: status and content."""
 
 
 @dataclass(slots=True)
@@ -358,7 +359,7 @@ class Probe:
 async def _json(fetch: Fetch, url: str, body: bytes | None = None) -> Any:
     try:
         async with asyncio.timeout(PATIENCE):
-            status, content = await fetch("POST" if body else "GET", url, body)
+            status, content = await fetch(url, body)
         return json.loads(content[:MAX_BODY]) if status == 200 else None
     except Exception:  # noqa: BLE001 - whatever an unknown server does to this question must not matter
         return None

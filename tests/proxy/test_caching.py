@@ -285,10 +285,10 @@ def test_the_detail_of_a_row_says_only_what_there_is_to_say() -> None:
 
 
 def windows() -> ModelLimitsResolver:
-    async def fetch(method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
-        raise AssertionError((method, url, body))
+    async def fetch(*asked: object) -> tuple[int, bytes]:
+        raise AssertionError(asked)
 
-    return ModelLimitsResolver(ModelRegistry(), LearnedLimits(()), Probe(), lambda *_: fetch)
+    return ModelLimitsResolver(ModelRegistry(), LearnedLimits(()), Probe(), fetch)
 
 
 @pytest.mark.requirement("A0.16")
