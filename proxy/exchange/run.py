@@ -219,7 +219,7 @@ class ExchangeHandler:
             progress.turn = Turn(
                 request=progress.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name
             )
-            runtime.hooks.turn_start(progress.turn)
+            runtime.hooks.tell("turn_start", progress.turn)
         held = NOTHING_HELD
         if self.codec.link is not None:
             held = await held_by(runtime.answers, progress.chat, caller, settings)
@@ -543,7 +543,7 @@ class ExchangeHandler:
             return
         self.progress.turn = turn = replace(turn, conversation=recognized.thread.branch.name)
         for result in new_results(recognized.transcript, recognized.length):
-            hooks.tool_result(turn, result)
+            hooks.tell("tool_result", turn, result)
         tokens = recognized.transcript.tokens if plan.decision is None else plan.decision.raw_after
         budget = recognized.limits.budget
         if not budget.fits(tokens):
@@ -551,7 +551,7 @@ class ExchangeHandler:
 
     def _tell_overflow(self, overflow: Overflow) -> None:
         if self.progress.turn is not None:
-            self.runtime.hooks.overflow(self.progress.turn, overflow)
+            self.runtime.hooks.tell("overflow", self.progress.turn, overflow)
 
 
 def answering(

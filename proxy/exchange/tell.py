@@ -43,7 +43,7 @@ def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
     count(metrics, record)
     write_line(runtime.logger, record)
     if progress.turn is not None:
-        runtime.hooks.turn_end(progress.turn, _end(record))
+        runtime.hooks.tell("turn_end", progress.turn, _end(record))
     _store(runtime, record)
     metrics.record(i.SETTLEMENT, time.perf_counter() - begun)
 
