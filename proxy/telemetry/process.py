@@ -7,6 +7,7 @@ import gc
 import resource
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from proxy.telemetry.exposition import Instrument, Labels
@@ -38,7 +39,7 @@ def watch_process(metrics: Metrics) -> None:
         PROCESS_START: lambda: _STARTED,
     }
     for instrument, read in reads.items():
-        metrics.watch(instrument, _reading(read))
+        metrics.watch(instrument, partial(_reading, read))
 
 
 def collect_seldom(after: int) -> None:
@@ -66,14 +67,10 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _reading(read: Callable[[], float]) -> Callable[[], Mapping[Labels, float]]:
-    def readings() -> Mapping[Labels, float]:
-        try:
-            return {(): read()}
-        except OSError:
-            return {}
-
-    return readings
+def _reading(read: Callable[[], float]) -> Mapping[Labels, float]:
+    with contextlib.suppress(OSError):
+        return {(): read()}
+    return {}
 
 
 def resident(process: int) -> int:
