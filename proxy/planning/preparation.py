@@ -10,7 +10,6 @@ judged. What would have to wait is left out, because a sample is enough. It take
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -393,7 +392,7 @@ class _Evaluated:
     trace: Trace
 
 
-class OnlineEvaluation:
+class OnlineEvaluation(Background):
     """``scores`` are the newest by policy and dimension; ``rate`` is told tenant, conversation and fidelity."""
 
     def __init__(
@@ -402,13 +401,13 @@ class OnlineEvaluation:
         settler: WriteBehindQueue,
         *,
         rate: Callable[[str, str, float], object],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
     ) -> None:
+        super().__init__("weir-evaluate", most=MAX_EVALUATED, at_once=EVALUATED_AT_ONCE)
         self._rate = rate
         self._clock = clock
         self._store = store
         self._settler = settler
-        self._background = Background("weir-evaluate", most=MAX_EVALUATED, at_once=EVALUATED_AT_ONCE)
         self.scores: dict[tuple[str, ...], float] = {}
 
     def after(self, asked: PlanRequest, plan: Plan, trace: Trace) -> None:
@@ -421,18 +420,12 @@ class OnlineEvaluation:
             return
         if settings.evaluate.model is None and settings.summarizer is None:
             return  # nobody who could be asked: Weir spends no money unasked
-        if recognized.thread.branch.branch in self._background or not self._background.has_room:
-            return
-        work = _Evaluated(asked, asked.ask_about, recognized, decision, trace)
-        self._background.start(recognized.thread.branch.branch, partial(self._do, work))
+        branch = recognized.thread.branch.branch
+        if branch not in self and self.has_room:
+            work = _Evaluated(asked, asked.ask_about, recognized, decision, trace)
+            self.start(branch, partial(self._evaluate, work))
 
-    async def close(self) -> None:
-        await self._background.close()
-
-    async def settled(self) -> None:
-        await self._background.settled()
-
-    async def _do(self, work: _Evaluated) -> None:
+    async def _evaluate(self, work: _Evaluated) -> None:
         trace = work.ask.trace = work.trace.follow(names.EVALUATE_SPAN)
         try:
             await self._measure(work, trace)
