@@ -29,7 +29,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -213,8 +214,7 @@ class _Entry(NamedTuple):
 
 
 class HealthBook:
-    def __init__(self, *, most: int = MAX_CONVERSATIONS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
     def check_up(
@@ -252,7 +252,7 @@ class HealthBook:
         checkup = check(_health_of(thread, own), sample, rules)
         self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
         self._known.move_to_end(key)
-        if len(self._known) > self._most:
+        if len(self._known) > MAX_CONVERSATIONS:
             self._known.popitem(last=False)
         return checkup
 
@@ -420,30 +420,19 @@ class Notice:
         return json.dumps({"type": "weir.alert", "id": self.id, "at": alert.at, "data": data}).encode()
 
 
+@dataclass(slots=True)
 class Alerts:
-    def __init__(
-        self,
-        client: Client,
-        settings: AlertSettings,
-        metrics: Metrics,
-        *,
-        clock: Callable[[], float] = time.time,
-        pause: float = RETRY_PAUSE,
-    ) -> None:
-        self._client = client
-        self._settings = settings
-        self._metrics = metrics
-        self._clock = clock
-        self._pause = pause
-        self._waiting: asyncio.Queue[Notice] = asyncio.Queue(MAX_WAITING)
-        self._task: asyncio.Task[None] | None = None
-
-    def adopt(self, settings: AlertSettings) -> None:
-        self._settings = settings
+    client: Client
+    settings: AlertSettings
+    metrics: Metrics
+    clock: Callable[[], float] = time.time
+    pause: float = RETRY_PAUSE
+    _waiting: asyncio.Queue[Notice] = field(default_factory=partial(asyncio.Queue, MAX_WAITING))
+    _task: asyncio.Task[None] | None = None
 
     def tell(self, notice: Notice) -> None:
         alert = notice.alert
-        self._metrics.add(ALERTS, alert.level, alert.category, alert.kind)
+        self.metrics.add(ALERTS, alert.level, alert.category, alert.kind)
         log_alert(
             log,
             AlertLine(
@@ -458,13 +447,13 @@ class Alerts:
                 said=alert.said,
             ),
         )
-        settings = self._settings
+        settings = self.settings
         if settings.webhook is None or GRADES[alert.level] < GRADES[settings.level]:
             return
         try:
             self._waiting.put_nowait(notice)
         except asyncio.QueueFull:
-            self._metrics.add(ALERTS_UNDELIVERED, "dropped")
+            self.metrics.add(ALERTS_UNDELIVERED, "dropped")
             return
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-alerts")
@@ -484,7 +473,7 @@ class Alerts:
                 await self._waiting.join()
         while not self._waiting.empty():
             self._waiting.get_nowait()
-            self._metrics.add(ALERTS_UNDELIVERED, "dropped")
+            self.metrics.add(ALERTS_UNDELIVERED, "dropped")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -496,7 +485,7 @@ class Alerts:
                 await self._deliver(notice)
             except Exception:  # whatever a webhook brings about is no request's affair
                 log.exception("an alert could not be sent", extra=_about(notice))
-                self._metrics.add(ALERTS_UNDELIVERED, "failed")
+                self.metrics.add(ALERTS_UNDELIVERED, "failed")
             finally:
                 self._waiting.task_done()
 
@@ -504,8 +493,8 @@ class Alerts:
         why = "no webhook"
         for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(self._pause)
-            settings = self._settings
+                await asyncio.sleep(self.pause)
+            settings = self.settings
             if settings.webhook is None:
                 return
             try:
@@ -519,7 +508,7 @@ class Alerts:
             why = f"status {status}"
             if 400 <= status < 500 and status not in {408, 425, 429}:
                 break
-        self._metrics.add(ALERTS_UNDELIVERED, "failed")
+        self.metrics.add(ALERTS_UNDELIVERED, "failed")
         log.warning("the webhook did not take alert %s: %s", notice.id, why, extra=_about(notice))
 
     async def _post(self, notice: Notice, url: str, settings: AlertSettings) -> int:
@@ -531,7 +520,7 @@ class Alerts:
             first_byte=settings.seconds,
             idle=settings.seconds,
         )
-        body, now = notice.body(), str(int(self._clock()))
+        body, now = notice.body(), str(int(self.clock()))
         headers = [
             (b"content-type", b"application/json"),
             (b"webhook-id", notice.id.encode()),
@@ -540,7 +529,7 @@ class Alerts:
         if settings.secret is not None:
             signed = signature(settings.secret.get_secret_value(), notice.id, now, body)
             headers.append((b"webhook-signature", signed.encode()))
-        answer = await self._client.send(
+        answer = await self.client.send(
             target,
             method="POST",
             path=parts.path or "/",

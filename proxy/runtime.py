@@ -67,7 +67,7 @@ class Runtime:
         self.config = with_set_policies(config, self.set_policies.values())
         self.policies.clear()
         self.registry.replace_rules(config.models)
-        self.alerts.adopt(config.telemetry.alerts)
+        self.alerts.settings = config.telemetry.alerts
 
     def set_policy(self, policy: SetPolicy) -> None:
         self.set_policies[policy.name] = policy
