@@ -1,6 +1,5 @@
 """Keys: those of the file, and those that the operator makes, replaces and revokes while Weir runs."""
 
-from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType
@@ -94,26 +93,22 @@ class RevokedKey(Shape):
 
 async def listing(asked: ManagementRequest) -> Page[Key]:
     """Every key, revoked ones included, with what it may, and its use in the last 30 days; no secrets."""
-    wanted = asked.limit(), asked.after(str)
-    runtime, rows = asked.runtime, await asked.store.list_keys()
+    wanted, runtime = (asked.limit(), asked.after(str)), asked.runtime
+    made = await asked.store.list_keys()
     used = {row.tenant: row for row in await asked.store.usage(None, since=runtime.planner.clock() - DAYS * DAY)}
-    by_digest = {row.digest: row for row in rows}
-    stated: list[tuple[Literal["file", "database"], KeyRow]] = []
+    stated: dict[str, KeyRow] = {}
     for each in runtime.config.keys:
         digest = key_digest(runtime.secret, each.secret.get_secret_value().encode())
-        by_digest.pop(digest, None)
         same = {name: getattr(each, name) for name in ("name", "policy", "models", "allow", *LIMITS)}
-        row = KeyRow(digest=digest, created=0, **same)
-        stated.append(("file", row))
-    stated += [("database", row) for row in by_digest.values()]
+        stated[digest] = KeyRow(digest=digest, created=0, **same)
 
-    def shown(origin: Literal["file", "database"], row: KeyRow) -> Key:
+    def shown(row: KeyRow) -> Key:
         tenant = row.tenant or row.digest[:32]
         took = used.get(tenant)
         return Key.of(
             row,
             tenant=tenant,
-            origin=origin,
+            origin="file" if row.digest in stated else "database",
             models=list(row.models),
             allow=list(row.allow),
             created=row.created or None,
@@ -123,14 +118,22 @@ async def listing(asked: ManagementRequest) -> Page[Key]:
             cost=None if took is None or not took.priced else round(took.cost, DOLLAR_DIGITS),
         )
 
-    return page_of_whole(stated, wanted, lambda each: shown(*each), lambda each: (each[1].name,))
+    rows = [*stated.values(), *(row for row in made if row.digest not in stated)]
+    return page_of_whole(rows, wanted, shown, lambda row: (row.name,))
 
 
 async def create(asked: ManagementRequest) -> ManagementAnswer:
     """Make a key. Its secret is told this once; from the first key on only known keys may call."""
     given = await asked.fields(NewKey.__struct_fields__)
-    row = _row(asked, given)
-    return as_json(await _made(asked, row), status=201)
+    secret = create_secret()
+    row = _row(asked, given, digest=key_digest(asked.runtime.secret, secret.encode()))
+    try:
+        await asked.store.add_key(row)
+    except NameTaken:
+        text = f"There is a key {row.name!r} already, or was one: take another name."
+        raise InvalidRequest(text, param="name") from None
+    asked.runtime.take_keys(await asked.store.list_keys())
+    return as_json(_shown(row, secret), status=201)
 
 
 async def rotate(asked: ManagementRequest) -> ManagementAnswer:
@@ -172,23 +175,11 @@ async def _in_force(asked: ManagementRequest) -> KeyRow:
     raise NotFound(f"There is no key {name[:80]!r}{nearest(name, known)}.")
 
 
-async def _made(asked: ManagementRequest, row: KeyRow) -> MadeKey:
-    secret = create_secret()
-    row = replace(row, digest=key_digest(asked.runtime.secret, secret.encode()), revoked=None)
-    try:
-        await asked.store.add_key(row)
-    except NameTaken:
-        text = f"There is a key {row.name!r} already, or was one: take another name."
-        raise InvalidRequest(text, param="name") from None
-    asked.runtime.take_keys(await asked.store.list_keys())
-    return _shown(row, secret)
-
-
 def _shown(row: KeyRow, secret: str) -> MadeKey:
     return MadeKey.of(row, secret=secret, models=list(row.models), allow=list(row.allow))
 
 
-def _row(asked: ManagementRequest, given: dict[str, Any]) -> KeyRow:
+def _row(asked: ManagementRequest, given: dict[str, Any], *, digest: str) -> KeyRow:
     name, policy = given.get("name"), given.get("policy")
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_KEY_NAME or not name.isprintable():
         raise InvalidRequest(f"name must be 1 to {MAX_KEY_NAME} characters.", param="name")
@@ -202,7 +193,7 @@ def _row(asked: ManagementRequest, given: dict[str, Any]) -> KeyRow:
             raise InvalidRequest(f"allow may have {', '.join(PERMISSIONS)}.", param="allow")
     now = asked.runtime.planner.clock()
     limits: dict[str, Any] = key_limits(given, now=now)
-    return KeyRow(name=name.strip(), digest="", policy=policy, models=models, allow=allow, created=now, **limits)
+    return KeyRow(name=name.strip(), digest=digest, policy=policy, models=models, allow=allow, created=now, **limits)
 
 
 def _words(given: dict[str, Any], name: str) -> tuple[str, ...]:
