@@ -159,6 +159,7 @@ ROUTES = (
 
 REQUIRED = frozenset({"q", "metric"})
 IN_BYTES = frozenset({"pages", "text"})  # kinds of answers whose cursor counts bytes
+TEXTS = {"markdown": "text/markdown", "events": "text/event-stream"}
 REF = "#/components/schemas/{name}"
 JSON = "application/json"
 YAML = "application/yaml"
@@ -282,7 +283,7 @@ def _operation(route: ManagementRoute, known: Mapping[int, Schema]) -> Schema:
         "operationId": _name_of(route),
         "summary": summary,
         "tags": [route.pattern.split("/")[0]],
-        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "parameters": _parameters(route),
         "responses": {str(status): _answer(route, status, known) for status in route.statuses},
     }
     if more:
@@ -312,16 +313,8 @@ def _name_of(route: ManagementRoute) -> str:
     return "_".join([route.method.lower(), *words])
 
 
-def _path_parameters(route: ManagementRoute) -> list[Schema]:
-    named = re.findall(r"{(\w+)}", route.pattern)
-    return [
-        {"name": name, "in": "path", "required": True, "schema": IN_PATH[name][0], "description": IN_PATH[name][1]}
-        for name in named
-    ]
-
-
-def _query_parameters(route: ManagementRoute) -> list[Schema]:
-    found = []
+def _parameters(route: ManagementRoute) -> list[Schema]:
+    found = [("path", name, True, *IN_PATH[name]) for name in re.findall(r"{(\w+)}", route.pattern)]
     for name in route.query:
         if name == "limit":
             schema: Schema = {"type": "integer", "minimum": 1, "default": route.rows}
@@ -331,16 +324,17 @@ def _query_parameters(route: ManagementRoute) -> list[Schema]:
             said = "Where the page begins, in bytes."
         else:
             schema, said = PARAMETERS[name]
-        found.append({"name": name, "in": "query", "required": name in REQUIRED, "schema": schema, "description": said})
-    return found
+        found.append(("query", name, name in REQUIRED, schema, said))
+    return [
+        {"name": name, "in": place, "required": required, "schema": schema, "description": said}
+        for place, name, required, schema, said in found
+    ]
 
 
 def _answer(route: ManagementRoute, status: int, known: Mapping[int, Schema]) -> Schema:
     said = {200: "What was asked for.", 201: "It was made.", 202: "It was noted."}[status]
-    if route.kind == "markdown":
-        return {"description": said, "content": {"text/markdown": {"schema": {"type": "string"}}}}
-    if route.kind == "events":
-        return {"description": said, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    if route.kind in TEXTS:
+        return {"description": said, "content": {TEXTS[route.kind]: {"schema": {"type": "string"}}}}
     if route.kind in IN_BYTES:
         headers = {
             name: {"schema": schema, "description": text, "required": name != "x-weir-cursor"}
