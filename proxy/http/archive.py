@@ -450,13 +450,11 @@ async def both_sides(asked: ManagementRequest) -> BothSides:
     exchange = exchange_of(told)
     template, trace = asked.runtime.config.telemetry.trace_url, exchange.detail.get("trace")
     link = template.replace("{trace_id}", str(trace)) if template and trace else None
-    if found is None:
-        return BothSides(exchange=exchange, kept=False, tools=0, pruned=[], trace=link, client=[], model=[])
-    client, model = _sides(found, with_text=asked.tenant is not None)
-    pruned = list(found.pruned)
-    return BothSides(
-        exchange=exchange, kept=True, tools=found.tools, pruned=pruned, trace=link, client=client, model=model
-    )
+    both = BothSides(exchange=exchange, kept=found is not None, tools=0, pruned=[], trace=link, client=[], model=[])
+    if found is not None:
+        both.tools, both.pruned = found.tools, list(found.pruned)
+        both.client, both.model = _sides(found, with_text=asked.tenant is not None)
+    return both
 
 
 def aligned(both: BothSides) -> list[Pair]:

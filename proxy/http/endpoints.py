@@ -179,7 +179,9 @@ class RelayedRequest:
         finally:
             answer.close()
             if trace.recorded:
-                _end(trace, span, answer.status, bytes(held), failed)
+                seen = read_completion(bytes(held)) if 0 < len(held) <= MAX_READ else Tap()
+                span.answered(answer.status, seen=seen, error_type=failed)
+                trace.end(answer.status, failed)
 
     def _headers_of(self, answer: Answer) -> list[tuple[bytes, bytes]]:
         granted = without_grants(answer.headers, self.scope, self.caller, self.runtime.config)
@@ -269,12 +271,6 @@ async def _watched(
             if held is not None and len(held) <= MAX_READ:
                 held += chunk
             yield chunk
-
-
-def _end(trace: Trace, span: AnySpan, status: int, body: bytes, failed: str | None) -> None:
-    seen = read_completion(body) if 0 < len(body) <= MAX_READ else Tap()
-    span.answered(status, seen=seen, error_type=failed)
-    trace.end(status, failed)
 
 
 def _model_in(body: bytes) -> str:
