@@ -204,7 +204,8 @@ def change_of(
     rules, messages = asked.settings.checkpoints, recognized.transcript.messages
     state = decision.checkpoint if rules.enabled else None
     base = max(1, recognized.limits.budget.base(asked.settings))
-    thread.evicted |= evicted_calls(evictions, thread.branch.branch)
+    gone = [row for row in evictions if row.call_hash and (row.kind in GONE or row.kind == CUT)]
+    thread.evicted |= {row.call_hash: thread.branch.branch for row in gone}
     return replace(
         nothing,
         edits=decision.edits,
@@ -277,10 +278,6 @@ def evictions_of(
         return ()
     batch = _Batch(transcript, decision, known, settings)
     return (*batch.edits(), *batch.covered())
-
-
-def evicted_calls(rows: Sequence[EvictionRow], branch: str) -> dict[bytes, str]:
-    return {row.call_hash: branch for row in rows if row.call_hash and (row.kind in GONE or row.kind == CUT)}
 
 
 def asked_again(evicted: Mapping[bytes, str], transcript: Transcript, length: int) -> tuple[tuple[str, bytes], ...]:
