@@ -26,12 +26,14 @@ from pydantic import SecretStr
 from policies.settings import ContextSettings
 from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
 from proxy.config.presets import (
+    Stamps,
     policy_from,
     policy_values,
     policy_warnings,
-    preset_directory,
     preset_documents,
+    preset_paths,
     preset_policies,
+    stamped,
 )
 from proxy.config.values import (
     MASK,
@@ -46,7 +48,6 @@ from proxy.config.values import (
 )
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
 
-_NO_FLAGS = Flags()
 _ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
 _HANDED_DOWN = "WEIR_HANDED_DOWN"
 _OPEN_DOOR = (
@@ -84,7 +85,7 @@ def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags, Handed]:
     return Path(path) if path else None, Flags(**flags), Handed(log_format=log_format, readings=Path(readings))
 
 
-def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = _NO_FLAGS) -> Config:
+def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = Flags()) -> Config:
     """The effective configuration.
 
     Args:
@@ -315,8 +316,6 @@ WATCH_EVERY = 2.0
 SETTLE = 0.1
 _FIXED = ("listen", "telemetry", "limits")
 
-Stamp = tuple[str, int, int, int]
-
 
 def beneath(config: Config, name: str) -> ContextSettings | None:
     """The policy of that name in the configuration's file, else the preset; None if there is neither. ConfigError."""
@@ -348,14 +347,9 @@ def overridden(config: Config) -> Iterator[str]:
             yield f"the policy {name} that was set over HTTP stands above {of}; DELETE /weir/policies/{name} removes it"
 
 
-def stamps(config: Config) -> tuple[Stamp, ...]:
+def stamps(config: Config) -> Stamps:
     """What tells that a file was written anew, for the configuration's file and every preset."""
-    found: list[Stamp] = []
-    for path in filter(None, (config.path, *sorted(preset_directory().glob("*.yaml")))):
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            found.append((str(path), stat.st_mtime_ns, stat.st_ino, stat.st_size))
-    return tuple(found)
+    return stamped(path for path in (config.path, *preset_paths()) if path is not None)
 
 
 def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, ...]]:
@@ -378,7 +372,8 @@ def changes(old: Config, new: Config, *, at: float) -> Iterator[AuditEvent]:
         before, after = old.policies.get(name), new.policies.get(name)
         if before != after:
             facts: dict[str, object] = {"change": "removed" if after is None else "read", "policy": name}
-            yield _change(AuditType.POLICY_CHANGE, facts | {"document": _digest(after)}, at)
+            facts["document"] = None if after is None else digest_of(repr(after))
+            yield _change(AuditType.POLICY_CHANGE, facts, at)
     if old.default_policy != new.default_policy:
         yield _change(AuditType.POLICY_CHANGE, {"change": "default", "policy": "", "default": new.default_policy}, at)
     known, fresh = ({key.name: key for key in config.keys} for config in (old, new))
@@ -393,10 +388,6 @@ def changes(old: Config, new: Config, *, at: float) -> Iterator[AuditEvent]:
 
 def _change(kind: AuditType, facts: Mapping[str, object], at: float) -> AuditEvent:
     return AuditEvent(tenant=OPERATOR, at=at, type=kind, facts={**facts, "source": "file"})
-
-
-def _digest(settings: ContextSettings | None) -> str | None:
-    return None if settings is None else digest_of(repr(settings))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from policies.limits import TokenBudget, divide, shape_for
 from policies.settings import ContextSettings, Layer, Mode
@@ -175,34 +178,43 @@ def preset_directory() -> Path:
     return Path(str(files("proxy") / "defaults" / "presets"))
 
 
+def preset_paths() -> list[Path]:
+    return sorted(preset_directory().glob("*.yaml"))
+
+
 def preset_documents() -> Mapping[str, Document]:
     """Every preset's file by name, each whole; ConfigError if one is broken or the directory holds no ``balanced``."""
-    return _read_presets(*_stamped(preset_directory()))
+    return _read_presets(stamped(preset_paths()))
 
 
 def preset_policies() -> Mapping[str, ContextSettings]:
-    return _made_presets(*_stamped(preset_directory()))
+    return _made_presets(stamped(preset_paths()))
 
 
-Stamps = tuple[tuple[Path, int, int], ...]
+Stamps = tuple[tuple[Path, int, int, int], ...]
+"""What tells that files were written anew: of each when, which one, and its size."""
 
 
-def _stamped(directory: Path) -> tuple[Path, Stamps]:
-    found = [(path, path.stat()) for path in sorted(directory.glob("*.yaml"))]
-    return directory, tuple((path, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
+def stamped(paths: Iterable[Path]) -> Stamps:
+    found: list[tuple[Path, int, int, int]] = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            found.append((path, stat.st_mtime_ns, stat.st_ino, stat.st_size))
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=4)
-def _read_presets(directory: Path, stamps: Stamps) -> Mapping[str, Document]:
-    files = {path.stem: read_document(path, env={}) for path, _, _ in stamps}
+def _read_presets(stamps: Stamps) -> Mapping[str, Document]:
+    files = {path.stem: read_document(path, env={}) for path, *_ in stamps}
     if DEFAULT_PRESET not in files:
-        raise ConfigError(f"{directory}: no preset {DEFAULT_PRESET}; the installation is not complete")
+        raise ConfigError(f"{preset_directory()}: no preset {DEFAULT_PRESET}; the installation is not complete")
     return MappingProxyType({name: _whole(name, files, ()) for name in files})
 
 
 @functools.lru_cache(maxsize=4)
-def _made_presets(directory: Path, stamps: Stamps) -> Mapping[str, ContextSettings]:
-    documents = _read_presets(directory, stamps)
+def _made_presets(stamps: Stamps) -> Mapping[str, ContextSettings]:
+    documents = _read_presets(stamps)
     made = {name: policy_from(name, documents[name], presets={name: Document(name="")}) for name in documents}
     return MappingProxyType(made)
 
@@ -304,9 +316,9 @@ def policy_warnings(settings: ContextSettings) -> tuple[str, ...]:
 
 
 def policy_values(settings: ContextSettings) -> dict[str, object]:
-    values = {item.name: _plain(getattr(settings, item.name)) for item in dataclasses.fields(settings)}
-    del values["layers"]
-    return {**values, "mode": str(settings.mode), "cascade": [_layer_values(layer) for layer in settings.layers]}
+    values: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=dict)
+    layers = values.pop("layers")
+    return {**values, "cascade": [{"layer": layer.pop("strategy"), **layer} for layer in layers]}
 
 
 def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, object]:
@@ -315,19 +327,6 @@ def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, ob
     del values["name"]
     about_it = {"about": purpose} if purpose else {}
     return {"policies": {settings.name: {**about_it, "preset": DEFAULT_PRESET, **values}}}
-
-
-def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
-
-
-def _layer_values(layer: Layer) -> dict[str, object]:
-    values = {item.name: _plain(getattr(layer, item.name)) for item in dataclasses.fields(layer)}
-    return {"layer": values.pop("strategy"), **values}
 
 
 def _named(document: Document, name: str) -> Document:
