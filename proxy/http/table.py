@@ -25,7 +25,7 @@ from policies.health import KEPT
 from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
-from proxy.http import archive, conversations, keys, policies, reports
+from proxy.http import archive, conversations, levers, reports
 from proxy.http.request import (
     MAX_BODY,
     MAX_DIGITS,
@@ -132,26 +132,26 @@ ROUTES = (
     _R("GET", "usage", reports.usage, reports.Usage, ("since", "by", *_LIST)),
     _R("GET", "series", reports.series, reports.MetricSeries, ("metric", "step", "since")),
     _R("GET", "live", reports.live, kind="events"),
-    _R("GET", "keys", keys.listing, Page[keys.Key], _LIST, asker="operator"),
-    _R("POST", "keys", keys.create, keys.MadeKey, takes=keys.NewKey, statuses=(201,), asker="operator"),
-    _R("POST", "keys/{key}/rotate", keys.rotate, keys.MadeKey, statuses=(201,), asker="operator"),
-    _R("POST", "keys/{key}/limits", keys.limit, keys.LimitedKey, takes=keys.NewLimits, asker="operator"),
-    _R("DELETE", "keys/{key}", keys.revoke, keys.RevokedKey, asker="operator"),
+    _R("GET", "keys", levers.keys, Page[levers.Key], _LIST, asker="operator"),
+    _R("POST", "keys", levers.create_key, levers.MadeKey, takes=levers.NewKey, statuses=(201,), asker="operator"),
+    _R("POST", "keys/{key}/rotate", levers.rotate_key, levers.MadeKey, statuses=(201,), asker="operator"),
+    _R("POST", "keys/{key}/limits", levers.limit_key, levers.LimitedKey, takes=levers.NewLimits, asker="operator"),
+    _R("DELETE", "keys/{key}", levers.revoke_key, levers.RevokedKey, asker="operator"),
     _R("GET", "audit", reports.audit, Page[reports.Audited], ("type", *_LIST)),
-    _R("GET", "policies", policies.listing, Page[policies.Policy], _LIST),
-    _R("GET", _POLICY, policies.one, policies.WholePolicy),
-    _R("PUT", _POLICY, policies.put, policies.WholePolicy, takes="yaml", statuses=(200, 201), asker="operator"),
-    _R("DELETE", _POLICY, policies.delete, policies.DeletedPolicy, asker="operator"),
-    _R("GET", "windows", policies.windows, Page[policies.LearnedWindow], _LIST, asker="operator"),
+    _R("GET", "policies", levers.policies, Page[levers.Policy], _LIST),
+    _R("GET", _POLICY, levers.policy, levers.WholePolicy),
+    _R("PUT", _POLICY, levers.put_policy, levers.WholePolicy, takes="yaml", statuses=(200, 201), asker="operator"),
+    _R("DELETE", _POLICY, levers.delete_policy, levers.DeletedPolicy, asker="operator"),
+    _R("GET", "windows", levers.windows, Page[levers.LearnedWindow], _LIST, asker="operator"),
     _R(
         "POST",
         "windows/forget",
-        policies.forget_window,
-        policies.ForgottenWindow,
-        takes=policies.Scope,
+        levers.forget_window,
+        levers.ForgottenWindow,
+        takes=levers.Scope,
         asker="operator",
     ),
-    _R("GET", "config", policies.config, policies.Configuration, asker="operator"),
+    _R("GET", "config", levers.config, levers.Configuration, asker="operator"),
     _R("GET", "openapi.json", None, dict, asker="anyone"),
 )
 """Every route there is; the first that matches answers."""
