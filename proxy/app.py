@@ -190,27 +190,25 @@ async def running(
     telemetry: Telemetry,
     tokenizer: Tokenizer | None = None,
     providers: Mapping[str, LitellmProvider] | None = None,
-    clock: Callable[[], float] = time.time,
     hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[Runtime]:
     calls = Hooks(hooks)
     store = await _open_store(config, telemetry.metrics)
     believed, doubted = await store.kept_time()
-    timekeeper = Timekeeper(clock, believed=believed, doubted=doubted)
+    timekeeper = Timekeeper(time.time, believed=believed, doubted=doubted)
     runtime = await _assemble(
         config,
         store,
         telemetry=telemetry,
         tokenizer=tokenizer or Tokenizer(estimators=installed_estimators()),
         providers=providers or {},
-        clock=clock,
         steady=timekeeper.steady,
     )
     runtime.take_policies(await store.policies())
     runtime.hooks = calls
     calls.start()
     runtime.settler.start()
-    tending = asyncio.create_task(_tend(runtime, clock, timekeeper), name="weir-tend")
+    tending = asyncio.create_task(_tend(runtime, timekeeper), name="weir-tend")
     lagging = asyncio.create_task(watch_loop(telemetry.metrics), name="weir-loop")
     try:
         yield runtime
@@ -256,7 +254,6 @@ async def _assemble(
     telemetry: Telemetry,
     tokenizer: Tokenizer,
     providers: Mapping[str, LitellmProvider],
-    clock: Callable[[], float],
     steady: Callable[[], float],
 ) -> Runtime:
     secret = await store.secret()
@@ -265,21 +262,20 @@ async def _assemble(
     upstreams, registry = Upstreams(client, providers), ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
-    alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
+    alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics)
     add = telemetry.metrics.add
     told = {"stored": alerts.tell_stored} if store.shared else {}
     settler = WriteBehindQueue(store, degraded=partial(add, DEGRADED), **told)
-    limits = LearnedLimits(await store.limits())
-    windows = ModelLimitsResolver(registry, limits, Probe(), upstreams.get, clock=steady, write=store.learn)
+    learned = LearnedLimits(await store.limits())
+    windows = ModelLimitsResolver(registry, learned, Probe(), upstreams.get, clock=steady, write=store.learn)
     windows.follow(await store.calibrations())
-    conversations = Conversations(store, clock=clock)
+    conversations = Conversations(store)
     settler.overtaken = conversations.distrust if store.shared else settler.overtaken
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
         conversations=conversations,
         store=store,
         settler=settler,
-        clock=clock,
         saved=partial(add, CHECKPOINTS),
         workers=Workers(workers_for(config.listen.workers)),
     )
@@ -293,7 +289,7 @@ async def _assemble(
         tokenizer=tokenizer,
         planner=planner,
         preparation=_preparation(planner, told=partial(add, PREPARATIONS)),
-        evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=clock),
+        evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=planner.clock),
         health=health,
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
@@ -306,7 +302,7 @@ async def _assemble(
         admission=Admission(config.limits),
         guesses=Guesses(),
     )
-    _watch(runtime, lambda: {(): len(limits.rows(now=steady()))})
+    _watch(runtime)
     return runtime
 
 
@@ -335,7 +331,7 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
     metrics.add(OVERFLOWS, value=0)
 
 
-def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+def _watch(runtime: Runtime) -> None:
     loop, watch = asyncio.get_running_loop(), runtime.telemetry.metrics.watch
     watch(FIDELITY, lambda: dict(runtime.evaluation.scores))
     watch(UNAUTHORISED, lambda: dict(runtime.guesses.counted))
@@ -349,7 +345,7 @@ def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], floa
     watch(CONNECTIONS, partial(_connections, runtime))
     watch_process(runtime.telemetry.metrics)
     keep_little()
-    watch(WINDOWS_LEARNED, learned)
+    watch(WINDOWS_LEARNED, lambda: {(): len(runtime.windows.learned())})
     _begin_counting(runtime.telemetry.metrics, runtime.config)
 
 
@@ -447,7 +443,7 @@ def _date(at: float) -> str:
         return f"{at:.0f} s since 1970"
 
 
-async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timekeeper) -> None:
+async def _tend(runtime: Runtime, timekeeper: Timekeeper) -> None:
     last_kept, measured, pruned, followed, reopened = -TIME_KEPT_EVERY, -MEASURED_EVERY, -DAY, time.monotonic(), 0
     while True:
         await asyncio.sleep(KEYS_EVERY)
@@ -456,7 +452,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
         if runtime.admission.most_held > LARGE and not runtime.admission.held:
             runtime.admission.most_held = 0
             await asyncio.to_thread(give_back)
-        store = runtime.store
+        store, clock = runtime.store, runtime.planner.clock
         try:
             await store.ping()
             if store.reopened != reopened:
@@ -497,13 +493,6 @@ async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
         await store.keep_time(timekeeper.believed, timekeeper.doubted)
 
 
-async def _audit_changes(runtime: Runtime, before: Config) -> None:
-    try:
-        await runtime.store.note_changes([*changes(before, runtime.config, at=runtime.planner.clock())])
-    except StoreError as error:
-        log.warning("what changed with the configuration could not be audited: %s", error)
-
-
 def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | None:
     if read is None:
         return None
@@ -518,6 +507,9 @@ def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | Non
         runtime.adopt(fresh)
         if rows is not None:
             runtime.take_keys(rows)
-        await _audit_changes(runtime, before)
+        try:
+            await runtime.store.note_changes([*changes(before, runtime.config, at=runtime.planner.clock())])
+        except StoreError as error:
+            log.warning("what changed with the configuration could not be audited: %s", error)
 
     return Reload(current=lambda: runtime.config, read=read, adopt=adopt, every=WATCH_EVERY)
