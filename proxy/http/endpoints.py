@@ -327,8 +327,12 @@ async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route)
     config = runtime.config
     upstreams = tuple(config.upstreams.values())
     if route.model:
-        destination = for_models(config, caller, route)
-        return None if destination.upstream.kind == "openai" else _card(config, destination.upstream, route.model)
+        upstream = for_models(config, caller, route).upstream
+        if upstream.kind == "openai":
+            return None
+        if config.rule(route.model) is None:
+            raise NotFound(f"The model {route.model[:200]!r} is not known here.", param="model")
+        return _entry(upstream, route.model)
     if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
         return None
     lists = await asyncio.gather(*(_models_of(runtime, each, caller, headers) for each in upstreams))
@@ -376,12 +380,6 @@ def _named(config: Config, caller: Caller) -> Iterable[str]:
 
 def _entry(upstream: UpstreamSettings, name: str) -> Entry:
     return {"id": name, "object": "model", "created": 0, "owned_by": upstream.provider or upstream.name}
-
-
-def _card(config: Config, upstream: UpstreamSettings, name: str) -> Entry:
-    if config.rule(name) is None:
-        raise NotFound(f"The model {name[:200]!r} is not known here.", param="model")
-    return _entry(upstream, name)
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
