@@ -308,8 +308,7 @@ class _Answer:
 
 
 class Probe:
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._answers: dict[str, _Answer] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
@@ -321,7 +320,7 @@ class Probe:
 
     def is_due(self, key: str) -> bool:
         answer = self._answers.get(key)
-        return answer is None or answer.until < self._clock()
+        return answer is None or answer.until < time.monotonic()
 
     def has_answered(self, key: str) -> bool:
         """Until the upstream was asked a plan would not be the one of a process that did."""
@@ -345,7 +344,7 @@ class Probe:
         return task
 
     async def _ask(self, key: str, base_url: str, model: str, fetch: Fetch) -> None:
-        answer = _Answer(until=self._clock() + GOOD_FOR)
+        answer = _Answer(until=time.monotonic() + GOOD_FOR)
         root = f"{urlsplit(base_url).scheme}://{urlsplit(base_url).netloc}"
         answer.models = parse_upstream_models(await _json(fetch, f"{base_url}/models"))
         if model not in answer.models:

@@ -324,9 +324,6 @@ class ModelLimitsResolver:
         self._revision += 1
         self._keep(self.limits.refused(scope, tokens, now=self.clock()))
 
-    def passed(self, scope: str, tokens: int) -> None:
-        self.limits.passed(scope, tokens)
-
     def is_too_little(self, known: ModelLimits, sent: int, prompt: int) -> bool:
         """Whether a request is longer than any that was answered, and its usage is not: a window ends there."""
         most = (1.0 - TRUNCATED) * known.budget.estimate(sent)
