@@ -22,19 +22,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import msgspec
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from proxy.errors import redact
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import names
-from proxy.telemetry.exposition import Family, Instrument, Labels, Merge, Series, WorkerReadings, as_otlp, as_text
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricsData
+from proxy.telemetry.exposition import Family, Instrument, Labels, Merge, Series, WorkerReadings, as_text
 
 SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKENS: Final = tuple(float(4**power) for power in range(14))
@@ -403,9 +398,6 @@ class Metrics:
     def render(self, *, openmetrics: bool = False) -> bytes:
         found = self.read()
         return as_text(found if self._shared is None else self._shared.together(found), openmetrics=openmetrics)
-
-    def collect(self, resource: Resource, scope: InstrumentationScope, *, since: int, now: int) -> "MetricsData":
-        return as_otlp(self.read(), resource, scope, since=since, now=now)
 
     def _begun(self, instrument: Instrument, labels: Labels, value: float) -> Series:
         bounds = instrument.bounds

@@ -9,6 +9,7 @@ bounded, without credentials. What is too long loses whole messages from its mid
 single message that is too long loses the end of its texts.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -288,12 +289,7 @@ Part = dict[str, Any]
 
 
 def asked_in(body: bytes) -> dict[str, Value]:
-    try:
-        request = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(request, dict):
-        return {}
+    request = _object(body)
     found: dict[str, Value] = {}
     messages, tools = request.get("messages"), request.get("tools")
     if isinstance(messages, list):
@@ -443,9 +439,13 @@ def _reread(text: str) -> object:
 
 
 def choices_in(body: bytes) -> Sequence[object]:
-    try:
-        value = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return ()
-    choices = value.get("choices") if isinstance(value, dict) else None
+    choices = _object(body).get("choices")
     return choices if isinstance(choices, list) else ()
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        value = msgspec.json.decode(body)
+        if isinstance(value, dict):
+            return value
+    return {}

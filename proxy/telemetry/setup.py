@@ -23,6 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.sdk.version import __version__ as sdk_version
 
 from proxy.telemetry import names
+from proxy.telemetry.exposition import as_otlp
 from proxy.telemetry.logs import Header, context_in
 from proxy.telemetry.metrics import BUILD, DROPPED, Metrics
 from proxy.telemetry.names import clean
@@ -310,7 +311,7 @@ class Telemetry:
             since = clock()
             made._push = MetricPush(
                 metric_exporter,
-                lambda: metrics.collect(resource, scope, since=since, now=clock()),
+                lambda: as_otlp(metrics.read(), resource, scope, since=since, now=clock()),
                 seconds=settings.number("OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
             )
         return made
