@@ -118,16 +118,7 @@ class ExchangeHandler:
         name, started, headers = new_request_id(), time.perf_counter(), scope["headers"]
         trace: Trace = NULL_TRACE
         if runtime.telemetry.recording is not None:
-            client = scope.get("client")
-            trace = runtime.telemetry.exchange(
-                "POST",
-                f"/v1{route.path}",
-                headers,
-                server=scope.get("server"),
-                client=client[0] if client else None,
-                scheme=scope.get("scheme", "http"),
-                request_id=name,
-            )
+            trace = runtime.telemetry.exchange(scope, f"/v1{route.path}", request_id=name)
         self.progress = ExchangeProgress(name, started, trace, scope.get("query_string", b""), headers, route)
 
     def _stop(self) -> None:

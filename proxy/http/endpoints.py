@@ -231,17 +231,9 @@ async def relay_untouched(
 ) -> None:
     about = LOG_CONTEXT.get()
     request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
-    client, path = scope.get("client"), scope["path"]
-    trace = runtime.telemetry.exchange(
-        scope["method"],
-        path if path in ROUTES else OTHER_ROUTE,
-        scope["headers"],
-        path=path,
-        server=scope.get("server"),
-        client=client[0] if client else None,
-        scheme=scope.get("scheme", "http"),
-        request_id=request_id,
-    )
+    path = scope["path"]
+    named = path if path in ROUTES else OTHER_ROUTE
+    trace = runtime.telemetry.exchange(scope, named, path=path, request_id=request_id)
     await RelayedRequest(runtime, scope, receive, send, route, request_id, trace, time.perf_counter()).run()
 
 

@@ -24,7 +24,7 @@ from opentelemetry.sdk.version import __version__ as sdk_version
 
 from proxy.telemetry import names
 from proxy.telemetry.exposition import as_otlp
-from proxy.telemetry.logs import Header, context_in
+from proxy.telemetry.logs import context_in
 from proxy.telemetry.metrics import BUILD, DROPPED, Metrics
 from proxy.telemetry.names import clean
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Trace, TraceSettings
@@ -317,35 +317,26 @@ class Telemetry:
         return made
 
     def exchange(
-        self,
-        method: str,
-        route: str,
-        headers: Sequence[Header],
-        *,
-        path: str | None = None,
-        server: tuple[str, int | None] | None = None,
-        client: str | None = None,
-        scheme: str = "http",
-        request_id: str | None = None,
+        self, scope: Mapping[str, Any], route: str, *, path: str | None = None, request_id: str | None = None
     ) -> Trace:
-        """The trace of one request, joined to the W3C context in its lower-case headers.
+        """The trace of one request (its ASGI scope), joined to the W3C context in its lower-case headers.
 
-        Baggage is read where the settings say so.
+        ``path`` is told where it is not the route's. Baggage is read where the settings say so.
         """
         if self.recording is None:
             return NULL_TRACE
-        context = context_in(headers, baggage=self._read_baggage)
+        context = context_in(scope["headers"], baggage=self._read_baggage)
         if not self._sampler.keeps(context.parent.trace, context.sampled):
             return NullTrace(f"{context.parent.trace:032x}")
-        trace = ExchangeTrace(self.recording, context, f"{method} {route}")
-        note, (address, port) = trace.root.set, server or (None, None)
-        note(names.HTTP_METHOD, method)
+        trace = ExchangeTrace(self.recording, context, f"{scope['method']} {route}")
+        note, (address, port), client = trace.root.set, scope.get("server") or (None, None), scope.get("client")
+        note(names.HTTP_METHOD, scope["method"])
         note(names.HTTP_ROUTE, route)
         note(names.URL_PATH, route if path is None else clean(path))
-        note(names.URL_SCHEME, scheme)
+        note(names.URL_SCHEME, scope.get("scheme", "http"))
         note(names.SERVER_ADDRESS, None if address is None else clean(address))
         note(names.SERVER_PORT, port)
-        note(names.CLIENT_ADDRESS, clean(client) if client else None)
+        note(names.CLIENT_ADDRESS, clean(client[0]) if client and client[0] else None)
         note(names.USER_AGENT, clean(context.user_agent.decode("latin-1")) if context.user_agent else None)
         note(names.REQUEST_ID, request_id and clean(request_id))
         return trace

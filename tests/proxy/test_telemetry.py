@@ -12,10 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -44,6 +45,12 @@ CANARIES = (
     "Y2FuYXJ5OmNhbmFyeXNlY3JldA==",
 )
 
+CHAT = "/v1/chat/completions"
+
+
+def asked(headers: Sequence[tuple[bytes, bytes]] = (), **scope: object) -> dict[str, Any]:
+    return {"method": "POST", "headers": headers, **scope}
+
 
 class Spans:
     """Telemetry with an exporter in memory; the clock advances a millisecond per reading."""
@@ -58,7 +65,7 @@ class Spans:
         )
 
     def start(self, *headers: tuple[bytes, bytes]) -> Trace:
-        return self.telemetry.exchange("POST", "/v1/chat/completions", headers, client="192.0.2.7", request_id="req-1")
+        return self.telemetry.exchange(asked(headers, client=("192.0.2.7", 4711)), CHAT, request_id="req-1")
 
     def finished(self) -> tuple[ReadableSpan, ...]:
         self.telemetry.flush()
@@ -407,9 +414,9 @@ def test_a_trace_that_is_off_has_every_method_of_one_that_is_on(real: type, null
 def test_without_an_endpoint_a_trace_does_nothing_costs_nothing_and_starts_no_thread() -> None:
     before = threading.active_count()
     telemetry = Telemetry.create(OtelSettings())
-    assert telemetry.exchange("POST", "/v1/chat/completions", []) is NULL_TRACE
-    a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
-    assert telemetry.exchange("POST", "/", []).attempt("m", "openai").propagation() == ()
+    assert telemetry.exchange(asked(), CHAT) is NULL_TRACE
+    a_pass(telemetry.exchange(asked([(b"traceparent", CLIENT_CONTEXT)]), CHAT))
+    assert telemetry.exchange(asked(), "/").attempt("m", "openai").propagation() == ()
     assert threading.active_count() == before
     assert telemetry.shutdown()
 
@@ -451,7 +458,7 @@ def test_a_collector_receives_the_spans_and_the_metrics_over_otlp(suffix: str) -
         environment = {"OTEL_SERVICE_NAME": "edge", "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=a%20b"}
         endpoint = f"http://127.0.0.1:{server.server_port}{suffix}"
         telemetry = Telemetry.create(OtelSettings(otlp_endpoint=endpoint, environment=environment))
-        a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
+        a_pass(telemetry.exchange(asked([(b"traceparent", CLIENT_CONTEXT)]), CHAT))
         telemetry.metrics.add(instruments.REQUESTS, "pass", "support")
         telemetry.metrics.record(instruments.OVERHEAD, 0.0007, "")
         assert telemetry.shutdown()
@@ -474,7 +481,7 @@ def test_half_a_character_in_a_clients_json_costs_no_batch_of_spans() -> None:
     with collector() as server:
         telemetry = Telemetry.create(OtelSettings(otlp_endpoint=f"http://127.0.0.1:{server.server_port}"))
         for model in (json.loads('"m\\ud800"'), "gpt-5-mini"):
-            trace = telemetry.exchange("POST", "/v1/chat/completions", [])
+            trace = telemetry.exchange(asked(), CHAT)
             identify(trace, model=model)
             trace.attempt(model, "openai").answered(200)
             trace.end(200)
@@ -518,7 +525,7 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
         slowest = 0.0
         for _ in range(1000):
             started = time.thread_time()
-            a_pass(telemetry.exchange("POST", "/v1/chat/completions", []))
+            a_pass(telemetry.exchange(asked(), CHAT))
             slowest = max(slowest, time.thread_time() - started)
         telemetry.shutdown()
         assert slowest < 0.5
@@ -533,7 +540,7 @@ def test_the_process_exits_although_the_collector_never_answers(protocol: str) -
     script = (
         "import sys\nfrom proxy.telemetry.setup import Telemetry, OtelSettings\nfrom proxy.telemetry import metrics as instruments\n"
         "t = Telemetry.create(OtelSettings(otlp_endpoint=sys.argv[1], otlp_protocol=sys.argv[2]))\n"
-        "t.exchange('POST', '/', []).end(200)\nt.metrics.add(instruments.OVERFLOWS)\nprint(t.shutdown(0.3))\n"
+        "t.exchange({'method': 'POST', 'headers': []}, '/').end(200)\nt.metrics.add(instruments.OVERFLOWS)\nprint(t.shutdown(0.3))\n"
     )
     with black_hole() as port:
         run = subprocess.run(
