@@ -272,11 +272,8 @@ class Span:
             self.fail(error_type or str(status))
         self.close()
 
-    def failed(self, error_type: str, *, status: int | None = None) -> None:
-        if not self.ended:
-            self.set(names.HTTP_STATUS, status)
-            self.fail(error_type)
-            self.close()
+    def failed(self, error_type: str) -> None:
+        self.answered(error_type=error_type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ def test_an_overflow_is_a_failed_attempt_and_a_second_plan_before_the_retry(span
     identify(trace)
     with trace.plan() as plan:
         plan.decide("pass", before=7000, after=7000, limit=8000, pressure=0.875, zone="orange")
-    trace.attempt("gpt-5-mini", "openai").failed("context_length_exceeded", status=400)
+    trace.attempt("gpt-5-mini", "openai").answered(400, error_type="context_length_exceeded")
     with trace.plan() as plan:
         plan.layer("evict", before=7000, after=3000, units=9)
         plan.decide("evict", before=7000, after=3000, limit=4000, pressure=0.75, zone="orange")
@@ -673,9 +673,9 @@ def test_an_attempt_after_one_that_failed_is_counted_and_linked_and_one_after_an
     first = trace.attempt("m", "openai")
     first.answered(200)
     second = trace.attempt("m", "openai")
-    second.failed("rate_limit_exceeded", status=429)
+    second.answered(429, error_type="rate_limit_exceeded")
     third = trace.attempt("m", "openai")
-    third.failed("503", status=503)
+    third.answered(503)
     trace.attempt("m", "openai").answered(200)
     trace.end(200)
     found = spans.named("chat m")
