@@ -231,25 +231,21 @@ def _whole(name: str, files: Mapping[str, Document], through: tuple[str, ...]) -
 
 
 def _over(base: Document, own: Document, at: KeyPath = ()) -> Document:
-    leaves, sections = set[KeyPath](), set[KeyPath]()
-    _collect(own.data, (), leaves, sections)
-
-    def inherited(path: KeyPath) -> bool:
-        return path not in sections and not any(path[:length] in leaves for length in range(1, len(path) + 1))
-
-    places = {(*at, *path): place for path, place in base.places.items() if inherited(path)}
+    places = {(*at, *path): place for path, place in base.places.items() if not _decides(own.data, path)}
     data = _merged(_settled(base.data), own.data)
     data.pop("preset", None)
     return Document(name=own.name, data=data, places={**places, **own.places})
 
 
-def _collect(data: Mapping[str, object], path: KeyPath, leaves: set[KeyPath], sections: set[KeyPath]) -> None:
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            sections.add((*path, key))
-            _collect(value, (*path, key), leaves, sections)
-        else:
-            leaves.add((*path, key))
+def _decides(data: object, path: KeyPath) -> bool:
+    """Whether the data has a value at that place, or one above it that is no section."""
+    for key in path:
+        if not isinstance(data, Mapping):
+            return True
+        if key not in data:
+            return False
+        data = data[key]
+    return True
 
 
 def about(document: Document) -> str:
