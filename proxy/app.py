@@ -157,7 +157,8 @@ class App:
                 management=Management(runtime),
                 dashboard=Dashboard(runtime),
             )
-            async with reloading(_reload(runtime, self._reload)):
+            read = self._reload
+            async with contextlib.nullcontext() if read is None else reloading(_reload(runtime, read)):
                 yield
         await asyncio.to_thread(self._telemetry.shutdown)
 
@@ -493,10 +494,7 @@ async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
         await store.keep_time(timekeeper.believed, timekeeper.doubted)
 
 
-def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | None:
-    if read is None:
-        return None
-
+def _reload(runtime: Runtime, read: Callable[[], Config]) -> Reload:
     async def adopt(fresh: Config) -> None:
         rows: list[KeyRow] | None = []
         before = runtime.config

@@ -123,41 +123,31 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
     return Config(path=named, simulate=simulate, warnings=warnings, places=document.places, **made)
 
 
-_VARIABLES: Mapping[str, KeyPath] = {
-    "WEIR_STORE": ("store", "url"),
-    "WEIR_POLICY": ("default_policy",),
-    "WEIR_HOST": ("listen", "host"),
-    "WEIR_PORT": ("listen", "port"),
-    "WEIR_WINDOW": ("window",),
-    "WEIR_SUMMARIZER": ("summarizer",),
-    "WEIR_AUTH_MODE": ("auth", "mode"),
-    "WEIR_OPEN_BEYOND_LOOPBACK": ("auth", "open_beyond_loopback"),
-    "WEIR_ADMIN_TOKEN": ("auth", "admin_token"),
-    "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
-    "OTEL_EXPORTER_OTLP_PROTOCOL": ("telemetry", "otlp_protocol"),
-    "OTEL_SERVICE_NAME": ("telemetry", "service_name"),
+_SOURCES: Mapping[KeyPath, tuple[str, str]] = {
+    ("store", "url"): ("WEIR_STORE", "store"),
+    ("default_policy",): ("WEIR_POLICY", "policy"),
+    ("listen", "host"): ("WEIR_HOST", "host"),
+    ("listen", "port"): ("WEIR_PORT", "port"),
+    ("listen", "workers"): ("", "workers"),
+    ("window",): ("WEIR_WINDOW", "window"),
+    ("summarizer",): ("WEIR_SUMMARIZER", "summarizer"),
+    ("auth", "mode"): ("WEIR_AUTH_MODE", "auth_mode"),
+    ("auth", "open_beyond_loopback"): ("WEIR_OPEN_BEYOND_LOOPBACK", ""),
+    ("auth", "admin_token"): ("WEIR_ADMIN_TOKEN", ""),
+    ("telemetry", "otlp_endpoint"): ("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+    ("telemetry", "otlp_protocol"): ("OTEL_EXPORTER_OTLP_PROTOCOL", ""),
+    ("telemetry", "service_name"): ("OTEL_SERVICE_NAME", ""),
 }
-
-_FLAGS: Mapping[str, KeyPath] = {
-    "store": ("store", "url"),
-    "policy": ("default_policy",),
-    "host": ("listen", "host"),
-    "port": ("listen", "port"),
-    "workers": ("listen", "workers"),
-    "window": ("window",),
-    "summarizer": ("summarizer",),
-    "auth_mode": ("auth", "mode"),
-}
+"""What stands above the file: the variable and, above that, the flag for a value; empty where there is none."""
 
 
 def _overlay(env: Mapping[str, str], flags: Flags) -> dict[KeyPath, tuple[str, object]]:
     values: dict[KeyPath, tuple[str, object]] = {}
-    for name, path in _VARIABLES.items():
-        if env.get(name):
-            values[path] = (name, env[name])
-    for name, path in _FLAGS.items():
-        if (value := getattr(flags, name)) is not None:
-            values[path] = (f"--{name.replace('_', '-')}", value)
+    for path, (variable, flag) in _SOURCES.items():
+        if flag and (value := getattr(flags, flag)) is not None:
+            values[path] = (f"--{flag.replace('_', '-')}", value)
+        elif env.get(variable):
+            values[path] = (variable, env[variable])
     return values
 
 
@@ -443,10 +433,7 @@ class Reload:
 
 
 @contextlib.asynccontextmanager
-async def reloading(reload: Reload | None) -> AsyncIterator[None]:
-    if reload is None:
-        yield
-        return
+async def reloading(reload: Reload) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     # not the loop's own way: where it takes a handler back, SIGHUP ends the process until another is set
     before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload.ask))
