@@ -41,31 +41,9 @@ from proxy.runtime import Runtime
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import DAY, KeyRow, StoreError
 from proxy.stream import Receive, Send
+from proxy.telemetry import metrics as measured
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
-from proxy.telemetry.metrics import (
-    ALERTS,
-    ALERTS_UNDELIVERED,
-    BODIES_HELD,
-    CHECKPOINTS,
-    CONNECTIONS,
-    DEGRADED,
-    FIDELITY,
-    HEALTH,
-    OVERFLOWS,
-    PREPARATIONS,
-    QUEUE,
-    REQUESTS,
-    RETRIES,
-    STORE_GROWTH,
-    STORE_LATENCY,
-    STORE_SIZE,
-    STORE_WAITING,
-    SUMMARIZER_CALLS,
-    TASKS,
-    UNAUTHORISED,
-    WINDOWS_LEARNED,
-    Metrics,
-)
+from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process import give_back, keep_little, watch_loop, watch_process
 from proxy.telemetry.setup import Telemetry
 from proxy.upstream.client import Client
@@ -77,11 +55,11 @@ log = logging.getLogger("weir")
 timekeeping = logging.getLogger("weir.timekeeping")
 
 BEGUN = {
-    RETRIES: ("overflow", "tools_refused"),
-    DEGRADED: ("store", "plan", "resume"),
-    SUMMARIZER_CALLS: ("ok", "kept", "shared", "timeout"),
-    PREPARATIONS: ("prepared", "used", "wasted"),
-    ALERTS_UNDELIVERED: ("dropped", "failed"),
+    measured.RETRIES: ("overflow", "tools_refused"),
+    measured.DEGRADED: ("store", "plan", "resume"),
+    measured.SUMMARIZER_CALLS: ("ok", "kept", "shared", "timeout"),
+    measured.PREPARATIONS: ("prepared", "used", "wasted"),
+    measured.ALERTS_UNDELIVERED: ("dropped", "failed"),
 }
 """Counters with one label that alert rules look at, and its values."""
 
@@ -242,7 +220,7 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         busy_timeout=config.store.timeout,
         connections=config.store.pool,
     )
-    store.took = lambda operation, seconds: metrics.record(STORE_LATENCY, seconds, operation)
+    store.took = lambda operation, seconds: metrics.record(measured.STORE_LATENCY, seconds, operation)
     for notice in store.notices:
         log.warning("%s", notice)
     return store
@@ -266,7 +244,7 @@ async def _assemble(
     alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics)
     add = telemetry.metrics.add
     told = {"stored": alerts.tell_stored} if store.shared else {}
-    settler = WriteBehindQueue(store, degraded=partial(add, DEGRADED), **told)
+    settler = WriteBehindQueue(store, degraded=partial(add, measured.DEGRADED), **told)
     learned = LearnedLimits(await store.limits())
     windows = ModelLimitsResolver(registry, learned, Probe(), upstreams.get, clock=steady, write=store.learn)
     windows.follow(await store.calibrations())
@@ -277,7 +255,7 @@ async def _assemble(
         conversations=conversations,
         store=store,
         settler=settler,
-        saved=partial(add, CHECKPOINTS),
+        saved=partial(add, measured.CHECKPOINTS),
         workers=Workers(workers_for(config.listen.workers)),
     )
     health = HealthBook()
@@ -289,7 +267,7 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
-        preparation=_preparation(planner, told=partial(add, PREPARATIONS)),
+        preparation=_preparation(planner, told=partial(add, measured.PREPARATIONS)),
         evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=planner.clock),
         health=health,
         summarizer=Summarizer(store=store),
@@ -323,30 +301,30 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
     """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss the first event."""
     for policy in config.policies:
         for outcome in ("ok", ContextLengthExceeded.code):
-            metrics.add(REQUESTS, outcome, policy, value=0)
+            metrics.add(measured.REQUESTS, outcome, policy, value=0)
     for counter, values in BEGUN.items():
         for value in values:
             metrics.add(counter, value, value=0)
     for rule in RULES:
-        metrics.add(ALERTS, rule.level, rule.category, rule.kind, value=0)
-    metrics.add(OVERFLOWS, value=0)
+        metrics.add(measured.ALERTS, rule.level, rule.category, rule.kind, value=0)
+    metrics.add(measured.OVERFLOWS, value=0)
 
 
 def _watch(runtime: Runtime) -> None:
     loop, watch = asyncio.get_running_loop(), runtime.telemetry.metrics.watch
-    watch(FIDELITY, lambda: dict(runtime.evaluation.scores))
-    watch(UNAUTHORISED, lambda: dict(runtime.guesses.counted))
-    watch(HEALTH, runtime.health.read)
-    watch(STORE_WAITING, runtime.settler.waiting)
-    watch(STORE_SIZE, lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
-    watch(STORE_GROWTH, partial(_growth, runtime))
-    watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
-    watch(QUEUE, partial(_queues, runtime, loop))
-    watch(BODIES_HELD, lambda: {(): runtime.admission.held})
-    watch(CONNECTIONS, partial(_connections, runtime))
+    watch(measured.FIDELITY, lambda: dict(runtime.evaluation.scores))
+    watch(measured.UNAUTHORISED, lambda: dict(runtime.guesses.counted))
+    watch(measured.HEALTH, runtime.health.read)
+    watch(measured.STORE_WAITING, runtime.settler.waiting)
+    watch(measured.STORE_SIZE, lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
+    watch(measured.STORE_GROWTH, partial(_growth, runtime))
+    watch(measured.TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
+    watch(measured.QUEUE, partial(_queues, runtime, loop))
+    watch(measured.BODIES_HELD, lambda: {(): runtime.admission.held})
+    watch(measured.CONNECTIONS, partial(_connections, runtime))
     watch_process(runtime.telemetry.metrics)
     keep_little()
-    watch(WINDOWS_LEARNED, lambda: {(): len(runtime.windows.learned())})
+    watch(measured.WINDOWS_LEARNED, lambda: {(): len(runtime.windows.learned())})
     _begin_counting(runtime.telemetry.metrics, runtime.config)
 
 

@@ -10,17 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from proxy.telemetry import metrics as measured
 from proxy.telemetry.exposition import Instrument, Labels
-from proxy.telemetry.metrics import (
-    LOOP_LAG,
-    PROCESS_CPU,
-    PROCESS_FDS,
-    PROCESS_MAX_FDS,
-    PROCESS_RESIDENT,
-    PROCESS_START,
-    PROCESS_VIRTUAL,
-    Metrics,
-)
+from proxy.telemetry.metrics import Metrics
 
 EVERY = 0.5
 SELF = Path("/proc/self")
@@ -31,12 +23,12 @@ _STARTED = time.time()
 
 def watch_process(metrics: Metrics) -> None:
     reads: dict[Instrument, Callable[[], float]] = {
-        PROCESS_CPU: time.process_time,
-        PROCESS_RESIDENT: lambda: _pages()[1],
-        PROCESS_VIRTUAL: lambda: _pages()[0],
-        PROCESS_FDS: lambda: sum(1 for _ in (SELF / "fd").iterdir()),
-        PROCESS_MAX_FDS: lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        PROCESS_START: lambda: _STARTED,
+        measured.PROCESS_CPU: time.process_time,
+        measured.PROCESS_RESIDENT: lambda: _pages()[1],
+        measured.PROCESS_VIRTUAL: lambda: _pages()[0],
+        measured.PROCESS_FDS: lambda: sum(1 for _ in (SELF / "fd").iterdir()),
+        measured.PROCESS_MAX_FDS: lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        measured.PROCESS_START: lambda: _STARTED,
     }
     for instrument, read in reads.items():
         metrics.watch(instrument, partial(_reading, read))
@@ -89,4 +81,4 @@ async def watch_loop(metrics: Metrics) -> None:
     while True:
         due = loop.time() + EVERY
         await asyncio.sleep(EVERY)
-        metrics.record(LOOP_LAG, max(0.0, loop.time() - due))
+        metrics.record(measured.LOOP_LAG, max(0.0, loop.time() - due))
