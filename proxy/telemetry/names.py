@@ -325,24 +325,15 @@ def bounded(items: Sequence[object], form: Any) -> tuple[str, int]:
     room = MAX_BYTES - 2
     first: list[str] = []
     last: list[str] = []
-    for at, from_end in _inwards(len(items)):
-        text = _fitting(form, items[at], room)
+    for step in range(len(items)):
+        from_end = step % 2 == 0
+        text = _fitting(form, items[-1 - step // 2 if from_end else step // 2], room)
         if text is None:
             break
         (last if from_end else first).append(text)
         room -= len(text.encode()) + 1
     kept = [*first, *reversed(last)]
     return f"[{','.join(kept)}]", len(items) - len(kept)
-
-
-def _inwards(count: int) -> Iterator[tuple[int, bool]]:
-    low, high = 0, count - 1
-    while low <= high:
-        yield high, True
-        high -= 1
-        if low <= high:
-            yield low, False
-            low += 1
 
 
 def _fitting(form: Any, item: object, room: int) -> str | None:
@@ -427,15 +418,10 @@ def _definition(tool: object, longest: int) -> Part:
     if isinstance(own.get("description"), str):
         found["description"] = _text(own["description"], longest)
     if isinstance(own.get("parameters"), dict) and len(shape := _text(own["parameters"], 16 * MAX_BYTES)) <= longest:
-        found["parameters"] = _reread(shape)
+        found["parameters"] = shape
+        with contextlib.suppress(ValueError):
+            found["parameters"] = json.loads(shape)
     return found
-
-
-def _reread(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def choices_in(body: bytes) -> Sequence[object]:
