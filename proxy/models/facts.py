@@ -225,21 +225,9 @@ def _over(base: ModelFacts, better: ModelFacts) -> ModelFacts:
 def _from_rule(rule: ModelRule | None) -> ModelFacts | None:
     if rule is None:
         return None
-    prices = rule.prices
-    return ModelFacts(
-        window=rule.window,
-        max_input=rule.max_input,
-        max_output=rule.max_output,
-        input_price=_per_token(prices.input),
-        output_price=_per_token(prices.output),
-        cache_read_price=_per_token(prices.cache_read),
-        cache_write_price=_per_token(prices.cache_write),
-        source="rule",
-    )
-
-
-def _per_token(dollars_per_million: float | None) -> float | None:
-    return None if dollars_per_million is None else dollars_per_million / 1_000_000
+    stated = {name: getattr(rule.prices, name) for name in ("input", "output", "cache_read", "cache_write")}
+    prices = {f"{name}_price": price / MILLION for name, price in stated.items() if price is not None}
+    return ModelFacts(window=rule.window, max_input=rule.max_input, max_output=rule.max_output, source="rule", **prices)
 
 
 _BINDING = re.compile(r"claude-(fable|mythos|opus|sonnet|haiku)-(\d{1,2})[-.](\d{1,2})(?!\d)")
