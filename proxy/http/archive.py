@@ -274,11 +274,6 @@ def saved_of(row: CheckpointRow) -> Saved:
     return Saved.of(row, **_saved(row))
 
 
-def saved_version_of(row: CheckpointRow, before: CheckpointRow | None) -> SavedVersion:
-    previous = Checkpoint.from_json(before.body) if before is not None else None
-    return SavedVersion.of(row, **_saved(row), changed=dict(Checkpoint.from_json(row.body).delta(previous)))
-
-
 def _saved(row: CheckpointRow) -> dict[str, object]:
     state, cut = Checkpoint.from_json(row.body), row.cut
     named = [each.value for each in state.identifiers]
@@ -327,7 +322,8 @@ async def checkpoint_version(asked: ManagementRequest) -> SavedVersion:
     found = await _at_version(asked, row, version)
     rows = await checkpoints_of(asked.store, row)
     before = [each for each in rows if each.branch == found.branch and each.version < version]
-    return saved_version_of(found, before[-1] if before else None)
+    previous = Checkpoint.from_json(before[-1].body) if before else None
+    return SavedVersion.of(found, **_saved(found), changed=dict(Checkpoint.from_json(found.body).delta(previous)))
 
 
 async def source(asked: ManagementRequest) -> ManagementAnswer:

@@ -354,14 +354,12 @@ class Preparation:
     def _use(self, thread: Thread, prepared: Prepared | None) -> None:
         if prepared is None:
             return
-        is_needed = bool(prepared.text) and _still_needed(thread, prepared)
+        is_needed = bool(prepared.text) and all(
+            cut.noted < prepared.covers for cut in thread.known.cuts if cut.narrative
+        )
         if is_needed:
             thread.known = replace(thread.known, prepared=prepared)
         self.happened("prepared" if is_needed else "wasted")
-
-
-def _still_needed(thread: Thread, prepared: Prepared) -> bool:
-    return all(cut.noted < prepared.covers for cut in thread.known.cuts if cut.narrative)
 
 
 def _lacks_state(decision: Decision, thread: Thread, *, is_new: bool, grown: bool) -> bool:
