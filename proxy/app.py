@@ -393,7 +393,14 @@ class Timekeeper:
             self.doubted += passed
             if self.doubted < DAY:
                 self.believed += passed
-                self._say(now)
+                if not self._said:
+                    self._said = True
+                    timekeeping.warning(
+                        "the clock says %s, more than a day ahead of %s, the time that is known of: "
+                        "nothing is deleted for its age by it until it has stood for a day",
+                        _date(now),
+                        _date(self.believed),
+                    )
                 return
         if self._said or self.doubted:
             timekeeping.warning(
@@ -403,16 +410,6 @@ class Timekeeper:
 
     def steady(self) -> float:
         return self._origin + self._monotonic() - self._begun
-
-    def _say(self, now: float) -> None:
-        if not self._said:
-            self._said = True
-            timekeeping.warning(
-                "the clock says %s, more than a day ahead of %s, the time that is known of: "
-                "nothing is deleted for its age by it until it has stood for a day",
-                _date(now),
-                _date(self.believed),
-            )
 
 
 def _date(at: float) -> str:
