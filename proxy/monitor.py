@@ -61,7 +61,6 @@ from proxy.wire.codec import ClientRequest
 
 Cause = Literal["none", "client", "proxy"]
 DIGITS = {"hit_ratio": 4, "cost": 9, "cost_saved": 9}
-NO_HASH = b""
 WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
 """Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
 
@@ -143,7 +142,7 @@ def _prefix(plan: Plan, recognized: Recognized, request: ClientRequest, usage: R
     return Prefix(
         head=b"".join([m.digest for m in transcript.messages[: transcript.head]]),
         tools=b"".join([xxhash.xxh3_64_digest(fields[name]) for name in names if name in fields]),
-        end=chain[-1] if chain else NO_HASH,
+        end=chain[-1] if chain else b"",
         length=len(chain),
         pruned=plan.decision.pruned if plan.decision is not None else (),
         hit_ratio=hit_ratio(usage),
@@ -201,8 +200,6 @@ def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, 
 
 MAX_CONVERSATIONS = 20_000
 MAX_READ = 500
-ROOMY = "green"
-NO_RUN = Run()
 
 Key = tuple[str, str]
 
@@ -237,7 +234,7 @@ class HealthBook:
         rules, thread = settings.health, recognized.thread
         key = (thread.branch.tenant, thread.branch.conversation)
         known = self._known.get(key)
-        before, own = (NO_RUN, None) if known is None else (known.run, known.health)
+        before, own = (Run(), None) if known is None else (known.run, known.health)
         run = follow_calls(recognized.transcript, before, length=recognized.length, most=rules.loop)
         sample = sample_of(
             plan.decision,
@@ -308,7 +305,7 @@ def sample_of(
 ) -> Sample:
     """What a request says; what was only observed took nothing out."""
     limits = recognized.policy_limits
-    bloat_limit = None if pressure.zone == ROOMY else limits.bloat
+    bloat_limit = None if pressure.zone == "green" else limits.bloat
     left = _requests_left(decision, settings, limits=limits, used=used)
     if decision is None:
         return Sample(at=at, utilization=pressure.level, repeats=repeats, bloat_limit=bloat_limit, requests_left=left)

@@ -302,9 +302,7 @@ class Probe:
 
     def known(self, key: str, model: str) -> ModelFacts | None:
         answer = self._answers.get(key)
-        if answer is None:
-            return None
-        return answer.models.get(model) or answer.anything
+        return None if answer is None else answer.models.get(model) or answer.anything
 
     def is_due(self, key: str) -> bool:
         answer = self._answers.get(key)

@@ -48,9 +48,6 @@ NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
 
 
-SaveState = Callable[..., Awaitable[int | None]]
-
-
 class Work(msgspec.Struct, frozen=True):
     asked: PlanRequest
     ask: Ask
@@ -128,7 +125,7 @@ class Preparation:
     settler: WriteBehindQueue
     workers: Workers
     readings: SharedReadings
-    save: SaveState
+    save: Callable[..., Awaitable[int | None]]
     happened: Callable[[str], None]
     clock: Callable[[], float]
     _background: Background = field(

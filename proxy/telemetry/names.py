@@ -215,15 +215,8 @@ EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
 
-FIDELITY_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        field: f"weir.fidelity.{field}"
-        for field in (
-            *("score", "key_facts", "state", "decisions", "judged", "unknown"),
-            *("coverage", "compression_ratio"),
-        )
-    }
-)
+_MEASURED: Final = ("score", "key_facts", "state", "decisions", "judged", "unknown", "coverage", "compression_ratio")
+FIDELITY_FIELDS: Final[Mapping[str, str]] = MappingProxyType({name: f"weir.fidelity.{name}" for name in _MEASURED})
 """What was measured of a summary to attribute."""
 
 DEPLOYMENT: Final = "deployment.environment.name"
