@@ -16,7 +16,7 @@ from typing import Any
 from starlette.routing import Router
 
 from policies.health import RULES
-from proxy.access.admission import Admission, Guesses, Keyring
+from proxy.access.admission import Admission, Keyring
 from proxy.access.destination import MANAGED
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config
@@ -279,7 +279,6 @@ async def _assemble(
         alerts=alerts,
         instance=instance,
         admission=Admission(config.limits),
-        guesses=Guesses(),
     )
     _watch(runtime)
     return runtime

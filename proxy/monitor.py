@@ -260,13 +260,10 @@ class HealthBook:
         branch = recognized.thread.branch
         return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
 
-    def rate(self, tenant: str, conversation: str, fidelity: float) -> bool:
-        """An evaluated fidelity (0 to 1) holds from the conversation's next request on; False if it is unknown."""
-        known = self._known.get((tenant, conversation))
-        if known is None:
-            return False
-        self._known[(tenant, conversation)] = known._replace(health=known.health._replace(fidelity=fidelity))
-        return True
+    def rate(self, tenant: str, conversation: str, fidelity: float) -> None:
+        """An evaluated fidelity (0 to 1) holds from the conversation's next request on, where it is known here."""
+        if (known := self._known.get((tenant, conversation))) is not None:
+            self._known[(tenant, conversation)] = known._replace(health=known.health._replace(fidelity=fidelity))
 
     def forget(self, tenant: str, conversation: str) -> None:
         self._known.pop((tenant, conversation), None)

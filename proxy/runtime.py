@@ -51,7 +51,7 @@ class Runtime:
     alerts: Alerts
     instance: str
     admission: Admission
-    guesses: Guesses
+    guesses: Guesses = field(default_factory=Guesses)
     health: HealthBook = field(default_factory=HealthBook)
     custom: CustomFunctions = field(default_factory=CustomFunctions)
     hooks: Hooks = field(default_factory=Hooks)

@@ -285,10 +285,10 @@ class _Import:
         That is ``step: 0.75``, ``0.75: step``, ``step: {at: 0.75}``, or ``{strategy: step, at: 0.75}`` in a list.
         """
         if isinstance(value, str):
-            start = _number(words[-1])
-            if start is None:
+            try:
+                words, value = [*words[:-1], value], float(words[-1])
+            except ValueError:
                 return
-            words, value = [*words[:-1], value], start
         at, key = path[:-1], words[-1].removesuffix("_at")
         step = _STEPS.get(key)
         if step is None and key in _STARTS:
@@ -352,13 +352,6 @@ def _scored(params: dict[str, object]) -> dict[str, object]:
         for name, value in params.items()
         if not name.startswith(("weight_", "ttl_")) or name.startswith(takes)
     }
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _shown(value: object) -> str:

@@ -395,7 +395,7 @@ class OnlineEvaluation(Background):
         store: Store,
         settler: WriteBehindQueue,
         *,
-        rate: Callable[[str, str, float], object],
+        rate: Callable[[str, str, float], None],
         clock: Callable[[], float],
     ) -> None:
         super().__init__("weir-evaluate", most=MAX_EVALUATED, at_once=EVALUATED_AT_ONCE)
