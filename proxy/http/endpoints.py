@@ -450,8 +450,8 @@ class HealthRoutes:
         return "failing" if self._runtime.settler.failing else "ok"
 
     async def _upstream(self, upstream: UpstreamSettings) -> bool:
-        base = upstream.base_url or upstream.api_base
-        if base is None:
+        base = upstream.address
+        if not base:
             return True
         known = self._reachable.get(base)
         if known is not None and known[0] > time.monotonic():

@@ -17,7 +17,6 @@ from msgspec import Meta
 from policies.health import Category, HealthTrend, Level, Snapshot, trend_of
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
-    DAYS,
     DOLLAR_DIGITS,
     Count,
     Digest,
@@ -33,7 +32,6 @@ from proxy.http.request import (
     cursor_of,
     page,
     page_from,
-    since_in,
 )
 from proxy.store.chain import AuditRow, AuditType
 from proxy.store.exchanges import ADDED, By, Figures, Passed
@@ -109,9 +107,7 @@ async def usage(asked: ManagementRequest) -> Usage:
     The most forwarded tokens come first; a caller sees its own, the operator every key's.
     """
     limit, by = asked.limit(), asked.word("by", KINDS)
-    since = asked.since()
-    since = asked.runtime.planner.clock() - DAYS * DAY if since is None else since
-    start = asked.start()
+    since, start = asked.since("30d"), asked.start()
     rows = await asked.store.usage(asked.tenant, since=since, by=by)
     names = asked.runtime.keyring.names
     found = page_from(rows, start, limit, lambda row: taken_by(row, by=by, names=names))
@@ -397,8 +393,7 @@ async def series(asked: ManagementRequest) -> MetricSeries:
     if metric in OPERATORS_METRICS and asked.tenant is not None:
         raise Forbidden(f"{metric} is for the operator: send the admin token (auth.admin_token).")
     step = STEPS[asked.word("step", tuple(STEPS)) or "1h"]
-    now = asked.runtime.planner.clock()
-    since = since_in(asked.query.get("since", "24h"), now=now)
+    since, now = asked.since("24h"), asked.runtime.planner.clock()
     if (now - since) / step > MAX_POINTS:
         raise InvalidRequest(f"That is more than {MAX_POINTS} steps: ask for a longer step.", param="step")
     if metric == "store_bytes":

@@ -304,9 +304,12 @@ class ManagementRequest:
             raise InvalidRequest(f"{name} must be true or false.", param=name)
         return None if given is None else given == "true"
 
-    def since(self) -> float | None:
-        given = self.query.get("since")
-        return None if given is None else since_in(given, now=self.runtime.planner.clock())
+    def since(self, default: str) -> float:
+        """The moment that is asked for, seconds since 1970; that of ``default`` where none is."""
+        try:
+            return moment_in(self.query.get("since", default), now=self.runtime.planner.clock())
+        except ValueError as fault:
+            raise InvalidRequest(f"since {fault}", param="since") from None
 
     def version(self) -> int:
         given = self.path["version"]
@@ -370,13 +373,6 @@ def query_of(raw: bytes, known: Collection[str]) -> dict[str, str]:
         if len(values) > 1:
             raise InvalidRequest(f"{name} is given {len(values)} times.", param=name)
     return {name: values[0] for name, values in given.items()}
-
-
-def since_in(given: str, *, now: float) -> float:
-    try:
-        return moment_in(given, now=now)
-    except ValueError as fault:
-        raise InvalidRequest(f"since {fault}", param="since") from None
 
 
 def cursor_of(place: Place) -> str:

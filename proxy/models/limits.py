@@ -14,7 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Protocol
@@ -367,15 +367,8 @@ class ModelLimitsResolver:
     def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
         known = ((scope, self._calibrations.get(scope) or Calibration()) for scope in self._unsaved)
         rows = [
-            CalibrationRow(
-                scope=scope,
-                ratio=each.ratio,
-                samples=each.samples,
-                recent=each.recent,
-                drift=each.drift,
-                strict=scope in self._strict,
-            )
-            for scope, each in known
+            CalibrationRow(scope=scope, **asdict(calibration), strict=scope in self._strict)
+            for scope, calibration in known
         ]
         return rows, list(self._learned.values())
 
