@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.wire.codec import CHAT, ERROR, Codec
-from proxy.wire.raw import DONE, Decoder, ServerSentEvent
+from proxy.wire.raw import DONE, Decoder, ServerSentEvent, read_value
 
 MAX_READ = 8 * 1024 * 1024
 MAX_ERROR = 64 * 1024
@@ -147,12 +147,7 @@ def _text(value: object) -> str | None:
 
 
 def error_code(body: bytes) -> str | None:
-    if len(body) > MAX_ERROR:
-        return None
-    try:
-        value = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return None
+    value = read_value(body) if len(body) <= MAX_ERROR else None
     error = value.get("error") if isinstance(value, dict) else None
     said = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
     return next((text for text in said if isinstance(text, str) and _CODE.fullmatch(text)), None)
