@@ -19,9 +19,8 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import msgspec
-
 from proxy.errors import redact
+from proxy.wire.raw import read_value
 
 # Spans
 PLAN_SPAN: Final = "weir context.plan"
@@ -423,8 +422,5 @@ def choices_in(body: bytes) -> Sequence[object]:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        value = msgspec.json.decode(body)
-        if isinstance(value, dict):
-            return value
-    return {}
+    value = read_value(body)
+    return value if isinstance(value, dict) else {}
