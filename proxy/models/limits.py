@@ -176,7 +176,6 @@ class _Held:
 
     limits: ModelLimits
     settings: ContextSettings
-    revision: int
     until: float
 
 
@@ -201,7 +200,6 @@ class ModelLimitsResolver:
     _learned: dict[str, LimitRow] = field(default_factory=dict)
     _strict: set[str] = field(default_factory=set)
     _held: dict[tuple[object, ...], _Held] = field(default_factory=dict)
-    _revision: int = 0
 
     def learned(self) -> tuple[LimitRow, ...]:
         return self.limits.rows(now=self.clock())
@@ -210,7 +208,6 @@ class ModelLimitsResolver:
         self.limits.drop(scope)
         self._learned.pop(scope, None)
         self._held.clear()
-        self._revision += 1
 
     def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow] = ()) -> None:
         """Take over what is stored, as far as others have seen more than this process."""
@@ -218,7 +215,7 @@ class ModelLimitsResolver:
             own = self._calibrations.get(row.scope)
             if own is not None and own.samples >= row.samples:
                 continue
-            self._revision += 1
+            self._held.clear()
             if row.strict:
                 self._strict.add(row.scope)
             if row.samples:
@@ -227,7 +224,7 @@ class ModelLimitsResolver:
                 )
                 self._observed.pop(row.scope, None)
         if self.limits.follow(limits):
-            self._revision += 1
+            self._held.clear()
 
     def scope(self, model: str, *, upstream: UpstreamSettings, caller: Caller) -> str:
         return f"{account_of(upstream, caller)} {model}"
@@ -249,7 +246,7 @@ class ModelLimitsResolver:
         key = (model, max_tokens, id(settings), upstream.name, caller.credential, exact)
         held = self._held.get(key)
         now = self.clock()
-        if held is not None and held.revision == self._revision and held.until > now:
+        if held is not None and held.until > now:
             return held.limits
         await self._saved()
         scope = self.scope(model, upstream=upstream, caller=caller)
@@ -270,7 +267,7 @@ class ModelLimitsResolver:
         limits = ModelLimits(budget, facts, scope, counted)
         if len(self._held) >= MAX_SCOPES:
             self._held.clear()
-        self._held[key] = _Held(limits, settings, self._revision, now + HELD_FOR)
+        self._held[key] = _Held(limits, settings, now + HELD_FOR)
         return limits
 
     async def _facts(
@@ -309,7 +306,7 @@ class ModelLimitsResolver:
         return scope in self._strict
 
     def learn(self, scope: str, limit: int) -> None:
-        self._revision += 1
+        self._held.clear()
         self._keep(self.limits.learn(scope, limit, now=self.clock()))
 
     def learn_cut(self, scope: str, window: int, *, counted: str) -> None:
@@ -321,7 +318,7 @@ class ModelLimitsResolver:
         self._save_soon(counted)
 
     def refused(self, scope: str, tokens: int) -> None:
-        self._revision += 1
+        self._held.clear()
         self._keep(self.limits.refused(scope, tokens, now=self.clock()))
 
     def is_too_little(self, known: ModelLimits, sent: int, prompt: int) -> bool:
@@ -349,7 +346,7 @@ class ModelLimitsResolver:
         if moved or after.is_calibrated != used.is_calibrated or after.samples == 1:
             self._calibrations[scope] = after
             self._calibrations.move_to_end(scope)
-            self._revision += 1
+            self._held.clear()
             self._save_soon(scope)
         if len(self._calibrations) > MAX_SCOPES:
             forgotten, _ = self._calibrations.popitem(last=False)
