@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.errors import redact
 from proxy.tap import NO_USAGE, ReportedUsage
@@ -71,40 +72,40 @@ TIME_TO_FIRST_CHUNK = _histogram(
     *_CALL, bounds=SECONDS,
 )
 
-INFERENCE_DURATION = _histogram(
-    "gen_ai.client.inference.duration", "s", "Duration of a call to the upstream, to its last byte",
-    *_CALL, names.ERROR_TYPE, bounds=SECONDS,
+FIRST_NAMES: Final = (TOKEN_USAGE, OPERATION_DURATION, TIME_TO_FIRST_CHUNK)
+NEWEST_NAMES: Final = (
+    replace(OPERATION_DURATION, name="gen_ai.client.inference.duration"),
+    replace(TIME_TO_FIRST_CHUNK, name="gen_ai.client.inference.time_to_first_chunk"),
+    _histogram(
+        "gen_ai.client.inference.operation.input_tokens", "{token}",
+        "Tokens of the prompt that the upstream reported, cached ones included, per call", *_CALL, bounds=TOKENS,
+    ),
+    _histogram(
+        "gen_ai.client.inference.operation.output_tokens", "{token}",
+        "Tokens of the answer that the upstream reported, per call", *_CALL, bounds=TOKENS,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.input_tokens", "{token}",
+        "Tokens of prompts that the upstream reported, cached ones included", *_CALL,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.output_tokens", "{token}",
+        "Tokens of answers that the upstream reported", *_CALL,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.cache_read.input_tokens", "{token}",
+        "Tokens of prompts that were read from the provider's cache", *_CALL,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.cache_write.input_tokens", "{token}",
+        "Tokens of prompts that were written to the provider's cache", *_CALL,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.reasoning.output_tokens", "{token}",
+        "Tokens of answers that were reasoning", *_CALL,
+    ),
 )
-INFERENCE_FIRST_CHUNK = _histogram(
-    "gen_ai.client.inference.time_to_first_chunk", "s", "Time to the first chunk of a streamed answer",
-    *_CALL, bounds=SECONDS,
-)
-INPUT_TOKENS = _histogram(
-    "gen_ai.client.inference.operation.input_tokens", "{token}",
-    "Tokens of the prompt that the upstream reported, cached ones included, per call", *_CALL, bounds=TOKENS,
-)
-OUTPUT_TOKENS = _histogram(
-    "gen_ai.client.inference.operation.output_tokens", "{token}",
-    "Tokens of the answer that the upstream reported, per call", *_CALL, bounds=TOKENS,
-)
-INPUT_USAGE = _counter(
-    "gen_ai.client.inference.usage.input_tokens", "{token}",
-    "Tokens of prompts that the upstream reported, cached ones included", *_CALL,
-)
-OUTPUT_USAGE = _counter(
-    "gen_ai.client.inference.usage.output_tokens", "{token}", "Tokens of answers that the upstream reported", *_CALL,
-)
-CACHE_READ_USAGE = _counter(
-    "gen_ai.client.inference.usage.cache_read.input_tokens", "{token}",
-    "Tokens of prompts that were read from the provider's cache", *_CALL,
-)
-CACHE_WRITE_USAGE = _counter(
-    "gen_ai.client.inference.usage.cache_write.input_tokens", "{token}",
-    "Tokens of prompts that were written to the provider's cache", *_CALL,
-)
-REASONING_USAGE = _counter(
-    "gen_ai.client.inference.usage.reasoning.output_tokens", "{token}", "Tokens of answers that were reasoning", *_CALL,
-)
+"""In the order in which a call is told."""
 
 SERVER_DURATION = _histogram(
     "http.server.request.duration", "s",
@@ -235,16 +236,8 @@ PROCESS_START = _gauge("process.start.time", "s", "When the process began, since
 DROPPED = _counter("weir.telemetry.dropped", "{record}", "Spans and log lines that were not delivered", names.KIND)
 # fmt: on
 
-FIRST_NAMES: Final = (TOKEN_USAGE, OPERATION_DURATION, TIME_TO_FIRST_CHUNK)
-NEWEST_NAMES: Final = (
-    *(INFERENCE_DURATION, INFERENCE_FIRST_CHUNK, INPUT_TOKENS, OUTPUT_TOKENS),
-    *(INPUT_USAGE, OUTPUT_USAGE, CACHE_READ_USAGE, CACHE_WRITE_USAGE, REASONING_USAGE),
-)
-OWN: Final = tuple(
-    found
-    for found in tuple(globals().values())
-    if isinstance(found, Instrument) and found not in FIRST_NAMES and found not in NEWEST_NAMES
-)
+_NAMED = tuple(found for found in globals().values() if isinstance(found, Instrument))
+OWN: Final = tuple(found for found in _NAMED if found not in FIRST_NAMES)
 """What is reported under either set of names."""
 
 
