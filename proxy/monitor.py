@@ -236,16 +236,16 @@ class HealthBook:
         known = self._known.get(key)
         before, own = (Run(), None) if known is None else (known.run, known.health)
         run = follow_calls(recognized.transcript, before, length=recognized.length, most=rules.loop)
-        sample = sample_of(
-            plan.decision,
-            recognized,
-            settings,
-            used=used,
-            pressure=pressure,
-            evicted=evicted,
-            repeats=run.longest,
+        limits, decision = recognized.policy_limits, plan.decision
+        sample = Sample(
             at=at,
+            utilization=pressure.level,
+            repeats=run.longest,
+            bloat_limit=None if pressure.zone == "green" else limits.bloat,
+            requests_left=_requests_left(decision, settings, limits=limits, used=used),
         )
+        if decision is not None:
+            sample = _with_decision(sample, decision, recognized, settings, evicted=evicted)
         checkup = check(_health_of(thread, own), sample, rules)
         self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
         self._known.move_to_end(key)
@@ -289,36 +289,18 @@ def _health_of(thread: Thread, own: Health | None) -> Health | None:
 METRICS = tuple(name for name in Snapshot._fields if name not in {"at", "window_id"})
 
 
-def sample_of(
-    decision: Decision | None,
-    recognized: Recognized,
-    settings: ContextSettings,
-    *,
-    used: int,
-    pressure: WindowPressure,
-    evicted: int,
-    repeats: int,
-    at: float,
+def _with_decision(
+    sample: Sample, decision: Decision, recognized: Recognized, settings: ContextSettings, *, evicted: int
 ) -> Sample:
-    """What a request says; what was only observed took nothing out."""
-    limits = recognized.policy_limits
-    bloat_limit = None if pressure.zone == "green" else limits.bloat
-    left = _requests_left(decision, settings, limits=limits, used=used)
-    if decision is None:
-        return Sample(at=at, utilization=pressure.level, repeats=repeats, bloat_limit=bloat_limit, requests_left=left)
+    """What was only observed took nothing out."""
     acted = decision.is_new and not settings.observes
-    return Sample(
-        at=at,
-        utilization=pressure.level,
+    return sample._replace(
         evicted=evicted if acted else 0,
         ratios=_ratios(decision) if acted else (),
         compacted=acted and decision.cut is not None,
         burn_rate=None if decision.reading is None else decision.reading.velocity_tokens_per_turn,
-        spike=_spike(decision, recognized, settings, limits),
-        repeats=repeats,
+        spike=_spike(decision, recognized, settings),
         bloat=_bloat(decision, recognized, settings),
-        bloat_limit=bloat_limit,
-        requests_left=left,
         window_id=None if settings.observes else decision.window_id,
     )
 
@@ -341,11 +323,11 @@ def _ratios(decision: Decision) -> tuple[float, ...]:
     )
 
 
-def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings, limits: Limits) -> float | None:
+def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings) -> float | None:
     reading, before = decision.reading, recognized.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
-    if (reading.last_delta or 0) < settings.health.spike_share * limits.base:
+    if (reading.last_delta or 0) < settings.health.spike_share * recognized.policy_limits.base:
         return None
     return decision.trend.deltas[-1] / max(1.0, before or 0.0)
 
