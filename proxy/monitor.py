@@ -65,23 +65,17 @@ WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
 """Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
 
 
-class CacheUse(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    omit_defaults=True,
-    rename={"is_cold": "cold", "changed": "prefix_changed"},
-):
+class CacheUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request as the provider's cache saw it.
 
-    ``hit_ratio`` is None where the upstream did not say. ``is_cold``: the conversation rested for longer than
-    ``cache_ttl``. ``changed``: who made it begin in another way than the request before. Costs are US dollars, None
-    without reported usage or a price.
+    ``hit_ratio`` is None where the upstream did not say. ``cold``: the conversation rested for longer than
+    ``cache_ttl``. ``prefix_changed``: who made it begin in another way than the request before. Costs are US dollars,
+    None without reported usage or a price.
     """
 
     hit_ratio: float | None = None
-    is_cold: bool = False
-    changed: Cause = "none"
+    cold: bool = False
+    prefix_changed: Cause = "none"
     cost: float | None = None
     cost_saved: float | None = None
 
@@ -91,7 +85,7 @@ class CacheUse(
 
 
 def shown(detail: Mapping[str, object]) -> dict[str, object]:
-    return {each.encode_name: detail.get(each.encode_name, each.default) for each in msgspec.structs.fields(CacheUse)}
+    return {each.name: detail.get(each.name, each.default) for each in msgspec.structs.fields(CacheUse)}
 
 
 def follow(
@@ -121,7 +115,7 @@ def follow(
     is_cold = _is_cold(plan, recognized, ttl=ttl, at=at)
     prices = prices_of(request.model, recognized.limits.facts)
     if usage is None or prices is None:
-        return CacheUse(hit_ratio=now.hit_ratio, is_cold=is_cold, changed=changed)
+        return CacheUse(hit_ratio=now.hit_ratio, cold=is_cold, prefix_changed=changed)
     cost, decision = cost_of(prices, usage), plan.decision
     removed = max(0, decision.before - decision.after) if carried_out and decision is not None else 0
     share = now.hit_ratio or 0.0
@@ -129,8 +123,8 @@ def follow(
         share = max(share, before.hit_ratio)
     return CacheUse(
         hit_ratio=now.hit_ratio,
-        is_cold=is_cold,
-        changed=changed,
+        cold=is_cold,
+        prefix_changed=changed,
         cost=cost,
         cost_saved=_cost_unmanaged(prices, usage, removed=removed, share=share) - cost if removed else 0.0,
     )
