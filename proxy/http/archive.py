@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -57,30 +56,28 @@ BLOBS = "/weir/blobs/"
 TEXT = b"text/plain; charset=utf-8"
 READ = "Originals are read"
 
-WHY: Mapping[str, str] = MappingProxyType(
-    {
-        EditKind.INGEST_CAP: "the result was longer than the policy lets a single one be",
-        EditKind.DEDUPE: "a later message says the same, or a later call replaced it",
-        EditKind.EVICT: "it was old, and worth least of what could go",
-        EditKind.PRUNE: "it was older than the results that the policy keeps",
-        EditKind.MERGE: "it said nearly the same as another result",
-        EditKind.TRUNCATE: "it was among the largest results",
-        EditKind.CLIP: "nothing else was left to shorten",
-        EditKind.MEDIA: "it was an old image, sound or file",
-        EditKind.REASONING: "it was thinking of an earlier turn",
-        EditKind.UNBOUND: "it was thinking that is only valid behind what was removed before it",
-        EditKind.CUSTOM: "the policy's own function chose it",
-        EditKind.PRUNE_TOOLS: "the tool was not used",
-        EditKind.SUMMARY: "a summary of the result stands for it",
-        EditKind.PROGRESSIVE: "it was condensed with its age",
-        EditKind.DELEGATE: "another model read it and said what matters",
-        "compact": "a summary of the older history stands for it",
-        "rollover": "the conversation went on in a new window, from a checkpoint",
-        "resume": "the conversation goes on from another one's checkpoint, which says it",
-        "drop_oldest": "it was among the oldest, and nothing else was left to remove",
-        "sliding_window": "it was older than the messages that the policy keeps",
-    }
-)
+WHY: Mapping[str, str] = {
+    EditKind.INGEST_CAP: "the result was longer than the policy lets a single one be",
+    EditKind.DEDUPE: "a later message says the same, or a later call replaced it",
+    EditKind.EVICT: "it was old, and worth least of what could go",
+    EditKind.PRUNE: "it was older than the results that the policy keeps",
+    EditKind.MERGE: "it said nearly the same as another result",
+    EditKind.TRUNCATE: "it was among the largest results",
+    EditKind.CLIP: "nothing else was left to shorten",
+    EditKind.MEDIA: "it was an old image, sound or file",
+    EditKind.REASONING: "it was thinking of an earlier turn",
+    EditKind.UNBOUND: "it was thinking that is only valid behind what was removed before it",
+    EditKind.CUSTOM: "the policy's own function chose it",
+    EditKind.PRUNE_TOOLS: "the tool was not used",
+    EditKind.SUMMARY: "a summary of the result stands for it",
+    EditKind.PROGRESSIVE: "it was condensed with its age",
+    EditKind.DELEGATE: "another model read it and said what matters",
+    "compact": "a summary of the older history stands for it",
+    "rollover": "the conversation went on in a new window, from a checkpoint",
+    "resume": "the conversation goes on from another one's checkpoint, which says it",
+    "drop_oldest": "it was among the oldest, and nothing else was left to remove",
+    "sliding_window": "it was older than the messages that the policy keeps",
+}
 
 
 class Removed(Shape):

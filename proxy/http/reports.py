@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -341,7 +340,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 OPERATORS_METRICS: frozenset[Metric] = frozenset({"store_bytes"})
 UNMEASURED_IS_NULL = frozenset({"cache_reuse", "overhead_ms", "cost", "cost_saved", "store_bytes"})
 PERIODS = (("24h", DAY), ("7d", 7 * DAY), ("30d", 30 * DAY))
-STEPS: Mapping[str, int] = MappingProxyType({"1m": 60, "5m": 300, "15m": 900, "1h": 3_600, "6h": 21_600, "1d": 86_400})
+STEPS: Mapping[str, int] = {"1m": 60, "5m": 300, "15m": 900, "1h": 3_600, "6h": 21_600, "1d": 86_400}
 MAX_POINTS = 2_000
 EVENTS = b"text/event-stream; charset=utf-8"
 POLLED_EVERY = 1.0
@@ -368,17 +367,15 @@ class MetricSeries(Shape):
     data: list[Point]
 
 
-VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = MappingProxyType(
-    {
-        "tokens_before": ("tokens", lambda row: row.before),
-        "tokens_after": ("tokens", lambda row: row.after),
-        "tokens_saved": ("tokens", lambda row: row.before - row.after),
-        "cost": ("USD", lambda row: row.cost if row.priced else None),
-        "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
-        "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
-        "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
-    }
-)
+VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
+    "tokens_before": ("tokens", lambda row: row.before),
+    "tokens_after": ("tokens", lambda row: row.after),
+    "tokens_saved": ("tokens", lambda row: row.before - row.after),
+    "cost": ("USD", lambda row: row.cost if row.priced else None),
+    "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
+    "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
+    "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
+}
 COUNTED = frozenset({"prompt", "cached", "completion"})
 
 

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 from urllib.parse import unquote
 
@@ -166,60 +165,52 @@ YAML = "application/yaml"
 
 Schema = dict[str, Any]
 
-PARAMETERS: Mapping[str, tuple[Schema, str]] = MappingProxyType(
-    {
-        "closed": ({"type": "boolean"}, "Only conversations that were closed, or were not."),
-        "cursor": ({"type": "string", "maxLength": 1024}, "The next of the page before."),
-        "since": (
-            {"type": "string", "pattern": r"^([0-9]{1,6}[smhd]|[0-9]{1,12}(\.[0-9]{1,9})?)$"},
-            "Only what is newer: seconds since 1970, or how long ago, like 90m, 24h or 7d.",
-        ),
-        "by": ({"type": "string", "enum": list(get_args(By))}, "What to tell apart beside keys."),
-        "name": ({"type": "string", "maxLength": 256}, "Only conversations with this in their name."),
-        "model": ({"type": "string", "maxLength": 256}, "Only conversations of this model."),
-        "policy": ({"type": "string", "maxLength": 256}, "Only conversations whose newest request had this policy."),
-        "zone": ({"type": "string", "enum": list(ZONES)}, "Only conversations in this zone."),
-        "key": ({"type": "string", "maxLength": 256}, "Only conversations of this key, by its name or tenant."),
-        "metric": ({"type": "string", "enum": list(reports.METRICS)}, "What to tell."),
-        "step": ({"type": "string", "enum": list(reports.STEPS), "default": "1h"}, "How long each step is."),
-        "type": ({"type": "string", "enum": [str(each) for each in AuditType]}, "Only this kind of row."),
-        "q": ({"type": "string", "minLength": 1, "maxLength": 1000}, "The words to search for."),
-        "conversation": ({"type": "string", "maxLength": 256}, "Only what was removed from this conversation."),
-    }
-)
-IN_PATH: Mapping[str, tuple[Schema, str]] = MappingProxyType(
-    {
-        "id": ({"type": "string", "minLength": 1, "maxLength": 256}, "The name or id of a conversation."),
-        "version": ({"type": "integer", "minimum": 0, "maximum": 999_999_999}, "A version of the conversation."),
-        "ref": (
-            {"type": "string", "minLength": 1, "maxLength": 104},
-            "The key of an original; with .txt behind it only what it says.",
-        ),
-        "rid": ({"type": "string", "minLength": 1, "maxLength": 100}, "The id of a request, as the timeline has it."),
-        "key": ({"type": "string", "minLength": 1, "maxLength": 100}, "The name of a key."),
-        "name": ({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "The name of a policy."),
-    }
-)
-PAGE_HEADERS: Mapping[str, tuple[Schema, str]] = MappingProxyType(
-    {
-        "x-weir-size": ({"type": "integer", "minimum": 0}, "Bytes of the whole."),
-        "x-weir-sha256": ({"type": "string", "pattern": "^[0-9a-f]{64}$"}, "SHA-256 of the whole."),
-        "x-weir-end": ({"type": "boolean"}, "Whether this is the last page."),
-        "x-weir-cursor": ({"type": "integer", "minimum": 0}, "Where the next page begins; not there on the last."),
-    }
-)
-FAULTS: Mapping[int, str] = MappingProxyType(
-    {
-        400: "A parameter, a field or the body is wrong; the message says what there is.",
-        401: "No key, or one that is not known.",
-        403: "Not for this key, or not for a web page of another origin.",
-        404: "There is no such thing, or it is another caller's.",
-        409: "A request of the same conversation came first; try again.",
-        413: "The body is too large.",
-        429: "Too many wrong keys came from this address; Retry-After says how long to wait.",
-        500: "The database cannot be read or written now; try again.",
-    }
-)
+PARAMETERS: Mapping[str, tuple[Schema, str]] = {
+    "closed": ({"type": "boolean"}, "Only conversations that were closed, or were not."),
+    "cursor": ({"type": "string", "maxLength": 1024}, "The next of the page before."),
+    "since": (
+        {"type": "string", "pattern": r"^([0-9]{1,6}[smhd]|[0-9]{1,12}(\.[0-9]{1,9})?)$"},
+        "Only what is newer: seconds since 1970, or how long ago, like 90m, 24h or 7d.",
+    ),
+    "by": ({"type": "string", "enum": list(get_args(By))}, "What to tell apart beside keys."),
+    "name": ({"type": "string", "maxLength": 256}, "Only conversations with this in their name."),
+    "model": ({"type": "string", "maxLength": 256}, "Only conversations of this model."),
+    "policy": ({"type": "string", "maxLength": 256}, "Only conversations whose newest request had this policy."),
+    "zone": ({"type": "string", "enum": list(ZONES)}, "Only conversations in this zone."),
+    "key": ({"type": "string", "maxLength": 256}, "Only conversations of this key, by its name or tenant."),
+    "metric": ({"type": "string", "enum": list(reports.METRICS)}, "What to tell."),
+    "step": ({"type": "string", "enum": list(reports.STEPS), "default": "1h"}, "How long each step is."),
+    "type": ({"type": "string", "enum": [str(each) for each in AuditType]}, "Only this kind of row."),
+    "q": ({"type": "string", "minLength": 1, "maxLength": 1000}, "The words to search for."),
+    "conversation": ({"type": "string", "maxLength": 256}, "Only what was removed from this conversation."),
+}
+IN_PATH: Mapping[str, tuple[Schema, str]] = {
+    "id": ({"type": "string", "minLength": 1, "maxLength": 256}, "The name or id of a conversation."),
+    "version": ({"type": "integer", "minimum": 0, "maximum": 999_999_999}, "A version of the conversation."),
+    "ref": (
+        {"type": "string", "minLength": 1, "maxLength": 104},
+        "The key of an original; with .txt behind it only what it says.",
+    ),
+    "rid": ({"type": "string", "minLength": 1, "maxLength": 100}, "The id of a request, as the timeline has it."),
+    "key": ({"type": "string", "minLength": 1, "maxLength": 100}, "The name of a key."),
+    "name": ({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "The name of a policy."),
+}
+PAGE_HEADERS: Mapping[str, tuple[Schema, str]] = {
+    "x-weir-size": ({"type": "integer", "minimum": 0}, "Bytes of the whole."),
+    "x-weir-sha256": ({"type": "string", "pattern": "^[0-9a-f]{64}$"}, "SHA-256 of the whole."),
+    "x-weir-end": ({"type": "boolean"}, "Whether this is the last page."),
+    "x-weir-cursor": ({"type": "integer", "minimum": 0}, "Where the next page begins; not there on the last."),
+}
+FAULTS: Mapping[int, str] = {
+    400: "A parameter, a field or the body is wrong; the message says what there is.",
+    401: "No key, or one that is not known.",
+    403: "Not for this key, or not for a web page of another origin.",
+    404: "There is no such thing, or it is another caller's.",
+    409: "A request of the same conversation came first; try again.",
+    413: "The body is too large.",
+    429: "Too many wrong keys came from this address; Retry-After says how long to wait.",
+    500: "The database cannot be read or written now; try again.",
+}
 
 
 @cache

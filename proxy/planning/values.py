@@ -8,7 +8,6 @@ import datetime as dt
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import blake2b
-from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -157,16 +156,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 NO_PLAN = Plan(body=b"")
 
 
-IN_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        "system": "the system prompt",
-        "tools": "the tool definitions",
-        "memory": "memory",
-        "summary": "the summary",
-        "history": "the conversation",
-        "tool_outputs": "tool results",
-    }
-)
+IN_WORDS: Mapping[str, str] = {
+    "system": "the system prompt",
+    "tools": "the tool definitions",
+    "memory": "memory",
+    "summary": "the summary",
+    "history": "the conversation",
+    "tool_outputs": "tool results",
+}
 """What a developer who never heard of buckets would call them."""
 
 

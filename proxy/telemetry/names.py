@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -29,34 +28,34 @@ EVALUATE_SPAN: Final = "weir context.evaluate"
 PART_SPAN: Final = "weir context."
 PREPARE_SPAN: Final = "weir context.prepare"
 OPERATION: Final = "chat"
-OPERATIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {"/v1/embeddings": "embeddings", "/v1/completions": "text_completion", "/v1/responses": "chat"}
-)
+OPERATIONS: Final[Mapping[str, str]] = {
+    "/v1/embeddings": "embeddings",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+}
 """Routes that are relayed, and what the conventions call what they do; all others are plain HTTP."""
-PROVIDERS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "api.openai.com": "openai",
-        "openai.azure.com": "azure.ai.openai",
-        "services.ai.azure.com": "azure.ai.inference",
-        "api.anthropic.com": "anthropic",
-        "generativelanguage.googleapis.com": "gcp.gemini",
-        "api.groq.com": "groq",
-        "api.mistral.ai": "mistral_ai",
-        "api.deepseek.com": "deepseek",
-        "api.cohere.com": "cohere",
-        "api.x.ai": "x_ai",
-        "api.perplexity.ai": "perplexity",
-        # as litellm spells them
-        "azure": "azure.ai.openai",
-        "azure_ai": "azure.ai.inference",
-        "bedrock": "aws.bedrock",
-        "gemini": "gcp.gemini",
-        "vertex_ai": "gcp.vertex_ai",
-        "mistral": "mistral_ai",
-        "xai": "x_ai",
-        "watsonx": "ibm.watsonx.ai",
-    }
-)
+PROVIDERS: Final[Mapping[str, str]] = {
+    "api.openai.com": "openai",
+    "openai.azure.com": "azure.ai.openai",
+    "services.ai.azure.com": "azure.ai.inference",
+    "api.anthropic.com": "anthropic",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "api.groq.com": "groq",
+    "api.mistral.ai": "mistral_ai",
+    "api.deepseek.com": "deepseek",
+    "api.cohere.com": "cohere",
+    "api.x.ai": "x_ai",
+    "api.perplexity.ai": "perplexity",
+    # as litellm spells them
+    "azure": "azure.ai.openai",
+    "azure_ai": "azure.ai.inference",
+    "bedrock": "aws.bedrock",
+    "gemini": "gcp.gemini",
+    "vertex_ai": "gcp.vertex_ai",
+    "mistral": "mistral_ai",
+    "xai": "x_ai",
+    "watsonx": "ibm.watsonx.ai",
+}
 """Host of an upstream (or the end of it), or litellm's name of a provider, to the conventions' name."""
 
 # Attributes: HTTP, session, GenAI
@@ -149,73 +148,69 @@ PRESSURE_VELOCITY: Final = "ctx.pressure.velocity_tokens_per_turn"
 PRESSURE_TURNS: Final = "ctx.pressure.turns_until_red"
 PRESSURE_SOURCE: Final = "ctx.pressure.source"
 
-REQUEST_PARAMS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "max_tokens": "gen_ai.request.max_tokens",
-        "max_completion_tokens": "gen_ai.request.max_tokens",
-        "temperature": "gen_ai.request.temperature",
-        "top_p": "gen_ai.request.top_p",
-        "top_k": "gen_ai.request.top_k",
-        "seed": "gen_ai.request.seed",
-        "frequency_penalty": "gen_ai.request.frequency_penalty",
-        "presence_penalty": "gen_ai.request.presence_penalty",
-        "reasoning_effort": "gen_ai.request.reasoning.level",
-        "previous_response_id": "gen_ai.request.previous_response.id",
-        "output_type": "gen_ai.output.type",
-        "stop": "gen_ai.request.stop_sequences",
-        "stream": "gen_ai.request.stream",
-        "n": "gen_ai.request.choice.count",
-        "service_tier": "openai.request.service_tier",
-    }
-)
+REQUEST_PARAMS: Final[Mapping[str, str]] = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "seed": "gen_ai.request.seed",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "reasoning_effort": "gen_ai.request.reasoning.level",
+    "previous_response_id": "gen_ai.request.previous_response.id",
+    "output_type": "gen_ai.output.type",
+    "stop": "gen_ai.request.stop_sequences",
+    "stream": "gen_ai.request.stream",
+    "n": "gen_ai.request.choice.count",
+    "service_tier": "openai.request.service_tier",
+}
 """Request field (as OpenAI's body spells it) to attribute; what is not here is not recorded."""
 
-EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "old": "weir.zone.old",
-        "new": "weir.zone.new",
-        "zone": ZONE,
-        "reason": REASON,
-        "layer": LAYER,
-        "action": ACTION,
-        "tokens": "weir.tokens",
-        "limit": LIMIT,
-        "velocity": "weir.velocity",
-        "baseline": "weir.velocity.baseline",
-        "estimated": "weir.tokens.estimated",
-        "reported": "weir.tokens.reported",
-        "ratio": "weir.ratio",
-        "count": "weir.count",
-        "version": "weir.checkpoint.version",
-        "actions": "weir.actions",
-        "component": "weir.bucket",
-        "percent": "weir.percent",
-        "current": "weir.bucket.current",
-        "excess": "weir.bucket.excess",
-        "utilization_after": "weir.bucket.utilization_after",
-        "turns_remaining": "weir.bucket.turns_remaining",
-        "urgency": "weir.bucket.urgency",
-        "last_delta": "weir.tokens.last_delta",
-        "soft": "weir.tokens.soft_limit",
-        "asked": "weir.tokens.asked",
-        "used": "weir.tokens.used",
-        "freed": "weir.tokens.freed",
-        "remaining": "weir.tokens.remaining",
-        "placeholders": "weir.placeholders",
-        "policy": POLICY,
-        "old_window": "weir.window.old",
-        "new_window": "weir.window.new",
-        "alert": ALERT_KIND,
-        "level": ALERT_LEVEL,
-        "category": ALERT_CLASS,
-        "value": "weir.alert.value",
-        "threshold": "weir.alert.threshold",
-    }
-)
+EVENT_FIELDS: Final[Mapping[str, str]] = {
+    "old": "weir.zone.old",
+    "new": "weir.zone.new",
+    "zone": ZONE,
+    "reason": REASON,
+    "layer": LAYER,
+    "action": ACTION,
+    "tokens": "weir.tokens",
+    "limit": LIMIT,
+    "velocity": "weir.velocity",
+    "baseline": "weir.velocity.baseline",
+    "estimated": "weir.tokens.estimated",
+    "reported": "weir.tokens.reported",
+    "ratio": "weir.ratio",
+    "count": "weir.count",
+    "version": "weir.checkpoint.version",
+    "actions": "weir.actions",
+    "component": "weir.bucket",
+    "percent": "weir.percent",
+    "current": "weir.bucket.current",
+    "excess": "weir.bucket.excess",
+    "utilization_after": "weir.bucket.utilization_after",
+    "turns_remaining": "weir.bucket.turns_remaining",
+    "urgency": "weir.bucket.urgency",
+    "last_delta": "weir.tokens.last_delta",
+    "soft": "weir.tokens.soft_limit",
+    "asked": "weir.tokens.asked",
+    "used": "weir.tokens.used",
+    "freed": "weir.tokens.freed",
+    "remaining": "weir.tokens.remaining",
+    "placeholders": "weir.placeholders",
+    "policy": POLICY,
+    "old_window": "weir.window.old",
+    "new_window": "weir.window.new",
+    "alert": ALERT_KIND,
+    "level": ALERT_LEVEL,
+    "category": ALERT_CLASS,
+    "value": "weir.alert.value",
+    "threshold": "weir.alert.threshold",
+}
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
 
 _MEASURED: Final = ("score", "key_facts", "state", "decisions", "judged", "unknown", "coverage", "compression_ratio")
-FIDELITY_FIELDS: Final[Mapping[str, str]] = MappingProxyType({name: f"weir.fidelity.{name}" for name in _MEASURED})
+FIDELITY_FIELDS: Final[Mapping[str, str]] = {name: f"weir.fidelity.{name}" for name in _MEASURED}
 """What was measured of a summary to attribute."""
 
 DEPLOYMENT: Final = "deployment.environment.name"

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
@@ -37,7 +36,7 @@ Signal = Literal["traces", "metrics"]
 
 GRPC: Final[Protocol] = "grpc"
 HTTP: Final[Protocol] = "http/protobuf"
-PORTS: Final[Mapping[Protocol, int]] = MappingProxyType({HTTP: 4318, GRPC: 4317})
+PORTS: Final[Mapping[Protocol, int]] = {HTTP: 4318, GRPC: 4317}
 """Where a collector listens (OTLP specification, "OTLP exporter configuration")."""
 
 
