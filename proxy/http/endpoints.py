@@ -57,9 +57,8 @@ from proxy.stream import (
     while_connected,
 )
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
-from proxy.telemetry.exposition import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE
 from proxy.telemetry.logs import CONTEXT_HEADERS, LOG_CONTEXT
-from proxy.telemetry.metrics import REQUESTS, ModelCall
+from proxy.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE, REQUESTS, ModelCall
 from proxy.telemetry.names import OPERATIONS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.upstream.client import Answer, StreamBroken, came_through

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from proxy.telemetry import metrics as measured
-from proxy.telemetry.exposition import Instrument, Labels
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.metrics import Instrument, Labels, Metrics
 
 EVERY = 0.5
 SELF = Path("/proc/self")

@@ -8,7 +8,7 @@ are counted, and never a request.
 import importlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -22,9 +22,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.sdk.version import __version__ as sdk_version
 
 from proxy.telemetry import names
-from proxy.telemetry.exposition import as_otlp
 from proxy.telemetry.logs import context_in
-from proxy.telemetry.metrics import BUILD, DROPPED, Metrics
+from proxy.telemetry.metrics import BUILD, DROPPED, Family, Instrument, Labels, Metrics, Series
 from proxy.telemetry.names import clean
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Trace, TraceSettings
 
@@ -115,6 +114,35 @@ class SpanQueue(SpanExporter):
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
+
+
+def as_otlp(
+    families: Iterable[Family], resource: Resource, scope: InstrumentationScope, *, since: int, now: int
+) -> "MetricsData":
+    from opentelemetry.sdk.metrics import export as otlp  # noqa: PLC0415 - a tenth of a second, and few export metrics
+
+    cumulative = otlp.AggregationTemporality.CUMULATIVE
+
+    def point(attributes: dict[str, str], series: Series, bounds: Sequence[float]) -> otlp.HistogramDataPoint:
+        count, counts = sum(series.counts), series.counts
+        return otlp.HistogramDataPoint(
+            attributes, since, now, count, series.total, counts, bounds, min=series.low, max=series.high
+        )
+
+    def metric(instrument: Instrument, found: Mapping[Labels, Series]) -> otlp.Metric:
+        labels = instrument.labels
+        named = [({k: v for k, v in zip(labels, key, strict=True) if v}, each) for key, each in found.items()]
+        data: otlp.Gauge | otlp.Sum | otlp.Histogram
+        if instrument.kind == "histogram":
+            data = otlp.Histogram([point(*each, instrument.bounds) for each in named], cumulative)
+        else:
+            numbers = [otlp.NumberDataPoint(attributes, since, now, series.total) for attributes, series in named]
+            is_sum = instrument.kind == "counter"
+            data = otlp.Sum(numbers, cumulative, is_monotonic=True) if is_sum else otlp.Gauge(numbers)
+        return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
+
+    found = [metric(instrument, series) for instrument, series in families if series]
+    return otlp.MetricsData([otlp.ResourceMetrics(resource, [otlp.ScopeMetrics(scope, found, "")], "")])
 
 
 class MetricPush:

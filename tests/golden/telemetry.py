@@ -30,10 +30,9 @@ from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage
 from proxy.telemetry import metrics as i
-from proxy.telemetry.exposition import as_otlp
 from proxy.telemetry.logs import QueuedLog
 from proxy.telemetry.metrics import Metrics, ModelCall
-from proxy.telemetry.setup import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry, as_otlp
 from tests.functional.harness import (
     COUNTER,
     EVICTING,
