@@ -283,10 +283,8 @@ def _plainer(problems: Sequence[str]) -> Iterator[str]:
             yield text
 
 
-def policy_cautions(
-    settings: ContextSettings, own: Document, *, presets: Mapping[str, Document], at: KeyPath = ()
-) -> tuple[str, ...]:
-    whole = _over(_base(settings.name, own, presets, at), own, at)
+def policy_cautions(settings: ContextSettings, own: Document, *, at: KeyPath = ()) -> tuple[str, ...]:
+    whole = _over(_base(settings.name, own, preset_documents(), at), own, at)
     return tuple(whole.problem((*at, *path), text) for path, text in cautions(settings))
 
 
