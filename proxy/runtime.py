@@ -66,7 +66,7 @@ class Runtime:
     def adopt(self, config: Config) -> None:
         self.config = with_set_policies(config, self.set_policies.values())
         self.policies.clear()
-        self.registry.replace_rules(config.models)
+        self.registry.rules = config.models
         self.alerts.settings = config.telemetry.alerts
 
     def set_policy(self, policy: SetPolicy) -> None:

@@ -143,7 +143,7 @@ def _from_row(row: _Row) -> ModelFacts:
 
 class ModelRegistry:
     def __init__(self, rules: Sequence[ModelRule] = (), *, table: Path | None = None) -> None:
-        self._rules = tuple(rules)
+        self.rules = rules
         self._path = table
         self._table: dict[str, ModelFacts] | None = None
         self._bare: dict[str, ModelFacts] = {}
@@ -156,9 +156,6 @@ class ModelRegistry:
             self._table = read_table(path) if path is not None and path.is_file() else {}
             self._bare = _by_bare_name(self._table)
         return len(self._table)
-
-    def replace_rules(self, rules: Sequence[ModelRule]) -> None:
-        self._rules = tuple(rules)
 
     def known(self, model: str) -> ModelFacts:
         """What the table says of a name: exact, then without prefix, date or route, then its family."""
@@ -189,7 +186,7 @@ class ModelRegistry:
     ) -> ModelFacts:
         merged = self.known(model)
         stated = ModelFacts(window=settings.window, source="policy")
-        for better in (upstream_facts, _from_rule(rule_among(self._rules, model)), stated):
+        for better in (upstream_facts, _from_rule(rule_among(self.rules, model)), stated):
             merged = _over(merged, better) if better is not None else merged
         if merged.window is None:
             merged = self._last_resort(model, merged, max_tokens)
