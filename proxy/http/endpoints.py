@@ -41,12 +41,13 @@ from proxy.conversation.thread import name_from
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.tell import NO_POLICY, record_relayed
-from proxy.http.request import Headers, counted, respond, respond_error, respond_json
+from proxy.http.request import counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
 from proxy.stream import (
     NOT_RELAYED,
     ClientGone,
+    Headers,
     Receive,
     Send,
     StreamCut,

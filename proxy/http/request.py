@@ -23,7 +23,7 @@ from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.transaction import Place
-from proxy.stream import ClientGone, Receive, Send, read_body, while_connected
+from proxy.stream import ClientGone, Headers, Receive, Send, read_body, while_connected
 from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.metrics import Metrics
 
@@ -196,7 +196,6 @@ def exchange_of(row: ExchangeRow) -> Exchange:
 
 JSON = b"application/json"
 NO_CONTENT = 204
-Headers = Sequence[tuple[bytes, bytes]]
 MAX_ROWS = 500
 MAX_DIGITS = 15
 MAX_VERSION_DIGITS = 9
