@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping, Sequence
@@ -12,13 +13,13 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from starlette.routing import Route, Router
+from starlette.routing import Router
 
 from policies.health import RULES
-from proxy.access.admission import Admission, Guesses, Keyring
-from proxy.access.destination import MANAGED, Caller
+from proxy.access.admission import Admission, Keyring
+from proxy.access.destination import MANAGED
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
-from proxy.config.values import Config, UpstreamSettings
+from proxy.config.values import Config
 from proxy.conversation.answers import AnswerBook
 from proxy.conversation.book import Conversations
 from proxy.custom import Hooks, Plugin
@@ -30,7 +31,7 @@ from proxy.http.endpoints import Api, HealthRoutes
 from proxy.http.reports import store_growth
 from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
-from proxy.models.facts import Fetch, ModelRegistry, Probe
+from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
@@ -40,31 +41,9 @@ from proxy.runtime import Runtime
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import DAY, KeyRow, StoreError
 from proxy.stream import Receive, Send
+from proxy.telemetry import metrics as measured
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
-from proxy.telemetry.metrics import (
-    ALERTS,
-    ALERTS_UNDELIVERED,
-    BODIES_HELD,
-    CHECKPOINTS,
-    CONNECTIONS,
-    DEGRADED,
-    FIDELITY,
-    HEALTH,
-    OVERFLOWS,
-    PREPARATIONS,
-    QUEUE,
-    REQUESTS,
-    RETRIES,
-    STORE_GROWTH,
-    STORE_LATENCY,
-    STORE_SIZE,
-    STORE_WAITING,
-    SUMMARIZER_CALLS,
-    TASKS,
-    UNAUTHORISED,
-    WINDOWS_LEARNED,
-    Metrics,
-)
+from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process import give_back, keep_little, watch_loop, watch_process
 from proxy.telemetry.setup import Telemetry
 from proxy.upstream.client import Client
@@ -76,11 +55,11 @@ log = logging.getLogger("weir")
 timekeeping = logging.getLogger("weir.timekeeping")
 
 BEGUN = {
-    RETRIES: ("overflow", "tools_refused"),
-    DEGRADED: ("store", "plan", "resume"),
-    SUMMARIZER_CALLS: ("ok", "kept", "shared", "timeout"),
-    PREPARATIONS: ("prepared", "used", "wasted"),
-    ALERTS_UNDELIVERED: ("dropped", "failed"),
+    measured.RETRIES: ("overflow", "tools_refused"),
+    measured.DEGRADED: ("store", "plan", "resume"),
+    measured.SUMMARIZER_CALLS: ("ok", "kept", "shared", "timeout"),
+    measured.PREPARATIONS: ("prepared", "used", "wasted"),
+    measured.ALERTS_UNDELIVERED: ("dropped", "failed"),
 }
 """Counters with one label that alert rules look at, and its values."""
 
@@ -92,6 +71,15 @@ MEASURED_EVERY = 60.0
 IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
 MAX_STEP_LEN = 60.0  # between two looks: what a monotonic clock says beyond that, a suspended machine slept through
 LARGE = 16 * 2**20  # bytes of bodies, after which memory is given back
+
+OWN = "/weir/{rest}"
+"""The route under which requests to Weir's own pages and API are counted."""
+SERVED = (
+    (re.compile(r"/v1/.*|/openai/deployments/.*"), "api"),
+    (re.compile(r"/healthz|/readyz|/metrics"), "health"),
+    (re.compile(r"/weir/ui.*"), "dashboard"),
+    (re.compile(r"/weir/.*"), "management"),
+)
 
 
 class App:
@@ -106,7 +94,7 @@ class App:
         self._telemetry = telemetry
         self._reload = reload
         self._served: dict[str, Any] = {}
-        self._router = Router(routes=self._routes(), default=_Nothing(), lifespan=self._lifespan)
+        self._router = Router(default=self._serve, lifespan=self._lifespan)
 
     def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         if self.runtime is not None and scope["type"] == "http" and scope["method"] == "POST":
@@ -123,20 +111,19 @@ class App:
                 return
         await self._router(scope, receive, send)
 
-    def _routes(self) -> list[Route]:
-        def served(name: str, route: str = "") -> Any:
-            return _Served(self._served, name, metrics=self._telemetry.metrics, route=route)
-
-        return [
-            Route("/v1/{rest:path}", served("api")),
-            Route("/openai/deployments/{rest:path}", served("api")),
-            Route("/healthz", served("health")),
-            Route("/readyz", served("health")),
-            Route("/metrics", served("health")),
-            Route("/weir/ui{rest:path}", served("dashboard", "/weir/{rest}")),
-            Route("/weir/{rest:path}", served("management", "/weir/{rest}")),
-            Route("/{rest:path}", _Nothing()),
-        ]
+    async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        name = next((name for pattern, name in SERVED if pattern.fullmatch(path)), None)
+        if name in ("dashboard", "management"):
+            answer = partial(self._served[name], scope, receive)
+            await counted(self._telemetry.metrics, OWN, scope, send, answer)
+        elif name is not None:
+            await self._served[name](scope, receive, send)
+        elif scope["method"] == "HEAD" and path == "/":  # Claude Code asks so whether anybody is there
+            await respond(send, b"")
+        else:
+            text = f"There is nothing at {path[:200]}: the API is under /v1, Weir's own under /weir."
+            await respond_error(send, NotFound(text))
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
@@ -148,7 +135,8 @@ class App:
                 management=Management(runtime),
                 dashboard=Dashboard(runtime),
             )
-            async with reloading(_reload(runtime, self._reload)):
+            read = self._reload
+            async with contextlib.nullcontext() if read is None else reloading(_reload(runtime, read)):
                 yield
         await asyncio.to_thread(self._telemetry.shutdown)
 
@@ -170,38 +158,8 @@ def create_app(
     return App(start, telemetry, reload)
 
 
-class _Served:
-    def __init__(self, holder: Mapping[str, Any], name: str, *, metrics: Metrics, route: str) -> None:
-        self._holder = holder
-        self._name = name
-        self._metrics = metrics
-        self._route = route
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        application = self._holder[self._name]
-        if not self._route:
-            await application(scope, receive, send)
-            return
-
-        async def answer(sending: Send) -> None:
-            await application(scope, receive, sending)
-
-        await counted(self._metrics, self._route, scope, send, answer)
-
-
 def _asks_for_websocket(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     return any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers)
-
-
-class _Nothing:
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        del receive
-        if scope["method"] == "HEAD" and scope["path"] == "/":  # Claude Code asks so whether anybody is there
-            await respond(send, b"")
-            return
-        await respond_error(
-            send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1, Weir's own under /weir.")
-        )
 
 
 @asynccontextmanager
@@ -211,27 +169,25 @@ async def running(
     telemetry: Telemetry,
     tokenizer: Tokenizer | None = None,
     providers: Mapping[str, LitellmProvider] | None = None,
-    clock: Callable[[], float] = time.time,
     hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[Runtime]:
     calls = Hooks(hooks)
     store = await _open_store(config, telemetry.metrics)
     believed, doubted = await store.kept_time()
-    timekeeper = Timekeeper(clock, believed=believed, doubted=doubted)
+    timekeeper = Timekeeper(time.time, believed=believed, doubted=doubted)
     runtime = await _assemble(
         config,
         store,
         telemetry=telemetry,
         tokenizer=tokenizer or Tokenizer(estimators=installed_estimators()),
         providers=providers or {},
-        clock=clock,
         steady=timekeeper.steady,
     )
     runtime.take_policies(await store.policies())
     runtime.hooks = calls
     calls.start()
     runtime.settler.start()
-    tending = asyncio.create_task(_tend(runtime, clock, timekeeper), name="weir-tend")
+    tending = asyncio.create_task(_tend(runtime, timekeeper), name="weir-tend")
     lagging = asyncio.create_task(watch_loop(telemetry.metrics), name="weir-loop")
     try:
         yield runtime
@@ -264,7 +220,7 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         busy_timeout=config.store.timeout,
         connections=config.store.pool,
     )
-    store.took = partial(metrics.timed, STORE_LATENCY)
+    store.took = lambda operation, seconds: metrics.record(measured.STORE_LATENCY, seconds, operation)
     for notice in store.notices:
         log.warning("%s", notice)
     return store
@@ -277,7 +233,6 @@ async def _assemble(
     telemetry: Telemetry,
     tokenizer: Tokenizer,
     providers: Mapping[str, LitellmProvider],
-    clock: Callable[[], float],
     steady: Callable[[], float],
 ) -> Runtime:
     secret = await store.secret()
@@ -286,22 +241,21 @@ async def _assemble(
     upstreams, registry = Upstreams(client, providers), ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
-    alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
+    alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics)
     add = telemetry.metrics.add
     told = {"stored": alerts.tell_stored} if store.shared else {}
-    settler = WriteBehindQueue(store, degraded=partial(add, DEGRADED), **told)
-    limits = LearnedLimits(await store.limits())
-    windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, learn=store.learn)
+    settler = WriteBehindQueue(store, degraded=partial(add, measured.DEGRADED), **told)
+    learned = LearnedLimits(await store.limits())
+    windows = ModelLimitsResolver(registry, learned, Probe(), upstreams.get, clock=steady, write=store.learn)
     windows.follow(await store.calibrations())
-    conversations = Conversations(store, clock=clock)
+    conversations = Conversations(store)
     settler.overtaken = conversations.distrust if store.shared else settler.overtaken
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
         conversations=conversations,
         store=store,
         settler=settler,
-        clock=clock,
-        saved=partial(add, CHECKPOINTS),
+        saved=partial(add, measured.CHECKPOINTS),
         workers=Workers(workers_for(config.listen.workers)),
     )
     health = HealthBook()
@@ -313,8 +267,8 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
-        preparation=_preparation(planner, told=partial(add, PREPARATIONS)),
-        evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=clock),
+        preparation=_preparation(planner, told=partial(add, measured.PREPARATIONS)),
+        evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=planner.clock),
         health=health,
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
@@ -325,9 +279,8 @@ async def _assemble(
         alerts=alerts,
         instance=instance,
         admission=Admission(config.limits),
-        guesses=Guesses(),
     )
-    _watch(runtime, lambda: {(): len(limits.rows(now=steady()))})
+    _watch(runtime)
     return runtime
 
 
@@ -347,30 +300,30 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
     """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss the first event."""
     for policy in config.policies:
         for outcome in ("ok", ContextLengthExceeded.code):
-            metrics.add(REQUESTS, outcome, policy, value=0)
+            metrics.add(measured.REQUESTS, outcome, policy, value=0)
     for counter, values in BEGUN.items():
         for value in values:
             metrics.add(counter, value, value=0)
     for rule in RULES:
-        metrics.add(ALERTS, rule.level, rule.category, rule.kind, value=0)
-    metrics.add(OVERFLOWS, value=0)
+        metrics.add(measured.ALERTS, rule.level, rule.category, rule.kind, value=0)
+    metrics.add(measured.OVERFLOWS, value=0)
 
 
-def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+def _watch(runtime: Runtime) -> None:
     loop, watch = asyncio.get_running_loop(), runtime.telemetry.metrics.watch
-    watch(FIDELITY, lambda: dict(runtime.evaluation.scores))
-    watch(UNAUTHORISED, lambda: dict(runtime.guesses.counted))
-    watch(HEALTH, runtime.health.read)
-    watch(STORE_WAITING, runtime.settler.waiting)
-    watch(STORE_SIZE, lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
-    watch(STORE_GROWTH, partial(_growth, runtime))
-    watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
-    watch(QUEUE, partial(_queues, runtime, loop))
-    watch(BODIES_HELD, lambda: {(): runtime.admission.held})
-    watch(CONNECTIONS, partial(_connections, runtime))
+    watch(measured.FIDELITY, lambda: dict(runtime.evaluation.scores))
+    watch(measured.UNAUTHORISED, lambda: dict(runtime.guesses.counted))
+    watch(measured.HEALTH, runtime.health.read)
+    watch(measured.STORE_WAITING, runtime.settler.waiting)
+    watch(measured.STORE_SIZE, lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
+    watch(measured.STORE_GROWTH, partial(_growth, runtime))
+    watch(measured.TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
+    watch(measured.QUEUE, partial(_queues, runtime, loop))
+    watch(measured.BODIES_HELD, lambda: {(): runtime.admission.held})
+    watch(measured.CONNECTIONS, partial(_connections, runtime))
     watch_process(runtime.telemetry.metrics)
     keep_little()
-    watch(WINDOWS_LEARNED, learned)
+    watch(measured.WINDOWS_LEARNED, lambda: {(): len(runtime.windows.learned())})
     _begin_counting(runtime.telemetry.metrics, runtime.config)
 
 
@@ -399,17 +352,6 @@ def _connections(runtime: Runtime) -> Mapping[tuple[str, ...], float]:
     counts |= {f"store_{kind}": count for kind, count in runtime.store.load().items() if kind != "waiting"}
     counts |= {f"worker_{kind}": count for kind, count in runtime.planner.workers.processes.items()}
     return {(kind,): count for kind, count in counts.items()}
-
-
-def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch]:
-    def fetch_for(upstream: UpstreamSettings, caller: Caller) -> Fetch:
-        async def fetch(method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
-            del method
-            return await upstreams.get(upstream, caller=caller, url=url, body=body)
-
-        return fetch
-
-    return fetch_for
 
 
 class Timekeeper:
@@ -450,7 +392,14 @@ class Timekeeper:
             self.doubted += passed
             if self.doubted < DAY:
                 self.believed += passed
-                self._say(now)
+                if not self._said:
+                    self._said = True
+                    timekeeping.warning(
+                        "the clock says %s, more than a day ahead of %s, the time that is known of: "
+                        "nothing is deleted for its age by it until it has stood for a day",
+                        _date(now),
+                        _date(self.believed),
+                    )
                 return
         if self._said or self.doubted:
             timekeeping.warning(
@@ -461,16 +410,6 @@ class Timekeeper:
     def steady(self) -> float:
         return self._origin + self._monotonic() - self._begun
 
-    def _say(self, now: float) -> None:
-        if not self._said:
-            self._said = True
-            timekeeping.warning(
-                "the clock says %s, more than a day ahead of %s, the time that is known of: "
-                "nothing is deleted for its age by it until it has stood for a day",
-                _date(now),
-                _date(self.believed),
-            )
-
 
 def _date(at: float) -> str:
     try:
@@ -479,7 +418,7 @@ def _date(at: float) -> str:
         return f"{at:.0f} s since 1970"
 
 
-async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timekeeper) -> None:
+async def _tend(runtime: Runtime, timekeeper: Timekeeper) -> None:
     last_kept, measured, pruned, followed, reopened = -TIME_KEPT_EVERY, -MEASURED_EVERY, -DAY, time.monotonic(), 0
     while True:
         await asyncio.sleep(KEYS_EVERY)
@@ -488,7 +427,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
         if runtime.admission.most_held > LARGE and not runtime.admission.held:
             runtime.admission.most_held = 0
             await asyncio.to_thread(give_back)
-        store = runtime.store
+        store, clock = runtime.store, runtime.planner.clock
         try:
             await store.ping()
             if store.reopened != reopened:
@@ -529,17 +468,7 @@ async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
         await store.keep_time(timekeeper.believed, timekeeper.doubted)
 
 
-async def _audit_changes(runtime: Runtime, before: Config) -> None:
-    try:
-        await runtime.store.note_changes([*changes(before, runtime.config, at=runtime.planner.clock())])
-    except StoreError as error:
-        log.warning("what changed with the configuration could not be audited: %s", error)
-
-
-def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | None:
-    if read is None:
-        return None
-
+def _reload(runtime: Runtime, read: Callable[[], Config]) -> Reload:
     async def adopt(fresh: Config) -> None:
         rows: list[KeyRow] | None = []
         before = runtime.config
@@ -550,6 +479,9 @@ def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | Non
         runtime.adopt(fresh)
         if rows is not None:
             runtime.take_keys(rows)
-        await _audit_changes(runtime, before)
+        try:
+            await runtime.store.note_changes([*changes(before, runtime.config, at=runtime.planner.clock())])
+        except StoreError as error:
+            log.warning("what changed with the configuration could not be audited: %s", error)
 
     return Reload(current=lambda: runtime.config, read=read, adopt=adopt, every=WATCH_EVERY)

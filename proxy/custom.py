@@ -20,7 +20,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
 from policies.messages import Transcript
@@ -250,7 +250,8 @@ hooks_logger = logging.getLogger("weir.hooks")
 
 SECONDS = 1.0
 MAX_WAITING = 1_000
-CALLBACKS = ("turn_start", "tool_result", "overflow", "turn_end")
+Callback = Literal["turn_start", "tool_result", "overflow", "turn_end"]
+CALLBACKS: tuple[Callback, ...] = get_args(Callback)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +311,7 @@ class Plugin(Protocol):
     async def turn_end(self, turn: Turn, end: TurnEnd) -> None: ...
 
 
-Call = tuple[str, Turn, tuple[NewResult | Overflow | TurnEnd, ...]]
+Call = tuple[Callback, Turn, tuple[NewResult | Overflow | TurnEnd, ...]]
 
 
 class Hooks:
@@ -338,19 +339,7 @@ class Hooks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    def turn_start(self, turn: Turn) -> None:
-        self._put("turn_start", turn)
-
-    def tool_result(self, turn: Turn, result: NewResult) -> None:
-        self._put("tool_result", turn, result)
-
-    def overflow(self, turn: Turn, overflow: Overflow) -> None:
-        self._put("overflow", turn, overflow)
-
-    def turn_end(self, turn: Turn, end: TurnEnd) -> None:
-        self._put("turn_end", turn, end)
-
-    def _put(self, name: str, turn: Turn, *facts: NewResult | Overflow | TurnEnd) -> None:
+    def tell(self, name: Callback, turn: Turn, *facts: NewResult | Overflow | TurnEnd) -> None:
         for plugin, queue in self._queues:
             try:
                 queue.put_nowait((name, turn, facts))

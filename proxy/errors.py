@@ -31,7 +31,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import ClassVar, Final
 
 
@@ -95,50 +94,9 @@ class ModelNotAllowed(ProxyError):
     kind = "permission_error"
 
 
-IN_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        "system": "the system prompt",
-        "tools": "the tool definitions",
-        "memory": "memory",
-        "summary": "the summary",
-        "history": "the conversation",
-        "tool_outputs": "tool results",
-    }
-)
-"""What a developer who never heard of buckets would call them."""
-
-
 class ContextLengthExceeded(ProxyError):
-    """What may not be removed does not fit; the message has the words that clients match on."""
-
     status = 400
     code = "context_length_exceeded"
-
-    @classmethod
-    def of(cls, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int) -> "ContextLengthExceeded":
-        total = sum(buckets.values())
-        listed = ", ".join(f"{name} {tokens}" for name, tokens in buckets.items() if tokens)
-        return cls(
-            f"This model's maximum context length is {window} tokens. However, what cannot be removed from your "
-            f"messages takes {total} tokens ({listed}) and {reserve} are reserved for the answer. "
-            "Please reduce the length of the messages.",
-            param="messages",
-            weir={"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected},
-        )
-
-    @classmethod
-    def in_bucket(
-        cls, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
-    ) -> "ContextLengthExceeded":
-        facts = {"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected}
-        what = IN_WORDS.get(bucket, bucket)
-        return cls(
-            f"This model's maximum context length is {window} tokens, of which the context policy of this proxy (Weir) "
-            f"allows {cap} for {what}. However, your request holds {used} tokens there. Please shorten {what}, or ask "
-            f"the operator for another cap on the bucket {bucket}.",
-            param="tools" if bucket == "tools" else "messages",
-            weir={**facts, "bucket": bucket, "used": used, "cap": cap},
-        )
 
 
 class UnsupportedEncoding(InvalidRequest):

@@ -29,7 +29,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -60,28 +61,21 @@ from proxy.wire.codec import ClientRequest
 
 Cause = Literal["none", "client", "proxy"]
 DIGITS = {"hit_ratio": 4, "cost": 9, "cost_saved": 9}
-NO_HASH = b""
 WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
 """Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
 
 
-class CacheUse(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    omit_defaults=True,
-    rename={"is_cold": "cold", "changed": "prefix_changed"},
-):
+class CacheUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request as the provider's cache saw it.
 
-    ``hit_ratio`` is None where the upstream did not say. ``is_cold``: the conversation rested for longer than
-    ``cache_ttl``. ``changed``: who made it begin in another way than the request before. Costs are US dollars, None
-    without reported usage or a price.
+    ``hit_ratio`` is None where the upstream did not say. ``cold``: the conversation rested for longer than
+    ``cache_ttl``. ``prefix_changed``: who made it begin in another way than the request before. Costs are US dollars,
+    None without reported usage or a price.
     """
 
     hit_ratio: float | None = None
-    is_cold: bool = False
-    changed: Cause = "none"
+    cold: bool = False
+    prefix_changed: Cause = "none"
     cost: float | None = None
     cost_saved: float | None = None
 
@@ -91,7 +85,7 @@ class CacheUse(
 
 
 def shown(detail: Mapping[str, object]) -> dict[str, object]:
-    return {each.encode_name: detail.get(each.encode_name, each.default) for each in msgspec.structs.fields(CacheUse)}
+    return {each.name: detail.get(each.name, each.default) for each in msgspec.structs.fields(CacheUse)}
 
 
 def follow(
@@ -121,7 +115,7 @@ def follow(
     is_cold = _is_cold(plan, recognized, ttl=ttl, at=at)
     prices = prices_of(request.model, recognized.limits.facts)
     if usage is None or prices is None:
-        return CacheUse(hit_ratio=now.hit_ratio, is_cold=is_cold, changed=changed)
+        return CacheUse(hit_ratio=now.hit_ratio, cold=is_cold, prefix_changed=changed)
     cost, decision = cost_of(prices, usage), plan.decision
     removed = max(0, decision.before - decision.after) if carried_out and decision is not None else 0
     share = now.hit_ratio or 0.0
@@ -129,8 +123,8 @@ def follow(
         share = max(share, before.hit_ratio)
     return CacheUse(
         hit_ratio=now.hit_ratio,
-        is_cold=is_cold,
-        changed=changed,
+        cold=is_cold,
+        prefix_changed=changed,
         cost=cost,
         cost_saved=_cost_unmanaged(prices, usage, removed=removed, share=share) - cost if removed else 0.0,
     )
@@ -142,7 +136,7 @@ def _prefix(plan: Plan, recognized: Recognized, request: ClientRequest, usage: R
     return Prefix(
         head=b"".join([m.digest for m in transcript.messages[: transcript.head]]),
         tools=b"".join([xxhash.xxh3_64_digest(fields[name]) for name in names if name in fields]),
-        end=chain[-1] if chain else NO_HASH,
+        end=chain[-1] if chain else b"",
         length=len(chain),
         pruned=plan.decision.pruned if plan.decision is not None else (),
         hit_ratio=hit_ratio(usage),
@@ -200,8 +194,6 @@ def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, 
 
 MAX_CONVERSATIONS = 20_000
 MAX_READ = 500
-ROOMY = "green"
-NO_RUN = Run()
 
 Key = tuple[str, str]
 
@@ -213,8 +205,7 @@ class _Entry(NamedTuple):
 
 
 class HealthBook:
-    def __init__(self, *, most: int = MAX_CONVERSATIONS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
     def check_up(
@@ -237,22 +228,22 @@ class HealthBook:
         rules, thread = settings.health, recognized.thread
         key = (thread.branch.tenant, thread.branch.conversation)
         known = self._known.get(key)
-        before, own = (NO_RUN, None) if known is None else (known.run, known.health)
+        before, own = (Run(), None) if known is None else (known.run, known.health)
         run = follow_calls(recognized.transcript, before, length=recognized.length, most=rules.loop)
-        sample = sample_of(
-            plan.decision,
-            recognized,
-            settings,
-            used=used,
-            pressure=pressure,
-            evicted=evicted,
-            repeats=run.longest,
+        limits, decision = recognized.policy_limits, plan.decision
+        sample = Sample(
             at=at,
+            utilization=pressure.level,
+            repeats=run.longest,
+            bloat_limit=None if pressure.zone == "green" else limits.bloat,
+            requests_left=_requests_left(decision, settings, limits=limits, used=used),
         )
+        if decision is not None:
+            sample = _with_decision(sample, decision, recognized, settings, evicted=evicted)
         checkup = check(_health_of(thread, own), sample, rules)
         self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
         self._known.move_to_end(key)
-        if len(self._known) > self._most:
+        if len(self._known) > MAX_CONVERSATIONS:
             self._known.popitem(last=False)
         return checkup
 
@@ -263,13 +254,10 @@ class HealthBook:
         branch = recognized.thread.branch
         return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
 
-    def rate(self, tenant: str, conversation: str, fidelity: float) -> bool:
-        """An evaluated fidelity (0 to 1) holds from the conversation's next request on; False if it is unknown."""
-        known = self._known.get((tenant, conversation))
-        if known is None:
-            return False
-        self._known[(tenant, conversation)] = known._replace(health=known.health._replace(fidelity=fidelity))
-        return True
+    def rate(self, tenant: str, conversation: str, fidelity: float) -> None:
+        """An evaluated fidelity (0 to 1) holds from the conversation's next request on, where it is known here."""
+        if (known := self._known.get((tenant, conversation))) is not None:
+            self._known[(tenant, conversation)] = known._replace(health=known.health._replace(fidelity=fidelity))
 
     def forget(self, tenant: str, conversation: str) -> None:
         self._known.pop((tenant, conversation), None)
@@ -295,36 +283,18 @@ def _health_of(thread: Thread, own: Health | None) -> Health | None:
 METRICS = tuple(name for name in Snapshot._fields if name not in {"at", "window_id"})
 
 
-def sample_of(
-    decision: Decision | None,
-    recognized: Recognized,
-    settings: ContextSettings,
-    *,
-    used: int,
-    pressure: WindowPressure,
-    evicted: int,
-    repeats: int,
-    at: float,
+def _with_decision(
+    sample: Sample, decision: Decision, recognized: Recognized, settings: ContextSettings, *, evicted: int
 ) -> Sample:
-    """What a request says; what was only observed took nothing out."""
-    limits = recognized.policy_limits
-    bloat_limit = None if pressure.zone == ROOMY else limits.bloat
-    left = _requests_left(decision, settings, limits=limits, used=used)
-    if decision is None:
-        return Sample(at=at, utilization=pressure.level, repeats=repeats, bloat_limit=bloat_limit, requests_left=left)
+    """What was only observed took nothing out."""
     acted = decision.is_new and not settings.observes
-    return Sample(
-        at=at,
-        utilization=pressure.level,
+    return sample._replace(
         evicted=evicted if acted else 0,
         ratios=_ratios(decision) if acted else (),
         compacted=acted and decision.cut is not None,
         burn_rate=None if decision.reading is None else decision.reading.velocity_tokens_per_turn,
-        spike=_spike(decision, recognized, settings, limits),
-        repeats=repeats,
+        spike=_spike(decision, recognized, settings),
         bloat=_bloat(decision, recognized, settings),
-        bloat_limit=bloat_limit,
-        requests_left=left,
         window_id=None if settings.observes else decision.window_id,
     )
 
@@ -347,11 +317,11 @@ def _ratios(decision: Decision) -> tuple[float, ...]:
     )
 
 
-def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings, limits: Limits) -> float | None:
+def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings) -> float | None:
     reading, before = decision.reading, recognized.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
-    if (reading.last_delta or 0) < settings.health.spike_share * limits.base:
+    if (reading.last_delta or 0) < settings.health.spike_share * recognized.policy_limits.base:
         return None
     return decision.trend.deltas[-1] / max(1.0, before or 0.0)
 
@@ -420,30 +390,19 @@ class Notice:
         return json.dumps({"type": "weir.alert", "id": self.id, "at": alert.at, "data": data}).encode()
 
 
+@dataclass(slots=True)
 class Alerts:
-    def __init__(
-        self,
-        client: Client,
-        settings: AlertSettings,
-        metrics: Metrics,
-        *,
-        clock: Callable[[], float] = time.time,
-        pause: float = RETRY_PAUSE,
-    ) -> None:
-        self._client = client
-        self._settings = settings
-        self._metrics = metrics
-        self._clock = clock
-        self._pause = pause
-        self._waiting: asyncio.Queue[Notice] = asyncio.Queue(MAX_WAITING)
-        self._task: asyncio.Task[None] | None = None
-
-    def adopt(self, settings: AlertSettings) -> None:
-        self._settings = settings
+    client: Client
+    settings: AlertSettings
+    metrics: Metrics
+    clock: Callable[[], float] = time.time
+    pause: float = RETRY_PAUSE
+    _waiting: asyncio.Queue[Notice] = field(default_factory=partial(asyncio.Queue, MAX_WAITING))
+    _task: asyncio.Task[None] | None = None
 
     def tell(self, notice: Notice) -> None:
         alert = notice.alert
-        self._metrics.add(ALERTS, alert.level, alert.category, alert.kind)
+        self.metrics.add(ALERTS, alert.level, alert.category, alert.kind)
         log_alert(
             log,
             AlertLine(
@@ -458,13 +417,13 @@ class Alerts:
                 said=alert.said,
             ),
         )
-        settings = self._settings
+        settings = self.settings
         if settings.webhook is None or GRADES[alert.level] < GRADES[settings.level]:
             return
         try:
             self._waiting.put_nowait(notice)
         except asyncio.QueueFull:
-            self._metrics.add(ALERTS_UNDELIVERED, "dropped")
+            self.metrics.add(ALERTS_UNDELIVERED, "dropped")
             return
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-alerts")
@@ -484,7 +443,7 @@ class Alerts:
                 await self._waiting.join()
         while not self._waiting.empty():
             self._waiting.get_nowait()
-            self._metrics.add(ALERTS_UNDELIVERED, "dropped")
+            self.metrics.add(ALERTS_UNDELIVERED, "dropped")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -496,7 +455,7 @@ class Alerts:
                 await self._deliver(notice)
             except Exception:  # whatever a webhook brings about is no request's affair
                 log.exception("an alert could not be sent", extra=_about(notice))
-                self._metrics.add(ALERTS_UNDELIVERED, "failed")
+                self.metrics.add(ALERTS_UNDELIVERED, "failed")
             finally:
                 self._waiting.task_done()
 
@@ -504,8 +463,8 @@ class Alerts:
         why = "no webhook"
         for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(self._pause)
-            settings = self._settings
+                await asyncio.sleep(self.pause)
+            settings = self.settings
             if settings.webhook is None:
                 return
             try:
@@ -519,7 +478,7 @@ class Alerts:
             why = f"status {status}"
             if 400 <= status < 500 and status not in {408, 425, 429}:
                 break
-        self._metrics.add(ALERTS_UNDELIVERED, "failed")
+        self.metrics.add(ALERTS_UNDELIVERED, "failed")
         log.warning("the webhook did not take alert %s: %s", notice.id, why, extra=_about(notice))
 
     async def _post(self, notice: Notice, url: str, settings: AlertSettings) -> int:
@@ -531,7 +490,7 @@ class Alerts:
             first_byte=settings.seconds,
             idle=settings.seconds,
         )
-        body, now = notice.body(), str(int(self._clock()))
+        body, now = notice.body(), str(int(self.clock()))
         headers = [
             (b"content-type", b"application/json"),
             (b"webhook-id", notice.id.encode()),
@@ -540,7 +499,7 @@ class Alerts:
         if settings.secret is not None:
             signed = signature(settings.secret.get_secret_value(), notice.id, now, body)
             headers.append((b"webhook-signature", signed.encode()))
-        answer = await self._client.send(
+        answer = await self.client.send(
             target,
             method="POST",
             path=parts.path or "/",

@@ -51,7 +51,7 @@ class Runtime:
     alerts: Alerts
     instance: str
     admission: Admission
-    guesses: Guesses
+    guesses: Guesses = field(default_factory=Guesses)
     health: HealthBook = field(default_factory=HealthBook)
     custom: CustomFunctions = field(default_factory=CustomFunctions)
     hooks: Hooks = field(default_factory=Hooks)
@@ -66,8 +66,8 @@ class Runtime:
     def adopt(self, config: Config) -> None:
         self.config = with_set_policies(config, self.set_policies.values())
         self.policies.clear()
-        self.registry.replace_rules(config.models)
-        self.alerts.adopt(config.telemetry.alerts)
+        self.registry.rules = config.models
+        self.alerts.settings = config.telemetry.alerts
 
     def set_policy(self, policy: SetPolicy) -> None:
         self.set_policies[policy.name] = policy

@@ -5,13 +5,13 @@ Nothing is changed and nothing is held back; where the answer cannot be read the
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from proxy.wire.codec import CHAT, ERROR, Codec
-from proxy.wire.raw import DONE, Decoder, ServerSentEvent
+from proxy.wire.raw import DONE, Decoder, ServerSentEvent, read_value
 
 MAX_READ = 8 * 1024 * 1024
 MAX_ERROR = 64 * 1024
@@ -37,13 +37,13 @@ class ReportedUsage(msgspec.Struct, frozen=True):
 NO_USAGE = ReportedUsage()
 
 
-def together(usages: Sequence[ReportedUsage]) -> ReportedUsage:
+def together(usages: Sequence[ReportedUsage], *, by: Callable[[list[int]], int] = sum) -> ReportedUsage:
 
-    def total(name: str) -> int | None:
+    def made(name: str) -> int | None:
         said = [value for each in usages if (value := getattr(each, name)) is not None]
-        return sum(said) if said else None
+        return by(said) if said else None
 
-    return ReportedUsage(**{name: total(name) for name in ReportedUsage.__struct_fields__})
+    return ReportedUsage(**{name: made(name) for name in ReportedUsage.__struct_fields__})
 
 
 def usage_from(value: object) -> ReportedUsage | None:
@@ -147,12 +147,7 @@ def _text(value: object) -> str | None:
 
 
 def error_code(body: bytes) -> str | None:
-    if len(body) > MAX_ERROR:
-        return None
-    try:
-        value = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return None
+    value = read_value(body) if len(body) <= MAX_ERROR else None
     error = value.get("error") if isinstance(value, dict) else None
     said = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
     return next((text for text in said if isinstance(text, str) and _CODE.fullmatch(text)), None)
@@ -281,10 +276,5 @@ class Reported:
             said = _usage_in(msgspec.json.decode(raw))
         except (ValueError, RecursionError):
             return
-        before = self.usage or NO_USAGE
-        found = {name: _greater(getattr(before, name), getattr(said, name)) for name in ReportedUsage.__struct_fields__}
-        self.usage = ReportedUsage(**found) if any(value is not None for value in found.values()) else self.usage
-
-
-def _greater(one: int | None, other: int | None) -> int | None:
-    return max((each for each in (one, other) if each is not None), default=None)
+        if said != NO_USAGE:
+            self.usage = together((self.usage or said, said), by=max)

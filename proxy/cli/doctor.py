@@ -177,7 +177,7 @@ def _model(config: Config, model: str | None, listed: Sequence[str]) -> Diagnosi
 
 async def _stated(upstream: UpstreamSettings, model: str) -> ModelFacts | None:
 
-    async def fetch(_: str, url: str, body: bytes | None) -> tuple[int, bytes]:
+    async def fetch(url: str, body: bytes | None) -> tuple[int, bytes]:
         answer = await asyncio.to_thread(get, url, _headers(upstream), body=body)
         return answer.status, answer.body
 

@@ -278,7 +278,7 @@ def import_policy(file: Path, *, name: str) -> None:
             click.echo(f"error: {problem}", err=True)
         raise click.exceptions.Exit(EXIT_WARNINGS) from fault
     click.echo(_section_text({"policies": {name: made.policy}}), nl=False)
-    for note in (*made.notes, *policy_cautions(settings, document, presets=preset_documents())):
+    for note in (*made.notes, *policy_cautions(settings, document)):
         click.echo(f"note: {note}", err=True)
 
 
@@ -490,7 +490,7 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
         except ConfigError as fault:
             errors += fault.problems
             continue
-        warnings += policy_cautions(settings, own, presets=preset_documents(), at=at)
+        warnings += policy_cautions(settings, own, at=at)
     return errors, warnings
 
 

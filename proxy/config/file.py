@@ -296,13 +296,14 @@ def _worded(message: str, kind: str, missing: str | None) -> str:
     """pydantic's message without its grammar, and without the value, which may be a secret."""
     if missing is not None:
         return f"{missing} is missing"
-    if kind in {"dataclass_type", "mapping_type", "dict_type"}:
-        return "should be a mapping"
-    if kind in {"tuple_type", "list_type"}:
-        return "should be a list"
-    if kind == "string_type":
-        return "should be text (put it in quotes)"
-    return message.removeprefix("Input ").removeprefix("Value error, ")
+    return _WORDS.get(kind) or message.removeprefix("Input ").removeprefix("Value error, ")
+
+
+_WORDS: typing.Final = {
+    **dict.fromkeys(("dataclass_type", "mapping_type", "dict_type"), "should be a mapping"),
+    **dict.fromkeys(("tuple_type", "list_type"), "should be a list"),
+    "string_type": "should be text (put it in quotes)",
+}
 
 
 def _fields(shape: object, names: Mapping[str, str]) -> dict[str, tuple[str, object]]:

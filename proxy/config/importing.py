@@ -10,7 +10,6 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of
 from proxy.config.presets import OTHER_BUCKETS, OTHER_KEYS, OTHER_KEYS_OF_LAYERS, preset_documents
@@ -20,28 +19,29 @@ BY_SHARES, BY_PRUNING, BY_BUCKETS = "article-128k", "baseagent-200k", "five-buck
 _BUCKET_NAMES = frozenset({*OTHER_BUCKETS.values(), "summary"})
 _OF_A_BUCKET = frozenset({"max_tokens", "on_overflow"})
 _COMPACTION = frozenset(name for name, held in OTHER_KEYS_OF_LAYERS.items() if ("compact", "at") in held)
-_STEPS: Mapping[str, str] = MappingProxyType(
-    {
-        "tool_result_summarization": "summarize_tool_result",
-        "tool_summarization": "summarize_tool_result",
-        "tool_summary": "summarize_tool_result",
-        "summarization": "summarize_tool_result",
-        "eviction": "evict",
-        "evict": "evict",
-        "progressive": "progressive",
-        "progressive_summarization": "progressive",
-        "compaction": "compact",
-        "conversation_compaction": "compact",
-        "sub_agent": "delegate",
-        "delegation": "delegate",
-        "sub_agent_delegation": "delegate",
-        "delegate": "delegate",
-    }
-)
-_SIGNALS: Mapping[str, str] = MappingProxyType({"fifo": "recency", "type": "type_ttl", "type_based": "type_ttl"})
-_TYPES: Mapping[str, str] = MappingProxyType(
-    {"tool_results": "tool_result", "others": "other", "default": "other", "memory_injection": "memory"}
-)
+_STEPS: Mapping[str, str] = {
+    "tool_result_summarization": "summarize_tool_result",
+    "tool_summarization": "summarize_tool_result",
+    "tool_summary": "summarize_tool_result",
+    "summarization": "summarize_tool_result",
+    "eviction": "evict",
+    "evict": "evict",
+    "progressive": "progressive",
+    "progressive_summarization": "progressive",
+    "compaction": "compact",
+    "conversation_compaction": "compact",
+    "sub_agent": "delegate",
+    "delegation": "delegate",
+    "sub_agent_delegation": "delegate",
+    "delegate": "delegate",
+}
+_SIGNALS: Mapping[str, str] = {"fifo": "recency", "type": "type_ttl", "type_based": "type_ttl"}
+_TYPES: Mapping[str, str] = {
+    "tool_results": "tool_result",
+    "others": "other",
+    "default": "other",
+    "memory_injection": "memory",
+}
 _STARTS, _NAMED = (
     ("at", "threshold", "utilization", "trigger"),
     ("strategy", "layer", "level", "action", "name", "step"),
@@ -56,53 +56,49 @@ _PRUNING = frozenset(
         "max_output_tokens",
     }
 )
-_NO_COUNTERPART: Mapping[str, str] = MappingProxyType(
-    {
-        "notes_file": "notes are kept in the database, by conversation",
-        "notes_max_tokens": "notes are kept in the database, by conversation",
-        "checkpoint_file": "checkpoints are kept in the database",
-        "checkpoint_path": "checkpoints are kept in the database",
-        "state_file": "checkpoints are kept in the database",
-        "progress_file": "progress is part of the checkpoints, which are kept in the database",
-        "protected_types": "system messages and the newest exchange always stay, the rest by its score",
-        "metrics": "each is always measured, see docs/telemetry.md",
-        "progressive_age_threshold": "levels are derived from the age in steps, with fixed borders",
-        "estimated_response_tokens": "the reserve stands for the answer",
-        "hard_limit": "a cap is exceeded above it, an exact fit is not",
-        "generate_placeholders": "what is removed always leaves a trace, see placeholder",
-        "enabled": "a policy is chosen by name",
-        "history_size": "the newest readings are kept in the database",
-    }
-)
-_ALERTS: Mapping[str, str] = MappingProxyType(
-    {
-        "utilization": "utilization",
-        "eviction_rate": "eviction_rate",
-        "fidelity": "fidelity",
-        "fidelity_score": "fidelity",
-        "compression_ratio": "compression_ratio",
-        "tool_result_bloat": "tool_bloat",
-        "tool_bloat": "tool_bloat",
-    }
-)
+_NO_COUNTERPART: Mapping[str, str] = {
+    "notes_file": "notes are kept in the database, by conversation",
+    "notes_max_tokens": "notes are kept in the database, by conversation",
+    "checkpoint_file": "checkpoints are kept in the database",
+    "checkpoint_path": "checkpoints are kept in the database",
+    "state_file": "checkpoints are kept in the database",
+    "progress_file": "progress is part of the checkpoints, which are kept in the database",
+    "protected_types": "system messages and the newest exchange always stay, the rest by its score",
+    "metrics": "each is always measured, see docs/telemetry.md",
+    "progressive_age_threshold": "levels are derived from the age in steps, with fixed borders",
+    "estimated_response_tokens": "the reserve stands for the answer",
+    "hard_limit": "a cap is exceeded above it, an exact fit is not",
+    "generate_placeholders": "what is removed always leaves a trace, see placeholder",
+    "enabled": "a policy is chosen by name",
+    "history_size": "the newest readings are kept in the database",
+}
+_ALERTS: Mapping[str, str] = {
+    "utilization": "utilization",
+    "eviction_rate": "eviction_rate",
+    "fidelity": "fidelity",
+    "fidelity_score": "fidelity",
+    "compression_ratio": "compression_ratio",
+    "tool_result_bloat": "tool_bloat",
+    "tool_bloat": "tool_bloat",
+}
 _AS_PERCENT = frozenset({"utilization", "fidelity", "tool_bloat"})
 _OF_AN_ALERT = re.compile(r"(_(alert|threshold|pct|critical|warning|min|max))+\Z")
 _NO_ALERT = "what is watched of health has other thresholds, see health"
 _SECTIONS = ("pressure", "eviction", "compression", "budget", "cross_window", "health", "health_monitoring")
 _PASSED_OVER = frozenset({"thresholds", "zones", "limits", "settings", "context_budget"})
 _OF_BUCKETS = ("total_window", "headroom_tokens", "max_tokens", "on_overflow")
-_OF_A_LAYER: Mapping[str, KeyPath] = MappingProxyType(
-    {
-        "target": ("scope",),
-        "strategy": ("layer",),
-        "at_pct": ("at",),
-        "keep_recent_turns": ("params", "turns"),
-        "evict_pct": ("params", "evict_pct"),
-    }
-)
-_LAYERS: Mapping[str, str] = MappingProxyType(
-    {"truncate-largest": "truncate_largest", "sliding-window": "window", "recursive-summarize": "compact"}
-)
+_OF_A_LAYER: Mapping[str, KeyPath] = {
+    "target": ("scope",),
+    "strategy": ("layer",),
+    "at_pct": ("at",),
+    "keep_recent_turns": ("params", "turns"),
+    "evict_pct": ("params", "evict_pct"),
+}
+_LAYERS: Mapping[str, str] = {
+    "truncate-largest": "truncate_largest",
+    "sliding-window": "window",
+    "recursive-summarize": "compact",
+}
 _CLOSE = 0.8
 _SPECIAL = (
     "policy",
@@ -285,10 +281,10 @@ class _Import:
         That is ``step: 0.75``, ``0.75: step``, ``step: {at: 0.75}``, or ``{strategy: step, at: 0.75}`` in a list.
         """
         if isinstance(value, str):
-            start = _number(words[-1])
-            if start is None:
+            try:
+                words, value = [*words[:-1], value], float(words[-1])
+            except ValueError:
                 return
-            words, value = [*words[:-1], value], start
         at, key = path[:-1], words[-1].removesuffix("_at")
         step = _STEPS.get(key)
         if step is None and key in _STARTS:
@@ -352,13 +348,6 @@ def _scored(params: dict[str, object]) -> dict[str, object]:
         for name, value in params.items()
         if not name.startswith(("weight_", "ttl_")) or name.startswith(takes)
     }
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _shown(value: object) -> str:

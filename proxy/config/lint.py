@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from policies.limits import BUCKETS
@@ -59,24 +58,20 @@ class Parameter:
 
 Parameters = Mapping[str, Parameter]
 
-SCORERS: Mapping[str, Parameters] = MappingProxyType(
-    {
-        name: {
-            key: Parameter(kind="word", words=tuple(eviction.HYBRID_WEIGHTS))
-            if key == "weights"
-            else Parameter(kind="number")
-            for key in eviction.parameters(name)
-        }
-        for name in eviction.SCORERS
+SCORERS: Mapping[str, Parameters] = {
+    name: {
+        key: Parameter(kind="word", words=tuple(eviction.HYBRID_WEIGHTS))
+        if key == "weights"
+        else Parameter(kind="number")
+        for key in eviction.parameters(name)
     }
-)
+    for name in eviction.SCORERS
+}
 
-LAYERS: Mapping[str, Parameters] = MappingProxyType(
-    {
-        name: {key: Parameter(**values) for key, values in strategy.parameters().items()}
-        for name, strategy in STRATEGIES.items()
-    }
-)
+LAYERS: Mapping[str, Parameters] = {
+    name: {key: Parameter(**values) for key, values in strategy.parameters().items()}
+    for name, strategy in STRATEGIES.items()
+}
 
 
 def parameters_of(layer: str, given: Mapping[str, object]) -> Parameters:

@@ -26,12 +26,14 @@ from pydantic import SecretStr
 from policies.settings import ContextSettings
 from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
 from proxy.config.presets import (
+    Stamps,
     policy_from,
     policy_values,
     policy_warnings,
-    preset_directory,
     preset_documents,
+    preset_paths,
     preset_policies,
+    stamped,
 )
 from proxy.config.values import (
     MASK,
@@ -46,7 +48,6 @@ from proxy.config.values import (
 )
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
 
-_NO_FLAGS = Flags()
 _ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
 _HANDED_DOWN = "WEIR_HANDED_DOWN"
 _OPEN_DOOR = (
@@ -84,7 +85,7 @@ def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags, Handed]:
     return Path(path) if path else None, Flags(**flags), Handed(log_format=log_format, readings=Path(readings))
 
 
-def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = _NO_FLAGS) -> Config:
+def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = Flags()) -> Config:
     """The effective configuration.
 
     Args:
@@ -122,41 +123,31 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
     return Config(path=named, simulate=simulate, warnings=warnings, places=document.places, **made)
 
 
-_VARIABLES: Mapping[str, KeyPath] = {
-    "WEIR_STORE": ("store", "url"),
-    "WEIR_POLICY": ("default_policy",),
-    "WEIR_HOST": ("listen", "host"),
-    "WEIR_PORT": ("listen", "port"),
-    "WEIR_WINDOW": ("window",),
-    "WEIR_SUMMARIZER": ("summarizer",),
-    "WEIR_AUTH_MODE": ("auth", "mode"),
-    "WEIR_OPEN_BEYOND_LOOPBACK": ("auth", "open_beyond_loopback"),
-    "WEIR_ADMIN_TOKEN": ("auth", "admin_token"),
-    "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
-    "OTEL_EXPORTER_OTLP_PROTOCOL": ("telemetry", "otlp_protocol"),
-    "OTEL_SERVICE_NAME": ("telemetry", "service_name"),
+_SOURCES: Mapping[KeyPath, tuple[str, str]] = {
+    ("store", "url"): ("WEIR_STORE", "store"),
+    ("default_policy",): ("WEIR_POLICY", "policy"),
+    ("listen", "host"): ("WEIR_HOST", "host"),
+    ("listen", "port"): ("WEIR_PORT", "port"),
+    ("listen", "workers"): ("", "workers"),
+    ("window",): ("WEIR_WINDOW", "window"),
+    ("summarizer",): ("WEIR_SUMMARIZER", "summarizer"),
+    ("auth", "mode"): ("WEIR_AUTH_MODE", "auth_mode"),
+    ("auth", "open_beyond_loopback"): ("WEIR_OPEN_BEYOND_LOOPBACK", ""),
+    ("auth", "admin_token"): ("WEIR_ADMIN_TOKEN", ""),
+    ("telemetry", "otlp_endpoint"): ("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+    ("telemetry", "otlp_protocol"): ("OTEL_EXPORTER_OTLP_PROTOCOL", ""),
+    ("telemetry", "service_name"): ("OTEL_SERVICE_NAME", ""),
 }
-
-_FLAGS: Mapping[str, KeyPath] = {
-    "store": ("store", "url"),
-    "policy": ("default_policy",),
-    "host": ("listen", "host"),
-    "port": ("listen", "port"),
-    "workers": ("listen", "workers"),
-    "window": ("window",),
-    "summarizer": ("summarizer",),
-    "auth_mode": ("auth", "mode"),
-}
+"""What stands above the file: the variable and, above that, the flag for a value; empty where there is none."""
 
 
 def _overlay(env: Mapping[str, str], flags: Flags) -> dict[KeyPath, tuple[str, object]]:
     values: dict[KeyPath, tuple[str, object]] = {}
-    for name, path in _VARIABLES.items():
-        if env.get(name):
-            values[path] = (name, env[name])
-    for name, path in _FLAGS.items():
-        if (value := getattr(flags, name)) is not None:
-            values[path] = (f"--{name.replace('_', '-')}", value)
+    for path, (variable, flag) in _SOURCES.items():
+        if flag and (value := getattr(flags, flag)) is not None:
+            values[path] = (f"--{flag.replace('_', '-')}", value)
+        elif env.get(variable):
+            values[path] = (variable, env[variable])
     return values
 
 
@@ -315,8 +306,6 @@ WATCH_EVERY = 2.0
 SETTLE = 0.1
 _FIXED = ("listen", "telemetry", "limits")
 
-Stamp = tuple[str, int, int, int]
-
 
 def beneath(config: Config, name: str) -> ContextSettings | None:
     """The policy of that name in the configuration's file, else the preset; None if there is neither. ConfigError."""
@@ -348,14 +337,9 @@ def overridden(config: Config) -> Iterator[str]:
             yield f"the policy {name} that was set over HTTP stands above {of}; DELETE /weir/policies/{name} removes it"
 
 
-def stamps(config: Config) -> tuple[Stamp, ...]:
+def stamps(config: Config) -> Stamps:
     """What tells that a file was written anew, for the configuration's file and every preset."""
-    found: list[Stamp] = []
-    for path in filter(None, (config.path, *sorted(preset_directory().glob("*.yaml")))):
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            found.append((str(path), stat.st_mtime_ns, stat.st_ino, stat.st_size))
-    return tuple(found)
+    return stamped(path for path in (config.path, *preset_paths()) if path is not None)
 
 
 def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, ...]]:
@@ -378,7 +362,8 @@ def changes(old: Config, new: Config, *, at: float) -> Iterator[AuditEvent]:
         before, after = old.policies.get(name), new.policies.get(name)
         if before != after:
             facts: dict[str, object] = {"change": "removed" if after is None else "read", "policy": name}
-            yield _change(AuditType.POLICY_CHANGE, facts | {"document": _digest(after)}, at)
+            facts["document"] = None if after is None else digest_of(repr(after))
+            yield _change(AuditType.POLICY_CHANGE, facts, at)
     if old.default_policy != new.default_policy:
         yield _change(AuditType.POLICY_CHANGE, {"change": "default", "policy": "", "default": new.default_policy}, at)
     known, fresh = ({key.name: key for key in config.keys} for config in (old, new))
@@ -393,10 +378,6 @@ def changes(old: Config, new: Config, *, at: float) -> Iterator[AuditEvent]:
 
 def _change(kind: AuditType, facts: Mapping[str, object], at: float) -> AuditEvent:
     return AuditEvent(tenant=OPERATOR, at=at, type=kind, facts={**facts, "source": "file"})
-
-
-def _digest(settings: ContextSettings | None) -> str | None:
-    return None if settings is None else digest_of(repr(settings))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,10 +433,7 @@ class Reload:
 
 
 @contextlib.asynccontextmanager
-async def reloading(reload: Reload | None) -> AsyncIterator[None]:
-    if reload is None:
-        yield
-        return
+async def reloading(reload: Reload) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     # not the loop's own way: where it takes a handler back, SIGHUP ends the process until another is set
     before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload.ask))

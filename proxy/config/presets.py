@@ -17,6 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from policies.limits import TokenBudget, divide, shape_for
 from policies.settings import ContextSettings, Layer, Mode
@@ -39,70 +42,64 @@ log = logging.getLogger("weir.reload")
 
 DEFAULT_PRESET = "balanced"
 
-_NAMES: Mapping[str, str] = MappingProxyType({"layers": "cascade", "strategy": "layer"})
+_NAMES: Mapping[str, str] = {"layers": "cascade", "strategy": "layer"}
 _BESIDE = frozenset({"preset", "about"})
 _SWITCHED = frozenset({"health", "checkpoints", "notes"})
 
 
-OTHER_KEYS: Mapping[str, KeyPath] = MappingProxyType(
-    {
-        "max_context_tokens": ("window",),
-        "model_context_limit": ("window",),
-        "total_window": ("window",),
-        "headroom_tokens": ("headroom",),
-        "output_token_max": ("reserve",),
-        "max_output_tokens": ("ingest", "cap"),
-        # zones called by where they start
-        "pressure.yellow": ("zones", "yellow_at"),
-        "pressure.orange": ("zones", "orange_at"),
-        "pressure.red": ("zones", "red_at"),
-        "pressure.critical": ("zones", "critical_at"),
-        # zones called by where they end, which is where the next one starts
-        "green_threshold": ("zones", "yellow_at"),
-        "yellow_threshold": ("zones", "orange_at"),
-        "orange_threshold": ("zones", "red_at"),
-        "red_threshold": ("zones", "critical_at"),
-        "velocity_window": ("trend", "window"),
-        "spike_multiplier": ("trend", "spike_multiplier"),
-        "ema_alpha": ("trend", "ema_alpha"),
-        "burn_history": ("trend", "burn_window"),
-        "burn_window": ("trend", "burn_window"),
-        "placeholder_max_tokens": ("placeholder_tokens",),
-        "max_placeholder_tokens": ("placeholder_tokens",),
-        "min_output_reserve": ("reserve_floor",),
-        "sub_agent_cap": ("ingest", "sub_agent_cap"),
-        "auto_save": ("checkpoints", "save_at"),
-        "auto_save_threshold": ("checkpoints", "save_at"),
-    }
-)
+OTHER_KEYS: Mapping[str, KeyPath] = {
+    "max_context_tokens": ("window",),
+    "model_context_limit": ("window",),
+    "total_window": ("window",),
+    "headroom_tokens": ("headroom",),
+    "output_token_max": ("reserve",),
+    "max_output_tokens": ("ingest", "cap"),
+    # zones called by where they start
+    "pressure.yellow": ("zones", "yellow_at"),
+    "pressure.orange": ("zones", "orange_at"),
+    "pressure.red": ("zones", "red_at"),
+    "pressure.critical": ("zones", "critical_at"),
+    # zones called by where they end, which is where the next one starts
+    "green_threshold": ("zones", "yellow_at"),
+    "yellow_threshold": ("zones", "orange_at"),
+    "orange_threshold": ("zones", "red_at"),
+    "red_threshold": ("zones", "critical_at"),
+    "velocity_window": ("trend", "window"),
+    "spike_multiplier": ("trend", "spike_multiplier"),
+    "ema_alpha": ("trend", "ema_alpha"),
+    "burn_history": ("trend", "burn_window"),
+    "burn_window": ("trend", "burn_window"),
+    "placeholder_max_tokens": ("placeholder_tokens",),
+    "max_placeholder_tokens": ("placeholder_tokens",),
+    "min_output_reserve": ("reserve_floor",),
+    "sub_agent_cap": ("ingest", "sub_agent_cap"),
+    "auto_save": ("checkpoints", "save_at"),
+    "auto_save_threshold": ("checkpoints", "save_at"),
+}
 """A legacy key, with its section where it needs one, to the key of a policy that holds the same value."""
 
-OTHER_BUCKETS: Mapping[str, str] = MappingProxyType(
-    {
-        "system_prompt": "system",
-        "tool_definitions": "tools",
-        "message_history": "history",
-        "tool_results": "tool_outputs",
-        "memory_injection": "memory",
-        "output_reserved": "working",
-        "output_reserve": "working",
-    }
-)
-OTHER_KEYS_OF_LAYERS: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
-    {
-        "auto_compact_threshold": (("prune", "at"), ("compact", "at")),
-        "prune_protect": (("prune", "protect"),),
-        "prune_minimum": (("prune", "minimum"),),
-        "eviction_target": (("evict", "stop_at"),),
-        "target_utilization": (("evict", "stop_at"),),
-        "summarization_token_threshold": (("summarize_tool_result", "over"),),
-        "summarization_threshold": (("summarize_tool_result", "over"),),
-        "summarization_threshold_tokens": (("summarize_tool_result", "over"),),
-        "compaction_utilization_threshold": (("compact", "at"),),
-        "compaction_threshold": (("compact", "at"),),
-        "rollover_recheck": (("rollover", "at"),),
-    }
-)
+OTHER_BUCKETS: Mapping[str, str] = {
+    "system_prompt": "system",
+    "tool_definitions": "tools",
+    "message_history": "history",
+    "tool_results": "tool_outputs",
+    "memory_injection": "memory",
+    "output_reserved": "working",
+    "output_reserve": "working",
+}
+OTHER_KEYS_OF_LAYERS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "auto_compact_threshold": (("prune", "at"), ("compact", "at")),
+    "prune_protect": (("prune", "protect"),),
+    "prune_minimum": (("prune", "minimum"),),
+    "eviction_target": (("evict", "stop_at"),),
+    "target_utilization": (("evict", "stop_at"),),
+    "summarization_token_threshold": (("summarize_tool_result", "over"),),
+    "summarization_threshold": (("summarize_tool_result", "over"),),
+    "summarization_threshold_tokens": (("summarize_tool_result", "over"),),
+    "compaction_utilization_threshold": (("compact", "at"),),
+    "compaction_threshold": (("compact", "at"),),
+    "rollover_recheck": (("rollover", "at"),),
+}
 """Legacy key to the layers' values that it sets: ``at`` and ``stop_at``, any other name is a parameter."""
 
 
@@ -116,52 +113,50 @@ def _elsewhere() -> Iterator[tuple[str, str]]:
         yield name, f"cascade[].{key if key in ('at', 'stop_at') else f'params.{key}'}"
 
 
-LEGACY: Mapping[str, str] = MappingProxyType(
-    {
-        **dict(_elsewhere()),
-        # names of a zone's start
-        "yellow": "yellow_at",
-        "orange": "orange_at",
-        "red": "red_at",
-        "critical": "critical_at",
-        "pressure": "zones",
-        # names of the window and of its parts
-        "context_window": "window",
-        "max_input_tokens": "window",
-        "working": "reserve",
-        "budget": "buckets",
-        "allocations": "buckets",
-        "soft_limit": "buckets.*.soft",
-        "soft_pct": "soft",
-        # names of layers, of where they act and of what they take
-        "layers": "cascade",
-        "compression": "cascade",
-        "eviction": "cascade",
-        "strategy": "layer",
-        "max_token_ratio": "cascade[].at",
-        "at_pct": "cascade[].at",
-        "trigger_at": "cascade[].at",
-        "eviction_policy": "cascade[].params.scorer",
-        "max_tool_output": "ingest.cap",
-        # keys of a part, written where they say nothing
-        "trigger": "shapes[].trigger or cascade[].at",
-        "threshold": "cascade[].at",
-        "target": "shapes[].low_water or cascade[].stop_at",
-        "low_water": "shapes[].low_water or cascade[].stop_at",
-        "at": "cascade[].at",
-        "stop_at": "cascade[].stop_at",
-        "scope": "cascade[].scope",
-        "params": "cascade[].params",
-        "scorer": "cascade[].params.scorer",
-        "extract": "shapes[].extract",
-        "tail": "shapes[].tail",
-        "cap": "buckets.*.cap or ingest.cap",
-        "on_overflow": "buckets.*.on_overflow",
-        "charge_to": "buckets.*.charge_to",
-        "watermark": "buckets.*.watermark",
-        "tags": "memory.tags",
-    }
-)
+LEGACY: Mapping[str, str] = {
+    **dict(_elsewhere()),
+    # names of a zone's start
+    "yellow": "yellow_at",
+    "orange": "orange_at",
+    "red": "red_at",
+    "critical": "critical_at",
+    "pressure": "zones",
+    # names of the window and of its parts
+    "context_window": "window",
+    "max_input_tokens": "window",
+    "working": "reserve",
+    "budget": "buckets",
+    "allocations": "buckets",
+    "soft_limit": "buckets.*.soft",
+    "soft_pct": "soft",
+    # names of layers, of where they act and of what they take
+    "layers": "cascade",
+    "compression": "cascade",
+    "eviction": "cascade",
+    "strategy": "layer",
+    "max_token_ratio": "cascade[].at",
+    "at_pct": "cascade[].at",
+    "trigger_at": "cascade[].at",
+    "eviction_policy": "cascade[].params.scorer",
+    "max_tool_output": "ingest.cap",
+    # keys of a part, written where they say nothing
+    "trigger": "shapes[].trigger or cascade[].at",
+    "threshold": "cascade[].at",
+    "target": "shapes[].low_water or cascade[].stop_at",
+    "low_water": "shapes[].low_water or cascade[].stop_at",
+    "at": "cascade[].at",
+    "stop_at": "cascade[].stop_at",
+    "scope": "cascade[].scope",
+    "params": "cascade[].params",
+    "scorer": "cascade[].params.scorer",
+    "extract": "shapes[].extract",
+    "tail": "shapes[].tail",
+    "cap": "buckets.*.cap or ingest.cap",
+    "on_overflow": "buckets.*.on_overflow",
+    "charge_to": "buckets.*.charge_to",
+    "watermark": "buckets.*.watermark",
+    "tags": "memory.tags",
+}
 """Names that other tools, older descriptions and other parts of a policy use, and what to write here."""
 
 
@@ -175,34 +170,43 @@ def preset_directory() -> Path:
     return Path(str(files("proxy") / "defaults" / "presets"))
 
 
+def preset_paths() -> list[Path]:
+    return sorted(preset_directory().glob("*.yaml"))
+
+
 def preset_documents() -> Mapping[str, Document]:
     """Every preset's file by name, each whole; ConfigError if one is broken or the directory holds no ``balanced``."""
-    return _read_presets(*_stamped(preset_directory()))
+    return _read_presets(stamped(preset_paths()))
 
 
 def preset_policies() -> Mapping[str, ContextSettings]:
-    return _made_presets(*_stamped(preset_directory()))
+    return _made_presets(stamped(preset_paths()))
 
 
-Stamps = tuple[tuple[Path, int, int], ...]
+Stamps = tuple[tuple[Path, int, int, int], ...]
+"""What tells that files were written anew: of each when, which one, and its size."""
 
 
-def _stamped(directory: Path) -> tuple[Path, Stamps]:
-    found = [(path, path.stat()) for path in sorted(directory.glob("*.yaml"))]
-    return directory, tuple((path, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
+def stamped(paths: Iterable[Path]) -> Stamps:
+    found: list[tuple[Path, int, int, int]] = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            found.append((path, stat.st_mtime_ns, stat.st_ino, stat.st_size))
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=4)
-def _read_presets(directory: Path, stamps: Stamps) -> Mapping[str, Document]:
-    files = {path.stem: read_document(path, env={}) for path, _, _ in stamps}
+def _read_presets(stamps: Stamps) -> Mapping[str, Document]:
+    files = {path.stem: read_document(path, env={}) for path, *_ in stamps}
     if DEFAULT_PRESET not in files:
-        raise ConfigError(f"{directory}: no preset {DEFAULT_PRESET}; the installation is not complete")
+        raise ConfigError(f"{preset_directory()}: no preset {DEFAULT_PRESET}; the installation is not complete")
     return MappingProxyType({name: _whole(name, files, ()) for name in files})
 
 
 @functools.lru_cache(maxsize=4)
-def _made_presets(directory: Path, stamps: Stamps) -> Mapping[str, ContextSettings]:
-    documents = _read_presets(directory, stamps)
+def _made_presets(stamps: Stamps) -> Mapping[str, ContextSettings]:
+    documents = _read_presets(stamps)
     made = {name: policy_from(name, documents[name], presets={name: Document(name="")}) for name in documents}
     return MappingProxyType(made)
 
@@ -219,25 +223,21 @@ def _whole(name: str, files: Mapping[str, Document], through: tuple[str, ...]) -
 
 
 def _over(base: Document, own: Document, at: KeyPath = ()) -> Document:
-    leaves, sections = set[KeyPath](), set[KeyPath]()
-    _collect(own.data, (), leaves, sections)
-
-    def inherited(path: KeyPath) -> bool:
-        return path not in sections and not any(path[:length] in leaves for length in range(1, len(path) + 1))
-
-    places = {(*at, *path): place for path, place in base.places.items() if inherited(path)}
+    places = {(*at, *path): place for path, place in base.places.items() if not _decides(own.data, path)}
     data = _merged(_settled(base.data), own.data)
     data.pop("preset", None)
     return Document(name=own.name, data=data, places={**places, **own.places})
 
 
-def _collect(data: Mapping[str, object], path: KeyPath, leaves: set[KeyPath], sections: set[KeyPath]) -> None:
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            sections.add((*path, key))
-            _collect(value, (*path, key), leaves, sections)
-        else:
-            leaves.add((*path, key))
+def _decides(data: object, path: KeyPath) -> bool:
+    """Whether the data has a value at that place, or one above it that is no section."""
+    for key in path:
+        if not isinstance(data, Mapping):
+            return True
+        if key not in data:
+            return False
+        data = data[key]
+    return True
 
 
 def about(document: Document) -> str:
@@ -283,10 +283,8 @@ def _plainer(problems: Sequence[str]) -> Iterator[str]:
             yield text
 
 
-def policy_cautions(
-    settings: ContextSettings, own: Document, *, presets: Mapping[str, Document], at: KeyPath = ()
-) -> tuple[str, ...]:
-    whole = _over(_base(settings.name, own, presets, at), own, at)
+def policy_cautions(settings: ContextSettings, own: Document, *, at: KeyPath = ()) -> tuple[str, ...]:
+    whole = _over(_base(settings.name, own, preset_documents(), at), own, at)
     return tuple(whole.problem((*at, *path), text) for path, text in cautions(settings))
 
 
@@ -304,9 +302,9 @@ def policy_warnings(settings: ContextSettings) -> tuple[str, ...]:
 
 
 def policy_values(settings: ContextSettings) -> dict[str, object]:
-    values = {item.name: _plain(getattr(settings, item.name)) for item in dataclasses.fields(settings)}
-    del values["layers"]
-    return {**values, "mode": str(settings.mode), "cascade": [_layer_values(layer) for layer in settings.layers]}
+    values: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=dict)
+    layers = values.pop("layers")
+    return {**values, "cascade": [{"layer": layer.pop("strategy"), **layer} for layer in layers]}
 
 
 def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, object]:
@@ -315,19 +313,6 @@ def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, ob
     del values["name"]
     about_it = {"about": purpose} if purpose else {}
     return {"policies": {settings.name: {**about_it, "preset": DEFAULT_PRESET, **values}}}
-
-
-def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
-
-
-def _layer_values(layer: Layer) -> dict[str, object]:
-    values = {item.name: _plain(getattr(layer, item.name)) for item in dataclasses.fields(layer)}
-    return {"layer": values.pop("strategy"), **values}
 
 
 def _named(document: Document, name: str) -> Document:

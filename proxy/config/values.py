@@ -156,10 +156,9 @@ class UpstreamSettings:
     @cached_property
     def origin(self) -> str:
         """``https://host:port`` of the base URL; ``litellm:provider`` where there is none."""
-        base = self.base_url or self.api_base
-        if base is None:
+        if not self.address:
             return f"litellm:{self.provider}"
-        parts = urlsplit(base)
+        parts = urlsplit(self.address)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         return f"{parts.scheme}://{parts.hostname}:{port}"
 

@@ -26,9 +26,7 @@ from proxy.config.values import masked_url
 from proxy.dashboard import charts
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound, ProxyError
-from proxy.http import keys as api_keys
-from proxy.http import policies as api_policies
-from proxy.http import reports
+from proxy.http import levers, reports
 from proxy.http.endpoints import connects
 from proxy.http.request import MAX_NAMES, MAX_ROWS, ManagementAnswer
 from proxy.models.facts import price_list
@@ -51,13 +49,13 @@ LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
 
 
 async def policies(visit: PageVisit) -> View:
-    found = await api_policies.listing(visit.asked(rows=MAX_ROWS))
+    found = await levers.policies(visit.asked(rows=MAX_ROWS))
     return View("policies.html", {"rows": found.data, "keys": await _keys_by_policy(visit)})
 
 
 async def _keys_by_policy(visit: PageVisit) -> Mapping[str, list[str]]:
     by_policy: dict[str, list[str]] = {}
-    for row in (await api_keys.listing(visit.asked(rows=MAX_ROWS))).data if visit.is_operator else ():
+    for row in (await levers.keys(visit.asked(rows=MAX_ROWS))).data if visit.is_operator else ():
         if row.revoked is None:
             by_policy.setdefault(row.policy or visit.runtime.config.default_policy, []).append(row.name)
     return by_policy
@@ -67,7 +65,7 @@ async def policy(visit: PageVisit) -> View:
     name = visit.path["name"]
     if visit.is_operator and name not in visit.runtime.config.policies:
         return _edited(visit, name, f"preset: {DEFAULT_PRESET}\n")
-    one = await api_policies.one(visit.asked())
+    one = await levers.policy(visit.asked())
     given = visit.runtime.set_policies.get(name)
     text = given.text if given is not None and given.body is not None else _own_text(visit, name)
     return _edited(visit, name, text, one=one, keys=(await _keys_by_policy(visit)).get(name, []))
@@ -78,7 +76,7 @@ def _edited(
     name: str,
     text: str,
     *,
-    one: api_policies.WholePolicy | None = None,
+    one: levers.WholePolicy | None = None,
     problems: Sequence[str] = (),
     keys: Sequence[str] = (),
     status: int = 200,
@@ -155,20 +153,20 @@ async def save_policy(visit: PageVisit) -> View | Redirect:
     text = visit.field("text").replace("\r\n", "\n")
     asked = visit.asked({"name": name}, body=text.encode())
     try:
-        await api_policies.put(asked)
+        await levers.put_policy(asked)
     except InvalidRequest as fault:
         found = (fault.weir or {}).get("problems")
         problems = [str(each) for each in found] if isinstance(found, list) else [fault.message]
         one = None
         with suppress(NotFound):
-            one = await api_policies.one(visit.asked({"name": name}))
+            one = await levers.policy(visit.asked({"name": name}))
         return _edited(visit, name, text, one=one, problems=problems, status=400)
     return Redirect(f"{PATH}/policies/{quote(name, safe='')}?done={quote('Set. It holds from the next request on.')}")
 
 
 async def delete_policy(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    await api_policies.delete(visit.asked())
+    await levers.delete_policy(visit.asked())
     return Redirect(f"{PATH}/policies?done={quote('Removed ' + visit.path['name'] + '.')}")
 
 
@@ -280,12 +278,12 @@ async def keys(visit: PageVisit) -> View:
 
 async def _keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
     visit.only_operator()
-    found = await api_keys.listing(visit.asked(query={}, rows=MAX_ROWS))
+    found = await levers.keys(visit.asked(query={}, rows=MAX_ROWS))
     values: dict[str, Any] = {
         "said": limits_said,
         "rows": sorted(found.data, key=lambda row: (row.revoked is not None, -(row.last_used or row.created or 0.0))),
         "policies": list(visit.runtime.config.policies),
-        "permissions": api_keys.PERMISSIONS,
+        "permissions": levers.PERMISSIONS,
         "is_open": visit.runtime.keyring.is_open,
         "made": None,
         "problem": None,
@@ -302,7 +300,7 @@ async def create_key(visit: PageVisit) -> View:
     if visit.field("policy"):
         body["policy"] = visit.field("policy")
     try:
-        answer = await api_keys.create(visit.asked(body=body))
+        answer = await levers.create_key(visit.asked(body=body))
     except InvalidRequest as fault:
         return await _keys(visit, status=400, problem=fault.message)
     return await _keys(visit, status=201, made=json.loads(answer.body))
@@ -310,14 +308,14 @@ async def create_key(visit: PageVisit) -> View:
 
 async def rotate_key(visit: PageVisit) -> View:
     visit.only_operator()
-    answer = await api_keys.rotate(visit.asked())
+    answer = await levers.rotate_key(visit.asked())
     return await _keys(visit, status=201, made=json.loads(answer.body))
 
 
 async def limit_key(visit: PageVisit) -> View | Redirect:
     visit.only_operator()
     try:
-        done = await api_keys.limit(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
+        done = await levers.limit_key(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
     except InvalidRequest as fault:
         return await _keys(visit, status=400, problem=fault.message)
     return Redirect(f"{PATH}/keys?done={quote(f'Set the limits of {done.name}: they hold from its next request on.')}")
@@ -325,7 +323,7 @@ async def limit_key(visit: PageVisit) -> View | Redirect:
 
 async def revoke_key(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    done = await api_keys.revoke(visit.asked())
+    done = await levers.revoke_key(visit.asked())
     return Redirect(f"{PATH}/keys?done={quote(f'Revoked {done.name}: its next request is refused.')}")
 
 
@@ -366,7 +364,7 @@ def _cell(value: object) -> object:
 async def system(visit: PageVisit) -> View:
     visit.only_operator()
     runtime, store = visit.runtime, visit.runtime.store
-    config = await api_policies.config(visit.asked())
+    config = await levers.config(visit.asked())
     upstreams = list(runtime.config.upstreams.values())
     bases = [each.base_url or each.api_base for each in upstreams]
     up = await asyncio.gather(*(_is_up(base) for base in bases))
@@ -387,7 +385,7 @@ async def system(visit: PageVisit) -> View:
         "waiting": runtime.settler.waiting(),
         "failing": runtime.settler.failing,
         "upstreams": list(zip(upstreams, bases, up, strict=True)),
-        "windows": (await api_policies.windows(visit.asked(rows=MAX_ROWS))).data,
+        "windows": (await levers.windows(visit.asked(rows=MAX_ROWS))).data,
         "config": yaml.safe_dump(config.values, sort_keys=False, allow_unicode=True),
         "places": config.places,
         "warnings": config.warnings,
@@ -411,5 +409,5 @@ def _drops(visit: PageVisit) -> list[tuple[str, str]]:
 
 async def forget(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    done = await api_policies.forget_window(visit.asked(body={"scope": visit.field("scope")}))
+    done = await levers.forget_window(visit.asked(body={"scope": visit.field("scope")}))
     return Redirect(f"{PATH}/system?done={quote(f'Forgotten: {done.forgotten}.')}")

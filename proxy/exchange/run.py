@@ -118,16 +118,7 @@ class ExchangeHandler:
         name, started, headers = new_request_id(), time.perf_counter(), scope["headers"]
         trace: Trace = NULL_TRACE
         if runtime.telemetry.recording is not None:
-            client = scope.get("client")
-            trace = runtime.telemetry.exchange(
-                "POST",
-                f"/v1{route.path}",
-                headers,
-                server=scope.get("server"),
-                client=client[0] if client else None,
-                scheme=scope.get("scheme", "http"),
-                request_id=name,
-            )
+            trace = runtime.telemetry.exchange(scope, f"/v1{route.path}", request_id=name)
         self.progress = ExchangeProgress(name, started, trace, scope.get("query_string", b""), headers, route)
 
     def _stop(self) -> None:
@@ -219,7 +210,7 @@ class ExchangeHandler:
             progress.turn = Turn(
                 request=progress.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name
             )
-            runtime.hooks.turn_start(progress.turn)
+            runtime.hooks.tell("turn_start", progress.turn)
         held = NOTHING_HELD
         if self.codec.link is not None:
             held = await held_by(runtime.answers, progress.chat, caller, settings)
@@ -543,7 +534,7 @@ class ExchangeHandler:
             return
         self.progress.turn = turn = replace(turn, conversation=recognized.thread.branch.name)
         for result in new_results(recognized.transcript, recognized.length):
-            hooks.tool_result(turn, result)
+            hooks.tell("tool_result", turn, result)
         tokens = recognized.transcript.tokens if plan.decision is None else plan.decision.raw_after
         budget = recognized.limits.budget
         if not budget.fits(tokens):
@@ -551,7 +542,7 @@ class ExchangeHandler:
 
     def _tell_overflow(self, overflow: Overflow) -> None:
         if self.progress.turn is not None:
-            self.runtime.hooks.overflow(self.progress.turn, overflow)
+            self.runtime.hooks.tell("overflow", self.progress.turn, overflow)
 
 
 def answering(

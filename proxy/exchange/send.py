@@ -327,7 +327,7 @@ def learn_from_answer(
             return True
     recognized.thread.still = None
     if accepted:
-        windows.passed(known.scope, prompt)
+        windows.limits.passed(known.scope, prompt)
     if is_counted:
         windows.calibrate(known.counted, estimated=plan.sent, reported=prompt)
     elif has_media and plan.body is asked.request.body:

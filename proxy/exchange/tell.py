@@ -43,7 +43,7 @@ def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
     count(metrics, record)
     write_line(runtime.logger, record)
     if progress.turn is not None:
-        runtime.hooks.turn_end(progress.turn, _end(record))
+        runtime.hooks.tell("turn_end", progress.turn, _end(record))
     _store(runtime, record)
     metrics.record(i.SETTLEMENT, time.perf_counter() - begun)
 
@@ -157,7 +157,7 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
     is_sent, used = record.attempt is not None, record.billed or NO_USAGE
     cache, caller = record.cache if is_sent else None, record.caller if is_sent else None
     zone = "" if tokens is None else tokens.pressure.zone
-    changed, cold = ("", "") if cache is None else (cache.changed, "true" if cache.is_cold else "false")
+    changed, cold = ("", "") if cache is None else (cache.prefix_changed, "true" if cache.cold else "false")
     before = after = saved = prompt = read = written = None
     if caller is not None and tokens is not None:
         before, after, saved = tokens.before, tokens.after, max(0, tokens.before - tokens.after)
@@ -241,7 +241,7 @@ def end_trace(record: ExchangeRecord) -> None:
         return
     _note_events(record)
     if record.cache is not None:
-        trace.cache(changed=record.cache.changed, is_cold=record.cache.is_cold, hit_ratio=record.cache.hit_ratio)
+        trace.cache(changed=record.cache.prefix_changed, is_cold=record.cache.cold, hit_ratio=record.cache.hit_ratio)
     _identify(record)
     _note_refusal(record)
     if record.ending is not None:

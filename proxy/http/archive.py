@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -57,30 +56,28 @@ BLOBS = "/weir/blobs/"
 TEXT = b"text/plain; charset=utf-8"
 READ = "Originals are read"
 
-WHY: Mapping[str, str] = MappingProxyType(
-    {
-        EditKind.INGEST_CAP: "the result was longer than the policy lets a single one be",
-        EditKind.DEDUPE: "a later message says the same, or a later call replaced it",
-        EditKind.EVICT: "it was old, and worth least of what could go",
-        EditKind.PRUNE: "it was older than the results that the policy keeps",
-        EditKind.MERGE: "it said nearly the same as another result",
-        EditKind.TRUNCATE: "it was among the largest results",
-        EditKind.CLIP: "nothing else was left to shorten",
-        EditKind.MEDIA: "it was an old image, sound or file",
-        EditKind.REASONING: "it was thinking of an earlier turn",
-        EditKind.UNBOUND: "it was thinking that is only valid behind what was removed before it",
-        EditKind.CUSTOM: "the policy's own function chose it",
-        EditKind.PRUNE_TOOLS: "the tool was not used",
-        EditKind.SUMMARY: "a summary of the result stands for it",
-        EditKind.PROGRESSIVE: "it was condensed with its age",
-        EditKind.DELEGATE: "another model read it and said what matters",
-        "compact": "a summary of the older history stands for it",
-        "rollover": "the conversation went on in a new window, from a checkpoint",
-        "resume": "the conversation goes on from another one's checkpoint, which says it",
-        "drop_oldest": "it was among the oldest, and nothing else was left to remove",
-        "sliding_window": "it was older than the messages that the policy keeps",
-    }
-)
+WHY: Mapping[str, str] = {
+    EditKind.INGEST_CAP: "the result was longer than the policy lets a single one be",
+    EditKind.DEDUPE: "a later message says the same, or a later call replaced it",
+    EditKind.EVICT: "it was old, and worth least of what could go",
+    EditKind.PRUNE: "it was older than the results that the policy keeps",
+    EditKind.MERGE: "it said nearly the same as another result",
+    EditKind.TRUNCATE: "it was among the largest results",
+    EditKind.CLIP: "nothing else was left to shorten",
+    EditKind.MEDIA: "it was an old image, sound or file",
+    EditKind.REASONING: "it was thinking of an earlier turn",
+    EditKind.UNBOUND: "it was thinking that is only valid behind what was removed before it",
+    EditKind.CUSTOM: "the policy's own function chose it",
+    EditKind.PRUNE_TOOLS: "the tool was not used",
+    EditKind.SUMMARY: "a summary of the result stands for it",
+    EditKind.PROGRESSIVE: "it was condensed with its age",
+    EditKind.DELEGATE: "another model read it and said what matters",
+    "compact": "a summary of the older history stands for it",
+    "rollover": "the conversation went on in a new window, from a checkpoint",
+    "resume": "the conversation goes on from another one's checkpoint, which says it",
+    "drop_oldest": "it was among the oldest, and nothing else was left to remove",
+    "sliding_window": "it was older than the messages that the policy keeps",
+}
 
 
 class Removed(Shape):
@@ -274,11 +271,6 @@ def saved_of(row: CheckpointRow) -> Saved:
     return Saved.of(row, **_saved(row))
 
 
-def saved_version_of(row: CheckpointRow, before: CheckpointRow | None) -> SavedVersion:
-    previous = Checkpoint.from_json(before.body) if before is not None else None
-    return SavedVersion.of(row, **_saved(row), changed=dict(Checkpoint.from_json(row.body).delta(previous)))
-
-
 def _saved(row: CheckpointRow) -> dict[str, object]:
     state, cut = Checkpoint.from_json(row.body), row.cut
     named = [each.value for each in state.identifiers]
@@ -327,7 +319,8 @@ async def checkpoint_version(asked: ManagementRequest) -> SavedVersion:
     found = await _at_version(asked, row, version)
     rows = await checkpoints_of(asked.store, row)
     before = [each for each in rows if each.branch == found.branch and each.version < version]
-    return saved_version_of(found, before[-1] if before else None)
+    previous = Checkpoint.from_json(before[-1].body) if before else None
+    return SavedVersion.of(found, **_saved(found), changed=dict(Checkpoint.from_json(found.body).delta(previous)))
 
 
 async def source(asked: ManagementRequest) -> ManagementAnswer:
@@ -450,13 +443,11 @@ async def both_sides(asked: ManagementRequest) -> BothSides:
     exchange = exchange_of(told)
     template, trace = asked.runtime.config.telemetry.trace_url, exchange.detail.get("trace")
     link = template.replace("{trace_id}", str(trace)) if template and trace else None
-    if found is None:
-        return BothSides(exchange=exchange, kept=False, tools=0, pruned=[], trace=link, client=[], model=[])
-    client, model = _sides(found, with_text=asked.tenant is not None)
-    pruned = list(found.pruned)
-    return BothSides(
-        exchange=exchange, kept=True, tools=found.tools, pruned=pruned, trace=link, client=client, model=model
-    )
+    both = BothSides(exchange=exchange, kept=found is not None, tools=0, pruned=[], trace=link, client=[], model=[])
+    if found is not None:
+        both.tools, both.pruned = found.tools, list(found.pruned)
+        both.client, both.model = _sides(found, with_text=asked.tenant is not None)
+    return both
 
 
 def aligned(both: BothSides) -> list[Pair]:

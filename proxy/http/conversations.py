@@ -183,7 +183,7 @@ async def one(asked: ManagementRequest) -> ConversationStatus:
 
 async def timeline(asked: ManagementRequest) -> Page[Exchange]:
     """The newest requests of a conversation, oldest first; ``cursor`` leads to older ones, ``since`` leaves newer."""
-    limit, since = asked.limit(), asked.since()
+    limit, since = asked.limit(), asked.since("") if "since" in asked.query else None
     after = asked.after(float, str)
     row = await asked.conversation()
     found = await asked.store.timeline(row, limit=limit + 1, since=since, after=after)

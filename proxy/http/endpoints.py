@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -41,12 +41,13 @@ from proxy.conversation.thread import name_from
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.tell import NO_POLICY, record_relayed
-from proxy.http.request import Headers, counted, respond, respond_error, respond_json
+from proxy.http.request import counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
 from proxy.stream import (
     NOT_RELAYED,
     ClientGone,
+    Headers,
     Receive,
     Send,
     StreamCut,
@@ -57,9 +58,8 @@ from proxy.stream import (
     while_connected,
 )
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
-from proxy.telemetry.exposition import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE
 from proxy.telemetry.logs import CONTEXT_HEADERS, LOG_CONTEXT
-from proxy.telemetry.metrics import REQUESTS, ModelCall
+from proxy.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE, REQUESTS, ModelCall
 from proxy.telemetry.names import OPERATIONS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.upstream.client import Answer, StreamBroken, came_through
@@ -179,7 +179,9 @@ class RelayedRequest:
         finally:
             answer.close()
             if trace.recorded:
-                _end(trace, span, answer.status, bytes(held), failed)
+                seen = read_completion(bytes(held)) if 0 < len(held) <= MAX_READ else Tap()
+                span.answered(answer.status, seen=seen, error_type=failed)
+                trace.end(answer.status, failed)
 
     def _headers_of(self, answer: Answer) -> list[tuple[bytes, bytes]]:
         granted = without_grants(answer.headers, self.scope, self.caller, self.runtime.config)
@@ -229,17 +231,9 @@ async def relay_untouched(
 ) -> None:
     about = LOG_CONTEXT.get()
     request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
-    client, path = scope.get("client"), scope["path"]
-    trace = runtime.telemetry.exchange(
-        scope["method"],
-        path if path in ROUTES else OTHER_ROUTE,
-        scope["headers"],
-        path=path,
-        server=scope.get("server"),
-        client=client[0] if client else None,
-        scheme=scope.get("scheme", "http"),
-        request_id=request_id,
-    )
+    path = scope["path"]
+    named = path if path in ROUTES else OTHER_ROUTE
+    trace = runtime.telemetry.exchange(scope, named, path=path, request_id=request_id)
     await RelayedRequest(runtime, scope, receive, send, route, request_id, trace, time.perf_counter()).run()
 
 
@@ -269,12 +263,6 @@ async def _watched(
             if held is not None and len(held) <= MAX_READ:
                 held += chunk
             yield chunk
-
-
-def _end(trace: Trace, span: AnySpan, status: int, body: bytes, failed: str | None) -> None:
-    seen = read_completion(body) if 0 < len(body) <= MAX_READ else Tap()
-    span.answered(status, seen=seen, error_type=failed)
-    trace.end(status, failed)
 
 
 def _model_in(body: bytes) -> str:
@@ -331,8 +319,12 @@ async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route)
     config = runtime.config
     upstreams = tuple(config.upstreams.values())
     if route.model:
-        destination = for_models(config, caller, route)
-        return None if destination.upstream.kind == "openai" else _card(config, destination.upstream, route.model)
+        upstream = for_models(config, caller, route).upstream
+        if upstream.kind == "openai":
+            return None
+        if config.rule(route.model) is None:
+            raise NotFound(f"The model {route.model[:200]!r} is not known here.", param="model")
+        return _entry(upstream, route.model)
     if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
         return None
     lists = await asyncio.gather(*(_models_of(runtime, each, caller, headers) for each in upstreams))
@@ -382,12 +374,6 @@ def _entry(upstream: UpstreamSettings, name: str) -> Entry:
     return {"id": name, "object": "model", "created": 0, "owned_by": upstream.provider or upstream.name}
 
 
-def _card(config: Config, upstream: UpstreamSettings, name: str) -> Entry:
-    if config.rule(name) is None:
-        raise NotFound(f"The model {name[:200]!r} is not known here.", param="model")
-    return _entry(upstream, name)
-
-
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -411,12 +397,9 @@ class Api:
         if route.kind in ("managed", "counted"):
             await self._managed(runtime, scope, receive, send, route)
             return
-
-        async def answer(sending: Send) -> None:
-            answers = answer_models if route.kind == "models" else relay_untouched
-            await answers(runtime, scope, receive, sending, route)
-
-        await counted(runtime.telemetry.metrics, "/v1/{rest}", scope, send, answer)
+        answers = answer_models if route.kind == "models" else relay_untouched
+        answer = partial(answers, runtime, scope, receive, route=route)
+        await counted(runtime.telemetry.metrics, OTHER_ROUTE, scope, send, answer)
 
 
 GOOD_FOR = 5.0
@@ -467,8 +450,8 @@ class HealthRoutes:
         return "failing" if self._runtime.settler.failing else "ok"
 
     async def _upstream(self, upstream: UpstreamSettings) -> bool:
-        base = upstream.base_url or upstream.api_base
-        if base is None:
+        base = upstream.address
+        if not base:
             return True
         known = self._reachable.get(base)
         if known is not None and known[0] > time.monotonic():

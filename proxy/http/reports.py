@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -17,7 +16,6 @@ from msgspec import Meta
 from policies.health import Category, HealthTrend, Level, Snapshot, trend_of
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
-    DAYS,
     DOLLAR_DIGITS,
     Count,
     Digest,
@@ -33,7 +31,6 @@ from proxy.http.request import (
     cursor_of,
     page,
     page_from,
-    since_in,
 )
 from proxy.store.chain import AuditRow, AuditType
 from proxy.store.exchanges import ADDED, By, Figures, Passed
@@ -109,9 +106,7 @@ async def usage(asked: ManagementRequest) -> Usage:
     The most forwarded tokens come first; a caller sees its own, the operator every key's.
     """
     limit, by = asked.limit(), asked.word("by", KINDS)
-    since = asked.since()
-    since = asked.runtime.planner.clock() - DAYS * DAY if since is None else since
-    start = asked.start()
+    since, start = asked.since("30d"), asked.start()
     rows = await asked.store.usage(asked.tenant, since=since, by=by)
     names = asked.runtime.keyring.names
     found = page_from(rows, start, limit, lambda row: taken_by(row, by=by, names=names))
@@ -345,7 +340,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 OPERATORS_METRICS: frozenset[Metric] = frozenset({"store_bytes"})
 UNMEASURED_IS_NULL = frozenset({"cache_reuse", "overhead_ms", "cost", "cost_saved", "store_bytes"})
 PERIODS = (("24h", DAY), ("7d", 7 * DAY), ("30d", 30 * DAY))
-STEPS: Mapping[str, int] = MappingProxyType({"1m": 60, "5m": 300, "15m": 900, "1h": 3_600, "6h": 21_600, "1d": 86_400})
+STEPS: Mapping[str, int] = {"1m": 60, "5m": 300, "15m": 900, "1h": 3_600, "6h": 21_600, "1d": 86_400}
 MAX_POINTS = 2_000
 EVENTS = b"text/event-stream; charset=utf-8"
 POLLED_EVERY = 1.0
@@ -372,17 +367,15 @@ class MetricSeries(Shape):
     data: list[Point]
 
 
-VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = MappingProxyType(
-    {
-        "tokens_before": ("tokens", lambda row: row.before),
-        "tokens_after": ("tokens", lambda row: row.after),
-        "tokens_saved": ("tokens", lambda row: row.before - row.after),
-        "cost": ("USD", lambda row: row.cost if row.priced else None),
-        "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
-        "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
-        "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
-    }
-)
+VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
+    "tokens_before": ("tokens", lambda row: row.before),
+    "tokens_after": ("tokens", lambda row: row.after),
+    "tokens_saved": ("tokens", lambda row: row.before - row.after),
+    "cost": ("USD", lambda row: row.cost if row.priced else None),
+    "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
+    "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
+    "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
+}
 COUNTED = frozenset({"prompt", "cached", "completion"})
 
 
@@ -397,8 +390,7 @@ async def series(asked: ManagementRequest) -> MetricSeries:
     if metric in OPERATORS_METRICS and asked.tenant is not None:
         raise Forbidden(f"{metric} is for the operator: send the admin token (auth.admin_token).")
     step = STEPS[asked.word("step", tuple(STEPS)) or "1h"]
-    now = asked.runtime.planner.clock()
-    since = since_in(asked.query.get("since", "24h"), now=now)
+    since, now = asked.since("24h"), asked.runtime.planner.clock()
     if (now - since) / step > MAX_POINTS:
         raise InvalidRequest(f"That is more than {MAX_POINTS} steps: ask for a longer step.", param="step")
     if metric == "store_bytes":

@@ -23,7 +23,7 @@ from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.transaction import Place
-from proxy.stream import ClientGone, Receive, Send, read_body, while_connected
+from proxy.stream import ClientGone, Headers, Receive, Send, read_body, while_connected
 from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.metrics import Metrics
 
@@ -196,7 +196,6 @@ def exchange_of(row: ExchangeRow) -> Exchange:
 
 JSON = b"application/json"
 NO_CONTENT = 204
-Headers = Sequence[tuple[bytes, bytes]]
 MAX_ROWS = 500
 MAX_DIGITS = 15
 MAX_VERSION_DIGITS = 9
@@ -304,9 +303,12 @@ class ManagementRequest:
             raise InvalidRequest(f"{name} must be true or false.", param=name)
         return None if given is None else given == "true"
 
-    def since(self) -> float | None:
-        given = self.query.get("since")
-        return None if given is None else since_in(given, now=self.runtime.planner.clock())
+    def since(self, default: str) -> float:
+        """The moment that is asked for, seconds since 1970; that of ``default`` where none is."""
+        try:
+            return moment_in(self.query.get("since", default), now=self.runtime.planner.clock())
+        except ValueError as fault:
+            raise InvalidRequest(f"since {fault}", param="since") from None
 
     def version(self) -> int:
         given = self.path["version"]
@@ -370,13 +372,6 @@ def query_of(raw: bytes, known: Collection[str]) -> dict[str, str]:
         if len(values) > 1:
             raise InvalidRequest(f"{name} is given {len(values)} times.", param=name)
     return {name: values[0] for name, values in given.items()}
-
-
-def since_in(given: str, *, now: float) -> float:
-    try:
-        return moment_in(given, now=now)
-    except ValueError as fault:
-        raise InvalidRequest(f"since {fault}", param="since") from None
 
 
 def cursor_of(place: Place) -> str:

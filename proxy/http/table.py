@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 from urllib.parse import unquote
 
@@ -25,7 +24,7 @@ from policies.health import KEPT
 from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
-from proxy.http import archive, conversations, keys, policies, reports
+from proxy.http import archive, conversations, levers, reports
 from proxy.http.request import (
     MAX_BODY,
     MAX_DIGITS,
@@ -132,26 +131,26 @@ ROUTES = (
     _R("GET", "usage", reports.usage, reports.Usage, ("since", "by", *_LIST)),
     _R("GET", "series", reports.series, reports.MetricSeries, ("metric", "step", "since")),
     _R("GET", "live", reports.live, kind="events"),
-    _R("GET", "keys", keys.listing, Page[keys.Key], _LIST, asker="operator"),
-    _R("POST", "keys", keys.create, keys.MadeKey, takes=keys.NewKey, statuses=(201,), asker="operator"),
-    _R("POST", "keys/{key}/rotate", keys.rotate, keys.MadeKey, statuses=(201,), asker="operator"),
-    _R("POST", "keys/{key}/limits", keys.limit, keys.LimitedKey, takes=keys.NewLimits, asker="operator"),
-    _R("DELETE", "keys/{key}", keys.revoke, keys.RevokedKey, asker="operator"),
+    _R("GET", "keys", levers.keys, Page[levers.Key], _LIST, asker="operator"),
+    _R("POST", "keys", levers.create_key, levers.MadeKey, takes=levers.NewKey, statuses=(201,), asker="operator"),
+    _R("POST", "keys/{key}/rotate", levers.rotate_key, levers.MadeKey, statuses=(201,), asker="operator"),
+    _R("POST", "keys/{key}/limits", levers.limit_key, levers.LimitedKey, takes=levers.NewLimits, asker="operator"),
+    _R("DELETE", "keys/{key}", levers.revoke_key, levers.RevokedKey, asker="operator"),
     _R("GET", "audit", reports.audit, Page[reports.Audited], ("type", *_LIST)),
-    _R("GET", "policies", policies.listing, Page[policies.Policy], _LIST),
-    _R("GET", _POLICY, policies.one, policies.WholePolicy),
-    _R("PUT", _POLICY, policies.put, policies.WholePolicy, takes="yaml", statuses=(200, 201), asker="operator"),
-    _R("DELETE", _POLICY, policies.delete, policies.DeletedPolicy, asker="operator"),
-    _R("GET", "windows", policies.windows, Page[policies.LearnedWindow], _LIST, asker="operator"),
+    _R("GET", "policies", levers.policies, Page[levers.Policy], _LIST),
+    _R("GET", _POLICY, levers.policy, levers.WholePolicy),
+    _R("PUT", _POLICY, levers.put_policy, levers.WholePolicy, takes="yaml", statuses=(200, 201), asker="operator"),
+    _R("DELETE", _POLICY, levers.delete_policy, levers.DeletedPolicy, asker="operator"),
+    _R("GET", "windows", levers.windows, Page[levers.LearnedWindow], _LIST, asker="operator"),
     _R(
         "POST",
         "windows/forget",
-        policies.forget_window,
-        policies.ForgottenWindow,
-        takes=policies.Scope,
+        levers.forget_window,
+        levers.ForgottenWindow,
+        takes=levers.Scope,
         asker="operator",
     ),
-    _R("GET", "config", policies.config, policies.Configuration, asker="operator"),
+    _R("GET", "config", levers.config, levers.Configuration, asker="operator"),
     _R("GET", "openapi.json", None, dict, asker="anyone"),
 )
 """Every route there is; the first that matches answers."""
@@ -159,66 +158,59 @@ ROUTES = (
 
 REQUIRED = frozenset({"q", "metric"})
 IN_BYTES = frozenset({"pages", "text"})  # kinds of answers whose cursor counts bytes
+TEXTS = {"markdown": "text/markdown", "events": "text/event-stream"}
 REF = "#/components/schemas/{name}"
 JSON = "application/json"
 YAML = "application/yaml"
 
 Schema = dict[str, Any]
 
-PARAMETERS: Mapping[str, tuple[Schema, str]] = MappingProxyType(
-    {
-        "closed": ({"type": "boolean"}, "Only conversations that were closed, or were not."),
-        "cursor": ({"type": "string", "maxLength": 1024}, "The next of the page before."),
-        "since": (
-            {"type": "string", "pattern": r"^([0-9]{1,6}[smhd]|[0-9]{1,12}(\.[0-9]{1,9})?)$"},
-            "Only what is newer: seconds since 1970, or how long ago, like 90m, 24h or 7d.",
-        ),
-        "by": ({"type": "string", "enum": list(get_args(By))}, "What to tell apart beside keys."),
-        "name": ({"type": "string", "maxLength": 256}, "Only conversations with this in their name."),
-        "model": ({"type": "string", "maxLength": 256}, "Only conversations of this model."),
-        "policy": ({"type": "string", "maxLength": 256}, "Only conversations whose newest request had this policy."),
-        "zone": ({"type": "string", "enum": list(ZONES)}, "Only conversations in this zone."),
-        "key": ({"type": "string", "maxLength": 256}, "Only conversations of this key, by its name or tenant."),
-        "metric": ({"type": "string", "enum": list(reports.METRICS)}, "What to tell."),
-        "step": ({"type": "string", "enum": list(reports.STEPS), "default": "1h"}, "How long each step is."),
-        "type": ({"type": "string", "enum": [str(each) for each in AuditType]}, "Only this kind of row."),
-        "q": ({"type": "string", "minLength": 1, "maxLength": 1000}, "The words to search for."),
-        "conversation": ({"type": "string", "maxLength": 256}, "Only what was removed from this conversation."),
-    }
-)
-IN_PATH: Mapping[str, tuple[Schema, str]] = MappingProxyType(
-    {
-        "id": ({"type": "string", "minLength": 1, "maxLength": 256}, "The name or id of a conversation."),
-        "version": ({"type": "integer", "minimum": 0, "maximum": 999_999_999}, "A version of the conversation."),
-        "ref": (
-            {"type": "string", "minLength": 1, "maxLength": 104},
-            "The key of an original; with .txt behind it only what it says.",
-        ),
-        "rid": ({"type": "string", "minLength": 1, "maxLength": 100}, "The id of a request, as the timeline has it."),
-        "key": ({"type": "string", "minLength": 1, "maxLength": 100}, "The name of a key."),
-        "name": ({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "The name of a policy."),
-    }
-)
-PAGE_HEADERS: Mapping[str, tuple[Schema, str]] = MappingProxyType(
-    {
-        "x-weir-size": ({"type": "integer", "minimum": 0}, "Bytes of the whole."),
-        "x-weir-sha256": ({"type": "string", "pattern": "^[0-9a-f]{64}$"}, "SHA-256 of the whole."),
-        "x-weir-end": ({"type": "boolean"}, "Whether this is the last page."),
-        "x-weir-cursor": ({"type": "integer", "minimum": 0}, "Where the next page begins; not there on the last."),
-    }
-)
-FAULTS: Mapping[int, str] = MappingProxyType(
-    {
-        400: "A parameter, a field or the body is wrong; the message says what there is.",
-        401: "No key, or one that is not known.",
-        403: "Not for this key, or not for a web page of another origin.",
-        404: "There is no such thing, or it is another caller's.",
-        409: "A request of the same conversation came first; try again.",
-        413: "The body is too large.",
-        429: "Too many wrong keys came from this address; Retry-After says how long to wait.",
-        500: "The database cannot be read or written now; try again.",
-    }
-)
+PARAMETERS: Mapping[str, tuple[Schema, str]] = {
+    "closed": ({"type": "boolean"}, "Only conversations that were closed, or were not."),
+    "cursor": ({"type": "string", "maxLength": 1024}, "The next of the page before."),
+    "since": (
+        {"type": "string", "pattern": r"^([0-9]{1,6}[smhd]|[0-9]{1,12}(\.[0-9]{1,9})?)$"},
+        "Only what is newer: seconds since 1970, or how long ago, like 90m, 24h or 7d.",
+    ),
+    "by": ({"type": "string", "enum": list(get_args(By))}, "What to tell apart beside keys."),
+    "name": ({"type": "string", "maxLength": 256}, "Only conversations with this in their name."),
+    "model": ({"type": "string", "maxLength": 256}, "Only conversations of this model."),
+    "policy": ({"type": "string", "maxLength": 256}, "Only conversations whose newest request had this policy."),
+    "zone": ({"type": "string", "enum": list(ZONES)}, "Only conversations in this zone."),
+    "key": ({"type": "string", "maxLength": 256}, "Only conversations of this key, by its name or tenant."),
+    "metric": ({"type": "string", "enum": list(reports.METRICS)}, "What to tell."),
+    "step": ({"type": "string", "enum": list(reports.STEPS), "default": "1h"}, "How long each step is."),
+    "type": ({"type": "string", "enum": [str(each) for each in AuditType]}, "Only this kind of row."),
+    "q": ({"type": "string", "minLength": 1, "maxLength": 1000}, "The words to search for."),
+    "conversation": ({"type": "string", "maxLength": 256}, "Only what was removed from this conversation."),
+}
+IN_PATH: Mapping[str, tuple[Schema, str]] = {
+    "id": ({"type": "string", "minLength": 1, "maxLength": 256}, "The name or id of a conversation."),
+    "version": ({"type": "integer", "minimum": 0, "maximum": 999_999_999}, "A version of the conversation."),
+    "ref": (
+        {"type": "string", "minLength": 1, "maxLength": 104},
+        "The key of an original; with .txt behind it only what it says.",
+    ),
+    "rid": ({"type": "string", "minLength": 1, "maxLength": 100}, "The id of a request, as the timeline has it."),
+    "key": ({"type": "string", "minLength": 1, "maxLength": 100}, "The name of a key."),
+    "name": ({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "The name of a policy."),
+}
+PAGE_HEADERS: Mapping[str, tuple[Schema, str]] = {
+    "x-weir-size": ({"type": "integer", "minimum": 0}, "Bytes of the whole."),
+    "x-weir-sha256": ({"type": "string", "pattern": "^[0-9a-f]{64}$"}, "SHA-256 of the whole."),
+    "x-weir-end": ({"type": "boolean"}, "Whether this is the last page."),
+    "x-weir-cursor": ({"type": "integer", "minimum": 0}, "Where the next page begins; not there on the last."),
+}
+FAULTS: Mapping[int, str] = {
+    400: "A parameter, a field or the body is wrong; the message says what there is.",
+    401: "No key, or one that is not known.",
+    403: "Not for this key, or not for a web page of another origin.",
+    404: "There is no such thing, or it is another caller's.",
+    409: "A request of the same conversation came first; try again.",
+    413: "The body is too large.",
+    429: "Too many wrong keys came from this address; Retry-After says how long to wait.",
+    500: "The database cannot be read or written now; try again.",
+}
 
 
 @cache
@@ -282,7 +274,7 @@ def _operation(route: ManagementRoute, known: Mapping[int, Schema]) -> Schema:
         "operationId": _name_of(route),
         "summary": summary,
         "tags": [route.pattern.split("/")[0]],
-        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "parameters": _parameters(route),
         "responses": {str(status): _answer(route, status, known) for status in route.statuses},
     }
     if more:
@@ -312,16 +304,8 @@ def _name_of(route: ManagementRoute) -> str:
     return "_".join([route.method.lower(), *words])
 
 
-def _path_parameters(route: ManagementRoute) -> list[Schema]:
-    named = re.findall(r"{(\w+)}", route.pattern)
-    return [
-        {"name": name, "in": "path", "required": True, "schema": IN_PATH[name][0], "description": IN_PATH[name][1]}
-        for name in named
-    ]
-
-
-def _query_parameters(route: ManagementRoute) -> list[Schema]:
-    found = []
+def _parameters(route: ManagementRoute) -> list[Schema]:
+    found = [("path", name, True, *IN_PATH[name]) for name in re.findall(r"{(\w+)}", route.pattern)]
     for name in route.query:
         if name == "limit":
             schema: Schema = {"type": "integer", "minimum": 1, "default": route.rows}
@@ -331,16 +315,17 @@ def _query_parameters(route: ManagementRoute) -> list[Schema]:
             said = "Where the page begins, in bytes."
         else:
             schema, said = PARAMETERS[name]
-        found.append({"name": name, "in": "query", "required": name in REQUIRED, "schema": schema, "description": said})
-    return found
+        found.append(("query", name, name in REQUIRED, schema, said))
+    return [
+        {"name": name, "in": place, "required": required, "schema": schema, "description": said}
+        for place, name, required, schema, said in found
+    ]
 
 
 def _answer(route: ManagementRoute, status: int, known: Mapping[int, Schema]) -> Schema:
     said = {200: "What was asked for.", 201: "It was made.", 202: "It was noted."}[status]
-    if route.kind == "markdown":
-        return {"description": said, "content": {"text/markdown": {"schema": {"type": "string"}}}}
-    if route.kind == "events":
-        return {"description": said, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    if route.kind in TEXTS:
+        return {"description": said, "content": {TEXTS[route.kind]: {"schema": {"type": "string"}}}}
     if route.kind in IN_BYTES:
         headers = {
             name: {"schema": schema, "description": text, "required": name != "x-weir-cursor"}

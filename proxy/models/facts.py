@@ -143,7 +143,7 @@ def _from_row(row: _Row) -> ModelFacts:
 
 class ModelRegistry:
     def __init__(self, rules: Sequence[ModelRule] = (), *, table: Path | None = None) -> None:
-        self._rules = tuple(rules)
+        self.rules = rules
         self._path = table
         self._table: dict[str, ModelFacts] | None = None
         self._bare: dict[str, ModelFacts] = {}
@@ -156,9 +156,6 @@ class ModelRegistry:
             self._table = read_table(path) if path is not None and path.is_file() else {}
             self._bare = _by_bare_name(self._table)
         return len(self._table)
-
-    def replace_rules(self, rules: Sequence[ModelRule]) -> None:
-        self._rules = tuple(rules)
 
     def known(self, model: str) -> ModelFacts:
         """What the table says of a name: exact, then without prefix, date or route, then its family."""
@@ -189,7 +186,7 @@ class ModelRegistry:
     ) -> ModelFacts:
         merged = self.known(model)
         stated = ModelFacts(window=settings.window, source="policy")
-        for better in (upstream_facts, _from_rule(rule_among(self._rules, model)), stated):
+        for better in (upstream_facts, _from_rule(rule_among(self.rules, model)), stated):
             merged = _over(merged, better) if better is not None else merged
         if merged.window is None:
             merged = self._last_resort(model, merged, max_tokens)
@@ -225,21 +222,9 @@ def _over(base: ModelFacts, better: ModelFacts) -> ModelFacts:
 def _from_rule(rule: ModelRule | None) -> ModelFacts | None:
     if rule is None:
         return None
-    prices = rule.prices
-    return ModelFacts(
-        window=rule.window,
-        max_input=rule.max_input,
-        max_output=rule.max_output,
-        input_price=_per_token(prices.input),
-        output_price=_per_token(prices.output),
-        cache_read_price=_per_token(prices.cache_read),
-        cache_write_price=_per_token(prices.cache_write),
-        source="rule",
-    )
-
-
-def _per_token(dollars_per_million: float | None) -> float | None:
-    return None if dollars_per_million is None else dollars_per_million / 1_000_000
+    stated = {name: getattr(rule.prices, name) for name in ("input", "output", "cache_read", "cache_write")}
+    prices = {f"{name}_price": price / MILLION for name, price in stated.items() if price is not None}
+    return ModelFacts(window=rule.window, max_input=rule.max_input, max_output=rule.max_output, source="rule", **prices)
 
 
 _BINDING = re.compile(r"claude-(fable|mythos|opus|sonnet|haiku)-(\d{1,2})[-.](\d{1,2})(?!\d)")
@@ -296,7 +281,8 @@ PATIENCE = 2.0
 GOOD_FOR = 600.0
 MAX_BODY = 4 * 1024 * 1024
 
-Fetch = Callable[[str, str, bytes | None], Awaitable[tuple[int, bytes]]]
+Fetch = Callable[[str, bytes | None], Awaitable[tuple[int, bytes]]]
+"""GET a URL, or POST a body to it: status and content."""
 
 
 @dataclass(slots=True)
@@ -307,20 +293,17 @@ class _Answer:
 
 
 class Probe:
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._answers: dict[str, _Answer] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def known(self, key: str, model: str) -> ModelFacts | None:
         answer = self._answers.get(key)
-        if answer is None:
-            return None
-        return answer.models.get(model) or answer.anything
+        return None if answer is None else answer.models.get(model) or answer.anything
 
     def is_due(self, key: str) -> bool:
         answer = self._answers.get(key)
-        return answer is None or answer.until < self._clock()
+        return answer is None or answer.until < time.monotonic()
 
     def has_answered(self, key: str) -> bool:
         """Until the upstream was asked a plan would not be the one of a process that did."""
@@ -344,7 +327,7 @@ class Probe:
         return task
 
     async def _ask(self, key: str, base_url: str, model: str, fetch: Fetch) -> None:
-        answer = _Answer(until=self._clock() + GOOD_FOR)
+        answer = _Answer(until=time.monotonic() + GOOD_FOR)
         root = f"{urlsplit(base_url).scheme}://{urlsplit(base_url).netloc}"
         answer.models = parse_upstream_models(await _json(fetch, f"{base_url}/models"))
         if model not in answer.models:
@@ -358,7 +341,7 @@ class Probe:
 async def _json(fetch: Fetch, url: str, body: bytes | None = None) -> Any:
     try:
         async with asyncio.timeout(PATIENCE):
-            status, content = await fetch("POST" if body else "GET", url, body)
+            status, content = await fetch(url, body)
         return json.loads(content[:MAX_BODY]) if status == 200 else None
     except Exception:  # noqa: BLE001 - whatever an unknown server does to this question must not matter
         return None

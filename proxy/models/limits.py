@@ -13,8 +13,9 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -24,11 +25,11 @@ from policies.settings import ContextSettings, amount
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.thread import Thread
-from proxy.models.facts import Fetch, ModelFacts, ModelRegistry, Probe
+from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
 
-class Learn(Protocol):
+class Write(Protocol):
     async def __call__(self, *, calibrations: Sequence[CalibrationRow], limits: Sequence[LimitRow]) -> None: ...
 
 
@@ -175,7 +176,6 @@ class _Held:
 
     limits: ModelLimits
     settings: ContextSettings
-    revision: int
     until: float
 
 
@@ -184,41 +184,30 @@ def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
     return f"{upstream.origin} {blake2b(credential, digest_size=8).hexdigest() if credential else '-'}"
 
 
+@dataclass(slots=True)
 class ModelLimitsResolver:
-    def __init__(
-        self,
-        registry: ModelRegistry,
-        limits: LearnedLimits,
-        probe: Probe,
-        fetch: Callable[[UpstreamSettings, Caller], Fetch],
-        *,
-        clock: Callable[[], float] = time.time,
-        learn: Learn | None = None,
-    ) -> None:
-        self._learn = learn
-        self._saving: asyncio.Task[None] | None = None
-        self._registry = registry
-        self._limits = limits
-        self._probe = probe
-        self._fetch = fetch
-        self._clock = clock
-        self._calibrations: OrderedDict[str, Calibration] = OrderedDict()
-        self._observed: dict[str, Calibration] = {}
-        self._unsaved: set[str] = set()
-        self._drifts: dict[str, Drift] = {}
-        self._learned: dict[str, LimitRow] = {}
-        self._strict: set[str] = set()
-        self._held: dict[tuple[object, ...], _Held] = {}
-        self._revision = 0
+    registry: ModelRegistry
+    limits: LearnedLimits
+    probe: Probe
+    fetch: Callable[[UpstreamSettings, Caller, str, bytes | None], Awaitable[tuple[int, bytes]]]
+    clock: Callable[[], float] = time.time
+    write: Write | None = None
+    _saving: asyncio.Task[None] | None = None
+    _calibrations: OrderedDict[str, Calibration] = field(default_factory=OrderedDict)
+    _observed: dict[str, Calibration] = field(default_factory=dict)
+    _unsaved: set[str] = field(default_factory=set)
+    _drifts: dict[str, Drift] = field(default_factory=dict)
+    _learned: dict[str, LimitRow] = field(default_factory=dict)
+    _strict: set[str] = field(default_factory=set)
+    _held: dict[tuple[object, ...], _Held] = field(default_factory=dict)
 
     def learned(self) -> tuple[LimitRow, ...]:
-        return self._limits.rows(now=self._clock())
+        return self.limits.rows(now=self.clock())
 
     def forget(self, scope: str) -> None:
-        self._limits.drop(scope)
+        self.limits.drop(scope)
         self._learned.pop(scope, None)
         self._held.clear()
-        self._revision += 1
 
     def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow] = ()) -> None:
         """Take over what is stored, as far as others have seen more than this process."""
@@ -226,7 +215,7 @@ class ModelLimitsResolver:
             own = self._calibrations.get(row.scope)
             if own is not None and own.samples >= row.samples:
                 continue
-            self._revision += 1
+            self._held.clear()
             if row.strict:
                 self._strict.add(row.scope)
             if row.samples:
@@ -234,8 +223,8 @@ class ModelLimitsResolver:
                     ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
                 )
                 self._observed.pop(row.scope, None)
-        if self._limits.follow(limits):
-            self._revision += 1
+        if self.limits.follow(limits):
+            self._held.clear()
 
     def scope(self, model: str, *, upstream: UpstreamSettings, caller: Caller) -> str:
         return f"{account_of(upstream, caller)} {model}"
@@ -256,12 +245,12 @@ class ModelLimitsResolver:
         """
         key = (model, max_tokens, id(settings), upstream.name, caller.credential, exact)
         held = self._held.get(key)
-        now = self._clock()
-        if held is not None and held.revision == self._revision and held.until > now:
+        now = self.clock()
+        if held is not None and held.until > now:
             return held.limits
         await self._saved()
         scope = self.scope(model, upstream=upstream, caller=caller)
-        learned = self._limits.get(scope, now=now)
+        learned = self.limits.get(scope, now=now)
         facts = await self._facts(model, settings, upstream, caller, learned, max_tokens)
         counted = scope if settings.estimator == "tokenizer" else f"{scope} {settings.estimator}"
         calibration = self._calibrations.get(counted) or Calibration()
@@ -278,7 +267,7 @@ class ModelLimitsResolver:
         limits = ModelLimits(budget, facts, scope, counted)
         if len(self._held) >= MAX_SCOPES:
             self._held.clear()
-        self._held[key] = _Held(limits, settings, self._revision, now + HELD_FOR)
+        self._held[key] = _Held(limits, settings, now + HELD_FOR)
         return limits
 
     async def _facts(
@@ -293,19 +282,19 @@ class ModelLimitsResolver:
         key = account_of(upstream, caller)
 
         def merged(limit: int | None) -> ModelFacts:
-            stated = self._probe.known(key, model)
-            facts = self._registry.facts(model, settings=settings, upstream_facts=stated, max_tokens=limit)
+            stated = self.probe.known(key, model)
+            facts = self.registry.facts(model, settings=settings, upstream_facts=stated, max_tokens=limit)
             return limited(replace(facts, window=_window(facts)), learned)
 
         if settings.window is not None or learned is not None or not _worth_asking(upstream):
             return merged(max_tokens)
-        is_due, fetch = self._probe.is_due(key), self._fetch(upstream, caller)
+        is_due, fetch = self.probe.is_due(key), partial(self.fetch, upstream, caller)
         facts = merged(None if is_due else max_tokens)
-        if is_due and (facts.source in UNSURE or not self._probe.has_answered(key)):
-            await self._probe.ask(key, upstream.base_url or "", model, fetch)
+        if is_due and (facts.source in UNSURE or not self.probe.has_answered(key)):
+            await self.probe.ask(key, upstream.base_url or "", model, fetch)
             return merged(max_tokens)
         if facts.source != "rule":
-            self._probe.ask_later(key, upstream.base_url or "", model, fetch)
+            self.probe.ask_later(key, upstream.base_url or "", model, fetch)
         return facts
 
     def mark_strict(self, scope: str) -> None:
@@ -317,8 +306,8 @@ class ModelLimitsResolver:
         return scope in self._strict
 
     def learn(self, scope: str, limit: int) -> None:
-        self._revision += 1
-        self._keep(self._limits.learn(scope, limit, now=self._clock()))
+        self._held.clear()
+        self._keep(self.limits.learn(scope, limit, now=self.clock()))
 
     def learn_cut(self, scope: str, window: int, *, counted: str) -> None:
         """A window in which the upstream cuts in silence, as two requests have shown; what it counted was not all."""
@@ -329,16 +318,13 @@ class ModelLimitsResolver:
         self._save_soon(counted)
 
     def refused(self, scope: str, tokens: int) -> None:
-        self._revision += 1
-        self._keep(self._limits.refused(scope, tokens, now=self._clock()))
-
-    def passed(self, scope: str, tokens: int) -> None:
-        self._limits.passed(scope, tokens)
+        self._held.clear()
+        self._keep(self.limits.refused(scope, tokens, now=self.clock()))
 
     def is_too_little(self, known: ModelLimits, sent: int, prompt: int) -> bool:
         """Whether a request is longer than any that was answered, and its usage is not: a window ends there."""
         most = (1.0 - TRUNCATED) * known.budget.estimate(sent)
-        return known.budget.reported and prompt <= self._limits.largest(known.scope) < most
+        return known.budget.reported and prompt <= self.limits.largest(known.scope) < most
 
     def _keep(self, row: LimitRow | None) -> None:
         if row is not None:
@@ -360,7 +346,7 @@ class ModelLimitsResolver:
         if moved or after.is_calibrated != used.is_calibrated or after.samples == 1:
             self._calibrations[scope] = after
             self._calibrations.move_to_end(scope)
-            self._revision += 1
+            self._held.clear()
             self._save_soon(scope)
         if len(self._calibrations) > MAX_SCOPES:
             forgotten, _ = self._calibrations.popitem(last=False)
@@ -378,26 +364,19 @@ class ModelLimitsResolver:
     def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
         known = ((scope, self._calibrations.get(scope) or Calibration()) for scope in self._unsaved)
         rows = [
-            CalibrationRow(
-                scope=scope,
-                ratio=each.ratio,
-                samples=each.samples,
-                recent=each.recent,
-                drift=each.drift,
-                strict=scope in self._strict,
-            )
-            for scope, each in known
+            CalibrationRow(scope=scope, **asdict(calibration), strict=scope in self._strict)
+            for scope, calibration in known
         ]
         return rows, list(self._learned.values())
 
     async def save(self) -> bool:
         """False where it cannot be stored now, and waits for the next time."""
-        if self._learn is None or not self.has_learned:
+        if self.write is None or not self.has_learned:
             return True
         calibrations, limits = self.unsaved()
         scopes, self._unsaved, learned, self._learned = self._unsaved, set(), self._learned, {}
         try:
-            await self._learn(calibrations=calibrations, limits=limits)
+            await self.write(calibrations=calibrations, limits=limits)
         except StoreError as error:
             log.warning("what upstreams taught could not be stored: %s", error)
             self._unsaved |= scopes
@@ -408,7 +387,7 @@ class ModelLimitsResolver:
     def _save_soon(self, scope: str | None = None) -> None:
         if scope is not None:
             self._unsaved.add(scope)
-        if self._learn is not None and (self._saving is None or self._saving.done()):
+        if self.write is not None and (self._saving is None or self._saving.done()):
             self._saving = asyncio.create_task(self._save_all(), name="weir-learned")
 
     async def _save_all(self) -> None:

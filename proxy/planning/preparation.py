@@ -10,8 +10,7 @@ judged. What would have to wait is left out, because a sample is enough. It take
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -47,9 +46,6 @@ GROWN = 1.2
 MAX_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
-
-
-SaveState = Callable[..., Awaitable[int | None]]
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -129,7 +125,7 @@ class Preparation:
     settler: WriteBehindQueue
     workers: Workers
     readings: SharedReadings
-    save: SaveState
+    save: Callable[..., Awaitable[int | None]]
     happened: Callable[[str], None]
     clock: Callable[[], float]
     _background: Background = field(
@@ -355,14 +351,12 @@ class Preparation:
     def _use(self, thread: Thread, prepared: Prepared | None) -> None:
         if prepared is None:
             return
-        is_needed = bool(prepared.text) and _still_needed(thread, prepared)
+        is_needed = bool(prepared.text) and all(
+            cut.noted < prepared.covers for cut in thread.known.cuts if cut.narrative
+        )
         if is_needed:
             thread.known = replace(thread.known, prepared=prepared)
         self.happened("prepared" if is_needed else "wasted")
-
-
-def _still_needed(thread: Thread, prepared: Prepared) -> bool:
-    return all(cut.noted < prepared.covers for cut in thread.known.cuts if cut.narrative)
 
 
 def _lacks_state(decision: Decision, thread: Thread, *, is_new: bool, grown: bool) -> bool:
@@ -376,11 +370,6 @@ MAX_EVALUATED = 8
 PROMPTS_USED = {"prompts": {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}}
 SUMMARISING = frozenset({"compact", "rollover"})
 _SCALE = 1 << 64
-_ATTRIBUTES = {
-    Dimension.FACTS: names.FIDELITY_FACTS,
-    Dimension.STATE: names.FIDELITY_STATE,
-    Dimension.DECISIONS: names.FIDELITY_DECISIONS,
-}
 
 
 def is_sampled(request: str, share: float) -> bool:
@@ -398,7 +387,7 @@ class _Evaluated:
     trace: Trace
 
 
-class OnlineEvaluation:
+class OnlineEvaluation(Background):
     """``scores`` are the newest by policy and dimension; ``rate`` is told tenant, conversation and fidelity."""
 
     def __init__(
@@ -406,14 +395,14 @@ class OnlineEvaluation:
         store: Store,
         settler: WriteBehindQueue,
         *,
-        rate: Callable[[str, str, float], object],
-        clock: Callable[[], float] = time.time,
+        rate: Callable[[str, str, float], None],
+        clock: Callable[[], float],
     ) -> None:
+        super().__init__("weir-evaluate", most=MAX_EVALUATED, at_once=EVALUATED_AT_ONCE)
         self._rate = rate
         self._clock = clock
         self._store = store
         self._settler = settler
-        self._background = Background("weir-evaluate", most=MAX_EVALUATED, at_once=EVALUATED_AT_ONCE)
         self.scores: dict[tuple[str, ...], float] = {}
 
     def after(self, asked: PlanRequest, plan: Plan, trace: Trace) -> None:
@@ -426,18 +415,12 @@ class OnlineEvaluation:
             return
         if settings.evaluate.model is None and settings.summarizer is None:
             return  # nobody who could be asked: Weir spends no money unasked
-        if recognized.thread.branch.branch in self._background or not self._background.has_room:
-            return
-        work = _Evaluated(asked, asked.ask_about, recognized, decision, trace)
-        self._background.start(recognized.thread.branch.branch, partial(self._do, work))
+        branch = recognized.thread.branch.branch
+        if branch not in self and self.has_room:
+            work = _Evaluated(asked, asked.ask_about, recognized, decision, trace)
+            self.start(branch, partial(self._evaluate, work))
 
-    async def close(self) -> None:
-        await self._background.close()
-
-    async def settled(self) -> None:
-        await self._background.settled()
-
-    async def _do(self, work: _Evaluated) -> None:
+    async def _evaluate(self, work: _Evaluated) -> None:
         trace = work.ask.trace = work.trace.follow(names.EVALUATE_SPAN)
         try:
             await self._measure(work, trace)
@@ -453,7 +436,13 @@ class OnlineEvaluation:
         contexts = await asyncio.to_thread(contexts_of, work.recognized.transcript, pieces)
         coverage = await asyncio.to_thread(coverage_of, contexts, tools=settings.notes)
         fidelity = await self._asked(work, contexts)
-        trace.evaluated(_attributes(fidelity, coverage, contexts.ratio))
+        trace.evaluated(
+            **_scores(fidelity),
+            judged=fidelity.count(AnswerVerdict.YES) + fidelity.count(AnswerVerdict.NO),
+            unknown=fidelity.count(AnswerVerdict.UNKNOWN),
+            coverage=coverage.score,
+            compression_ratio=contexts.ratio,
+        )
         for dimension, value in _scores(fidelity).items():
             if value is not None:
                 self.scores[(settings.name, dimension)] = value
@@ -500,14 +489,3 @@ def facts_of(
 def _scores(fidelity: Fidelity) -> dict[str, float | None]:
     by_dimension = {dimension.value: fidelity.score(dimension) for dimension in Dimension}
     return {"score": fidelity.score(), **by_dimension}
-
-
-def _attributes(fidelity: Fidelity, coverage: Coverage, ratio: float | None) -> Mapping[str, float | None]:
-    return {
-        names.FIDELITY_SCORE: fidelity.score(),
-        **{_ATTRIBUTES[dimension]: fidelity.score(dimension) for dimension in Dimension},
-        names.FIDELITY_JUDGED: fidelity.count(AnswerVerdict.YES) + fidelity.count(AnswerVerdict.NO),
-        names.FIDELITY_UNKNOWN: fidelity.count(AnswerVerdict.UNKNOWN),
-        names.COVERAGE_SCORE: coverage.score,
-        names.FIDELITY_RATIO: ratio,
-    }

@@ -156,19 +156,35 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 NO_PLAN = Plan(body=b"")
 
 
+IN_WORDS: Mapping[str, str] = {
+    "system": "the system prompt",
+    "tools": "the tool definitions",
+    "memory": "memory",
+    "summary": "the summary",
+    "history": "the conversation",
+    "tool_outputs": "tool results",
+}
+"""What a developer who never heard of buckets would call them."""
+
+
 def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
+    """The refusal, in the words that clients match on."""
+    begins, facts = f"This model's maximum context length is {error.window} tokens", dict(vars(error))
     if isinstance(error, BucketExceeded):
-        return ContextLengthExceeded.in_bucket(
-            error.bucket,
-            used=error.used,
-            cap=error.cap,
-            window=error.window,
-            reserve=error.reserve,
-            buckets=error.buckets,
-            protected=error.protected,
+        what = IN_WORDS.get(error.bucket, error.bucket)
+        return ContextLengthExceeded(
+            f"{begins}, of which the context policy of this proxy (Weir) allows {error.cap} for {what}. However, your "
+            f"request holds {error.used} tokens there. Please shorten {what}, or ask the operator for another cap on "
+            f"the bucket {error.bucket}.",
+            param="tools" if error.bucket == "tools" else "messages",
+            weir=facts,
         )
-    return ContextLengthExceeded.of(
-        window=error.window, reserve=error.reserve, buckets=error.buckets, protected=error.protected
+    listed = ", ".join(f"{name} {tokens}" for name, tokens in error.buckets.items() if tokens)
+    return ContextLengthExceeded(
+        f"{begins}. However, what cannot be removed from your messages takes {sum(error.buckets.values())} tokens "
+        f"({listed}) and {error.reserve} are reserved for the answer. Please reduce the length of the messages.",
+        param="messages",
+        weir=facts,
     )
 
 
@@ -185,7 +201,8 @@ def change_of(
     rules, messages = asked.settings.checkpoints, recognized.transcript.messages
     state = decision.checkpoint if rules.enabled else None
     base = max(1, recognized.limits.budget.base(asked.settings))
-    thread.evicted |= evicted_calls(evictions, thread.branch.branch)
+    gone = [row for row in evictions if row.call_hash and (row.kind in GONE or row.kind == CUT)]
+    thread.evicted |= {row.call_hash: thread.branch.branch for row in gone}
     return replace(
         nothing,
         edits=decision.edits,
@@ -258,10 +275,6 @@ def evictions_of(
         return ()
     batch = _Batch(transcript, decision, known, settings)
     return (*batch.edits(), *batch.covered())
-
-
-def evicted_calls(rows: Sequence[EvictionRow], branch: str) -> dict[bytes, str]:
-    return {row.call_hash: branch for row in rows if row.call_hash and (row.kind in GONE or row.kind == CUT)}
 
 
 def asked_again(evicted: Mapping[bytes, str], transcript: Transcript, length: int) -> tuple[tuple[str, bytes], ...]:

@@ -34,7 +34,7 @@ Header = tuple[bytes, bytes]
 CONTEXT_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
 MAX_STATE: Final = 2_048
 MAX_BAGGAGE: Final = 8_192
-_HEX: Final = frozenset(b"0123456789abcdef")
+_TRACEPARENT: Final = re.compile(rb"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _READ: Final = frozenset({names.SESSION_ID, names.USER_ID})
 
 
@@ -63,19 +63,13 @@ def context_in(headers: Sequence[Header], *, baggage: bool = False) -> Context:
         elif name == b"baggage" and baggage:
             carried = carried + b"," + value if carried else value
     who = _baggage(carried) if carried else {}
-    fields = given.strip().split(b"-")
-    if _well_formed(fields):
-        trace, span = int(fields[1], 16), int(fields[2], 16)
+    found = _TRACEPARENT.fullmatch(given.strip())
+    if found is not None and (found[1] != b"00" or found[5] is None):
+        trace, span = int(found[2], 16), int(found[3], 16)
         if trace and span:
             kept = state if len(state) <= MAX_STATE else b""
-            return Context(Parent(trace, span, kept), bool(int(fields[3], 16) & 1), user_agent, who)
+            return Context(Parent(trace, span, kept), bool(int(found[4], 16) & 1), user_agent, who)
     return Context(Parent(int.from_bytes(urandom(16), "big") or 1), None, user_agent, who)
-
-
-def _well_formed(fields: Sequence[bytes]) -> bool:
-    if len(fields) < 4 or tuple(map(len, fields[:4])) != (2, 32, 16, 2) or fields[0] == b"ff":
-        return False
-    return (fields[0] != b"00" or len(fields) == 4) and all(_HEX.issuperset(part) for part in fields[:4])
 
 
 def _baggage(value: bytes) -> dict[str, str]:

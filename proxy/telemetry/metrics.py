@@ -13,28 +13,73 @@ merged by.
 What a label may hold is bounded, because some of it comes from outside, model names above all: a text has at most 128
 characters and nothing in it that looks like a credential, a label 200 values, an instrument 2,000 series (a histogram
 500). What goes beyond that is counted under ``other``, so that sums stay right.
+
+A scrape reaches any one of several workers. Each leaves its readings in a folder, and who is asked adds them up: what
+another one says is as old as its last reading, two seconds or so. The sums of a worker that has died stay, because a
+counter must not go back; what it said of the moment does not.
 """
 
+import contextlib
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, Literal, cast
+from uuid import uuid4
 
 import msgspec
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from msgspec.structs import replace
 
 from proxy.errors import redact
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import names
-from proxy.telemetry.exposition import Family, Instrument, Labels, Merge, Series, WorkerReadings, as_text
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricsData
+Merge = Literal["sum", "max", "mean"]
+
+
+class Instrument(msgspec.Struct, frozen=True, eq=False):
+    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets.
+
+    ``merge`` is what several worker processes' values of a gauge are put together by.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    merge: Merge = "sum"
+
+    @property
+    def prometheus(self) -> str:
+        unit = {"s": "_seconds", "By": "_bytes"}.get(self.unit, "")
+        return self.name.replace(".", "_") + unit + ("_total" if self.kind == "counter" else "")
+
+
+Labels = tuple[str, ...]
+Exemplar = tuple[str, float, float]
+"""The trace of one value in a bucket, the value, and when it was, s since the epoch."""
+
+
+class Series(msgspec.Struct, array_like=True):
+    """One series: a sum or a value; of a histogram also counts per bucket (the last one is +Inf), the extremes, and by
+    bucket the newest value that has a trace."""
+
+    total: float = 0
+    counts: list[int] = []
+    low: float = 0.0
+    high: float = 0.0
+    exemplars: dict[int, Exemplar] = {}
+
+    def copy(self) -> "Series":
+        return Series(self.total, list(self.counts), self.low, self.high, dict(self.exemplars))
+
+
+Family = tuple[Instrument, Mapping[Labels, Series]]
 
 SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKENS: Final = tuple(float(4**power) for power in range(14))
@@ -76,40 +121,40 @@ TIME_TO_FIRST_CHUNK = _histogram(
     *_CALL, bounds=SECONDS,
 )
 
-INFERENCE_DURATION = _histogram(
-    "gen_ai.client.inference.duration", "s", "Duration of a call to the upstream, to its last byte",
-    *_CALL, names.ERROR_TYPE, bounds=SECONDS,
+FIRST_NAMES: Final = (TOKEN_USAGE, OPERATION_DURATION, TIME_TO_FIRST_CHUNK)
+NEWEST_NAMES: Final = (
+    replace(OPERATION_DURATION, name="gen_ai.client.inference.duration"),
+    replace(TIME_TO_FIRST_CHUNK, name="gen_ai.client.inference.time_to_first_chunk"),
+    _histogram(
+        "gen_ai.client.inference.operation.input_tokens", "{token}",
+        "Tokens of the prompt that the upstream reported, cached ones included, per call", *_CALL, bounds=TOKENS,
+    ),
+    _histogram(
+        "gen_ai.client.inference.operation.output_tokens", "{token}",
+        "Tokens of the answer that the upstream reported, per call", *_CALL, bounds=TOKENS,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.input_tokens", "{token}",
+        "Tokens of prompts that the upstream reported, cached ones included", *_CALL,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.output_tokens", "{token}",
+        "Tokens of answers that the upstream reported", *_CALL,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.cache_read.input_tokens", "{token}",
+        "Tokens of prompts that were read from the provider's cache", *_CALL,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.cache_write.input_tokens", "{token}",
+        "Tokens of prompts that were written to the provider's cache", *_CALL,
+    ),
+    _counter(
+        "gen_ai.client.inference.usage.reasoning.output_tokens", "{token}",
+        "Tokens of answers that were reasoning", *_CALL,
+    ),
 )
-INFERENCE_FIRST_CHUNK = _histogram(
-    "gen_ai.client.inference.time_to_first_chunk", "s", "Time to the first chunk of a streamed answer",
-    *_CALL, bounds=SECONDS,
-)
-INPUT_TOKENS = _histogram(
-    "gen_ai.client.inference.operation.input_tokens", "{token}",
-    "Tokens of the prompt that the upstream reported, cached ones included, per call", *_CALL, bounds=TOKENS,
-)
-OUTPUT_TOKENS = _histogram(
-    "gen_ai.client.inference.operation.output_tokens", "{token}",
-    "Tokens of the answer that the upstream reported, per call", *_CALL, bounds=TOKENS,
-)
-INPUT_USAGE = _counter(
-    "gen_ai.client.inference.usage.input_tokens", "{token}",
-    "Tokens of prompts that the upstream reported, cached ones included", *_CALL,
-)
-OUTPUT_USAGE = _counter(
-    "gen_ai.client.inference.usage.output_tokens", "{token}", "Tokens of answers that the upstream reported", *_CALL,
-)
-CACHE_READ_USAGE = _counter(
-    "gen_ai.client.inference.usage.cache_read.input_tokens", "{token}",
-    "Tokens of prompts that were read from the provider's cache", *_CALL,
-)
-CACHE_WRITE_USAGE = _counter(
-    "gen_ai.client.inference.usage.cache_write.input_tokens", "{token}",
-    "Tokens of prompts that were written to the provider's cache", *_CALL,
-)
-REASONING_USAGE = _counter(
-    "gen_ai.client.inference.usage.reasoning.output_tokens", "{token}", "Tokens of answers that were reasoning", *_CALL,
-)
+"""In the order in which a call is told."""
 
 SERVER_DURATION = _histogram(
     "http.server.request.duration", "s",
@@ -240,16 +285,8 @@ PROCESS_START = _gauge("process.start.time", "s", "When the process began, since
 DROPPED = _counter("weir.telemetry.dropped", "{record}", "Spans and log lines that were not delivered", names.KIND)
 # fmt: on
 
-FIRST_NAMES: Final = (TOKEN_USAGE, OPERATION_DURATION, TIME_TO_FIRST_CHUNK)
-NEWEST_NAMES: Final = (
-    *(INFERENCE_DURATION, INFERENCE_FIRST_CHUNK, INPUT_TOKENS, OUTPUT_TOKENS),
-    *(INPUT_USAGE, OUTPUT_USAGE, CACHE_READ_USAGE, CACHE_WRITE_USAGE, REASONING_USAGE),
-)
-OWN: Final = tuple(
-    found
-    for found in tuple(globals().values())
-    if isinstance(found, Instrument) and found not in FIRST_NAMES and found not in NEWEST_NAMES
-)
+_NAMED = tuple(found for found in globals().values() if isinstance(found, Instrument))
+OWN: Final = tuple(found for found in _NAMED if found not in FIRST_NAMES)
 """What is reported under either set of names."""
 
 
@@ -265,6 +302,11 @@ Named = tuple[Instrument, Labels]
 _Told = tuple[tuple[Named, ...], list[tuple[float | None, ...]]]
 MAX_TOLD = 2_000
 MAX_WAITING = 64
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+OPENMETRICS_TYPE = b"application/openmetrics-text"
+SILENT_AFTER = 15.0
+SUFFIX = ".readings"
 SCHEME = "http"  # Weir itself serves no other; TLS ends in front of it
 
 
@@ -361,17 +403,11 @@ class Metrics:
     def add(self, counter: Instrument, *labels: str, value: float = 1) -> None:
         self.tell(((counter, value, labels),))
 
-    def record(self, histogram: Instrument, value: float, *labels: str, trace: str | None = None) -> None:
-        self.told(_alone, histogram, labels, values=(value,), trace=trace)
+    def record(self, histogram: Instrument, value: float, *labels: str) -> None:
+        self.told(_alone, histogram, labels, values=(value,))
 
-    def timed(self, histogram: Instrument, label: str, seconds: float) -> None:
-        self.record(histogram, seconds, label)
-
-    def served(
-        self, *, method: str, route: str, status: int | None, error: str, seconds: float, trace: str | None = None
-    ) -> None:
-        shown = "" if status is None else str(status)
-        self.record(SERVER_DURATION, seconds, method, route, shown, error, SCHEME, trace=trace)
+    def served(self, *, method: str, route: str, status: int | None, error: str, seconds: float) -> None:
+        self.record(SERVER_DURATION, seconds, method, route, "" if status is None else str(status), error, SCHEME)
 
     def called(self, call: ModelCall) -> None:
         used, port = call.usage, "" if call.port is None else str(call.port)
@@ -409,11 +445,6 @@ class Metrics:
     def render(self, *, openmetrics: bool = False) -> bytes:
         found = self.read()
         return as_text(found if self._shared is None else self._shared.together(found), openmetrics=openmetrics)
-
-    def collect(self, resource: Resource, scope: InstrumentationScope, *, since: int, now: int) -> "MetricsData":
-        from proxy.telemetry.otlp import metrics_of  # noqa: PLC0415 - a tenth of a second, and few export metrics
-
-        return metrics_of(self.read(), resource, scope, since=since, now=now)
 
     def _begun(self, instrument: Instrument, labels: Labels, value: float) -> Series:
         bounds = instrument.bounds
@@ -453,16 +484,8 @@ def _first_of_call(labels: Labels, error: str) -> tuple[Named, ...]:
 
 
 def _newest_of_call(labels: Labels, error: str) -> tuple[Named, ...]:
-    used = (
-        INPUT_TOKENS,
-        OUTPUT_TOKENS,
-        INPUT_USAGE,
-        OUTPUT_USAGE,
-        CACHE_READ_USAGE,
-        CACHE_WRITE_USAGE,
-        REASONING_USAGE,
-    )
-    return (INFERENCE_DURATION, (*labels, error)), *((each, labels) for each in (INFERENCE_FIRST_CHUNK, *used))
+    duration, *others = NEWEST_NAMES
+    return (duration, (*labels, error)), *((each, labels) for each in others)
 
 
 def _admitted(label: str, seen: set[str]) -> str:
@@ -472,3 +495,101 @@ def _admitted(label: str, seen: set[str]) -> str:
         return label
     harmless = redact(label).encode("utf-8", "replace").decode()  # a client's JSON may hold half a character
     return harmless if harmless in seen or len(seen) < MAX_VALUES else OTHER
+
+
+def as_text(families: Iterable[Family], *, openmetrics: bool = False) -> bytes:
+    lines: list[str] = []
+    for instrument, found in families:
+        if found:
+            name, said = instrument.prometheus, instrument.help.replace("\\", r"\\").replace("\n", r"\n")
+            name = name.removesuffix("_total") if openmetrics else name
+            lines += (f"# HELP {name} {said}", f"# TYPE {name} {instrument.kind}")
+        for labels, series in found.items():
+            lines += _samples(instrument, labels, series, openmetrics=openmetrics)
+    lines += ["# EOF"] if openmetrics else []
+    return "".join(line + "\n" for line in lines).encode("utf-8", "replace")
+
+
+def _samples(instrument: Instrument, labels: Labels, series: Series, *, openmetrics: bool) -> Iterator[str]:
+    name, named = instrument.prometheus, zip(instrument.labels, labels, strict=True)
+    pairs = [f'{label.replace(".", "_")}="{_escape(value)}"' for label, value in named if value]
+    braced, running = f"{{{','.join(pairs)}}}" if pairs else "", 0
+    if not series.counts:
+        yield f"{name}{braced} {_number(series.total)}"
+        return
+    bounds = map(repr if openmetrics else _number, instrument.bounds)
+    for place, (bound, count) in enumerate(zip((*bounds, "+Inf"), series.counts, strict=True)):
+        running += count
+        bucket = ",".join((*pairs, f'le="{bound}"'))
+        exemplar = _exemplar(series.exemplars.get(place)) if openmetrics else ""
+        yield f"{name}_bucket{{{bucket}}} {running}{exemplar}"
+    yield f"{name}_sum{braced} {_number(series.total)}"
+    yield f"{name}_count{braced} {running}"
+
+
+def _exemplar(given: Exemplar | None) -> str:
+    return "" if given is None else f' # {{trace_id="{given[0]}"}} {given[1]!r} {given[2]:.3f}'
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+class WorkerReadings:
+    def __init__(self, folder: Path, instruments: Mapping[str, Instrument]) -> None:
+        self._folder = folder
+        self._instruments = instruments
+        self._mine = folder / f"{uuid4().hex}{SUFFIX}"
+
+    def leave(self, families: Iterable[Family]) -> None:
+        unfinished = self._mine.with_suffix(".unfinished")
+        readings = [(instrument.name, list(found.items())) for instrument, found in families]
+        with contextlib.suppress(OSError):
+            unfinished.write_bytes(msgspec.json.encode(readings))
+            unfinished.replace(self._mine)
+
+    def together(self, families: Sequence[Family]) -> list[Family]:
+        every: dict[str, list[Family]] = {instrument.name: [(instrument, found)] for instrument, found in families}
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            if path == self._mine:
+                continue
+            with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+                speaks = time.time() - path.stat().st_mtime < SILENT_AFTER
+                read = msgspec.json.decode(path.read_bytes(), type=list[tuple[str, list[tuple[Labels, Series]]]])
+                for name, found in read:
+                    instrument = self._instruments[name]
+                    whole = {key: series for key, series in found if len(series.counts) == _buckets(instrument)}
+                    if speaks or instrument.kind != "gauge":
+                        every.setdefault(name, []).append((instrument, whole))
+        return [_merged(found) for found in every.values()]
+
+
+def _buckets(instrument: Instrument) -> int:
+    return len(instrument.bounds) + 1 if instrument.kind == "histogram" else 0
+
+
+def _merged(families: Sequence[Family]) -> Family:
+    instrument = families[0][0]
+    every: dict[Labels, list[Series]] = {}
+    for _, found in families:
+        for labels, series in found.items():
+            every.setdefault(labels, []).append(series)
+    if instrument.kind == "histogram":
+        return instrument, {labels: _added(several) for labels, several in every.items()}
+    totals = {labels: [series.total for series in several] for labels, several in every.items()}
+    return instrument, {labels: Series(_put_together(values, instrument.merge)) for labels, values in totals.items()}
+
+
+def _added(several: Sequence[Series]) -> Series:
+    counts = [sum(each) for each in zip(*(series.counts for series in several), strict=True)]
+    low, high = min(series.low for series in several), max(series.high for series in several)
+    exemplars = {place: each for series in several for place, each in series.exemplars.items()}
+    return Series(sum(series.total for series in several), counts, low, high, exemplars)
+
+
+def _put_together(values: Sequence[float], how: Merge) -> float:
+    return max(values) if how == "max" else sum(values) / (len(values) if how == "mean" else 1)

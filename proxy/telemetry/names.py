@@ -9,18 +9,17 @@ bounded, without credentials. What is too long loses whole messages from its mid
 single message that is too long loses the end of its texts.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import msgspec
-
 from proxy.errors import redact
+from proxy.wire.raw import read_value
 
 # Spans
 PLAN_SPAN: Final = "weir context.plan"
@@ -29,34 +28,34 @@ EVALUATE_SPAN: Final = "weir context.evaluate"
 PART_SPAN: Final = "weir context."
 PREPARE_SPAN: Final = "weir context.prepare"
 OPERATION: Final = "chat"
-OPERATIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {"/v1/embeddings": "embeddings", "/v1/completions": "text_completion", "/v1/responses": "chat"}
-)
+OPERATIONS: Final[Mapping[str, str]] = {
+    "/v1/embeddings": "embeddings",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+}
 """Routes that are relayed, and what the conventions call what they do; all others are plain HTTP."""
-PROVIDERS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "api.openai.com": "openai",
-        "openai.azure.com": "azure.ai.openai",
-        "services.ai.azure.com": "azure.ai.inference",
-        "api.anthropic.com": "anthropic",
-        "generativelanguage.googleapis.com": "gcp.gemini",
-        "api.groq.com": "groq",
-        "api.mistral.ai": "mistral_ai",
-        "api.deepseek.com": "deepseek",
-        "api.cohere.com": "cohere",
-        "api.x.ai": "x_ai",
-        "api.perplexity.ai": "perplexity",
-        # as litellm spells them
-        "azure": "azure.ai.openai",
-        "azure_ai": "azure.ai.inference",
-        "bedrock": "aws.bedrock",
-        "gemini": "gcp.gemini",
-        "vertex_ai": "gcp.vertex_ai",
-        "mistral": "mistral_ai",
-        "xai": "x_ai",
-        "watsonx": "ibm.watsonx.ai",
-    }
-)
+PROVIDERS: Final[Mapping[str, str]] = {
+    "api.openai.com": "openai",
+    "openai.azure.com": "azure.ai.openai",
+    "services.ai.azure.com": "azure.ai.inference",
+    "api.anthropic.com": "anthropic",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "api.groq.com": "groq",
+    "api.mistral.ai": "mistral_ai",
+    "api.deepseek.com": "deepseek",
+    "api.cohere.com": "cohere",
+    "api.x.ai": "x_ai",
+    "api.perplexity.ai": "perplexity",
+    # as litellm spells them
+    "azure": "azure.ai.openai",
+    "azure_ai": "azure.ai.inference",
+    "bedrock": "aws.bedrock",
+    "gemini": "gcp.gemini",
+    "vertex_ai": "gcp.vertex_ai",
+    "mistral": "mistral_ai",
+    "xai": "x_ai",
+    "watsonx": "ibm.watsonx.ai",
+}
 """Host of an upstream (or the end of it), or litellm's name of a provider, to the conventions' name."""
 
 # Attributes: HTTP, session, GenAI
@@ -78,11 +77,6 @@ CONVERSATION_COMPACTED: Final = "gen_ai.conversation.compacted"
 OPERATION_NAME: Final = "gen_ai.operation.name"
 PROVIDER_NAME: Final = "gen_ai.provider.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
-REQUEST_STREAM: Final = "gen_ai.request.stream"
-REQUEST_CHOICES: Final = "gen_ai.request.choice.count"
-REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
-REQUEST_STOP: Final = "gen_ai.request.stop_sequences"
-OUTPUT_TYPE: Final = "gen_ai.output.type"
 RESPONSE_ID: Final = "gen_ai.response.id"
 RESPONSE_MODEL: Final = "gen_ai.response.model"
 FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
@@ -133,14 +127,6 @@ SUMMARIZER: Final = "weir.summarizer"
 SUMMARY_PURPOSE: Final = "weir.summary.purpose"
 SUMMARY_SOURCE: Final = "weir.summary.source"
 SUMMARY_DOLLARS: Final = "weir.summary.cost"
-FIDELITY_SCORE: Final = "weir.fidelity.score"
-FIDELITY_FACTS: Final = "weir.fidelity.key_facts"
-FIDELITY_STATE: Final = "weir.fidelity.state"
-FIDELITY_DECISIONS: Final = "weir.fidelity.decisions"
-FIDELITY_JUDGED: Final = "weir.fidelity.judged"
-FIDELITY_UNKNOWN: Final = "weir.fidelity.unknown"
-COVERAGE_SCORE: Final = "weir.fidelity.coverage"
-FIDELITY_RATIO: Final = "weir.fidelity.compression_ratio"
 REASON: Final = "weir.reason"
 ENDING: Final = "weir.answer.ending"
 OUTCOME: Final = "weir.outcome"
@@ -162,70 +148,70 @@ PRESSURE_VELOCITY: Final = "ctx.pressure.velocity_tokens_per_turn"
 PRESSURE_TURNS: Final = "ctx.pressure.turns_until_red"
 PRESSURE_SOURCE: Final = "ctx.pressure.source"
 
-REQUEST_PARAMS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "max_tokens": REQUEST_MAX_TOKENS,
-        "max_completion_tokens": REQUEST_MAX_TOKENS,
-        "temperature": "gen_ai.request.temperature",
-        "top_p": "gen_ai.request.top_p",
-        "top_k": "gen_ai.request.top_k",
-        "seed": "gen_ai.request.seed",
-        "frequency_penalty": "gen_ai.request.frequency_penalty",
-        "presence_penalty": "gen_ai.request.presence_penalty",
-        "reasoning_effort": "gen_ai.request.reasoning.level",
-        "previous_response_id": "gen_ai.request.previous_response.id",
-        "output_type": OUTPUT_TYPE,
-        "stop": REQUEST_STOP,
-        "stream": REQUEST_STREAM,
-        "n": REQUEST_CHOICES,
-        "service_tier": "openai.request.service_tier",
-    }
-)
+REQUEST_PARAMS: Final[Mapping[str, str]] = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "seed": "gen_ai.request.seed",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "reasoning_effort": "gen_ai.request.reasoning.level",
+    "previous_response_id": "gen_ai.request.previous_response.id",
+    "output_type": "gen_ai.output.type",
+    "stop": "gen_ai.request.stop_sequences",
+    "stream": "gen_ai.request.stream",
+    "n": "gen_ai.request.choice.count",
+    "service_tier": "openai.request.service_tier",
+}
 """Request field (as OpenAI's body spells it) to attribute; what is not here is not recorded."""
 
-EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "old": "weir.zone.old",
-        "new": "weir.zone.new",
-        "zone": ZONE,
-        "reason": REASON,
-        "layer": LAYER,
-        "action": ACTION,
-        "tokens": "weir.tokens",
-        "limit": LIMIT,
-        "velocity": "weir.velocity",
-        "baseline": "weir.velocity.baseline",
-        "estimated": "weir.tokens.estimated",
-        "reported": "weir.tokens.reported",
-        "ratio": "weir.ratio",
-        "count": "weir.count",
-        "version": "weir.checkpoint.version",
-        "actions": "weir.actions",
-        "component": "weir.bucket",
-        "percent": "weir.percent",
-        "current": "weir.bucket.current",
-        "excess": "weir.bucket.excess",
-        "utilization_after": "weir.bucket.utilization_after",
-        "turns_remaining": "weir.bucket.turns_remaining",
-        "urgency": "weir.bucket.urgency",
-        "last_delta": "weir.tokens.last_delta",
-        "soft": "weir.tokens.soft_limit",
-        "asked": "weir.tokens.asked",
-        "used": "weir.tokens.used",
-        "freed": "weir.tokens.freed",
-        "remaining": "weir.tokens.remaining",
-        "placeholders": "weir.placeholders",
-        "policy": POLICY,
-        "old_window": "weir.window.old",
-        "new_window": "weir.window.new",
-        "alert": ALERT_KIND,
-        "level": ALERT_LEVEL,
-        "category": ALERT_CLASS,
-        "value": "weir.alert.value",
-        "threshold": "weir.alert.threshold",
-    }
-)
+EVENT_FIELDS: Final[Mapping[str, str]] = {
+    "old": "weir.zone.old",
+    "new": "weir.zone.new",
+    "zone": ZONE,
+    "reason": REASON,
+    "layer": LAYER,
+    "action": ACTION,
+    "tokens": "weir.tokens",
+    "limit": LIMIT,
+    "velocity": "weir.velocity",
+    "baseline": "weir.velocity.baseline",
+    "estimated": "weir.tokens.estimated",
+    "reported": "weir.tokens.reported",
+    "ratio": "weir.ratio",
+    "count": "weir.count",
+    "version": "weir.checkpoint.version",
+    "actions": "weir.actions",
+    "component": "weir.bucket",
+    "percent": "weir.percent",
+    "current": "weir.bucket.current",
+    "excess": "weir.bucket.excess",
+    "utilization_after": "weir.bucket.utilization_after",
+    "turns_remaining": "weir.bucket.turns_remaining",
+    "urgency": "weir.bucket.urgency",
+    "last_delta": "weir.tokens.last_delta",
+    "soft": "weir.tokens.soft_limit",
+    "asked": "weir.tokens.asked",
+    "used": "weir.tokens.used",
+    "freed": "weir.tokens.freed",
+    "remaining": "weir.tokens.remaining",
+    "placeholders": "weir.placeholders",
+    "policy": POLICY,
+    "old_window": "weir.window.old",
+    "new_window": "weir.window.new",
+    "alert": ALERT_KIND,
+    "level": ALERT_LEVEL,
+    "category": ALERT_CLASS,
+    "value": "weir.alert.value",
+    "threshold": "weir.alert.threshold",
+}
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
+
+_MEASURED: Final = ("score", "key_facts", "state", "decisions", "judged", "unknown", "coverage", "compression_ratio")
+FIDELITY_FIELDS: Final[Mapping[str, str]] = {name: f"weir.fidelity.{name}" for name in _MEASURED}
+"""What was measured of a summary to attribute."""
 
 DEPLOYMENT: Final = "deployment.environment.name"
 CHAIN: Final = "CHAIN"
@@ -235,7 +221,7 @@ NO_FINISH: Final = "error"
 
 ATTRIBUTES: Final = frozenset(
     value for name, value in globals().items() if name.isupper() and isinstance(value, str) and "." in value
-) | frozenset(REQUEST_PARAMS.values()) | frozenset(EVENT_FIELDS.values())  # fmt: skip
+) | {*REQUEST_PARAMS.values(), *EVENT_FIELDS.values(), *FIDELITY_FIELDS.values()}  # fmt: skip
 """The allow-list: no span or event carries an attribute that is not here."""
 
 Value = str | int | float | bool | tuple[str, ...]
@@ -290,12 +276,7 @@ Part = dict[str, Any]
 
 
 def asked_in(body: bytes) -> dict[str, Value]:
-    try:
-        request = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(request, dict):
-        return {}
+    request = _object(body)
     found: dict[str, Value] = {}
     messages, tools = request.get("messages"), request.get("tools")
     if isinstance(messages, list):
@@ -323,32 +304,23 @@ def _in_words(message: Part) -> str:
     return "\n".join(said or [f"{p['name']}({p['arguments']})" for p in parts if p["type"] == "tool_call"])
 
 
-def bounded(items: Sequence[object], form: Any, *, most: int = MAX_BYTES) -> tuple[str, int]:
-    """A JSON array of at most ``most`` bytes from both ends of ``items``, and how many are missing.
+def bounded(items: Sequence[object], form: Any) -> tuple[str, int]:
+    """A JSON array of at most ``MAX_BYTES`` from both ends of ``items``, and how many are missing.
 
     The newest item is taken first, then the oldest, and so on inwards; ``form`` gives one as the conventions have it.
     """
-    room = most - 2
+    room = MAX_BYTES - 2
     first: list[str] = []
     last: list[str] = []
-    for at, from_end in _inwards(len(items)):
-        text = _fitting(form, items[at], room)
+    for step in range(len(items)):
+        from_end = step % 2 == 0
+        text = _fitting(form, items[-1 - step // 2 if from_end else step // 2], room)
         if text is None:
             break
         (last if from_end else first).append(text)
         room -= len(text.encode()) + 1
     kept = [*first, *reversed(last)]
     return f"[{','.join(kept)}]", len(items) - len(kept)
-
-
-def _inwards(count: int) -> Iterator[tuple[int, bool]]:
-    low, high = 0, count - 1
-    while low <= high:
-        yield high, True
-        high -= 1
-        if low <= high:
-            yield low, False
-            low += 1
 
 
 def _fitting(form: Any, item: object, room: int) -> str | None:
@@ -433,21 +405,17 @@ def _definition(tool: object, longest: int) -> Part:
     if isinstance(own.get("description"), str):
         found["description"] = _text(own["description"], longest)
     if isinstance(own.get("parameters"), dict) and len(shape := _text(own["parameters"], 16 * MAX_BYTES)) <= longest:
-        found["parameters"] = _reread(shape)
+        found["parameters"] = shape
+        with contextlib.suppress(ValueError):
+            found["parameters"] = json.loads(shape)
     return found
 
 
-def _reread(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def choices_in(body: bytes) -> Sequence[object]:
-    try:
-        value = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return ()
-    choices = value.get("choices") if isinstance(value, dict) else None
+    choices = _object(body).get("choices")
     return choices if isinstance(choices, list) else ()
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    value = read_value(body)
+    return value if isinstance(value, dict) else {}

@@ -7,19 +7,11 @@ import gc
 import resource
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from proxy.telemetry.exposition import Instrument, Labels
-from proxy.telemetry.metrics import (
-    LOOP_LAG,
-    PROCESS_CPU,
-    PROCESS_FDS,
-    PROCESS_MAX_FDS,
-    PROCESS_RESIDENT,
-    PROCESS_START,
-    PROCESS_VIRTUAL,
-    Metrics,
-)
+from proxy.telemetry import metrics as measured
+from proxy.telemetry.metrics import Instrument, Labels, Metrics
 
 EVERY = 0.5
 SELF = Path("/proc/self")
@@ -30,15 +22,15 @@ _STARTED = time.time()
 
 def watch_process(metrics: Metrics) -> None:
     reads: dict[Instrument, Callable[[], float]] = {
-        PROCESS_CPU: time.process_time,
-        PROCESS_RESIDENT: lambda: _pages()[1],
-        PROCESS_VIRTUAL: lambda: _pages()[0],
-        PROCESS_FDS: lambda: sum(1 for _ in (SELF / "fd").iterdir()),
-        PROCESS_MAX_FDS: lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        PROCESS_START: lambda: _STARTED,
+        measured.PROCESS_CPU: time.process_time,
+        measured.PROCESS_RESIDENT: lambda: _pages()[1],
+        measured.PROCESS_VIRTUAL: lambda: _pages()[0],
+        measured.PROCESS_FDS: lambda: sum(1 for _ in (SELF / "fd").iterdir()),
+        measured.PROCESS_MAX_FDS: lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        measured.PROCESS_START: lambda: _STARTED,
     }
     for instrument, read in reads.items():
-        metrics.watch(instrument, _reading(read))
+        metrics.watch(instrument, partial(_reading, read))
 
 
 def collect_seldom(after: int) -> None:
@@ -66,14 +58,10 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _reading(read: Callable[[], float]) -> Callable[[], Mapping[Labels, float]]:
-    def readings() -> Mapping[Labels, float]:
-        try:
-            return {(): read()}
-        except OSError:
-            return {}
-
-    return readings
+def _reading(read: Callable[[], float]) -> Mapping[Labels, float]:
+    with contextlib.suppress(OSError):
+        return {(): read()}
+    return {}
 
 
 def resident(process: int) -> int:
@@ -92,4 +80,4 @@ async def watch_loop(metrics: Metrics) -> None:
     while True:
         due = loop.time() + EVERY
         await asyncio.sleep(EVERY)
-        metrics.record(LOOP_LAG, max(0.0, loop.time() - due))
+        metrics.record(measured.LOOP_LAG, max(0.0, loop.time() - due))

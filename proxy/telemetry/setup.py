@@ -8,11 +8,11 @@ are counted, and never a request.
 import importlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import TYPE_CHECKING, Final, Literal
-from urllib.parse import SplitResult, unquote, urlsplit
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from opentelemetry.sdk.resources import Resource
@@ -22,8 +22,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.sdk.version import __version__ as sdk_version
 
 from proxy.telemetry import names
-from proxy.telemetry.logs import Header, context_in
-from proxy.telemetry.metrics import BUILD, DROPPED, Metrics
+from proxy.telemetry.logs import context_in
+from proxy.telemetry.metrics import BUILD, DROPPED, Family, Instrument, Labels, Metrics, Series
 from proxy.telemetry.names import clean
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Trace, TraceSettings
 
@@ -35,84 +35,57 @@ Signal = Literal["traces", "metrics"]
 
 GRPC: Final[Protocol] = "grpc"
 HTTP: Final[Protocol] = "http/protobuf"
-PROTOCOLS: Final[tuple[Protocol, ...]] = (HTTP, GRPC)
-GRPC_PORT: Final = 4317
-HTTP_PORT: Final = 4318
+PORTS: Final[Mapping[Protocol, int]] = {HTTP: 4318, GRPC: 4317}
+"""Where a collector listens (OTLP specification, "OTLP exporter configuration")."""
 
 
 class TelemetryError(ValueError): ...
 
 
-def default_endpoint(protocol: Protocol) -> str:
-    """Where a collector on this machine listens (OTLP specification, "OTLP exporter configuration")."""
-    return f"http://localhost:{GRPC_PORT if protocol == GRPC else HTTP_PORT}"
-
-
-def check(protocol: Protocol, endpoint: str) -> None:
-    _module(protocol, "trace")
-    _address(protocol, endpoint)
-
-
-def make_span_exporter(protocol: Protocol, endpoint: str) -> SpanExporter:
-    exporter: SpanExporter = _module(protocol, "trace").OTLPSpanExporter(endpoint=_address(protocol, endpoint))
-    return exporter
-
-
-def make_metric_exporter(protocol: Protocol, endpoint: str) -> "MetricExporter":
-    exporter: MetricExporter = _module(protocol, "metric").OTLPMetricExporter(endpoint=_address(protocol, endpoint))
-    return exporter
-
-
-def _module(protocol: Protocol, signal: str) -> ModuleType:
-    package = "grpc" if protocol == GRPC else "http"
+def _exporter(signal: Signal, protocol: Protocol) -> Callable[..., Any]:
+    package, kind = "grpc" if protocol == GRPC else "http", "Span" if signal == "traces" else "Metric"
     try:
-        return importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal}_exporter")
+        module = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal[:-1]}_exporter")
     except ImportError as error:
         text = "OTLP over gRPC needs a package that is not installed: pip install 'weir-proxy[otlp-grpc]'"
         raise TelemetryError(f"{text} (or use the protocol {HTTP})") from error
+    exporter: Callable[..., Any] = getattr(module, f"OTLP{kind}Exporter")
+    return exporter
 
 
 def _address(protocol: Protocol, endpoint: str) -> str:
-    return _authority(endpoint) if protocol == GRPC else _url(endpoint)
-
-
-def _url(endpoint: str) -> str:
-    parts = _split(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise TelemetryError(f"the OTLP endpoint should be an address like http://collector:{HTTP_PORT}")
-    return endpoint
-
-
-def _authority(endpoint: str) -> str:
-    parts = _split(endpoint if "://" in endpoint else f"//{endpoint}")
-    if parts.scheme not in ("http", "https", "") or not parts.hostname:
-        raise TelemetryError(f"the OTLP endpoint should be an address like http://collector:{GRPC_PORT}")
-    where = parts.netloc.rpartition("@")[2]
-    where = where if parts.port is not None else f"{where.rstrip(':')}:{GRPC_PORT}"
-    return f"{parts.scheme}://{where}" if parts.scheme else where
-
-
-def _split(endpoint: str) -> SplitResult:
+    """What an exporter takes: over HTTP the URL as it is, over gRPC a host with its port, and a scheme if named."""
+    is_bare = protocol == GRPC and "://" not in endpoint
     try:
-        parts = urlsplit(endpoint)
-        parts.port  # noqa: B018 - raises for what is no port
+        parts = urlsplit(f"//{endpoint}" if is_bare else endpoint)
+        has_port = parts.port is not None
     except ValueError:
         raise TelemetryError("the OTLP endpoint is no address") from None
-    return parts
+    if not parts.hostname or (parts.scheme not in ("http", "https") and not is_bare):
+        raise TelemetryError(f"the OTLP endpoint should be an address like http://collector:{PORTS[protocol]}")
+    if protocol == HTTP:
+        return endpoint
+    where = parts.netloc.rpartition("@")[2]
+    where = where if has_port else f"{where.rstrip(':')}:{PORTS[GRPC]}"
+    return f"{parts.scheme}://{where}" if parts.scheme else where
 
 
 class SpanQueue(SpanExporter):
     """The exporter behind the queue, counting: at most ``room`` spans wait, whole exchanges above that are dropped."""
 
-    def __init__(self, exporter: SpanExporter, *, room: int, batch: int, delay_ms: int) -> None:
+    def __init__(self, exporter: SpanExporter, settings: "OtelSettings") -> None:
+        """With the ``OTEL_BSP_*`` bounds; batches are small because encoding one holds the interpreter."""
         self.dropped = 0
         self.failed = 0
         self._exporter = exporter
-        self._room = room
+        self._room = room = settings.number("OTEL_BSP_MAX_QUEUE_SIZE", 4_096)
         self._entered = 0
         self._taken = 0
         self._batches: SpanProcessor = BatchSpanProcessor(
-            self, max_queue_size=room, schedule_delay_millis=delay_ms, max_export_batch_size=batch
+            self,
+            max_queue_size=room,
+            schedule_delay_millis=settings.number("OTEL_BSP_SCHEDULE_DELAY", 5_000),
+            max_export_batch_size=min(room, settings.number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 32)),
         )
 
     def emit(self, spans: Sequence[ReadableSpan]) -> None:
@@ -139,14 +112,37 @@ class SpanQueue(SpanExporter):
     def stop(self) -> None:
         self._batches.shutdown()
 
-    def give_up(self) -> None:
-        self._exporter.shutdown()
-
     def shutdown(self) -> None:
         self._exporter.shutdown()
 
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._exporter.force_flush(timeout_millis)
+
+def as_otlp(
+    families: Iterable[Family], resource: Resource, scope: InstrumentationScope, *, since: int, now: int
+) -> "MetricsData":
+    from opentelemetry.sdk.metrics import export as otlp  # noqa: PLC0415 - a tenth of a second, and few export metrics
+
+    cumulative = otlp.AggregationTemporality.CUMULATIVE
+
+    def point(attributes: dict[str, str], series: Series, bounds: Sequence[float]) -> otlp.HistogramDataPoint:
+        count, counts = sum(series.counts), series.counts
+        return otlp.HistogramDataPoint(
+            attributes, since, now, count, series.total, counts, bounds, min=series.low, max=series.high
+        )
+
+    def metric(instrument: Instrument, found: Mapping[Labels, Series]) -> otlp.Metric:
+        labels = instrument.labels
+        named = [({k: v for k, v in zip(labels, key, strict=True) if v}, each) for key, each in found.items()]
+        data: otlp.Gauge | otlp.Sum | otlp.Histogram
+        if instrument.kind == "histogram":
+            data = otlp.Histogram([point(*each, instrument.bounds) for each in named], cumulative)
+        else:
+            numbers = [otlp.NumberDataPoint(attributes, since, now, series.total) for attributes, series in named]
+            is_sum = instrument.kind == "counter"
+            data = otlp.Sum(numbers, cumulative, is_monotonic=True) if is_sum else otlp.Gauge(numbers)
+        return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
+
+    found = [metric(instrument, series) for instrument, series in families if series]
+    return otlp.MetricsData([otlp.ResourceMetrics(resource, [otlp.ScopeMetrics(scope, found, "")], "")])
 
 
 class MetricPush:
@@ -168,7 +164,7 @@ class MetricPush:
         self._thread.join()
         self._exporter.shutdown()
 
-    def give_up(self) -> None:
+    def shutdown(self) -> None:
         self._exporter.shutdown()
 
 
@@ -216,23 +212,33 @@ class OtelSettings:
         protocol = self.protocol(signal)
         base = self.otlp_endpoint or self.environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
         if not base and "otlp" in chosen.split(","):
-            base = default_endpoint(protocol)
+            base = f"http://localhost:{PORTS[protocol]}"
         base = base.rstrip("/").removesuffix("/v1/traces")
         return f"{base}/v1/{signal}" if base and protocol != GRPC else base or None
 
     def protocol(self, signal: Signal) -> Protocol:
         for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
             if said := self._word(name):
-                known = next((protocol for protocol in PROTOCOLS if protocol == said), None)
+                known = next((protocol for protocol in PORTS if protocol == said), None)
                 if known is None:
-                    raise TelemetryError(f"{name} is {said[:40]!r}; Weir exports by {' or '.join(PROTOCOLS)}")
+                    raise TelemetryError(f"{name} is {said[:40]!r}; Weir exports by {' or '.join(PORTS)}")
                 return known
         return self.otlp_protocol
 
+    def exporter(self, signal: Signal) -> Callable[[], Any] | None:
+        """What makes the exporter of a signal, None where it has no destination.
+
+        Raises TelemetryError for a protocol or an endpoint that cannot be used.
+        """
+        endpoint = self.endpoint(signal)
+        if endpoint is None:
+            return None
+        protocol = self.protocol(signal)
+        return partial(_exporter(signal, protocol), endpoint=_address(protocol, endpoint))
+
     def check(self) -> None:
         for signal in SIGNALS:
-            if (endpoint := self.endpoint(signal)) is not None:
-                check(self.protocol(signal), endpoint)
+            self.exporter(signal)
 
     @property
     def captures(self) -> bool:
@@ -313,21 +319,17 @@ class Telemetry:
         metric_exporter: "MetricExporter | None" = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> "Telemetry":
-        """Telemetry as configured; an exporter that is given stands for the endpoint of its signal.
-
-        Raises TelemetryError for a protocol or an endpoint that cannot be used.
-        """
+        """Telemetry as configured; an exporter that is given stands for the endpoint of its signal. TelemetryError."""
         metrics = Metrics(newest=settings.newest_names)
         made = cls(metrics=metrics, _sampler=Sampler.of(settings.environment), _read_baggage=settings.read_baggage)
         metrics.watch(BUILD, lambda: {(settings.service_version,): 1.0})
         resource, scope = settings.resource(), InstrumentationScope("weir", settings.service_version)
-        traces, points = settings.endpoint("traces"), settings.endpoint("metrics")
-        if span_exporter is None and traces is not None:
-            span_exporter = make_span_exporter(settings.protocol("traces"), traces)
-        if metric_exporter is None and points is not None:
-            metric_exporter = make_metric_exporter(settings.protocol("metrics"), points)
+        if span_exporter is None and (make := settings.exporter("traces")) is not None:
+            span_exporter = make()
+        if metric_exporter is None and (make := settings.exporter("metrics")) is not None:
+            metric_exporter = make()
         if span_exporter is not None:
-            made._delivery = delivery = _delivery(settings, span_exporter)
+            made._delivery = delivery = SpanQueue(span_exporter, settings)
             made.recording = TraceSettings(
                 resource, scope, delivery.emit, clock, content=settings.captures, newest=settings.newest_names
             )
@@ -336,45 +338,32 @@ class Telemetry:
             since = clock()
             made._push = MetricPush(
                 metric_exporter,
-                lambda: metrics.collect(resource, scope, since=since, now=clock()),
+                lambda: as_otlp(metrics.read(), resource, scope, since=since, now=clock()),
                 seconds=settings.number("OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
             )
         return made
 
-    @property
-    def dropped(self) -> int:
-        return 0 if self._delivery is None else self._delivery.dropped + self._delivery.failed
-
     def exchange(
-        self,
-        method: str,
-        route: str,
-        headers: Sequence[Header],
-        *,
-        path: str | None = None,
-        server: tuple[str, int | None] | None = None,
-        client: str | None = None,
-        scheme: str = "http",
-        request_id: str | None = None,
+        self, scope: Mapping[str, Any], route: str, *, path: str | None = None, request_id: str | None = None
     ) -> Trace:
-        """The trace of one request, joined to the W3C context in its lower-case headers.
+        """The trace of one request (its ASGI scope), joined to the W3C context in its lower-case headers.
 
-        Baggage is read where the settings say so.
+        ``path`` is told where it is not the route's. Baggage is read where the settings say so.
         """
         if self.recording is None:
             return NULL_TRACE
-        context = context_in(headers, baggage=self._read_baggage)
+        context = context_in(scope["headers"], baggage=self._read_baggage)
         if not self._sampler.keeps(context.parent.trace, context.sampled):
             return NullTrace(f"{context.parent.trace:032x}")
-        trace = ExchangeTrace(self.recording, context, f"{method} {route}")
-        note, (address, port) = trace.root.set, server or (None, None)
-        note(names.HTTP_METHOD, method)
+        trace = ExchangeTrace(self.recording, context, f"{scope['method']} {route}")
+        note, (address, port), client = trace.root.set, scope.get("server") or (None, None), scope.get("client")
+        note(names.HTTP_METHOD, scope["method"])
         note(names.HTTP_ROUTE, route)
         note(names.URL_PATH, route if path is None else clean(path))
-        note(names.URL_SCHEME, scheme)
+        note(names.URL_SCHEME, scope.get("scheme", "http"))
         note(names.SERVER_ADDRESS, None if address is None else clean(address))
         note(names.SERVER_PORT, port)
-        note(names.CLIENT_ADDRESS, clean(client) if client else None)
+        note(names.CLIENT_ADDRESS, clean(client[0]) if client and client[0] else None)
         note(names.USER_AGENT, clean(context.user_agent.decode("latin-1")) if context.user_agent else None)
         note(names.REQUEST_ID, request_id and clean(request_id))
         return trace
@@ -388,7 +377,7 @@ class Telemetry:
         parts = [part for part in (self._delivery, self._push) if part is not None]
         if _all_done([part.stop for part in parts], timeout):
             return True
-        _all_done([part.give_up for part in parts], GIVE_UP_SECONDS)
+        _all_done([part.shutdown for part in parts], GIVE_UP_SECONDS)
         return False
 
 
@@ -400,10 +389,3 @@ def _all_done(calls: Sequence[Callable[[], None]], timeout: float) -> bool:
     for thread in threads:
         thread.join(max(0.0, ends - time.monotonic()))
     return not any(thread.is_alive() for thread in threads)
-
-
-def _delivery(settings: OtelSettings, exporter: SpanExporter) -> SpanQueue:
-    """The queue with the ``OTEL_BSP_*`` bounds; batches are small because encoding one holds the interpreter."""
-    room = settings.number("OTEL_BSP_MAX_QUEUE_SIZE", 4_096)
-    batch = min(room, settings.number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 32))
-    return SpanQueue(exporter, room=room, batch=batch, delay_ms=settings.number("OTEL_BSP_SCHEDULE_DELAY", 5_000))

@@ -272,11 +272,8 @@ class Span:
             self.fail(error_type or str(status))
         self.close()
 
-    def failed(self, error_type: str, *, status: int | None = None) -> None:
-        if not self.ended:
-            self.set(names.HTTP_STATUS, status)
-            self.fail(error_type)
-            self.close()
+    def failed(self, error_type: str) -> None:
+        self.answered(error_type=error_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,10 +422,9 @@ class ExchangeTrace:
         later._identity = self._identity
         return later
 
-    def evaluated(self, values: Mapping[str, float | None]) -> None:
-        for attribute, value in values.items():
-            if attribute in names.ATTRIBUTES:
-                self.root.set(attribute, value)
+    def evaluated(self, **values: float | None) -> None:
+        for field, value in values.items():
+            self.root.set(names.FIDELITY_FIELDS[field], value)
 
     def end(self, status: int | None, error_type: str | None = None) -> None:
         """End the exchange, and what is still open in it, and hand the spans on; only the first call counts.

@@ -335,9 +335,7 @@ class Upstreams:
         answer = await self.send(destination, method="POST", headers=own_headers(destination), body=body)
         return await _whole(answer)
 
-    async def get(
-        self, upstream: UpstreamSettings, *, caller: Caller, url: str, body: bytes | None
-    ) -> tuple[int, bytes]:
+    async def get(self, upstream: UpstreamSettings, caller: Caller, url: str, body: bytes | None) -> tuple[int, bytes]:
         base, _, path = url.rpartition("/")
         target = dataclasses.replace(self._target(upstream), base_url=base)
         headers = _own_credential(upstream, caller)

@@ -36,5 +36,5 @@ async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyP
         (upstream,) = runtime.config.upstreams.values()
         caller = runtime.keyring.identify({"authorization": "Bearer sk-test"})
         with pytest.raises(UpstreamUnreachable, match="over"):
-            await runtime.upstreams.get(upstream, caller=caller, url=f"http://127.0.0.1:{port}/v1/x", body=b"{}")
+            await runtime.upstreams.get(upstream, caller, f"http://127.0.0.1:{port}/v1/x", b"{}")
     assert sent < 64 * MOST

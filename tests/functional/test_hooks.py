@@ -172,7 +172,7 @@ async def test_what_comes_while_a_plugins_queue_is_full_is_missed_and_said(caplo
     hooks = Hooks([noting], most=2)
     turns_of: Sequence[Turn] = [Turn(request=str(n), tenant="t", model="m", policy="p") for n in range(3)]
     for turn in turns_of:
-        hooks.turn_start(turn)
+        hooks.tell("turn_start", turn)
     hooks.start()
     await hooks.close()
     assert [turn.request for _, turn, _ in noting.seen] == ["0", "1"]

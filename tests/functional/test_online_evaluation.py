@@ -17,7 +17,7 @@ from proxy.planning.preparation import is_sampled
 from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store.chain import AuditType
-from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_RATIO, FIDELITY_SCORE
+from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_FIELDS
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
 from tests.policies.judging import fenced
@@ -111,8 +111,8 @@ async def test_a_sampled_summary_is_judged_and_the_score_is_in_row_gauge_and_spa
     assert 'weir_fidelity{weir_policy="mine",weir_kind="score"} 0.75' in metrics
     (span,) = [each for each in exporter.get_finished_spans() if each.name == EVALUATE_SPAN]
     assert span.attributes is not None
-    assert span.attributes[FIDELITY_SCORE] == 0.75
-    assert span.attributes[FIDELITY_RATIO] == pytest.approx(found["compression_ratio"], abs=0.01)
+    assert span.attributes[FIDELITY_FIELDS["score"]] == 0.75
+    assert span.attributes[FIDELITY_FIELDS["compression_ratio"]] == pytest.approx(found["compression_ratio"], abs=0.01)
     assert span.parent is not None
 
 

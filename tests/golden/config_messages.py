@@ -194,7 +194,7 @@ def recorded(folder: Path) -> dict[str, object]:
             _digest(policy_values(settings)),
             _digest(policy_section(settings, "it")),
             [_digest(policy_amounts(settings, window)) for window in (4_096, 32_768, 200_000, 1_000_000)],
-            _plain(policy_cautions(settings, Document(name=""), presets=preset_documents()), folder),
+            _plain(policy_cautions(settings, Document(name="")), folder),
         ]
     found["known keys"] = known_keys()
     for text in OTHER_TOOLS:
@@ -220,7 +220,7 @@ def _file(folder: Path, path: tuple[str, ...], value: object) -> object:
 
 def _policy(own: Document) -> object:
     settings = policy_from("mine", own, presets=preset_documents())
-    return [_digest(policy_values(settings)), policy_cautions(settings, own, presets=preset_documents())]
+    return [_digest(policy_values(settings)), policy_cautions(settings, own)]
 
 
 def _imported(document: Document) -> object:

@@ -32,7 +32,7 @@ from proxy.tap import ReportedUsage
 from proxy.telemetry import metrics as i
 from proxy.telemetry.logs import QueuedLog
 from proxy.telemetry.metrics import Metrics, ModelCall
-from proxy.telemetry.setup import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry, as_otlp
 from tests.functional.harness import (
     COUNTER,
     EVICTING,
@@ -300,7 +300,7 @@ def metrics_text() -> str:
         page = metrics.render().decode().splitlines()
         out += [f"NEWEST {newest}", *(text for text in page if not newest or "gen_ai" in text)]
         scope = InstrumentationScope("weir", "1.2.3")
-        pushed = otlp_lines(metrics.collect(Resource({"service.name": "weir"}), scope, since=1, now=2))
+        pushed = otlp_lines(as_otlp(metrics.read(), Resource({"service.name": "weir"}), scope, since=1, now=2))
         out += [text for text in pushed if not newest or "gen_ai" in text]
     with tempfile.TemporaryDirectory() as folder:
         workers = [counted(newest=False), counted(newest=False)]

@@ -167,7 +167,7 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
 
 async def test_another_webhook_holds_from_the_next_alert_on() -> None:
     async with webhook() as old, webhook() as new, sinks(old.url, Metrics()) as alerts:
-        alerts.adopt(AlertSettings(webhook=SecretStr(new.url)))
+        alerts.settings = AlertSettings(webhook=SecretStr(new.url))
         alerts.tell(notice())
         await alerts.close()
     assert (len(old.got), len(new.got)) == (0, 1)

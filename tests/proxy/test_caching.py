@@ -161,8 +161,8 @@ class Talk:
 @pytest.mark.parametrize(("gap", "cold"), [(1.0, False), (300.0, False), (300.5, True), (86_400.0, True)])
 def test_a_request_is_cold_after_more_than_the_policys_cache_ttl(gap: float, cold: bool) -> None:
     talk = Talk()
-    assert not talk.request([1, 2], after=0.0).is_cold
-    assert talk.request([1, 2, 3, 4], after=gap).is_cold is cold
+    assert not talk.request([1, 2], after=0.0).cold
+    assert talk.request([1, 2, 3, 4], after=gap).cold is cold
 
 
 @pytest.mark.requirement("A4.14")
@@ -192,7 +192,7 @@ def test_a_batch_that_makes_the_cache_forget_costs_more_than_it_saves_at_once() 
     batch = talk.request(
         [1, 2, 3, 4, 5], usage=ReportedUsage(prompt=5_000, cached=500, completion=0), saved=6_000, removed=(2,)
     )
-    assert batch.changed == "proxy"
+    assert batch.prefix_changed == "proxy"
     assert batch.cost == pytest.approx(4_500 * 3e-6 + 500 * 0.3e-6)
     unmanaged = 11_000 * (0.1 * 3e-6 + 0.9 * 0.3e-6)
     assert batch.cost_saved == pytest.approx(unmanaged - (batch.cost or 0))
@@ -203,8 +203,10 @@ def test_a_batch_that_makes_the_cache_forget_costs_more_than_it_saves_at_once() 
 def test_a_conversation_that_only_grows_changes_no_prefix() -> None:
     talk = Talk()
     uses = [talk.request(list(range(1, n))) for n in (3, 5, 7, 7, 9)]
-    assert [use.changed for use in uses] == ["none"] * 5
-    assert talk.request([1, 2, 3, 4], known=3).changed == "none", "the beginning of what was sent is not another one"
+    assert [use.prefix_changed for use in uses] == ["none"] * 5
+    assert talk.request([1, 2, 3, 4], known=3).prefix_changed == "none", (
+        "the beginning of what was sent is not another one"
+    )
 
 
 @pytest.mark.requirement("A4.15")
@@ -224,8 +226,8 @@ def test_what_the_client_does_to_system_tools_or_sent_messages_is_the_clients(
 ) -> None:
     talk = Talk()
     talk.request([1, 2, 3, 4])
-    assert talk.request(numbers, **options).changed == "client"
-    assert talk.request(numbers, tools=options.get("tools", (1,))).changed == "none"
+    assert talk.request(numbers, **options).prefix_changed == "client"
+    assert talk.request(numbers, tools=options.get("tools", (1,))).prefix_changed == "none"
 
 
 @pytest.mark.requirement("A4.15")
@@ -258,37 +260,37 @@ def test_a_batch_is_the_proxys_where_it_reaches_what_was_sent(options: dict[str,
             tokens_remaining=9,
         )
         options = options | {"rows": (row,)}
-    assert talk.request([1, 2, 3, 4, 5], **options).changed == changed
+    assert talk.request([1, 2, 3, 4, 5], **options).prefix_changed == changed
 
 
 @pytest.mark.requirement("A4.15")
 def test_a_first_request_has_no_prefix_that_could_change() -> None:
-    assert Talk().request([1, 2, 3, 4], removed=(1, 2), known=0).changed == "none"
+    assert Talk().request([1, 2, 3, 4], removed=(1, 2), known=0).prefix_changed == "none"
 
 
 @pytest.mark.requirement("A4.15")
 def test_a_batch_on_a_request_that_failed_is_told_with_the_one_that_gets_through() -> None:
     talk = Talk()
     talk.request([1, 2, 3, 4])
-    assert talk.request([1, 2, 3, 4, 5], removed=(2,), ok=False).changed == "proxy"
-    assert talk.request([1, 2, 3, 4, 5]).changed == "proxy"
-    assert talk.request([1, 2, 3, 4, 5]).changed == "none"
+    assert talk.request([1, 2, 3, 4, 5], removed=(2,), ok=False).prefix_changed == "proxy"
+    assert talk.request([1, 2, 3, 4, 5]).prefix_changed == "proxy"
+    assert talk.request([1, 2, 3, 4, 5]).prefix_changed == "none"
 
 
 @pytest.mark.requirement("A4.15")
 def test_the_detail_of_a_row_says_only_what_there_is_to_say() -> None:
     assert CacheUse().facts() == {}
     assert shown({})["prefix_changed"] == "none"
-    use = CacheUse(hit_ratio=0.123456, is_cold=True, changed="proxy", cost=0.01, cost_saved=-0.001)
+    use = CacheUse(hit_ratio=0.123456, cold=True, prefix_changed="proxy", cost=0.01, cost_saved=-0.001)
     said = {"hit_ratio": 0.1235, "cold": True, "prefix_changed": "proxy", "cost": 0.01, "cost_saved": -0.001}
     assert use.facts() == shown(use.facts()) == said
 
 
 def windows() -> ModelLimitsResolver:
-    async def fetch(method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
-        raise AssertionError((method, url, body))
+    async def fetch(*asked: object) -> tuple[int, bytes]:
+        raise AssertionError(asked)
 
-    return ModelLimitsResolver(ModelRegistry(), LearnedLimits(()), Probe(), lambda *_: fetch)
+    return ModelLimitsResolver(ModelRegistry(), LearnedLimits(()), Probe(), fetch)
 
 
 @pytest.mark.requirement("A0.16")

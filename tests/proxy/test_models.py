@@ -354,7 +354,7 @@ async def test_no_request_is_planned_with_what_was_learned_before_that_is_stored
             await asyncio.sleep(0)
         happened.append("stored")
 
-    resolver = ModelLimitsResolver(ModelRegistry(), LearnedLimits(), Probe(), lambda *_: None, learn=learn)
+    resolver = ModelLimitsResolver(ModelRegistry(), LearnedLimits(), Probe(), lambda *_: None, write=learn)
     asked = {
         "settings": ANY,
         "upstream": UpstreamSettings(name="u", base_url="https://api.openai.com/v1"),

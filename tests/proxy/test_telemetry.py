@@ -12,10 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -44,6 +45,12 @@ CANARIES = (
     "Y2FuYXJ5OmNhbmFyeXNlY3JldA==",
 )
 
+CHAT = "/v1/chat/completions"
+
+
+def asked(headers: Sequence[tuple[bytes, bytes]] = (), **scope: object) -> dict[str, Any]:
+    return {"method": "POST", "headers": headers, **scope}
+
 
 class Spans:
     """Telemetry with an exporter in memory; the clock advances a millisecond per reading."""
@@ -58,7 +65,7 @@ class Spans:
         )
 
     def start(self, *headers: tuple[bytes, bytes]) -> Trace:
-        return self.telemetry.exchange("POST", "/v1/chat/completions", headers, client="192.0.2.7", request_id="req-1")
+        return self.telemetry.exchange(asked(headers, client=("192.0.2.7", 4711)), CHAT, request_id="req-1")
 
     def finished(self) -> tuple[ReadableSpan, ...]:
         self.telemetry.flush()
@@ -118,7 +125,7 @@ def a_pass(trace: Trace) -> None:
 @pytest.mark.requirement("P15")
 def test_a_pass_is_a_server_span_with_a_plan_and_one_call(spans: Spans) -> None:
     a_pass(spans.start((b"user-agent", b"OpenAI/Python 2.0")))
-    shown = (names.HTTP_STATUS, names.ACTION, names.REQUEST_STREAM, names.FINISH_REASONS, names.USAGE_INPUT)
+    shown = (names.HTTP_STATUS, names.ACTION, names.REQUEST_PARAMS["stream"], names.FINISH_REASONS, names.USAGE_INPUT)
     assert tree(spans.finished(), *shown) == (
         "SERVER weir pass gpt-5-mini status_code=200 action=pass\n"
         "  INTERNAL weir context.plan action=pass\n"
@@ -182,7 +189,7 @@ def test_an_overflow_is_a_failed_attempt_and_a_second_plan_before_the_retry(span
     identify(trace)
     with trace.plan() as plan:
         plan.decide("pass", before=7000, after=7000, limit=8000, pressure=0.875, zone="orange")
-    trace.attempt("gpt-5-mini", "openai").failed("context_length_exceeded", status=400)
+    trace.attempt("gpt-5-mini", "openai").answered(400, error_type="context_length_exceeded")
     with trace.plan() as plan:
         plan.layer("evict", before=7000, after=3000, units=9)
         plan.decide("evict", before=7000, after=3000, limit=4000, pressure=0.75, zone="orange")
@@ -407,9 +414,9 @@ def test_a_trace_that_is_off_has_every_method_of_one_that_is_on(real: type, null
 def test_without_an_endpoint_a_trace_does_nothing_costs_nothing_and_starts_no_thread() -> None:
     before = threading.active_count()
     telemetry = Telemetry.create(OtelSettings())
-    assert telemetry.exchange("POST", "/v1/chat/completions", []) is NULL_TRACE
-    a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
-    assert telemetry.exchange("POST", "/", []).attempt("m", "openai").propagation() == ()
+    assert telemetry.exchange(asked(), CHAT) is NULL_TRACE
+    a_pass(telemetry.exchange(asked([(b"traceparent", CLIENT_CONTEXT)]), CHAT))
+    assert telemetry.exchange(asked(), "/").attempt("m", "openai").propagation() == ()
     assert threading.active_count() == before
     assert telemetry.shutdown()
 
@@ -451,7 +458,7 @@ def test_a_collector_receives_the_spans_and_the_metrics_over_otlp(suffix: str) -
         environment = {"OTEL_SERVICE_NAME": "edge", "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=a%20b"}
         endpoint = f"http://127.0.0.1:{server.server_port}{suffix}"
         telemetry = Telemetry.create(OtelSettings(otlp_endpoint=endpoint, environment=environment))
-        a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
+        a_pass(telemetry.exchange(asked([(b"traceparent", CLIENT_CONTEXT)]), CHAT))
         telemetry.metrics.add(instruments.REQUESTS, "pass", "support")
         telemetry.metrics.record(instruments.OVERHEAD, 0.0007, "")
         assert telemetry.shutdown()
@@ -474,7 +481,7 @@ def test_half_a_character_in_a_clients_json_costs_no_batch_of_spans() -> None:
     with collector() as server:
         telemetry = Telemetry.create(OtelSettings(otlp_endpoint=f"http://127.0.0.1:{server.server_port}"))
         for model in (json.loads('"m\\ud800"'), "gpt-5-mini"):
-            trace = telemetry.exchange("POST", "/v1/chat/completions", [])
+            trace = telemetry.exchange(asked(), CHAT)
             identify(trace, model=model)
             trace.attempt(model, "openai").answered(200)
             trace.end(200)
@@ -518,14 +525,13 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
         slowest = 0.0
         for _ in range(1000):
             started = time.thread_time()
-            a_pass(telemetry.exchange("POST", "/v1/chat/completions", []))
+            a_pass(telemetry.exchange(asked(), CHAT))
             slowest = max(slowest, time.thread_time() - started)
         telemetry.shutdown()
         assert slowest < 0.5
-        if where is not failing:
-            assert telemetry.dropped >= 3000 - 2 * 300
     text = telemetry.metrics.render().decode()
-    assert sum(value for name, _, value in samples(text) if name == "weir_telemetry_dropped_total") == telemetry.dropped
+    dropped = sum(value for name, _, value in samples(text) if name == "weir_telemetry_dropped_total")
+    assert dropped >= (1 if where is failing else 3000 - 2 * 300)
 
 
 @pytest.mark.requirement("R.77")
@@ -534,7 +540,7 @@ def test_the_process_exits_although_the_collector_never_answers(protocol: str) -
     script = (
         "import sys\nfrom proxy.telemetry.setup import Telemetry, OtelSettings\nfrom proxy.telemetry import metrics as instruments\n"
         "t = Telemetry.create(OtelSettings(otlp_endpoint=sys.argv[1], otlp_protocol=sys.argv[2]))\n"
-        "t.exchange('POST', '/', []).end(200)\nt.metrics.add(instruments.OVERFLOWS)\nprint(t.shutdown(0.3))\n"
+        "t.exchange({'method': 'POST', 'headers': []}, '/').end(200)\nt.metrics.add(instruments.OVERFLOWS)\nprint(t.shutdown(0.3))\n"
     )
     with black_hole() as port:
         run = subprocess.run(
@@ -667,9 +673,9 @@ def test_an_attempt_after_one_that_failed_is_counted_and_linked_and_one_after_an
     first = trace.attempt("m", "openai")
     first.answered(200)
     second = trace.attempt("m", "openai")
-    second.failed("rate_limit_exceeded", status=429)
+    second.answered(429, error_type="rate_limit_exceeded")
     third = trace.attempt("m", "openai")
-    third.failed("503", status=503)
+    third.answered(503)
     trace.attempt("m", "openai").answered(200)
     trace.end(200)
     found = spans.named("chat m")

@@ -1,0 +1,430 @@
+"""Weir's levers: keys, policies, windows that were learned, and the configuration.
+
+Whoever may see policies is shown them; the rest is the operator's, who changes keys and policies while Weir runs.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits
+from proxy.config.file import ConfigError, Document, dotted, nearest
+from proxy.config.loading import public, without_set_policy
+from proxy.config.presets import (
+    SetPolicy,
+    about,
+    policy_values,
+    policy_warnings,
+    preset_documents,
+    read_policy,
+    with_policy,
+)
+from proxy.config.values import Config, Permission
+from proxy.errors import InvalidRequest, NotFound, ProxyError
+from proxy.http.request import (
+    DAYS,
+    DOLLAR_DIGITS,
+    Count,
+    Dollars,
+    ManagementAnswer,
+    ManagementRequest,
+    Moment,
+    Page,
+    Shape,
+    Tokens,
+    as_json,
+    page_of_whole,
+)
+from proxy.runtime import Runtime
+from proxy.store.records import DAY, KeyRow, NameTaken, StoreError
+from proxy.stream import read_body
+
+MAX_KEY_NAME = 100
+MAX_MODELS = 100
+PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
+Most = Annotated[int, Meta(ge=1, description="counted in each process")]
+
+
+class LimitedKey(Shape):
+    """What a key may take and until when; null for what every key may, and for ever."""
+
+    name: str
+    concurrency: Most | None
+    requests_per_minute: Most | None
+    expires: Moment | None
+
+
+class Key(LimitedKey):
+    """One key without its secret, and what its requests took in the last 30 days."""
+
+    tenant: Annotated[str, Meta(description="whose conversations are its own")]
+    origin: Literal["file", "database"]
+    policy: str | None
+    models: list[str]
+    allow: list[str]
+    created: Moment | None
+    revoked: Moment | None
+    last_used: Moment | None
+    requests: Count
+    tokens_after: Tokens
+    cost: Dollars | None
+
+
+Until = Annotated[Moment | str | None, Meta(description="a moment or day of ISO 8601, or like 24h or 30d from now")]
+
+
+class NewLimits(Shape):
+    """Limits to set; null, or none, lifts one."""
+
+    concurrency: Most | UnsetType | None = UNSET
+    requests_per_minute: Most | UnsetType | None = UNSET
+    expires: Until | UnsetType = UNSET
+
+
+class NewKey(NewLimits, kw_only=True):
+    """A key to make."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_NAME)]
+    policy: str | UnsetType | None = UNSET
+    models: list[str] | UnsetType = UNSET
+    allow: list[Permission] | UnsetType = UNSET
+
+
+class MadeKey(LimitedKey):
+    """A key that was just made: its secret is told this once and never again."""
+
+    secret: str
+    policy: str | None
+    models: list[str]
+    allow: list[str]
+
+
+class RevokedKey(Shape):
+    """The key that is no longer taken."""
+
+    name: str
+    revoked: Moment
+
+
+async def keys(asked: ManagementRequest) -> Page[Key]:
+    """Every key, revoked ones included, with what it may, and its use in the last 30 days; no secrets."""
+    wanted, runtime = (asked.limit(), asked.after(str)), asked.runtime
+    made = await asked.store.list_keys()
+    used = {row.tenant: row for row in await asked.store.usage(None, since=runtime.planner.clock() - DAYS * DAY)}
+    stated: dict[str, KeyRow] = {}
+    for each in runtime.config.keys:
+        digest = key_digest(runtime.secret, each.secret.get_secret_value().encode())
+        same = {name: getattr(each, name) for name in ("name", "policy", "models", "allow", *LIMITS)}
+        stated[digest] = KeyRow(digest=digest, created=0, **same)
+
+    def shown(row: KeyRow) -> Key:
+        tenant = row.tenant or row.digest[:32]
+        took = used.get(tenant)
+        return Key.of(
+            row,
+            tenant=tenant,
+            origin="file" if row.digest in stated else "database",
+            models=list(row.models),
+            allow=list(row.allow),
+            created=row.created or None,
+            last_used=None if took is None else took.last,
+            requests=0 if took is None else took.requests,
+            tokens_after=0 if took is None else took.tokens_after,
+            cost=None if took is None or not took.priced else round(took.cost, DOLLAR_DIGITS),
+        )
+
+    rows = [*stated.values(), *(row for row in made if row.digest not in stated)]
+    return page_of_whole(rows, wanted, shown, lambda row: (row.name,))
+
+
+async def create_key(asked: ManagementRequest) -> ManagementAnswer:
+    """Make a key. Its secret is told this once; from the first key on only known keys may call."""
+    given = await asked.fields(NewKey.__struct_fields__)
+    secret = create_secret()
+    row = _new_key(asked, given, digest=key_digest(asked.runtime.secret, secret.encode()))
+    try:
+        await asked.store.add_key(row)
+    except NameTaken:
+        text = f"There is a key {row.name!r} already, or was one: take another name."
+        raise InvalidRequest(text, param="name") from None
+    asked.runtime.take_keys(await asked.store.list_keys())
+    return as_json(_made(row, secret), status=201)
+
+
+async def rotate_key(asked: ManagementRequest) -> ManagementAnswer:
+    """Give a key another secret, told this once; what was the old one's, conversations and usage, is the new one's."""
+    await asked.fields(())
+    old, secret, at = await _in_force(asked), create_secret(), asked.runtime.planner.clock()
+    await asked.store.rotate_key(old.name, key_digest(asked.runtime.secret, secret.encode()), at=at, until=at)
+    asked.runtime.take_keys(await asked.store.list_keys())
+    return as_json(_made(old, secret), status=201)
+
+
+async def limit_key(asked: ManagementRequest) -> LimitedKey:
+    """Set some of a key's limits, from its next request on; those that are not given stay."""
+    given = await asked.fields(LIMITS)
+    old, at = await _in_force(asked), asked.runtime.planner.clock()
+    limits = key_limits(given, now=at)
+    if limits:
+        await asked.store.limit_key(old.name, limits, at)
+        asked.runtime.take_keys(await asked.store.list_keys())
+    return LimitedKey.of(await _in_force(asked))
+
+
+async def revoke_key(asked: ManagementRequest) -> RevokedKey:
+    """Revoke a key: its next request is refused. One of the file is taken out of the file instead."""
+    old, at = await _in_force(asked), asked.runtime.planner.clock()
+    await asked.store.revoke_key(old.name, at)
+    asked.runtime.take_keys(await asked.store.list_keys())
+    return RevokedKey(name=old.name, revoked=at)
+
+
+async def _in_force(asked: ManagementRequest) -> KeyRow:
+    name, rows = asked.path["key"], await asked.store.list_keys()
+    for row in rows:
+        if row.name == name and row.revoked is None:
+            return row
+    if any(each.name == name for each in asked.runtime.config.keys):
+        raise InvalidRequest(f"The key {name[:80]!r} stands in the configuration's file: change it there.", param="key")
+    known = sorted(row.name for row in rows if row.revoked is None)
+    raise NotFound(f"There is no key {name[:80]!r}{nearest(name, known)}.")
+
+
+def _made(row: KeyRow, secret: str) -> MadeKey:
+    return MadeKey.of(row, secret=secret, models=list(row.models), allow=list(row.allow))
+
+
+def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) -> KeyRow:
+    name, policy = given.get("name"), given.get("policy")
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_KEY_NAME or not name.isprintable():
+        raise InvalidRequest(f"name must be 1 to {MAX_KEY_NAME} characters.", param="name")
+    if policy is not None and policy not in asked.runtime.config.policies:
+        known = list(asked.runtime.config.policies)
+        hint = nearest(policy, known) if isinstance(policy, str) else ""
+        raise InvalidRequest(f"There is no policy {str(policy)[:80]!r}{hint}.", param="policy")
+    models, allow = _words(given, "models"), _words(given, "allow")
+    for word in allow:
+        if word not in PERMISSIONS:
+            raise InvalidRequest(f"allow may have {', '.join(PERMISSIONS)}.", param="allow")
+    now = asked.runtime.planner.clock()
+    limits: dict[str, Any] = key_limits(given, now=now)
+    return KeyRow(name=name.strip(), digest=digest, policy=policy, models=models, allow=allow, created=now, **limits)
+
+
+def _words(given: dict[str, Any], name: str) -> tuple[str, ...]:
+    found = given.get(name, [])
+    is_list = isinstance(found, list) and len(found) <= MAX_MODELS
+    if not is_list or not all(isinstance(each, str) and each.strip() for each in found):
+        raise InvalidRequest(f"{name} must be a list of words.", param=name)
+    return tuple(dict.fromkeys(each.strip() for each in found))
+
+
+MAX_POLICY = 256 * 1024
+MAX_SCOPE_LEN = 1_000
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PUBLISHED_ELSEWHERE = frozenset({"policies", "warnings"})
+Origin = Literal["preset", "file", "api"]
+
+
+class Policy(Shape):
+    """A policy in a line."""
+
+    name: str
+    purpose: Annotated[str, Meta(description="what it is for, in a line")] = msgspec.field(name="for")
+    origin: Origin = msgspec.field(name="from")
+    default: bool
+    mode: Literal["enforce", "observe", "off"]
+    cascade: list[str]
+
+
+class WholePolicy(Policy):
+    """A policy with every value that holds; kept says where one that was just set is kept."""
+
+    policy: Annotated[dict[str, Any], Meta(description="the words of the YAML file, every default included")]
+    warnings: list[str]
+    kept: Literal["database", "memory"] | UnsetType = UNSET
+
+
+class DeletedPolicy(Shape):
+    """That it is gone, and from where the one of its name is that holds now."""
+
+    name: str
+    deleted: Literal[True]
+    origin: Origin | None = msgspec.field(name="from")
+
+
+class Configuration(Shape):
+    """The configuration that holds."""
+
+    values: Annotated[dict[str, Any], Meta(description="every value that holds; secrets are ***")]
+    places: Annotated[dict[str, str], Meta(description="file and line of each value that is no default")] = (
+        msgspec.field(name="from")
+    )
+    policies: list[str]
+    warnings: list[str]
+
+
+async def config(asked: ManagementRequest) -> Configuration:
+    """Every value of the configuration that holds, secrets as ``***``, and where each came from; without policies."""
+    effective = asked.runtime.config
+    values = public(effective)
+    assert isinstance(values, dict)  # noqa: S101 - public() makes a dict of a dataclass
+    return Configuration(
+        values={name: value for name, value in values.items() if name not in PUBLISHED_ELSEWHERE},
+        places={dotted(at): where for at, where in effective.places.items()},
+        policies=list(effective.policies),
+        warnings=list(effective.warnings),
+    )
+
+
+class LearnedWindow(Shape):
+    """A window that an upstream's own refusals have taught, of a model behind a credential."""
+
+    scope: Annotated[str, Meta(description="origin, a hash of the credential or a dash, model")]
+    limit: Annotated[int, Meta(ge=1, description="tokens")]
+    seen: Annotated[int, Meta(ge=1, description="refusals that have said so")]
+    expires: Annotated[float, Meta(description="seconds since 1970, UTC")]
+
+
+class Scope(Shape):
+    """Which learned window is to be forgotten."""
+
+    scope: Annotated[str, Meta(min_length=1, max_length=MAX_SCOPE_LEN)]
+
+
+class ForgottenWindow(Shape):
+    """The window that is not known any more."""
+
+    forgotten: str
+
+
+async def windows(asked: ManagementRequest) -> Page[LearnedWindow]:
+    """The windows that upstreams have taught this process, and that still hold."""
+    wanted = asked.limit(), asked.after(str)
+    rows = sorted(asked.runtime.windows.learned(), key=lambda row: row.scope)
+    return page_of_whole(rows, wanted, LearnedWindow.of, lambda row: (row.scope,))
+
+
+async def forget_window(asked: ManagementRequest) -> ForgottenWindow:
+    """Forget a learned window: what the configuration, the upstream or the tables say holds again.
+
+    Other processes go on with it until it expires.
+    """
+    scope = (await asked.fields(("scope",))).get("scope")
+    if not isinstance(scope, str) or not scope or len(scope) > MAX_SCOPE_LEN:
+        raise InvalidRequest("scope must be that of a learned window, as their list has it.", param="scope")
+    is_known = any(row.scope == scope for row in asked.runtime.windows.learned())
+    asked.runtime.windows.forget(scope)
+    if not await asked.store.forget_limit(scope) and not is_known:
+        raise NotFound(f"No window was learned of {scope[:80]!r}.")
+    return ForgottenWindow(forgotten=scope)
+
+
+async def policies(asked: ManagementRequest) -> Page[Policy]:
+    """Every policy that there is, in a line each."""
+    wanted = asked.limit(), asked.after(str)
+    runtime, presets = asked.runtime, preset_documents()
+    names = list(runtime.config.policies)
+    return page_of_whole(names, wanted, lambda name: Policy(**_line(runtime, name, presets)), lambda name: (name,))
+
+
+async def policy(asked: ManagementRequest) -> WholePolicy:
+    """One policy with every value that holds, and what is doubtful in it."""
+    name = asked.path["name"]
+    if name not in asked.runtime.config.policies:
+        raise NotFound(f"There is no policy {name[:80]!r}.")
+    return _whole(asked.runtime, name)
+
+
+async def put_policy(asked: ManagementRequest) -> ManagementAnswer:
+    """Set a policy for the next request on, and keep it in the database; the body is its YAML or JSON."""
+    runtime, name = asked.runtime, asked.path["name"]
+    if not NAME.fullmatch(name):
+        text = "A policy's name has up to 64 letters, digits, dots, dashes and underscores."
+        raise InvalidRequest(text, param="name")
+    try:
+        text = (await read_body(asked.receive, limit=MAX_POLICY)).decode("utf-8")
+        if not text.strip():
+            raise InvalidRequest("The body must be a policy, in YAML or JSON: preset: balanced.", param="body")
+        body = await asyncio.to_thread(_read_policy, runtime.config, name, text)
+    except UnicodeDecodeError:
+        raise InvalidRequest("The policy is not UTF-8.", param="body") from None
+    except ConfigError as error:
+        problems = list(error.problems)
+        raise InvalidRequest("; ".join(problems), param="body", weir={"problems": problems}) from None
+    known = name in runtime.config.policies
+    before = _origin_of(runtime, name) if known else "nothing"
+    policy = SetPolicy(name, text, runtime.planner.clock(), body)
+    kept = await _keep_policy(runtime, policy)
+    runtime.set_policy(policy)
+    runtime.logger.info("policy %s was set over HTTP by the admin, before it was from: %s", name, before)
+    return as_json(_whole(runtime, name, kept=kept), status=200 if known else 201)
+
+
+async def delete_policy(asked: ManagementRequest) -> DeletedPolicy:
+    """Remove a policy that was set over HTTP: the file's policy of that name, or the preset, holds again."""
+    runtime, name = asked.runtime, asked.path["name"]
+    if name not in runtime.set_policies or _origin_of(runtime, name) != "api":
+        raise NotFound(f"No policy {name[:80]!r} was set over HTTP; the file's and presets are not removed here.")
+    try:
+        restored = await asyncio.to_thread(without_set_policy, runtime.config, name)
+    except ConfigError as error:
+        text = f"The file's policy {name} would hold again, and is not valid: {'; '.join(error.problems)}"
+        raise InvalidRequest(text, weir={"problems": list(error.problems)}) from None
+    try:
+        await runtime.store.delete_policy(name, runtime.planner.clock())
+    except StoreError as error:
+        runtime.logger.error("policy %s could not be removed from the database: %s", name, error)
+        raise ProxyError("The database cannot be written now: the policy still holds.") from None
+    runtime.set_policies[name] = SetPolicy(name, "", runtime.planner.clock(), None)
+    runtime.adopt(restored)
+    left = _origin_of(runtime, name) if name in restored.policies else None
+    runtime.logger.info("policy %s of the API was removed by the admin, now it is from: %s", name, left or "nothing")
+    return DeletedPolicy(name=name, deleted=True, origin=left)
+
+
+def _read_policy(config: Config, name: str, text: str) -> Mapping[str, object]:
+    body = read_policy(name, text)
+    with_policy(config, name, body)
+    return body
+
+
+async def _keep_policy(runtime: Runtime, policy: SetPolicy) -> Literal["database", "memory"]:
+    try:
+        await runtime.store.save_policy(policy.name, policy.text, policy.at)
+    except StoreError as error:
+        runtime.logger.error("the policy %s could not be stored, it holds in memory: %s", policy.name, error)
+        return "memory"
+    return "database"
+
+
+def _origin_of(runtime: Runtime, name: str) -> Origin:
+    given = runtime.set_policies.get(name)
+    if given is not None and given.body is not None:
+        return "api"
+    return "file" if ("policies", name) in runtime.config.places else "preset"
+
+
+def _line(runtime: Runtime, name: str, presets: Mapping[str, Document]) -> dict[str, Any]:
+    given, settings = runtime.set_policies.get(name), runtime.config.policy(name)
+    document = presets.get(name, Document(name=name))
+    if given is not None and given.body is not None:
+        document = Document(name=name, data=given.body)
+    return {
+        "name": name,
+        "purpose": about(document),
+        "origin": _origin_of(runtime, name),
+        "default": name == runtime.config.default_policy,
+        "mode": str(settings.mode),
+        "cascade": [layer.strategy for layer in settings.layers],
+    }
+
+
+def _whole(runtime: Runtime, name: str, *, kept: Literal["database", "memory"] | UnsetType = UNSET) -> WholePolicy:
+    settings = runtime.config.policy(name)
+    row, warnings = _line(runtime, name, preset_documents()), list(policy_warnings(settings))
+    return WholePolicy(**row, policy=policy_values(settings), warnings=warnings, kept=kept)
