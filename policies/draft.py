@@ -35,7 +35,6 @@ from policies.messages import (
     Transcript,
     Unit,
     answered_calls,
-    count_occurrences,
     protect,
     units,
 )
@@ -189,14 +188,13 @@ MESSAGE_OVERHEAD = 4
 
 def replace_content(transcript: Transcript, index: int, text: str, *, kind: EditKind, counter: TokenCounter) -> Edit:
     message = transcript.messages[index]
-    occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     position = index - transcript.head
     tokens = MESSAGE_OVERHEAD + counter.count(text)
     if message.call_ids:  # they stay, and so does what they take
         tokens = message.tokens - counter.count(transcript.read(index).text) + counter.count(text)
     return Edit(
         digest=message.digest,
-        occurrence=occurrences[index],
+        occurrence=transcript.occurrences[index],
         kind=kind,
         text=text,
         ref=message.ref,
@@ -289,11 +287,10 @@ def _without_tools(draft: Draft, known: ConversationState) -> Draft:
 
 
 def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, protection: Protection) -> int:
-    occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     total = 0
     for index in protection.verbatim:
         message = transcript.messages[index]
-        edit = known.edits.get((message.digest, occurrences[index]))
+        edit = known.edits.get((message.digest, transcript.occurrences[index]))
         if edit is None or edit.kind in ADDING or not _holds(transcript, index, edit, protection):
             total += message.tokens
         else:
@@ -303,14 +300,13 @@ def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, prote
 
 def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protection: Protection) -> Draft:
     transcript = draft.transcript
-    occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     guarded = protection.all
     found: dict[int, Edit] = {}
     for piece in draft.pieces:
         index = piece.index
         if index is None:
             continue
-        edit = edits.get((transcript.messages[index].digest, occurrences[index]))
+        edit = edits.get((transcript.messages[index].digest, transcript.occurrences[index]))
         if edit is None or edit.kind is EditKind.PIN:
             continue
         if index in guarded and not _holds(transcript, index, edit, protection):
@@ -318,13 +314,14 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
         if edit.kind is EditKind.REASONING and index > (protection.current or 0):
             continue  # the turn is open again: what the model thought in it has to go back
         found[index] = edit
-    return _with_rounds(draft.with_edits(found, new=False), edits, occurrences)
+    return _with_rounds(draft.with_edits(found, new=False), edits)
 
 
-def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], occurrences: Sequence[int]) -> Draft:
+def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit]) -> Draft:
     if not any(edit.kind is EditKind.ROUND for edit in edits.values()):
         return draft
-    messages, pieces = draft.transcript.messages, list[PlannedMessage]()
+    messages, occurrences = draft.transcript.messages, draft.transcript.occurrences
+    pieces: list[PlannedMessage] = []
     for piece in draft.pieces:
         if piece.index is not None and messages[piece.index].role == "assistant":
             rounds = edits.get((messages[piece.index].digest, occurrence_of_round(occurrences[piece.index])))
@@ -434,7 +431,6 @@ def bounds_for(
     summarizer_input: int | None = None,
     readings: Readings | None = None,
 ) -> Bounds:
-    transcript = replace(transcript, occurrences=count_occurrences(transcript.messages))
     messages = transcript.messages
     steps = units(messages, transcript.head)
     protection = protect(messages, steps, known.pins)

@@ -10,7 +10,7 @@ nearest assistant message before the result), because some servers reuse ``call_
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
@@ -105,10 +105,6 @@ class Tools:
     chosen: frozenset[str] = frozenset()
 
 
-def no_tools() -> Tools:
-    return Tools()
-
-
 @dataclass(frozen=True)
 class Transcript:
     """``read(i)`` gives the body of message ``i``. ``chain[j]`` is the rolling hash over the messages from ``head`` to
@@ -123,14 +119,24 @@ class Transcript:
     head: int = 0
     tools: int = 0
     priming: int = 3
-    occurrences: tuple[int, ...] = field(default=())
     memory: frozenset[int] = frozenset()
-    read_tools: Callable[[], Tools] = no_tools
+    read_tools: Callable[[], Tools] = Tools
     binds: bool = False
 
     @cached_property
     def tokens(self) -> int:
         return sum(m.tokens for m in self.messages) + self.tools + self.priming
+
+    @cached_property
+    def occurrences(self) -> tuple[int, ...]:
+        """Of each message, how many with the same digest stand before it."""
+        seen: dict[bytes, int] = {}
+        result: list[int] = []
+        for message in self.messages:
+            nth = seen.get(message.digest, 0)
+            seen[message.digest] = nth + 1
+            result.append(nth)
+        return tuple(result)
 
 
 def head_length(messages: Sequence[Message]) -> int:
@@ -138,16 +144,6 @@ def head_length(messages: Sequence[Message]) -> int:
         if not message.is_head:
             return index
     return len(messages)
-
-
-def count_occurrences(messages: Sequence[Message]) -> tuple[int, ...]:
-    seen: dict[bytes, int] = {}
-    result: list[int] = []
-    for message in messages:
-        nth = seen.get(message.digest, 0)
-        seen[message.digest] = nth + 1
-        result.append(nth)
-    return tuple(result)
 
 
 def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
@@ -217,11 +213,6 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
 
 def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
     return tuple(i for i, m in enumerate(messages) if m.role == "user")
-
-
-def find_safe_boundary(messages: Sequence[Message], target: int) -> int:
-    boundaries = [0, *(u.stop for u in units(messages))]
-    return min(boundaries, key=lambda b: (abs(b - target), -b))
 
 
 def last_user(messages: Sequence[Message]) -> int | None:

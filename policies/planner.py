@@ -32,7 +32,7 @@ from policies.limits import (
     refuses,
 )
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import InvalidConversation, Transcript, count_occurrences, parse_turn_boundaries, protect, units
+from policies.messages import InvalidConversation, Transcript, parse_turn_boundaries, protect, units
 from policies.pressure import Growth, PressureReport, conclude, is_urgent, measure
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
@@ -188,8 +188,7 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudg
 
 def standing(transcript: Transcript, known: ConversationState) -> Draft:
     messages = transcript.messages
-    counted = replace(transcript, occurrences=count_occurrences(messages))
-    return replay(counted, known, protect(messages, units(messages, transcript.head), known.pins))
+    return replay(transcript, known, protect(messages, units(messages, transcript.head), known.pins))
 
 
 def compacted(

@@ -41,7 +41,7 @@ from policies.decision import Decision
 from policies.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.ledger import EditKind
 from policies.limits import Limits
-from policies.messages import Run, count_occurrences, follow_calls
+from policies.messages import Run, follow_calls
 from policies.pressure import WindowPressure, raw_buckets
 from policies.quality.advise import TokenPrices
 from policies.settings import ContextSettings
@@ -181,8 +181,7 @@ def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
         return True
     if not plan.evictions:
         return False
-    messages = transcript.messages[:sent]
-    places = {(m.digest, nth) for m, nth in zip(messages, count_occurrences(messages), strict=True)}
+    places = {(m.digest, nth) for m, nth in zip(transcript.messages[:sent], transcript.occurrences, strict=False)}
     return any(row.kind in WHOLE or (row.digest, row.occurrence) in places for row in plan.evictions)
 
 

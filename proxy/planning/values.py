@@ -17,7 +17,7 @@ from policies.effects import Effect, Reply
 from policies.ledger import ADDING, ConversationState, Cut, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, count_occurrences, same_call, units
+from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, same_call, units
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
 from proxy.conversation.thread import Thread
@@ -294,7 +294,6 @@ class _Batch:
         self._decision = decision
         self._known = known
         self._settings = settings
-        self._occurrences = transcript.occurrences or count_occurrences(transcript.messages)
         self._old = _newest_cut(transcript, known.cuts)
         self._hidden = frozenset() if self._old is None else frozenset(_hidden(transcript, self._old))
         affected = {*decision.removed}
@@ -358,7 +357,7 @@ class _Batch:
         )
 
     def _key(self, index: int) -> tuple[bytes, int]:
-        return self._transcript.messages[index].digest, self._occurrences[index]
+        return self._transcript.messages[index].digest, self._transcript.occurrences[index]
 
     def _tokens(self, index: int) -> int:
         edit = self._known.edits.get(self._key(index))
