@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from typing import Literal
 
+from policies.ledger import TokenSource
 from policies.messages import Message, PolicyError, Transcript
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones
 
@@ -46,7 +46,6 @@ SMALL_ZONES = Zones(yellow_at=0.40, orange_at=0.65, red_at=0.85, critical_at=0.9
 LARGE_ZONES = Zones(yellow_at=0.60, orange_at=0.80, red_at=0.90, critical_at=0.95)
 """Ours: zones in windows up to the small one, and from the large one on."""
 
-Source = Literal["model_reported", "client_estimated"]
 CLOSE = 0.75
 """The share of the trigger from which on a request is stored before it goes up: that costs a commit."""
 
@@ -413,7 +412,7 @@ class Limits:
     zones: Zones
     base: int
     red: int
-    source: Source
+    source: TokenSource
     usable: int
     trigger: int
     fits: int

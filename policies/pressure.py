@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from policies.ledger import MAX_TOKENS, Burn, Event, Facts, Trend
-from policies.limits import BUCKETS, Limits, Source, Summed, charged, is_over, is_soft, tokens_by_role
+from policies.ledger import MAX_TOKENS, Burn, Event, Facts, PressureReading, Trend, VelocityClass, WindowPressure
+from policies.limits import BUCKETS, Limits, Summed, charged, is_over, is_soft, tokens_by_role
 from policies.messages import HEAD_ROLES, RESULT_ROLES, PolicyError, Transcript
 from policies.settings import TrendRules, Zones
 
@@ -34,7 +34,6 @@ STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
 
 
-VelocityClass = Literal["low", "medium", "high"]
 Urgency = Literal["critical", "warning", "normal"]
 
 
@@ -84,36 +83,6 @@ def _next(burn: Burn, tokens: int, newest: int) -> Burn:
     if newest and growth >= 0:
         deltas = (*deltas[1 - newest :], growth) if newest > 1 else (growth,)
     return Burn(burn.bucket, tokens, deltas)
-
-
-class WindowPressure(NamedTuple):
-    level: float
-    zone: str
-    status: str
-
-    def __str__(self) -> str:
-        """The value of the header ``x-weir-pressure``: ``0.88;orange;active``."""
-        return f"{self.level:.2f};{self.zone};{self.status}"
-
-
-class PressureReading(NamedTuple):
-    """What one request's pressure says: tokens of the forwarded request over the policy's base.
-
-    ``zone`` is lifted by the rot guard. ``velocity_tokens_per_turn`` is None on the first request, ``turns_until_red``
-    None where nothing grows; both have one decimal. ``source`` says whose count ``current_tokens`` is.
-    """
-
-    current_tokens: int
-    max_tokens: int
-    utilization_pct: float
-    zone: str
-    velocity_tokens_per_turn: float | None
-    turns_until_red: float | None
-    source: Source
-    last_delta: int | None
-    velocity_class: VelocityClass | None
-    spike: bool
-    rot_guard: bool
 
 
 def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:

@@ -37,12 +37,11 @@ from urllib.parse import urlsplit
 import msgspec
 import xxhash
 
-from policies.decision import Decision
 from policies.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
-from policies.ledger import EditKind
+from policies.ledger import Decision, EditKind, WindowPressure
 from policies.limits import Limits
 from policies.messages import Run, follow_calls
-from policies.pressure import WindowPressure, raw_buckets
+from policies.pressure import raw_buckets
 from policies.quality.advise import TokenPrices
 from policies.settings import ContextSettings
 from proxy.access.destination import TENANT_SHOWN

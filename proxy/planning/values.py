@@ -12,9 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from policies.decision import Decision
 from policies.effects import Effect, Reply
-from policies.ledger import ADDING, ConversationState, Cut, EditKind, Trend
+from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, same_call, units
@@ -393,7 +392,7 @@ def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> d
     """
     figures: dict[str, object] = {
         "policy": settings.name,
-        "action": decision.stage(settings, base=base),
+        "action": decision.stage(red_at=settings.zones.red_at * base),
         "utilization_before": round(decision.before / base, 4),
         "utilization_after": round(decision.after / base, 4),
         "compression_strategy": decision.strategy,

@@ -9,9 +9,10 @@ import pytest
 import policies
 from policies.draft import ConversationState
 from policies.effects import Done, Reply, Summarize, Summary
+from policies.ledger import Action, Decision
 from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, bloat_limit, divide
 from policies.messages import ToolCall, ToolDefinition, Tools, Transcript, units
-from policies.planner import Action, Decision, plan
+from policies.planner import plan
 from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
 from proxy.config.file import ConfigError

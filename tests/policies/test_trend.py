@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.ledger import Event, Trend
-from policies.limits import Limits, Source, TokenBudget, limits_for, tokens_at, zones_for
+from policies.ledger import Event, TokenSource, Trend
+from policies.limits import Limits, TokenBudget, limits_for, tokens_at, zones_for
 from policies.pressure import (
     PressureReading,
     advance,
@@ -46,7 +46,7 @@ def after(counts: Iterable[int]) -> Trend:
 
 
 def limits(
-    base: int = WINDOW, *, soft: int | None = 64_000, source: Source | None = None, ratio: float = 1.0
+    base: int = WINDOW, *, soft: int | None = 64_000, source: TokenSource | None = None, ratio: float = 1.0
 ) -> Limits:
     """The limits of a policy whose pressure is a share of ``base``."""
     settings = replace(ContextSettings(), rot_soft_tokens=soft)
@@ -289,7 +289,7 @@ def test_85_percent_of_168000_is_142800() -> None:
 
 @pytest.mark.requirement("A0.17")
 @pytest.mark.parametrize("source", ["model_reported", "client_estimated"])
-def test_the_reading_has_the_seven_fields_and_says_whose_count_it_is(source: Source) -> None:
+def test_the_reading_has_the_seven_fields_and_says_whose_count_it_is(source: TokenSource) -> None:
     reading = read_on(limits(source=source), after([60_001, 68_000]), 68_000)
     assert [*reading._fields[:7]] == [
         "current_tokens",

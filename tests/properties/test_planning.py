@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from policies.draft import ConversationState, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
-from policies.ledger import CONDENSED, EditKind, PlannedMessage
+from policies.ledger import CONDENSED, Action, Decision, EditKind, PlannedMessage
 from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, divide
 from policies.messages import Message, ToolCall, Transcript, protect, units
-from policies.planner import Action, Decision, plan, trim
+from policies.planner import plan, trim
 from policies.scoring.eviction import SCORERS
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, OnOverflow, Param
 from policies.strategies.layers import STRATEGIES
