@@ -338,18 +338,8 @@ class Trend(NamedTuple):
         return _mean(self.deltas)
 
     def to_json(self) -> str:
-        state = {
-            "v": _VERSION,
-            "raw": self.raw,
-            "length": self.length,
-            "deltas": self.deltas,
-            "baseline": self.baseline,
-            "zone": self.zone,
-            "at": self.at,
-            "burn": {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn},
-            "spike": self.spike,
-        }
-        return _ENCODER.encode(state)
+        burns = {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn}
+        return _ENCODER.encode({"v": _VERSION, **self._asdict(), "burn": burns})
 
     @classmethod
     def from_json(cls, text: str | None) -> "Trend":

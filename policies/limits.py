@@ -21,7 +21,7 @@ from statistics import median
 
 from policies.ledger import TokenSource
 from policies.messages import Message, PolicyError, Transcript
-from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones
+from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones, amount
 
 FAR = 4
 RECALLED_PARTS = 10
@@ -29,8 +29,8 @@ RECALLED_PARTS = 10
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 RESERVED = ("working", "headroom")
 MIN_CAP = 64
-BLOAT = 0.30
 BLOAT_OVER_CAP = 1.25
+"""How much more than the share of the window that the policy gives them tool results may take without an alert."""
 MATCHED = 1_000
 WATERMARK = 0.80
 RATIO_MIN, RATIO_MAX = 0.25, 4.0
@@ -203,7 +203,7 @@ def divide(
     estimate is calibrated. The headroom holds one answer of the recall tool.
     """
     scale = 1.0 if settings.designed_for is None else window / settings.designed_for
-    own_reserve = scaled(settings.reserve, window, scale)
+    own_reserve = amount(settings.reserve, window, scale)
     quarter = max(1, window // 4)
     floor = min(settings.reserve_floor, quarter)
     stated = requested if requested is not None and requested > 0 else None
@@ -213,25 +213,21 @@ def divide(
         reserve = min(stated, quarter, max_output or stated)
     else:
         reserve = max(floor, own_reserve)
-    recalled = scaled(settings.recall.max_tokens, window, scale) if settings.recall.tool else 0
+    recalled = amount(settings.recall.max_tokens, window, scale) if settings.recall.tool else 0
     return TokenBudget(
         window=window,
         reserve=min(reserve, max(1, window - 1)),
-        headroom=max(scaled(settings.headroom, window, scale), min(recalled, window // RECALLED_PARTS)),
+        headroom=max(amount(settings.headroom, window, scale), min(recalled, window // RECALLED_PARTS)),
         max_input=max_input if max_input is not None and max_input < window else None,
         margin=settings.margin if margin is None else margin,
         ratio=ratio,
         reported=reported,
         caps={
-            name: scaled(bucket.cap, window, scale)
+            name: amount(bucket.cap, window, scale)
             for name, bucket in settings.buckets.items()
             if bucket.cap is not None and name not in RESERVED
         },
     )
-
-
-def scaled(value: float, window: int, scale: float) -> int:
-    return math.floor(round(value * (window if value < 1 else scale), 6))
 
 
 @dataclass(frozen=True)
@@ -286,12 +282,6 @@ def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: TokenBu
     return cap is not None and tokens >= math.ceil(round(rules[name].soft * cap, 6))
 
 
-def bloat_limit(budget: TokenBudget, least: float = BLOAT) -> float:
-    """``least``, or 1.25 times the share of the window that the policy gives tool results."""
-    cap = budget.caps.get("tool_outputs", 0)
-    return max(least, BLOAT_OVER_CAP * cap / budget.window)
-
-
 def refuses(settings: ContextSettings, name: str) -> bool:
     rule = settings.buckets.get(name)
     return rule is not None and rule.on_overflow == "reject" and settings.enforce == "bucket"
@@ -328,7 +318,8 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
         cap = budget.caps.get(layer.scope)
         return budget.room_for(budget.window) if cap is None else _below(layer.at, cap, budget)
     if layer.at is None:
-        return shape_trigger(settings, budget)
+        usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
+        return min(budget.room_for(shape_for(settings, budget.window).trigger * usable), budget.soft_limit)
     return min(budget.soft_limit, _below(layer.at, budget.base(settings), budget))
 
 
@@ -343,11 +334,6 @@ def shape_for(settings: ContextSettings, window: int) -> ExtractShape:
         return settings.shapes[min(at, len(placed) - 1)]
     share = math.log(window / placed[at - 1]) / math.log(placed[at] / placed[at - 1])
     return settings.shapes[at - 1].toward(settings.shapes[at], share)
-
-
-def shape_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
-    usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
-    return min(budget.room_for(shape_for(settings, budget.window).trigger * usable), budget.soft_limit)
 
 
 def target_for(layer: Layer, settings: ContextSettings, budget: TokenBudget, *, low_water: int) -> int:
@@ -438,5 +424,5 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         compacts=None if compacts is None else asks_from(compacts, settings, budget),
         scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
-        bloat=bloat_limit(budget, settings.health.tool_bloat),
+        bloat=max(settings.health.tool_bloat, BLOAT_OVER_CAP * budget.caps.get("tool_outputs", 0) / budget.window),
     )

@@ -23,13 +23,12 @@ from typing import Literal, NamedTuple
 
 from policies.ledger import MAX_TOKENS, Burn, Event, Facts, PressureReading, Trend, VelocityClass, WindowPressure
 from policies.limits import BUCKETS, Limits, Summed, charged, is_over, is_soft, tokens_by_role
-from policies.messages import HEAD_ROLES, RESULT_ROLES, PolicyError, Transcript
+from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript
 from policies.settings import TrendRules, Zones
 
 LOW_BELOW, HIGH_FROM = 750, 4_000
 """Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high) tokens."""
 SOFT = 0.80
-URGENT_TURNS, WARNING_TURNS = 3.0, 10.0
 STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
 
@@ -119,7 +118,7 @@ def read_pressure(
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
     ratio, used = limits.budget.ratio, bounded(tokens)
     zone, rot_guard = lift(trend.zone, tokens, limits.settings.rot_soft_tokens)
-    speed = sum(trend.deltas) / len(trend.deltas) if trend.deltas else None
+    speed = trend.velocity
     delta = trend.deltas[-1] if trend.deltas else None
     if ratio != 1.0 and speed is not None and delta is not None:
         speed, delta = speed * ratio, round(delta * ratio)
@@ -181,18 +180,16 @@ class BucketReport:
     buckets: tuple[BucketLine, ...]
     total_used: int
     total_utilization: float
-    burn_rate_tokens_per_turn: float | None
-    turns_until_exhausted: float | None
 
     @property
     def critical(self) -> tuple[str, ...]:
         return tuple(line.bucket for line in self.buckets if line.urgency == "critical")
 
 
-def urgency(turns: float | None, *, urgent: float = URGENT_TURNS, warning: float = WARNING_TURNS) -> Urgency:
-    if turns is None or turns >= warning:
+def urgency(turns: float | None, rules: TrendRules) -> Urgency:
+    if turns is None or turns >= rules.warning_turns:
         return "normal"
-    return "critical" if turns < urgent else "warning"
+    return "critical" if turns < rules.urgent_turns else "warning"
 
 
 def bucket_report(
@@ -203,23 +200,18 @@ def bucket_report(
     limit: int,
     soft: Mapping[str, float] = MappingProxyType({}),
     ratio: float = 1.0,
-    urgent_turns: float = URGENT_TURNS,
-    warning_turns: float = WARNING_TURNS,
+    rules: TrendRules = TrendRules(),
 ) -> BucketReport:
     """Every bucket against its cap, and all of them against ``limit``, what they share.
 
     ``soft`` has shares of the cap that warn, 0.80 where it names none. ``ratio`` makes the uncalibrated growth of
-    ``burns`` what the upstream would report. Raises PolicyError for a cap on a bucket that is not in ``used``.
+    ``burns`` what the upstream would report.
     """
-    for name in caps:
-        if name not in used:
-            raise PolicyError(f"there is no bucket {name!r} to put a cap on; there are {', '.join(used)}")
     rates = {burn.bucket: rate * ratio for burn in burns if (rate := burn.rate) is not None}
     lines = []
     for name, tokens in used.items():
         cap = caps.get(name)
         turns = None if cap is None else turns_remaining(tokens, cap, rates.get(name))
-        level = urgency(turns, urgent=urgent_turns, warning=warning_turns)
         used_here, limit_here = bounded(tokens), None if cap is None else bounded(cap)
         share = None if limit_here is None else used_here / max(1, limit_here)
         lines.append(
@@ -232,17 +224,12 @@ def bucket_report(
                 soft_exceeded=share is not None and share >= soft.get(name, SOFT),
                 hard_exceeded=limit_here is not None and used_here > limit_here,
                 turns_remaining=_one_decimal(turns),
-                urgency=level,
+                urgency=urgency(turns, rules),
             )
         )
     total = sum(line.used for line in lines)
-    rate = sum(rates.values()) if rates else None
     return BucketReport(
-        buckets=tuple(lines),
-        total_used=total,
-        total_utilization=round(total / max(1, bounded(limit)), 2),
-        burn_rate_tokens_per_turn=_one_decimal(rate),
-        turns_until_exhausted=_one_decimal(turns_remaining(total, limit, rate)),
+        buckets=tuple(lines), total_used=total, total_utilization=round(total / max(1, bounded(limit)), 2)
     )
 
 
@@ -389,8 +376,7 @@ def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
         limit=budget.usable,
         soft={name: bucket.soft for name, bucket in settings.buckets.items()},
         ratio=budget.ratio,
-        urgent_turns=settings.trend.urgent_turns,
-        warning_turns=settings.trend.warning_turns,
+        rules=settings.trend,
     )
 
 
