@@ -13,6 +13,7 @@ what stands there now is not taken. The archive's key of the original stands beh
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ from policies.strategies.base import (
     touchable,
     whole,
 )
-from policies.summary.ask import Written, condense
+from policies.summary.ask import condense
 from policies.summary.material import MaterialLine
 from policies.summary.prompts import REASONS
 from policies.text.gist import gist
@@ -63,9 +64,11 @@ class RewriteTask:
         prompt: which question a model is asked.
         lines: what it is asked about.
         task: what for.
-        asks: whether a model may be asked; else code writes the text.
-        hard: whether a longer text is cut to ``allowed`` rather than taken as it is.
-        share: the share of what stands there now that the message has to stay under.
+        plain: writes where no model is asked or gave none; empty where it has nothing that is good enough.
+        asks: whether a model may be asked.
+        hard: whether a longer text is cut to ``allowed`` rather than taken as it is, and taken if it is shorter at all.
+        original: tokens of what was said, the message's where it says nothing else.
+        standing: tokens of what is left if the text is not taken, the message's likewise.
     """
 
     index: int
@@ -76,9 +79,11 @@ class RewriteTask:
     prompt: str = ""
     lines: tuple[MaterialLine, ...] = ()
     task: str = ""
+    plain: Callable[[], str] = str
     asks: bool = True
     hard: bool = False
-    share: float = MAX_SHARE
+    original: int | None = None
+    standing: int | None = None
 
 
 class _Text(NamedTuple):
@@ -93,17 +98,8 @@ def may_ask(bounds: Bounds) -> bool:
     return settings.summarizer is not None and not bounds.free_only and settings.compaction != "off"
 
 
-def largest_input(bounds: Bounds) -> int:
-    return bounds.summarizer_input or bounds.budget.hard_limit
-
-
-def condense_each(
-    draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask], *, plain: Callable[[RewriteTask], str]
-) -> Flow[Draft]:
-    """The draft with the jobs done in their order until it is at the layer's target.
-
-    ``plain`` writes where no model is asked or gave none: an empty text where it has none that is good enough.
-    """
+def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask]) -> Flow[Draft]:
+    """The draft with the jobs done in their order until it is at the layer's target."""
     asking, asked, rounds = may_ask(bounds), 0, 0
     waiting = [*jobs]
     failures: list[str] = []
@@ -112,7 +108,7 @@ def condense_each(
         batch, waiting = _enough(draft, bounds, waiting, most=MAX_ASKED - asked if asking else len(waiting))
         if not batch:
             break
-        texts = yield from _texts(bounds, batch, plain, asking=asking)
+        texts = yield from _texts(bounds, batch, asking=asking)
         asked += sum(job.asks for job in batch)
         draft, refused = _placed(draft, bounds, batch, texts)
         failures += refused
@@ -136,24 +132,22 @@ def _enough(
     return waiting[:chosen], waiting[chosen:]
 
 
-def _texts(
-    bounds: Bounds, jobs: Sequence[RewriteTask], plain: Callable[[RewriteTask], str], *, asking: bool
-) -> Flow[list[_Text]]:
+def _texts(bounds: Bounds, jobs: Sequence[RewriteTask], *, asking: bool) -> Flow[list[_Text]]:
     first = {job.key: job for job in reversed(jobs)}
-    found = yield from together([_write(job, bounds, plain, asking=asking) for job in first.values()])
+    found = yield from together([_write(job, bounds, asking=asking) for job in first.values()])
     texts = dict(zip(first, found, strict=True))
     return [texts[job.key] if job is first[job.key] else texts[job.key]._replace(calls=0) for job in jobs]
 
 
-def _write(job: RewriteTask, bounds: Bounds, plain: Callable[[RewriteTask], str], *, asking: bool) -> Flow[_Text]:
+def _write(job: RewriteTask, bounds: Bounds, *, asking: bool) -> Flow[_Text]:
     if not job.asks or not asking:
-        text = plain(job)
+        text = job.plain()
         return _Text(text, failure="" if text else NO_SUMMARIZER)
     written = yield from condense(
         job.lines,
         prompt=job.prompt,
         max_tokens=job.allowed,
-        max_input=largest_input(bounds),
+        max_input=bounds.summarizer_input or bounds.budget.hard_limit,
         counter=bounds.counter,
         key=job.key,
         most_chunks=bounds.settings.summaries.most_chunks,
@@ -161,7 +155,7 @@ def _write(job: RewriteTask, bounds: Bounds, plain: Callable[[RewriteTask], str]
     )
     text = written.text.strip()
     if not text:
-        return _Text(plain(job), written.calls, EXTRACT, written.failure or "empty")
+        return _Text(job.plain(), written.calls, EXTRACT, written.failure or "empty")
     if job.hard:
         ref = bounds.transcript.messages[job.index].ref
         text = clip_middle(text, job.allowed, counter=bounds.counter, ref=ref)
@@ -175,28 +169,26 @@ def _placed(
     edits: dict[int, Edit] = {}
     records: list[Condensed] = []
     for job, found in zip(jobs, texts, strict=True):
-        piece, failure = pieces[job.index], found.failure
+        message, failure = bounds.transcript.messages[job.index], found.failure
         edit = reworded(bounds, job.index, f"{found.text}\n{job.tail}", kind=job.kind) if found.text else None
-        if edit is not None and edit.tokens >= job.share * piece.tokens:
+        if edit is not None and edit.tokens >= (1.0 if job.hard else MAX_SHARE) * pieces[job.index].tokens:
             edit, failure = None, failure or TOO_LITTLE
         if edit is not None:
             edits[job.index] = edit
-        records.append(_record(bounds, job, edit, found._replace(failure=failure)))
+        standing = message.tokens if job.standing is None else job.standing
+        records.append(
+            Condensed(
+                strategy=str(job.kind),
+                original_tokens=message.tokens if job.original is None else job.original,
+                compressed_tokens=standing if edit is None else edit.tokens,
+                calls=found.calls,
+                purpose=found.purpose,
+                ref=message.ref,
+                key=job.key,
+                failure=failure,
+            )
+        )
     return draft.with_edits(edits).with_condensed(records), [r.failure for r in records if r.failure]
-
-
-def _record(bounds: Bounds, job: RewriteTask, edit: Edit | None, found: _Text) -> Condensed:
-    message = bounds.transcript.messages[job.index]
-    return Condensed(
-        strategy=str(job.kind),
-        original_tokens=message.tokens,
-        compressed_tokens=message.tokens if edit is None else edit.tokens,
-        calls=found.calls,
-        purpose=found.purpose,
-        ref=message.ref,
-        key=job.key,
-        failure=found.failure,
-    )
 
 
 def reworded(bounds: Bounds, index: int, text: str, *, kind: EditKind) -> Edit:
@@ -220,10 +212,9 @@ def reading_of(bounds: Bounds, index: int, call: ToolCall | None, *, kind: EditK
         tail=tail,
         key=f"{message.digest.hex()}:{asked}",
         prompt="reading",
-        lines=(MaterialLine(f"result of {call.name}" if call else "tool result", text),),
+        lines=(MaterialLine(_origin(call), text),),
         task=task,
         hard=True,
-        share=1.0,
     )
 
 
@@ -231,8 +222,7 @@ def _task(bounds: Bounds, call: ToolCall | None) -> str:
     current = bounds.protection.current
     asked = "" if current is None else bounds.transcript.read(current).text
     asked = clip(asked, max_tokens=MAX_TASK, counter=bounds.counter)
-    called = f"{call.name} {call.arguments}" if call else ""
-    return "\n".join(part for part in (asked, shorten(called, MAX_CALL_LEN)) if part.strip())
+    return "\n".join(part for part in (asked, shorten(_known(call), MAX_CALL_LEN)) if part.strip())
 
 
 MIN_FINDING = 32
@@ -276,23 +266,16 @@ class SummarizeToolResult(Strategy):
     keep_newest: int = whole(0)
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft with results in shorter words, until it is at its target."""
-        calls = bounds.calls()
+        return condense_each(draft, bounds, self._jobs(draft, bounds))
 
-        def plain(job: RewriteTask) -> str:
-            text, known = draft.transcript.read(job.index).text, _known(calls.get(job.index))
-            return gist(text, known=known, max_tokens=job.allowed, counter=bounds.counter, whole=True)
-
-        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
-
-    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[RewriteTask]:
-        ingest, steps = bounds.settings.ingest, step_numbers(draft.transcript.messages)
+    def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
+        ingest, calls, steps = bounds.settings.ingest, bounds.calls(), step_numbers(draft.transcript.messages)
         reports = {*ingest.sub_agent_tools} if may_ask(bounds) else set[str]()
         found: list[tuple[bool, int, RewriteTask]] = []
         for index, piece, message in results(draft, bounds):
             if not is_original(piece) or steps[-1] - steps[index] < self.keep_newest:
                 continue
-            call = calls.get(index)
+            call, text = calls.get(index), draft.transcript.read(index).text
             report = call is not None and call.name in reports
             if report and message.tokens > ingest.sub_agent_cap:
                 most = min(ingest.sub_agent_cap, int(piece.tokens * 0.9))
@@ -300,16 +283,14 @@ class SummarizeToolResult(Strategy):
             else:
                 job = self._finding(bounds, piece, index, call)
             if job is not None:
-                found.append((report, piece.tokens - job.allowed, job))
+                plain = partial(gist, known=_known(call), max_tokens=job.allowed, counter=bounds.counter, whole=True)
+                found.append((report, piece.tokens - job.allowed, replace(job, plain=partial(plain, text))))
         found.sort(key=lambda f: (not f[0], -f[1], f[2].index))
         return [job for _, _, job in found]
 
     def _finding(self, bounds: Bounds, piece: PlannedMessage, index: int, call: ToolCall | None) -> RewriteTask | None:
-        message, text, count = (
-            bounds.transcript.messages[index],
-            bounds.transcript.read(index).text,
-            bounds.counter.count,
-        )
+        message, text = bounds.transcript.messages[index], bounds.transcript.read(index).text
+        count = bounds.counter.count
         if piece.tokens <= self.over or count(text if piece.text is None else piece.text) <= self.over:
             return None
         tail = f"[weir: summary of {message.tokens:,} tokens, archived as {message.ref}]"
@@ -337,10 +318,9 @@ class Delegate(Strategy):
     max_tokens: int = whole(2_000, least=1)
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft with the largest independent results read apart, until it is at the layer's target."""
         if not may_ask(bounds):
             return draft.with_reason(NO_SUMMARIZER)
-        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds), plain=lambda _: ""))
+        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds)))
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
         least = amount(self.least, bounds.budget.window) / bounds.budget.ratio
@@ -374,18 +354,10 @@ class Progressive(Strategy):
         return (age > 0) + (age > 0 and age > self.l1_until) + (age > 0 and age > max(self.l1_until, self.l2_until))
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft with messages at the level of their age, until it is at the layer's target."""
-        calls = bounds.calls()
+        return condense_each(draft, bounds, self._jobs(draft, bounds))
 
-        def plain(job: RewriteTask) -> str:
-            message, text = draft.transcript.messages[job.index], draft.transcript.read(job.index).text
-            role, known = "tool" if message.is_result else message.role, _known(calls.get(job.index))
-            return gist(text, role=role, known=known, max_tokens=job.allowed, counter=bounds.counter)
-
-        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
-
-    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[RewriteTask]:
-        messages, steps = draft.transcript.messages, step_numbers(draft.transcript.messages)
+    def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
+        messages, calls, steps = draft.transcript.messages, bounds.calls(), step_numbers(draft.transcript.messages)
         jobs: list[RewriteTask] = []
         for index, piece, message in touchable(draft, bounds):
             if index in draft.transcript.memory or message.media:
@@ -424,6 +396,7 @@ def _at_level(
     beside = piece.tokens - count(text if piece.text is None else piece.text)
     if beside + allowed + count(tail) > WORTH_IT * piece.tokens:
         return None
+    role = "tool" if message.is_result else message.role
     return RewriteTask(
         index=index,
         kind=EditKind.PROGRESSIVE,
@@ -432,6 +405,7 @@ def _at_level(
         key=f"{message.digest.hex()}:{level}",
         prompt=f"level_{level}",
         lines=(MaterialLine(_origin(call) if message.is_result else message.role, text),),
+        plain=partial(gist, text, role=role, known=_known(call), max_tokens=allowed, counter=bounds.counter),
         asks=asks,
     )
 
@@ -447,7 +421,6 @@ class SemanticMerge(Strategy):
     threshold: float = number(0.85, most=1)
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft with results merged where that saves tokens."""
         calls = bounds.calls()
         answers = ((i, piece) for i, piece, message in touchable(draft, bounds) if i in calls and not message.media)
         read = draft.transcript.read
@@ -464,8 +437,9 @@ class SemanticMerge(Strategy):
         merged = draft.with_edits(edits)
         if merged.tokens <= bounds.target or not may_ask(bounds):
             return merged
-        shorter, records = yield from _in_words(bounds, merges, edits, calls)
-        return draft.with_edits({**edits, **shorter}).with_condensed(records)
+        jobs = _in_words(bounds, merges, edits, calls)
+        texts = yield from _texts(bounds, jobs, asking=True)
+        return _placed(merged, bounds, jobs, texts)[0]
 
 
 def _compared(groups: Sequence[Group], model: str | None) -> Flow[dict[tuple[int, int], float]]:
@@ -498,51 +472,30 @@ def _merged(bounds: Bounds, found: Merge, calls: Mapping[int, ToolCall]) -> dict
 
 def _in_words(
     bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit], calls: Mapping[int, ToolCall]
-) -> Flow[tuple[dict[int, Edit], list[Condensed]]]:
-    read, messages = bounds.transcript.read, bounds.transcript.messages
-    asked = [m for m in merges if m.index in edits and len({read(i).text for i in (*m.earlier, m.index)}) > 1]
-    asked = sorted(asked, key=lambda m: (-edits[m.index].tokens, m.index))[:MAX_ASKED]
-    found = yield from together([_asked(bounds, m, edits[m.index].tokens, calls) for m in asked])
-    shorter: dict[int, Edit] = {}
-    records: list[Condensed] = []
-    for group, written in zip(asked, found, strict=True):
-        ref, standing = messages[group.index].ref, edits[group.index]
-        others = "1 earlier result" if len(group.earlier) == 1 else f"{len(group.earlier)} earlier results"
-        text = f"{written.text.strip()}\n[weir: summary of this and {others}, archived as {ref}]"
-        edit = reworded(bounds, group.index, text, kind=EditKind.MERGE)
-        taken = bool(written.text) and edit.tokens < MAX_SHARE * standing.tokens
-        if taken:
-            shorter[group.index] = edit
-        records.append(
-            Condensed(
-                strategy=str(EditKind.MERGE),
-                original_tokens=sum(messages[i].tokens for i in (*group.earlier, group.index)),
-                compressed_tokens=(edit if taken else standing).tokens,
-                calls=written.calls,
-                purpose=written.purpose,
-                ref=ref,
-                key=_key(bounds, group),
-                failure=written.failure or ("" if taken else TOO_LITTLE),
+) -> list[RewriteTask]:
+    """What a model may say in fewer words of merged results that differ, the largest first."""
+    messages, found = bounds.transcript.messages, list[RewriteTask]()
+    for merged in merges:
+        members, tool = (*merged.earlier, merged.index), calls[merged.index].name
+        texts = [bounds.transcript.read(i).text for i in members]
+        if merged.index not in edits or len({*texts}) == 1:
+            continue
+        standing = edits[merged.index].tokens
+        others = "1 earlier result" if len(texts) == 2 else f"{len(texts) - 1} earlier results"
+        found.append(
+            RewriteTask(
+                index=merged.index,
+                kind=EditKind.MERGE,
+                allowed=max(MIN_WORDS, standing // 2),
+                tail=f"[weir: summary of this and {others}, archived as {messages[merged.index].ref}]",
+                key=blake2b(b"".join(messages[i].digest for i in members), digest_size=16).hexdigest(),
+                prompt="tool_result",
+                lines=tuple(
+                    MaterialLine(f"result of {tool}, {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)
+                ),
+                original=sum(messages[i].tokens for i in members),
+                standing=standing,
             )
         )
-    return shorter, records
-
-
-def _asked(bounds: Bounds, group: Merge, tokens: int, calls: Mapping[int, ToolCall]) -> Flow[Written]:
-    members, tool = (*group.earlier, group.index), calls[group.index].name
-    texts = [bounds.transcript.read(i).text for i in members]
-    lines = [MaterialLine(f"result of {tool}, {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)]
-    return condense(
-        lines,
-        prompt="tool_result",
-        max_tokens=max(MIN_WORDS, tokens // 2),
-        max_input=largest_input(bounds),
-        counter=bounds.counter,
-        key=_key(bounds, group),
-        most_chunks=bounds.settings.summaries.most_chunks,
-    )
-
-
-def _key(bounds: Bounds, group: Merge) -> str:
-    messages = bounds.transcript.messages
-    return blake2b(b"".join(messages[i].digest for i in (*group.earlier, group.index)), digest_size=16).hexdigest()
+    found.sort(key=lambda job: (-edits[job.index].tokens, job.index))
+    return found[:MAX_ASKED]
