@@ -21,7 +21,7 @@ from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
 from policies.effects import Alike, Compare, Flow, together
 from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall, step_numbers
-from policies.scoring.redundancy import Group, Merge, Output, candidate_groups, last_references, merge
+from policies.scoring.redundancy import Candidates, Merge, Output, candidates, last_references, merge
 from policies.settings import amount
 from policies.strategies.base import (
     NO_SUMMARIZER,
@@ -425,13 +425,11 @@ class SemanticMerge(Strategy):
         answers = ((i, piece) for i, piece, message in touchable(draft, bounds) if i in calls and not message.media)
         read = draft.transcript.read
         outputs = [Output(i, calls[i].name, read(i).text) for i, piece in answers if piece.text is None]
-        groups = candidate_groups(outputs)
-        if not groups:
-            return draft
-        similarities = yield from _compared(groups, bounds.settings.embeddings)
-        merges = merge(groups, similarities, threshold=self.threshold)
+        found = candidates(outputs)
+        similarities = yield from _compared(found, bounds.settings.embeddings)
+        merges = merge(found, similarities, threshold=self.threshold)
         tokens, edits = draft.tokens_by_index(), dict[int, Edit]()
-        for group in (_merged(bounds, found, calls) for found in merges):
+        for group in (_merged(bounds, each, calls) for each in merges):
             if sum(edit.tokens for edit in group.values()) < sum(tokens[index] for index in group):
                 edits |= group
         merged = draft.with_edits(edits)
@@ -442,21 +440,19 @@ class SemanticMerge(Strategy):
         return _placed(merged, bounds, jobs, texts)[0]
 
 
-def _compared(groups: Sequence[Group], model: str | None) -> Flow[dict[tuple[int, int], float]]:
-    pairs = [pair for group in groups for pair in group.pairs]
-    if not pairs:
+def _compared(found: Candidates, model: str | None) -> Flow[dict[tuple[int, int], float]]:
+    if not found.pairs:
         return {}
-    asked = {i for pair in pairs for i in pair}
-    outputs = [output for group in groups for output in group.outputs if output.index in asked]
-    places = {output.index: place for place, output in enumerate(outputs)}
+    asked = sorted({i for pair in found.pairs for i in pair})
+    places = {index: place for place, index in enumerate(asked)}
     reply = yield Compare(
-        texts=tuple(output.text for output in outputs),
-        pairs=tuple((places[one], places[other]) for one, other in pairs),
+        texts=tuple(found.texts[i] for i in asked),
+        pairs=tuple((places[one], places[other]) for one, other in found.pairs),
         model=model,
     )
-    if not isinstance(reply, Alike) or len(reply.scores) != len(pairs):
+    if not isinstance(reply, Alike) or len(reply.scores) != len(found.pairs):
         return {}
-    return dict(zip(pairs, reply.scores, strict=True))
+    return dict(zip(found.pairs, reply.scores, strict=True))
 
 
 def _merged(bounds: Bounds, found: Merge, calls: Mapping[int, ToolCall]) -> dict[int, Edit]:
