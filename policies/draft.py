@@ -186,23 +186,6 @@ def untouched(transcript: Transcript) -> Draft:
 MESSAGE_OVERHEAD = 4
 
 
-def replace_content(transcript: Transcript, index: int, text: str, *, kind: EditKind, counter: TokenCounter) -> Edit:
-    message = transcript.messages[index]
-    position = index - transcript.head
-    tokens = MESSAGE_OVERHEAD + counter.count(text)
-    if message.call_ids:  # they stay, and so does what they take
-        tokens = message.tokens - counter.count(transcript.read(index).text) + counter.count(text)
-    return Edit(
-        digest=message.digest,
-        occurrence=transcript.occurrences[index],
-        kind=kind,
-        text=text,
-        ref=message.ref,
-        tokens=tokens,
-        chain=transcript.chain[position] if 0 <= position < len(transcript.chain) else b"",
-    )
-
-
 def _results_follow_their_calls(array: Sequence[Message | None]) -> bool:
     waiting: list[str] = []
     for message in array:
@@ -415,6 +398,23 @@ class Bounds:
         head, current = self.transcript.head, self.protection.current
         late = len(self.transcript.messages) if current is None or current == self.protection.task else current
         return tuple(i - head for i in stays if i < late), tuple(i - head for i in stays if i >= late)
+
+    def edited(self, index: int, text: str, kind: EditKind) -> Edit:
+        """The edit that puts ``text`` in place of the content of message ``index``; its calls and their tokens stay."""
+        transcript, count = self.transcript, self.counter.count
+        message, position = transcript.messages[index], index - transcript.head
+        tokens = MESSAGE_OVERHEAD + count(text)
+        if message.call_ids:
+            tokens = message.tokens - count(transcript.read(index).text) + count(text)
+        return Edit(
+            digest=message.digest,
+            occurrence=transcript.occurrences[index],
+            kind=kind,
+            text=text,
+            ref=message.ref,
+            tokens=tokens,
+            chain=transcript.chain[position] if 0 <= position < len(transcript.chain) else b"",
+        )
 
     def calls(self) -> dict[int, ToolCall]:
         return answered_calls(self.transcript, self.steps)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import Flow
 from policies.ledger import CONDENSED, SHORTENED, Cut, Edit, EditKind, PlannedMessage
 from policies.messages import Message, ToolCall
@@ -93,14 +93,10 @@ def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage,
     return (each for each in touchable(draft, bounds) if each[2].is_result and not each[2].media)
 
 
-def edited(bounds: Bounds, index: int, text: str, kind: EditKind) -> Edit:
-    return replace_content(bounds.transcript, index, text, kind=kind, counter=bounds.counter)
-
-
 def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: str | None = None) -> Edit:
     own = bounds.transcript.read(index).text if text is None else text
     ref = bounds.transcript.messages[index].ref
-    return edited(bounds, index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
+    return bounds.edited(index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
 
 
 def placeholder_for(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:

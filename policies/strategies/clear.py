@@ -19,7 +19,7 @@ from policies.messages import ToolCall, ToolDefinition, Tools, parse_turn_bounda
 from policies.scoring.eviction import EVICTABLE, Block, ContentType, scorer, select
 from policies.scoring.redundancy import References, last_references
 from policies.settings import ClientEdits, Param
-from policies.strategies.base import Strategy, down_to_target, edited, placeholder_for, touchable, whole, word, words
+from policies.strategies.base import Strategy, down_to_target, placeholder_for, touchable, whole, word, words
 
 WORTH_IT = 1.5
 PROTECTED_SHARE = 0.5
@@ -35,7 +35,7 @@ _WORD = re.compile(r"[^\W_]{2,}|\d")
 
 
 def cleared(bounds: Bounds, index: int, kind: EditKind, calls: Mapping[int, ToolCall]) -> Edit:
-    return edited(bounds, index, placeholder_for(bounds, index, calls), kind)
+    return bounds.edited(index, placeholder_for(bounds, index, calls), kind)
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
@@ -237,7 +237,7 @@ class Dedupe(Strategy):
             if message.keep or index in guarded:
                 continue
             why = "the same result comes again later" if duplicate else "a later call of the same tool replaced it"
-            edit = edited(bounds, index, f"[weir: removed, {why}; archived as {message.ref}]", EditKind.DEDUPE)
+            edit = bounds.edited(index, f"[weir: removed, {why}; archived as {message.ref}]", EditKind.DEDUPE)
             if edit.tokens < piece.tokens:
                 edits[index] = edit
         return draft.with_edits(edits)
@@ -271,7 +271,7 @@ class RetireMedia(Strategy):
         lines = [f"[weir: {what} left out; archived as {ref}]" for what in body.attached]
         name = 1 + count(body.name) if body.name else 0
         tokens = MESSAGE_OVERHEAD + name + count(body.text) + sum(map(count, lines))
-        return replace(edited(bounds, index, "\n".join(lines), EditKind.MEDIA), tokens=tokens)
+        return replace(bounds.edited(index, "\n".join(lines), EditKind.MEDIA), tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +305,7 @@ class Reasoning(Strategy):
                 continue
             left = max(MESSAGE_OVERHEAD, piece.own_tokens - bounds.counter.count(body.reasoning))
             if left < piece.own_tokens:
-                edits[index] = replace(edited(bounds, index, "", EditKind.REASONING), tokens=left)
+                edits[index] = replace(bounds.edited(index, "", EditKind.REASONING), tokens=left)
         return draft.with_edits(edits)
 
 
@@ -326,7 +326,7 @@ def leave_out_unbound(draft: Draft, bounds: Bounds, *, all_of_it: bool = False) 
         message = draft.transcript.messages[piece.index]
         if message.thought:
             left = max(MESSAGE_OVERHEAD, piece.own_tokens - message.thought)
-            edits[piece.index] = replace(edited(bounds, piece.index, "", EditKind.UNBOUND), tokens=left)
+            edits[piece.index] = replace(bounds.edited(piece.index, "", EditKind.UNBOUND), tokens=left)
     return draft.with_edits(edits)
 
 

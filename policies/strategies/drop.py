@@ -18,7 +18,7 @@ from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, broken_rules
 from policies.effects import Flow, Kept, Trim, Trimmed
 from policies.ledger import Edit, EditKind, PlannedMessage
 from policies.messages import parse_turn_boundaries
-from policies.strategies.base import Strategy, cut_at, edited, flag, number, ref_at, whole, word
+from policies.strategies.base import Strategy, cut_at, flag, number, ref_at, whole, word
 
 NOTE_BEGINS = "[weir: "
 OUTSIDE = NOTE_BEGINS + "{count} earlier messages are outside the window; archived as {ref}]"
@@ -193,7 +193,7 @@ def _with_texts(draft: Draft, bounds: Bounds, messages: Sequence[Kept]) -> Draft
     edits: dict[int, Edit] = {}
     for message in messages:
         if message.text is not None and message.index not in guarded and message.text != texts[message.index]:
-            edits[message.index] = edited(bounds, message.index, message.text, EditKind.CUSTOM)
+            edits[message.index] = bounds.edited(message.index, message.text, EditKind.CUSTOM)
     return draft.with_edits(edits)
 
 

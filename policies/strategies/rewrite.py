@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import Alike, Compare, Flow, together
 from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall, step_numbers
@@ -26,7 +26,6 @@ from policies.settings import amount
 from policies.strategies.base import (
     NO_SUMMARIZER,
     Strategy,
-    edited,
     is_original,
     number,
     placeholder_for,
@@ -194,7 +193,7 @@ def _placed(
 def reworded(bounds: Bounds, index: int, text: str, *, kind: EditKind) -> Edit:
     """The edit that puts ``text`` in place of what a message says; its calls and its thinking stay and are counted."""
     counter, message = bounds.counter, bounds.transcript.messages[index]
-    edit = replace_content(bounds.transcript, index, text, kind=kind, counter=counter)
+    edit = bounds.edited(index, text, kind)
     beside = message.tokens - counter.count(bounds.transcript.read(index).text)
     return replace(edit, tokens=max(edit.tokens, beside + counter.count(text)))
 
@@ -463,7 +462,7 @@ def _merged(bounds: Bounds, found: Merge, calls: Mapping[int, ToolCall]) -> dict
         return f"[weir: merged into a later result; archived as {bounds.transcript.messages[index].ref}]"
 
     texts = {**{index: gone(index) for index in found.earlier}, found.index: found.text}
-    return {index: edited(bounds, index, text, EditKind.MERGE) for index, text in texts.items()}
+    return {index: bounds.edited(index, text, EditKind.MERGE) for index, text in texts.items()}
 
 
 def _in_words(

@@ -18,7 +18,6 @@ from policies.strategies.base import (
     NO_SUMMARIZER,
     Strategy,
     clipped,
-    edited,
     flag,
     is_condensed,
     is_original,
@@ -86,7 +85,7 @@ def _capped(bounds: Bounds, piece: PlannedMessage, index: int, tool: str) -> Edi
             shown = cap_text(
                 trimmed, cap - MESSAGE_OVERHEAD, counter=counter, ref=ref, method=ingest.method, whole=not found
             )
-        edit = edited(bounds, index, shown, EditKind.INGEST_CAP)
+        edit = bounds.edited(index, shown, EditKind.INGEST_CAP)
         if edit.tokens < piece.tokens:
             return edit
     return None

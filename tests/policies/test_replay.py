@@ -8,7 +8,6 @@ from policies.draft import (
     Draft,
     applicable_cut,
     bounds_for,
-    replace_content,
     replay,
     tokens_kept_verbatim,
 )
@@ -29,7 +28,8 @@ def replayed(said: Sequence[Said], *, edits: Sequence[Edit] = (), cuts: tuple[Cu
 
 
 def edit_of(transcript: Transcript, index: int, kind: EditKind = EditKind.EVICT) -> Edit:
-    return replace_content(transcript, index, "gone", kind=kind, counter=CHARS4)
+    bounds = bounds_for(transcript, ContextSettings(), window(100_000), ConversationState(), CHARS4)
+    return bounds.edited(index, "gone", kind)
 
 
 def cut_of(transcript: Transcript, covers: int, *, before: tuple[int, ...] = (0,), text: str = "summary") -> Cut:
