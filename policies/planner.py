@@ -35,7 +35,7 @@ from policies.pressure import Growth, PressureReport, conclude, is_urgent, measu
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
-from policies.strategies.drop import DropOldest
+from policies.strategies.drop import DropOldest, cap_results, clip, shorten_standing
 from policies.strategies.layers import (
     ASKING,
     PlanWork,
@@ -48,7 +48,6 @@ from policies.strategies.layers import (
     run_rungs,
 )
 from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall, with_room
-from policies.strategies.shorten import cap_results, clip, shorten_standing
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 

@@ -15,7 +15,7 @@ from policies.effects import Announce, Done, Failed, Flow, Offload, Reply, unhea
 from policies.ledger import LayerReport
 from policies.limits import charged, layers_of, limit_for, target_for
 from policies.settings import ClientEdits, Layer, amount
-from policies.strategies import clear, compact, drop, rewrite, shorten
+from policies.strategies import clear, compact, drop, rewrite
 from policies.strategies.base import Strategy
 
 HARDER_SHARE = 0.25
@@ -27,14 +27,14 @@ STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
     {
         strategy.name: strategy
         for strategy in (
-            shorten.IngestCap,
+            drop.IngestCap,
             clear.Dedupe,
             clear.Evict,
             clear.Prune,
             clear.PruneTools,
             clear.Reasoning,
             clear.RetireMedia,
-            shorten.TruncateLargest,
+            drop.TruncateLargest,
             rewrite.SemanticMerge,
             drop.Window,
             drop.DropOldest,
@@ -205,7 +205,7 @@ def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
             work.take("rollover", done, kept=True, rung=True)
     last: tuple[tuple[str, Callable[[Draft], Draft]], ...] = (
         ("drop_oldest", lambda draft: drop.DropOldest().apply(draft, at_target)),
-        ("clip", lambda draft: shorten.clip(draft, bounds, target=min(target, bounds.budget.soft_limit))),
+        ("clip", lambda draft: drop.clip(draft, bounds, target=min(target, bounds.budget.soft_limit))),
     )
     for name, rung in last:
         if work.draft.tokens > target:
