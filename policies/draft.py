@@ -158,9 +158,6 @@ class Draft:
     def with_condensed(self, condensed: Sequence[Condensed]) -> "Draft":
         return replace(self, condensed=(*self.condensed, *condensed)) if condensed else self
 
-    def with_reason(self, reason: str) -> "Draft":
-        return replace(self, reason=reason) if reason else self
-
 
 def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMessage, ...]:
     edit = edits.get(piece.index) if piece.index is not None else None

@@ -52,10 +52,6 @@ def importance_of(word: str) -> str:
     return word if word in IMPORTANCE else "normal"
 
 
-def is_due(tools: NoteTaking, *, turns: int) -> bool:
-    return tools.extract and turns >= tools.min_turns
-
-
 def notes_in(sources: Sequence[Source], tools: NoteTaking) -> tuple[Note, ...]:
     found: list[Note] = []
     for _, call in _calls_in(sources, tools):

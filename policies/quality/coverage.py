@@ -8,6 +8,7 @@ model; the contexts are what the client sent and what went up in its place, both
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain, zip_longest
 
 from policies.ledger import EditKind, PlannedMessage
 from policies.memory.checkpoint import Checkpoint
@@ -81,10 +82,10 @@ def questions_for(
     )
     found = dict.fromkeys(MINIMUM)
     texts = {q.text.lower() for q in MINIMUM}
-    for question in _in_turns(kinds):
+    for question in chain.from_iterable(zip_longest(*kinds)):
         if len(found) >= min(max(count, MIN_QUESTIONS), MAX_QUESTIONS):
             break
-        if question.text.lower() not in texts:
+        if question is not None and question.text.lower() not in texts:
             texts.add(question.text.lower())
             found[question] = None
     return tuple(found)
@@ -104,18 +105,6 @@ def _dimension(text: str) -> Dimension:
     if any(word in low for word in ("status", "done", "step", "progress", "next", "open", "blocked")):
         return Dimension.STATE
     return Dimension.FACTS
-
-
-def _in_turns(kinds: Iterable[Iterator[Question]]) -> Iterator[Question]:
-    waiting = list(kinds)
-    while waiting:
-        left = []
-        for kind in waiting:
-            question = next(kind, None)
-            if question is not None:
-                yield question
-                left.append(kind)
-        waiting = left
 
 
 def _recorded(sources: Sequence[Source], values: Sequence[str]) -> Iterator[Question]:
@@ -303,21 +292,18 @@ def coverage_of(
     missing: list[str] = []
 
     def share(wanted: Sequence[tuple[str, ...]]) -> Share:
-        counts = [0, 0, 0]
-        for values in wanted:
-            there = _stand(values, kept)
-            counts = [counts[0] + 1, counts[1] + there, counts[2] + (there or _stand(values, archive))]
-            if not there:
-                missing.append(" ".join(values))
-        return Share(*counts)
+        gone = [values for values in wanted if not _stand(values, kept)]
+        missing.extend(" ".join(values) for values in gone)
+        there = len(wanted) - len(gone)
+        return Share(len(wanted), there, there + sum(_stand(values, archive) for values in gone))
 
     wanted = [tuple(v) for v in dict.fromkeys(tuple(each) for each in facts if each) if _stand(v, whole)]
     known = {value.lower() for values in wanted for value in values}
     named = _identifiers(contexts.sources, later)
     others = [(v,) for v in named if v.lower() not in known and _stand((v,), whole)]
     rules = [(rule,) for rule in read_state(contexts.sources, goal="", tools=tools).constraints]
-    found = Coverage(share(wanted), share(others), share(rules))
-    return Coverage(found.facts, found.identifiers, found.rules, tuple(missing[:MAX_MISSING]))
+    shares = share(wanted), share(others), share(rules)
+    return Coverage(*shares, missing=tuple(missing[:MAX_MISSING]))
 
 
 def _identifiers(sources: Sequence[Source], later: Sequence[ToolCall]) -> list[str]:

@@ -142,7 +142,7 @@ class TruncateLargest(Strategy):
         rest = self._shrunk(shrunk, bounds, is_original)
         if rest is shrunk:
             return shrunk
-        return rest.with_reason(NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
+        return replace(rest, reason=NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
 
     def _shrunk(self, draft: Draft, bounds: Bounds, may: Callable[[PlannedMessage], bool]) -> Draft:
         floor, excess = max(1, self.floor), draft.tokens - bounds.target

@@ -114,7 +114,7 @@ def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask]) -> 
         told = [text.failure for job, text in zip(batch, texts, strict=True) if job.asks]
         if told and all(told) and FAULTS.isdisjoint(told):
             asking = False  # nobody answers: code does the rest
-    return draft.with_reason(failures[0]) if failures and draft.tokens > bounds.target else draft
+    return replace(draft, reason=failures[0]) if failures and draft.tokens > bounds.target else draft
 
 
 def _enough(
@@ -318,7 +318,7 @@ class Delegate(Strategy):
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
         if not may_ask(bounds):
-            return draft.with_reason(NO_SUMMARIZER)
+            return replace(draft, reason=NO_SUMMARIZER)
         return (yield from condense_each(draft, bounds, self._jobs(draft, bounds)))
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:

@@ -12,17 +12,6 @@ from dataclasses import dataclass, replace
 
 from policies.tokens import TokenCounter, clip_middle
 
-__all__ = [
-    "MaterialLine",
-    "defang",
-    "enclosed",
-    "fence",
-    "harmless",
-    "render_resumed",
-    "render_summary",
-    "render_transcript",
-]
-
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e"
     "\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
