@@ -11,6 +11,7 @@ fixed + L * room. ``fixed`` is what no layer may shrink (head, tools, the task, 
 message), ``room`` = trigger - fixed.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -90,12 +91,8 @@ class Draft:
 
     @property
     def applied(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for piece in self.pieces:
-            if piece.kind is not None:
-                counts[piece.kind.value] = counts.get(piece.kind.value, 0) + 1
-            if piece.rounds is not None:
-                counts[EditKind.ROUND.value] = counts.get(EditKind.ROUND.value, 0) + 1
+        kinds = (kind for p in self.pieces for kind in (p.kind, p.rounds and p.rounds.kind) if kind is not None)
+        counts = dict(Counter(kind.value for kind in kinds))
         if self.active_cut is not None:
             counts[self.active_cut.layer] = 1
         if self.pruned:

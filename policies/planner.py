@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from policies.draft import Bounds, Draft, bounds_for, broken_rules, covered_by, replay, untouched
+from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, broken_rules, covered_by, replay, untouched
 from policies.effects import Announce, Flow, Offload, unheard
 from policies.ledger import UNKNOWN, WINDOWS, Action, ConversationState, Decision, Event, LayerReport, Prepared, Trend
 from policies.limits import (
@@ -459,7 +459,7 @@ def prepare(
             return None
         early, compacts = batch
         if not compacts:  # what it asks is asked now: the answers are kept by what they are about
-            yield from run_layers(PlanWork(draft), replace(bounds, early=early))
+            yield from run_layers(PlanWork(draft), replace(bounds, layer=NO_LAYER, early=early))
             return None
     start = Compact.of(layer.params).tail_start(draft, bounds)
     head = transcript.head

@@ -41,8 +41,7 @@ def advance(
 ) -> Trend:
     """All counts are uncalibrated, or a new calibration would look like growth.
 
-    Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later, by :func:`in_zone`,
-    where it is not known yet.
+    Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later where it is not known yet.
     """
     raw, length = bounded(raw), bounded(length)
     if raw == before.raw and length == before.length:
@@ -56,10 +55,6 @@ def advance(
     baseline = growth if known is None else rules.ema_alpha * growth + (1 - rules.ema_alpha) * known
     spike = known is not None and growth > rules.spike_multiplier * known
     return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
-
-
-def in_zone(trend: Trend, zone: str) -> Trend:
-    return trend if zone == trend.zone else trend._replace(zone=zone)
 
 
 def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, window: int, grew: bool = True) -> tuple[Burn, ...]:
@@ -323,7 +318,7 @@ def conclude(
     fits = tokens <= limits.fits
     soft = limits.settings.rot_soft_tokens
     pressure = read_pressure(used, limits.base, limits.zones, fits=fits, soft=soft, acted=acted, emergency=emergency)
-    trend = in_zone(grown.trend, pressure.zone)
+    trend = grown.trend if grown.trend.zone == pressure.zone else grown.trend._replace(zone=pressure.zone)
     reading = read_on(limits, trend, used)
     events: tuple[Event, ...] = ()
     calm = pressure.zone == "green" == grown.before.zone and not _is_worth_a_word(grown, limits)

@@ -274,22 +274,14 @@ def _neighbours(output: Output, before: Sequence[Output]) -> list[Output]:
 
 
 def _joined(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
-    parent: dict[int, int] = {}
-
-    def root(index: int) -> int:
-        parent.setdefault(index, index)
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
+    """The sets of what pairs link, each in order."""
+    linked: dict[int, set[int]] = {}
     for one, other in pairs:
-        low, high = sorted((root(one), root(other)))
-        parent[high] = low
-    members: defaultdict[int, list[int]] = defaultdict(list)
-    for index in sorted(parent):
-        members[root(index)].append(index)
-    return [tuple(members[first]) for first in sorted(members)]
+        smaller, larger = sorted((linked.setdefault(one, {one}), linked.setdefault(other, {other})), key=len)
+        if smaller is not larger:
+            larger |= smaller
+            linked |= dict.fromkeys(smaller, larger)
+    return [tuple(sorted(members)) for members in {id(each): each for each in linked.values()}.values()]
 
 
 def _changes(texts: Sequence[str]) -> list[str]:

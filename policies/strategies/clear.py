@@ -39,11 +39,8 @@ def cleared(bounds: Bounds, index: int, kind: EditKind, calls: Mapping[int, Tool
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
-    messages, guarded = draft.transcript.messages, bounds.protection.all
-    marked = (p for p in draft.pieces if p.index is not None and messages[p.index].keep is False)
-    return _evicted(
-        draft, bounds, [p for p in marked if p.index not in guarded and not messages[p.index or 0].call_ids]
-    )
+    marked = (p for _, p, message in touchable(draft, bounds) if message.keep is False and not message.call_ids)
+    return _evicted(draft, bounds, marked)
 
 
 def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:

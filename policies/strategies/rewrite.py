@@ -55,8 +55,6 @@ class RewriteTask:
     """One message to be put in shorter words.
 
     Attributes:
-        index: its index in the array.
-        kind: the kind of the edit.
         allowed: most tokens of the text, what stands behind it not counted.
         tail: what stands behind the text.
         key: address of the question, by content.

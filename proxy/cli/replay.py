@@ -252,12 +252,8 @@ def _report(run: _ReplayRun, *, steps: bool) -> dict[str, object]:
         },
     }
     if run.advice is not None:
-        advice = run.advice
-        report["advice"] = {
-            "trigger": advice.shape.trigger,
-            "low_water": advice.shape.low_water,
-            "reason": advice.reason,
-        }
+        shape = run.advice.shape
+        report["advice"] = {"trigger": shape.trigger, "low_water": shape.low_water, "reason": run.advice.reason}
     if steps:
         report["steps"] = [
             {"id": kept.id, "policy": scenario.name, "steps": [step.values() for step in scenario.steps]}

@@ -14,7 +14,6 @@ from policies.pressure import (
     PressureReading,
     advance,
     changes,
-    in_zone,
     lift,
     read_on,
     should_preempt,
@@ -430,14 +429,14 @@ def test_a_zone_lifted_by_the_rot_guard_changes_once() -> None:
     trend = Trend()
     for tokens in (60_000, 70_000, 75_000, 76_000):
         before = trend
-        trend = in_zone(grow(trend, tokens), lift("green", tokens, 64_000)[0])
+        trend = grow(trend, tokens)._replace(zone=lift("green", tokens, 64_000)[0])
         found += told(before, read(trend, tokens, 1_000_000))
     assert found == [Event("zone_change", {"old": "green", "new": "yellow"})]
 
 
 def test_a_zone_that_is_known_only_after_management_replaces_the_first_one() -> None:
     trend = after([1_000, 3_000, 40_000])
-    assert in_zone(trend, "red") == grow(after([1_000, 3_000]), 40_000, zone="red")
+    assert trend._replace(zone="red") == grow(after([1_000, 3_000]), 40_000, zone="red")
 
 
 def test_a_retry_that_lands_in_another_zone_is_a_transition_too() -> None:
