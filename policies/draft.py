@@ -31,13 +31,9 @@ from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest
 from policies.messages import (
     Message,
     Protection,
-    ToolCall,
     ToolDefinition,
     Transcript,
-    Unit,
-    answered_calls,
     protect,
-    units,
 )
 from policies.settings import ContextSettings, ExtractShape, Layer
 from policies.text.segments import Readings
@@ -334,7 +330,6 @@ class Bounds:
     shape: ExtractShape
     known: ConversationState
     counter: TokenCounter
-    steps: tuple[Unit, ...]
     protection: Protection
     trigger: int
     fixed: int
@@ -410,9 +405,6 @@ class Bounds:
             chain=transcript.chain[position] if 0 <= position < len(transcript.chain) else b"",
         )
 
-    def calls(self) -> dict[int, ToolCall]:
-        return answered_calls(self.transcript, self.steps)
-
 
 def bounds_for(
     transcript: Transcript,
@@ -425,9 +417,7 @@ def bounds_for(
     summarizer_input: int | None = None,
     readings: Readings | None = None,
 ) -> Bounds:
-    messages = transcript.messages
-    steps = units(messages, transcript.head)
-    protection = protect(messages, steps, known.pins)
+    protection = protect(transcript, known.pins)
     trigger = first_trigger(settings, budget)
     if ceiling is not None:
         trigger = min(trigger, ceiling)
@@ -439,7 +429,6 @@ def bounds_for(
         shape=shape_for(settings, budget.window),
         known=known,
         counter=counter,
-        steps=steps,
         protection=protection,
         trigger=trigger,
         fixed=fixed,

@@ -9,7 +9,7 @@ nearest assistant message before the result), because some servers reuse ``call_
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -138,6 +138,15 @@ class Transcript:
             result.append(nth)
         return tuple(result)
 
+    @cached_property
+    def steps(self) -> "tuple[Unit, ...]":
+        return units(self.messages, self.head)
+
+    @cached_property
+    def calls(self) -> Mapping[int, ToolCall]:
+        """By the index of a result the call that it answers."""
+        return answered_calls(self, self.steps)
+
 
 def head_length(messages: Sequence[Message]) -> int:
     for index, message in enumerate(messages):
@@ -258,8 +267,8 @@ class Protection:
         return self.verbatim | self.active
 
 
-def protect(messages: Sequence[Message], steps: Sequence[Unit], pins: frozenset[bytes] = frozenset()) -> Protection:
-    pinned: set[int] = set()
+def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Protection:
+    messages, steps, pinned = transcript.messages, transcript.steps, set[int]()
     for unit in steps:
         if any(messages[i].keep or (pins and messages[i].digest[:PIN_SIZE] in pins) for i in unit.indices):
             pinned.update(unit.indices)

@@ -30,7 +30,7 @@ from policies.limits import (
     refuses,
 )
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import InvalidConversation, Transcript, parse_turn_boundaries, protect, units
+from policies.messages import InvalidConversation, Transcript, parse_turn_boundaries, protect
 from policies.pressure import Growth, PressureReport, conclude, is_urgent, measure
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
@@ -185,8 +185,7 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudg
 
 
 def standing(transcript: Transcript, known: ConversationState) -> Draft:
-    messages = transcript.messages
-    return replay(transcript, known, protect(messages, units(messages, transcript.head), known.pins))
+    return replay(transcript, known, protect(transcript, known.pins))
 
 
 def compacted(
@@ -235,7 +234,7 @@ def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | Non
     if not any(event.kind == "zone_change" for event in seen.events):
         return
     messages = transcript.messages
-    guarded = protect(messages, units(messages, transcript.head)).all
+    guarded = protect(transcript).all
     stands = range(len(messages)) if draft is None else [p.index for p in draft.pieces if p.text is None]
     found = [(i, messages[i]) for i in stands if i is not None and messages[i].is_result and i not in guarded]
     largest = sorted(found, key=lambda each: -each[1].tokens)[:MAX_NAMED]

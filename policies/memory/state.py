@@ -498,7 +498,7 @@ def notes_of(transcript: Transcript, *, settings: ContextSettings, known: Conver
 def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> bool:
     if settings.summarizer is None or not settings.notes.extract:
         return False
-    steps = units(transcript.messages, transcript.head)
+    steps = transcript.steps
     if len(steps) < settings.notes.min_turns:
         return False
     fresh = sum(1 for unit in steps if unit.start >= transcript.head + known.length)
@@ -508,7 +508,7 @@ def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: Con
 def write_notes(
     transcript: Transcript, *, known: ConversationState, counter: TokenCounter, max_input: int
 ) -> Flow[tuple[Note, ...]]:
-    steps = units(transcript.messages, transcript.head)[-STEPS_BETWEEN:]
+    steps = transcript.steps[-STEPS_BETWEEN:]
     sources = _sources(transcript, since=steps[0].start - transcript.head if steps else known.length)
     written = yield from condense(
         lines_of(sources),

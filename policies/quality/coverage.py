@@ -13,7 +13,7 @@ from itertools import chain, zip_longest
 from policies.ledger import EditKind, PlannedMessage
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import read_state
-from policies.messages import ToolCall, Transcript, answered_calls, units
+from policies.messages import ToolCall, Transcript
 from policies.settings import NoteTaking
 from policies.summary.ask import lines_of
 from policies.summary.material import MaterialLine, harmless
@@ -206,9 +206,8 @@ class Contexts:
 
 def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage]) -> Contexts:
     head = transcript.head
-    calls = answered_calls(transcript, units(transcript.messages, head))
     indices = range(head, len(transcript.messages))
-    whole = sources_of(transcript, indices, calls)
+    whole = sources_of(transcript, indices, transcript.calls)
     by_index = dict(zip(indices, whole, strict=True))
     lines: list[MaterialLine] = []
     tokens = 0

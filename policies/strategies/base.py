@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import Flow
 from policies.ledger import CONDENSED, SHORTENED, Cut, Edit, EditKind, PlannedMessage
-from policies.messages import Message, ToolCall
+from policies.messages import Message
 from policies.settings import Param
 from policies.text.gist import placeholder
 from policies.tokens import clip_middle
@@ -99,7 +99,7 @@ def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: st
     return bounds.edited(index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
 
 
-def placeholder_for(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
+def placeholder_for(bounds: Bounds, index: int) -> str:
     """What stands where the content of message ``index`` was, as the policy's ``placeholder`` says.
 
     ``none`` is the shortest text that every upstream accepts.
@@ -109,7 +109,7 @@ def placeholder_for(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -
         return settings.marker if settings.placeholder == "marker" else EMPTIED
     if not message.is_result:
         return f"[weir: {message.role} message of {message.tokens} tokens removed; archived as {message.ref}]"
-    call = calls.get(index)
+    call = bounds.transcript.calls.get(index)
     return placeholder(
         bounds.transcript.read(index).text,
         tool=call.name if call else "tool",

@@ -9,13 +9,13 @@
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, PlannedMessage
-from policies.messages import ToolCall, ToolDefinition, Tools, parse_turn_boundaries, same_call, step_numbers
+from policies.messages import ToolDefinition, Tools, parse_turn_boundaries, same_call, step_numbers
 from policies.scoring.eviction import EVICTABLE, Block, ContentType, scorer, select
 from policies.scoring.redundancy import References, last_references
 from policies.settings import ClientEdits, Param
@@ -34,8 +34,8 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WORD = re.compile(r"[^\W_]{2,}|\d")
 
 
-def cleared(bounds: Bounds, index: int, kind: EditKind, calls: Mapping[int, ToolCall]) -> Edit:
-    return bounds.edited(index, placeholder_for(bounds, index, calls), kind)
+def cleared(bounds: Bounds, index: int, kind: EditKind) -> Edit:
+    return bounds.edited(index, placeholder_for(bounds, index), kind)
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
@@ -45,7 +45,7 @@ def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
 
 def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
     """The draft without the tool results that its client asks to have cleared; as it was where too little would go."""
-    messages, guarded, calls = draft.transcript.messages, bounds.protection.all, bounds.calls()
+    messages, guarded, calls = draft.transcript.messages, bounds.protection.all, bounds.transcript.calls
     standing = [p for p in draft.pieces if p.index is not None and messages[p.index].is_result and p.text is None]
     many = edits.results_over is not None and len(standing) > edits.results_over
     if not many and (edits.results_at is None or draft.tokens <= bounds.budget.room_for(edits.results_at)):
@@ -57,17 +57,8 @@ def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
 
 
 def _evicted(draft: Draft, bounds: Bounds, chosen: Iterable[PlannedMessage]) -> Draft:
-    calls: Mapping[int, ToolCall] | None = None
-
-    def edits() -> Iterator[tuple[PlannedMessage, Edit]]:
-        nonlocal calls
-        for piece in chosen:
-            calls = bounds.calls() if calls is None else calls
-            edit = cleared(bounds, piece.index or 0, EditKind.EVICT, calls)
-            if edit.tokens * WORTH_IT <= piece.tokens:
-                yield piece, edit
-
-    return down_to_target(draft, bounds, edits())
+    made = ((piece, cleared(bounds, piece.index or 0, EditKind.EVICT)) for piece in chosen)
+    return down_to_target(draft, bounds, ((piece, e) for piece, e in made if e.tokens * WORTH_IT <= piece.tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +90,11 @@ class Evict(Strategy):
         return sum(each.tokens for each in (self._blocks(draft, bounds) if self.scorer else _by_age(draft, bounds)))
 
     def _by_score(self, draft: Draft, bounds: Bounds) -> Draft:
-        judge, calls = scorer(self.scorer, self.given), bounds.calls()
+        judge = scorer(self.scorer, self.given)
         edits: dict[int, Edit] = {}
 
         def cost(block: Block) -> int:
-            edits[block.index] = cleared(bounds, block.index, EditKind.EVICT, calls)
+            edits[block.index] = cleared(bounds, block.index, EditKind.EVICT)
             return edits[block.index].tokens
 
         scored = [(block, judge.score(block)) for block in self._blocks(draft, bounds)]
@@ -125,7 +116,7 @@ def _by_age(draft: Draft, bounds: Bounds) -> list[PlannedMessage]:
 
 
 def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT_TYPES) -> list[Block]:
-    transcript, calls = draft.transcript, bounds.calls()
+    transcript, calls = draft.transcript, bounds.transcript.calls
     steps, used = step_numbers(transcript.messages), last_references(transcript, calls)
     newest: dict[tuple[str, str], int] = {same_call(call): index for index, call in calls.items()}
     found: list[Block] = []
@@ -185,8 +176,7 @@ class Prune(Strategy):
         old = self._beyond(draft, bounds)
         if sum(piece.tokens for _, piece in old) <= self.minimum:
             return draft
-        calls = bounds.calls()
-        made = {index: (piece, cleared(bounds, index, EditKind.PRUNE, calls)) for index, piece in old}
+        made = {index: (piece, cleared(bounds, index, EditKind.PRUNE)) for index, piece in old}
         edits = {index: edit for index, (piece, edit) in made.items() if edit.tokens < piece.tokens}
         gain = sum(made[index][0].tokens - edit.tokens for index, edit in edits.items())
         return draft.with_edits(edits) if gain > self.minimum else draft
@@ -218,7 +208,7 @@ class Dedupe(Strategy):
     name = "dedupe"
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        messages, calls, guarded = draft.transcript.messages, bounds.calls(), bounds.protection.all
+        messages, calls, guarded = draft.transcript.messages, bounds.transcript.calls, bounds.protection.all
         newest: dict[bytes, int] = {}
         latest: dict[tuple[str, str], int] = {}
         edits: dict[int, Edit] = {}

@@ -101,7 +101,7 @@ class Compact(Strategy):
         newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
         cuts = _cuts(draft, bounds, newest, beside=budget)
         read = {*gone, *cuts}
-        sources = sources_of(transcript, sorted(read), bounds.calls())
+        sources = sources_of(transcript, sorted(read), bounds.transcript.calls)
         goal = _text(bounds, bounds.protection.task)
         asked = "" if current == bounds.protection.task else _text(bounds, current)
         shown = [i for i in range(head, len(transcript.messages)) if i not in read and (not asked or i != current)]
@@ -141,7 +141,7 @@ class Compact(Strategy):
     def tail_start(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> int:
         """Index of the first message of the kept tail, always at a unit's start; the newest step is in it."""
         messages, head = draft.transcript.messages, draft.transcript.head
-        units = [unit.start for unit in bounds.steps]
+        units = [unit.start for unit in bounds.transcript.steps]
         newest = min(bounds.protection.active, default=len(messages))
         if self.keep_messages is not None:  # rounded out to the unit that the first one stands in
             wanted = len(messages) - self.keep_messages
@@ -161,7 +161,7 @@ class Compact(Strategy):
 def _tail_within(draft: Draft, bounds: Bounds, newest: int, budget: int) -> int:
     tokens, verbatim = draft.tokens_by_index(), bounds.protection.verbatim
     start = newest
-    for unit in reversed(bounds.steps):
+    for unit in reversed(bounds.transcript.steps):
         if unit.start < start and any(i not in tokens for i in unit.indices):
             break
         budget -= sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
@@ -352,7 +352,7 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
     transcript, known, settings = bounds.transcript, bounds.known, bounds.settings
     said = range(transcript.head, len(transcript.messages))
     gone = [i for i in said if i not in shown and transcript.messages[i].role != "system"]
-    sources, visible = sources_of(transcript, gone, bounds.calls()), [_text(bounds, i) for i in shown]
+    sources, visible = sources_of(transcript, gone, bounds.transcript.calls), [_text(bounds, i) for i in shown]
     sources = [s if (text := inside(s.text)) is None else replace(s, text=text) for s in sources]
     task, newest = bounds.protection.task, bounds.protection.current
     goal, before = _text(bounds, task), known_summary(bounds, most=len(transcript.chain))
@@ -405,7 +405,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
     """A summary in words of ``gone`` that goes on from ``before``; ``before`` itself where the model gives none."""
     transcript, settings = bounds.transcript, bounds.settings
     fresh = [i for i in gone if i - transcript.head >= before.covers] if before.text else list(gone)
-    sources = sources_of(transcript, fresh, bounds.calls())
+    sources = sources_of(transcript, fresh, bounds.transcript.calls)
     lines = lines_of(sources)
     if not lines:
         return before

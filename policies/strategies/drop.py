@@ -70,7 +70,7 @@ def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
     first_new = transcript.head + bounds.known.length if new_only else 0
     calls: Mapping[int, ToolCall] = {}
     if ingest.is_particular:
-        calls = answered_calls(bounds.transcript, [step for step in bounds.steps if step.stop > first_new])
+        calls = answered_calls(bounds.transcript, [step for step in bounds.transcript.steps if step.stop > first_new])
     edits: dict[int, Edit] = {}
     for piece in draft.pieces:
         index = piece.index
@@ -259,7 +259,7 @@ class Window(Strategy):
 
     def _start(self, draft: Draft, bounds: Bounds) -> int:
         messages, head = draft.transcript.messages, draft.transcript.head
-        units = tuple(unit.start for unit in bounds.steps)
+        units = tuple(unit.start for unit in bounds.transcript.steps)
         if self.turns > 0:
             turns = parse_turn_boundaries(messages)
             edges = turns if len(turns) > 1 else units
@@ -276,7 +276,7 @@ def _stays(draft: Draft, bounds: Bounds, start: int) -> set[int]:
     if bounds.layer.scope == "total":
         return stays
     pieces = {p.index: p for p in draft.pieces if p.index is not None}
-    for unit in bounds.steps:
+    for unit in bounds.transcript.steps:
         present = [i for i in unit.indices if i in pieces]
         if unit.start < start and not any(bounds.in_scope(draft, pieces[i]) for i in present):
             stays.update(present)
@@ -324,7 +324,7 @@ class DropOldest(Strategy):
         worth = {p.index: p.tokens for p in draft.pieces if p.index is not None and bounds.in_scope(draft, p)}
         least, start, spared = self._least(bounds, begin), begin, set(bounds.protection.all)
         last = len(bounds.transcript.messages) - max(0, self.recent)
-        for unit in bounds.steps[:-1]:
+        for unit in bounds.transcript.steps[:-1]:
             if unit.start < begin:
                 continue
             if unit.stop > last or (excess <= 0 and unit.start >= least):
@@ -338,7 +338,7 @@ class DropOldest(Strategy):
     def _least(self, bounds: Bounds, begin: int) -> int:
         """The index up to which ``fraction`` of what begins at ``begin`` reaches; ``begin`` without one."""
         turns = [start for start in parse_turn_boundaries(bounds.transcript.messages) if start >= begin]
-        edges = turns if len(turns) > 1 else [unit.start for unit in bounds.steps if unit.start >= begin]
+        edges = turns if len(turns) > 1 else [unit.start for unit in bounds.transcript.steps if unit.start >= begin]
         if not edges or self.fraction <= 0:
             return begin
         return edges[min(math.ceil(round(self.fraction * len(edges), 6)), len(edges) - 1)]

@@ -266,7 +266,7 @@ class SummarizeToolResult(Strategy):
         return condense_each(draft, bounds, self._jobs(draft, bounds))
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
-        ingest, calls, steps = bounds.settings.ingest, bounds.calls(), step_numbers(draft.transcript.messages)
+        ingest, calls, steps = bounds.settings.ingest, bounds.transcript.calls, step_numbers(draft.transcript.messages)
         reports = {*ingest.sub_agent_tools} if may_ask(bounds) else set[str]()
         found: list[tuple[bool, int, RewriteTask]] = []
         for index, piece, message in results(draft, bounds):
@@ -324,7 +324,7 @@ class Delegate(Strategy):
         large = {i: p.tokens for i, p, _ in results(draft, bounds) if p.tokens >= least and is_original(p)}
         if not large:
             return []
-        calls = bounds.calls()
+        calls = bounds.transcript.calls
         used = last_references(draft.transcript, calls)
         return [
             reading_of(bounds, index, calls.get(index), kind=EditKind.DELEGATE, most=self.max_tokens)
@@ -354,7 +354,8 @@ class Progressive(Strategy):
         return condense_each(draft, bounds, self._jobs(draft, bounds))
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
-        messages, calls, steps = draft.transcript.messages, bounds.calls(), step_numbers(draft.transcript.messages)
+        messages, calls = draft.transcript.messages, draft.transcript.calls
+        steps = step_numbers(messages)
         jobs: list[RewriteTask] = []
         for index, piece, message in touchable(draft, bounds):
             if index in draft.transcript.memory or message.media:
@@ -418,7 +419,7 @@ class SemanticMerge(Strategy):
     threshold: float = number(0.85, most=1)
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        calls = bounds.calls()
+        calls = bounds.transcript.calls
         answers = ((i, piece) for i, piece, message in touchable(draft, bounds) if i in calls and not message.media)
         read = draft.transcript.read
         outputs = [Output(i, calls[i].name, read(i).text) for i, piece in answers if piece.text is None]
@@ -426,13 +427,13 @@ class SemanticMerge(Strategy):
         similarities = yield from _compared(found, bounds.settings.embeddings)
         merges = merge(found, similarities, threshold=self.threshold)
         tokens, edits = draft.tokens_by_index(), dict[int, Edit]()
-        for group in (_merged(bounds, each, calls) for each in merges):
+        for group in (_merged(bounds, each) for each in merges):
             if sum(edit.tokens for edit in group.values()) < sum(tokens[index] for index in group):
                 edits |= group
         merged = draft.with_edits(edits)
         if merged.tokens <= bounds.target or not may_ask(bounds):
             return merged
-        jobs = _in_words(bounds, merges, edits, calls)
+        jobs = _in_words(bounds, merges, edits)
         texts = yield from _texts(bounds, jobs, asking=True)
         return _placed(merged, bounds, jobs, texts)[0]
 
@@ -452,24 +453,22 @@ def _compared(found: Candidates, model: str | None) -> Flow[dict[tuple[int, int]
     return dict(zip(found.pairs, reply.scores, strict=True))
 
 
-def _merged(bounds: Bounds, found: Merge, calls: Mapping[int, ToolCall]) -> dict[int, Edit]:
+def _merged(bounds: Bounds, found: Merge) -> dict[int, Edit]:
 
     def gone(index: int) -> str:
         if bounds.settings.placeholder != "finding":
-            return placeholder_for(bounds, index, calls)
+            return placeholder_for(bounds, index)
         return f"[weir: merged into a later result; archived as {bounds.transcript.messages[index].ref}]"
 
     texts = {**{index: gone(index) for index in found.earlier}, found.index: found.text}
     return {index: bounds.edited(index, text, EditKind.MERGE) for index, text in texts.items()}
 
 
-def _in_words(
-    bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit], calls: Mapping[int, ToolCall]
-) -> list[RewriteTask]:
+def _in_words(bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit]) -> list[RewriteTask]:
     """What a model may say in fewer words of merged results that differ, the largest first."""
     messages, found = bounds.transcript.messages, list[RewriteTask]()
     for merged in merges:
-        members, tool = (*merged.earlier, merged.index), calls[merged.index].name
+        members, tool = (*merged.earlier, merged.index), bounds.transcript.calls[merged.index].name
         texts = [bounds.transcript.read(i).text for i in members]
         if merged.index not in edits or len({*texts}) == 1:
             continue

@@ -16,7 +16,7 @@ from policies.effects import Effect, Reply
 from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, same_call, units
+from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, same_call
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
 from proxy.conversation.thread import Thread
@@ -296,7 +296,7 @@ class _Batch:
         self._old = _newest_cut(transcript, known.cuts)
         self._hidden = frozenset() if self._old is None else frozenset(_hidden(transcript, self._old))
         affected = {*decision.removed}
-        steps = [u for u in units(transcript.messages, transcript.head) if affected.intersection(u.indices)]
+        steps = [u for u in transcript.steps if affected.intersection(u.indices)]
         self._calls = answered_calls(transcript, steps)
         self._kept = tuple(report.layer for report in decision.trail if report.kept)
 
