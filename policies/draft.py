@@ -87,8 +87,8 @@ class Draft:
 
     @property
     def applied(self) -> dict[str, int]:
-        kinds = (kind for p in self.pieces for kind in (p.kind, p.rounds and p.rounds.kind) if kind is not None)
-        counts = dict(Counter(kind.value for kind in kinds))
+        kinds = (each for p in self.pieces for each in (p.kind, None if p.rounds is None else p.rounds.kind))
+        counts = dict(Counter(kind.value for kind in kinds if kind is not None))
         if self.active_cut is not None:
             counts[self.active_cut.layer] = 1
         if self.pruned:
@@ -102,28 +102,19 @@ class Draft:
         return replace(self, pieces=pieces, edits={**self.edits, **edits} if new else self.edits)
 
     def with_cut(self, cut: Cut, *, checkpoint: str | None = None) -> "Draft":
-        pieces = {p.index: p for p in self.pieces if p.index is not None}
-        recalled = self._recalled()
+        messages, pieces = self.transcript.messages, {p.index: p for p in self.pieces if p.index is not None}
+        recalled = {after.index: piece for piece, after in pairwise(self.pieces) if piece.kind is EditKind.RECALL}
         order = cut_order(self.transcript, cut)
-        messages = self.transcript.messages
-        placed = tuple(
-            piece
-            for i in order
-            if i is not None or cut.text
-            for piece in (
-                *recalled.get(i, ()),
-                PlannedMessage(None, cut.tokens, cut.text)
-                if i is None
-                else pieces.get(i) or PlannedMessage(i, messages[i].tokens),
-            )
-        )
+        summary, placed = PlannedMessage(None, cut.tokens, cut.text), list[PlannedMessage]()
+        for i in order:
+            if i is None and not cut.text:
+                continue
+            if i in recalled:
+                placed.append(recalled[i])
+            placed.append(summary if i is None else pieces.get(i) or PlannedMessage(i, messages[i].tokens))
         alive = set(order)
         edits = {i: e for i, e in self.edits.items() if i in alive}
-        return replace(self, pieces=placed, edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
-
-    def _recalled(self) -> dict[int | None, tuple[PlannedMessage, ...]]:
-        pairs = pairwise(self.pieces)
-        return {after.index: (piece,) for piece, after in pairs if piece.kind is EditKind.RECALL}
+        return replace(self, pieces=tuple(placed), edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
 
     def buckets(self) -> dict[str, int]:
         result = dict.fromkeys(BUCKETS, 0)

@@ -9,7 +9,7 @@ nearest assistant message before the result), because some servers reuse ``call_
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -143,7 +143,7 @@ class Transcript:
         return units(self.messages, self.head)
 
     @cached_property
-    def calls(self) -> Mapping[int, ToolCall]:
+    def calls(self) -> dict[int, ToolCall]:
         """By the index of a result the call that it answers."""
         return answered_calls(self, self.steps)
 

@@ -82,7 +82,6 @@ class Block:
     """
 
     index: int
-    id: str
     kind: ContentType
     tokens: int
     age: int

@@ -301,7 +301,7 @@ def _course(values: Sequence[str]) -> str:
 
 
 def fields(text: str) -> dict[str, str]:
-    document = _document(text)
+    document = (parse(text) or None) if len(text.strip()) <= _MAX_PARSED else None
     if document is not None:
         return dict(_leaves(document))
     named = [(_harmless(m[1], _MAX_NAME_LEN), _harmless(m[2], _MAX_VALUE_LEN)) for m in _FIELD.finditer(text)]
@@ -312,10 +312,6 @@ def fields(text: str) -> dict[str, str]:
         return found
     lines = [line for line in text.splitlines() if line.strip()][:_MAX_FIELDS]
     return {f"line {n}": _harmless(line, _MAX_VALUE_LEN) for n, line in enumerate(lines, 1)}
-
-
-def _document(text: str) -> object | None:
-    return (parse(text) or None) if len(text.strip()) <= _MAX_PARSED else None
 
 
 def _leaves(document: object) -> Iterator[tuple[str, str]]:

@@ -134,7 +134,6 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
         found.append(
             Block(
                 index=index,
-                id=message.digest.hex(),
                 kind=kind,
                 tokens=piece.tokens,
                 age=age,

@@ -87,11 +87,8 @@ class Compact(Strategy):
     prompt: str = word(*PROMPTS)
     prepared: bool = flag()
 
-    def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        return self.compacted(draft, bounds)
-
-    def compacted(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
-        """The same with a part of the room for what stands there afterwards."""
+    def run(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
+        """The draft with a summary; ``share`` of the room is for what stands there afterwards."""
         transcript, head, current = draft.transcript, draft.transcript.head, bounds.protection.current
         start = self.tail_start(draft, bounds, share=share)
         gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]

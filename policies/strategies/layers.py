@@ -179,7 +179,7 @@ def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
 def run_anew(work: PlanWork, bounds: Bounds) -> Flow[None]:
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), None)
     if layer is not None and work.draft.active_cut is not None:
-        done = yield from compact.Compact.of(layer.params).compacted(work.draft, replace(bounds, layer=layer))
+        done = yield from compact.Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer))
         work.take(layer, done, kept=done is not work.draft and done.tokens <= bounds.trigger)
 
 
@@ -197,7 +197,7 @@ def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
     target, compacts = bounds.hard_limit, bounds.settings.compaction == "proxy"
     at_target = replace(bounds, aim=target)
     if work.draft.tokens > target and compacts:
-        done = yield from compact.Compact().compacted(work.draft, bounds, share=HARDER_SHARE)
+        done = yield from compact.Compact().run(work.draft, bounds, share=HARDER_SHARE)
         work.take("compact", done, kept=done.tokens < work.draft.tokens, rung=True)
     if work.draft.tokens > target and compacts:
         done = compact.Rollover().apply(work.draft, at_target)

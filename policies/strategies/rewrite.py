@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import Alike, Compare, Flow, together
@@ -33,7 +32,7 @@ from policies.strategies.base import (
     touchable,
     whole,
 )
-from policies.summary.ask import condense
+from policies.summary.ask import Written, condense
 from policies.summary.material import MaterialLine
 from policies.summary.prompts import REASONS
 from policies.text.gist import gist
@@ -54,18 +53,11 @@ EXTRACT = "extract"
 class RewriteTask:
     """One message to be put in shorter words.
 
-    Attributes:
-        allowed: most tokens of the text, what stands behind it not counted.
-        tail: what stands behind the text.
-        key: address of the question, by content.
-        prompt: which question a model is asked.
-        lines: what it is asked about.
-        task: what for.
-        plain: writes where no model is asked or gave none; empty where it has nothing that is good enough.
-        asks: whether a model may be asked.
-        hard: whether a longer text is cut to ``allowed`` rather than taken as it is, and taken if it is shorter at all.
-        original: tokens of what was said, the message's where it says nothing else.
-        standing: tokens of what is left if the text is not taken, the message's likewise.
+    ``allowed`` is the most tokens of the text, ``tail`` stands behind it and is not counted. A model, if it ``asks``
+    one, is asked ``prompt`` about ``lines`` for ``task``; ``key`` is the question's address, by content. ``plain``
+    writes otherwise: nothing where that would not be good enough. A longer text is cut to ``allowed`` if that is
+    ``hard``, and then taken if it is shorter at all. ``original`` are the tokens of what was said and ``standing`` of
+    what is left if the text is not taken, the message's own where they are None.
     """
 
     index: int
@@ -81,13 +73,6 @@ class RewriteTask:
     hard: bool = False
     original: int | None = None
     standing: int | None = None
-
-
-class _Text(NamedTuple):
-    text: str
-    calls: int = 0
-    purpose: str = EXTRACT
-    failure: str = ""
 
 
 def may_ask(bounds: Bounds) -> bool:
@@ -129,17 +114,17 @@ def _enough(
     return waiting[:chosen], waiting[chosen:]
 
 
-def _texts(bounds: Bounds, jobs: Sequence[RewriteTask], *, asking: bool) -> Flow[list[_Text]]:
+def _texts(bounds: Bounds, jobs: Sequence[RewriteTask], *, asking: bool) -> Flow[list[Written]]:
     first = {job.key: job for job in reversed(jobs)}
     found = yield from together([_write(job, bounds, asking=asking) for job in first.values()])
     texts = dict(zip(first, found, strict=True))
-    return [texts[job.key] if job is first[job.key] else texts[job.key]._replace(calls=0) for job in jobs]
+    return [texts[job.key] if job is first[job.key] else replace(texts[job.key], calls=0) for job in jobs]
 
 
-def _write(job: RewriteTask, bounds: Bounds, *, asking: bool) -> Flow[_Text]:
+def _write(job: RewriteTask, bounds: Bounds, *, asking: bool) -> Flow[Written]:
     if not job.asks or not asking:
         text = job.plain()
-        return _Text(text, failure="" if text else NO_SUMMARIZER)
+        return Written(text, purpose=EXTRACT, failure="" if text else NO_SUMMARIZER)
     written = yield from condense(
         job.lines,
         prompt=job.prompt,
@@ -152,15 +137,15 @@ def _write(job: RewriteTask, bounds: Bounds, *, asking: bool) -> Flow[_Text]:
     )
     text = written.text.strip()
     if not text:
-        return _Text(job.plain(), written.calls, EXTRACT, written.failure or "empty")
+        return replace(written, text=job.plain(), purpose=EXTRACT, failure=written.failure or "empty")
     if job.hard:
         ref = bounds.transcript.messages[job.index].ref
         text = clip_middle(text, job.allowed, counter=bounds.counter, ref=ref)
-    return _Text(text, written.calls, written.purpose)
+    return replace(written, text=text)
 
 
 def _placed(
-    draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask], texts: Sequence[_Text]
+    draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask], texts: Sequence[Written]
 ) -> tuple[Draft, list[str]]:
     pieces = {p.index: p for p in draft.pieces}
     edits: dict[int, Edit] = {}

@@ -168,13 +168,11 @@ def divide(lines: Sequence[MaterialLine], room: int, *, most: int, counter: Toke
     total = sum(line.tokens for line in lines)
     if total <= room:
         return [list(lines)]
-    chunks = _pack(lines, room, counter)
-    for share in (0.9, 0.7, 0.5, 0.3):
+    for share in (None, 0.9, 0.7, 0.5, 0.3):
+        cut = lines if share is None else _cut_to(lines, int(room * most * share), counter)
+        chunks = _pack(cut, room, counter)
         if len(chunks) <= most:
             return chunks
-        chunks = _pack(_cut_to(lines, int(room * most * share), counter), room, counter)
-    if len(chunks) <= most:
-        return chunks
     half = max(1, most // 2)
     end = len(chunks) - (most - half)
     left_out = sum(map(len, chunks[half:end]))

@@ -26,7 +26,6 @@ def block(
 ) -> Block:
     return Block(
         index=index,
-        id=f"{index:032x}",
         kind=kind,
         tokens=tokens,
         age=age,
