@@ -14,13 +14,13 @@ work in uncalibrated tokens, as messages are counted; :meth:`TokenBudget.room_fo
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
 from policies.ledger import TokenSource
-from policies.messages import Message, PolicyError, Transcript
+from policies.messages import PolicyError, Transcript
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones, amount
 
 FAR = 4
@@ -228,23 +228,6 @@ def divide(
             if bucket.cap is not None and name not in RESERVED
         },
     )
-
-
-@dataclass(frozen=True)
-class Summed(Transcript):
-    """A long transcript that is added up no more slowly than a short one."""
-
-    by_role: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.__dict__["tokens"] = sum(self.by_role.values()) + self.tools + self.priming
-
-
-def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:
-    result = dict(before or {})
-    for message in messages:
-        result[message.role] = result.get(message.role, 0) + message.tokens
-    return result
 
 
 def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:

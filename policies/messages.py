@@ -9,8 +9,8 @@ nearest assistant message before the result), because some servers reuse ``call_
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
@@ -109,8 +109,9 @@ class Tools:
 class Transcript:
     """``read(i)`` gives the body of message ``i``. ``chain[j]`` is the rolling hash over the messages from ``head`` to
     ``head + j`` inclusive. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
-    overhead, ``memory`` the indices of messages that carry memory. ``binds``: thinking is valid only behind what stood
-    before it when it was thought.
+    overhead, ``memory`` the indices of messages that carry memory. ``by_role`` are the tokens of the messages where
+    somebody has added them up, so that a long transcript takes no longer. ``binds``: thinking is valid only behind what
+    stood before it when it was thought.
     """
 
     messages: tuple[Message, ...]
@@ -121,11 +122,13 @@ class Transcript:
     priming: int = 3
     memory: frozenset[int] = frozenset()
     read_tools: Callable[[], Tools] = Tools
+    by_role: Mapping[str, int] = field(default_factory=dict)
     binds: bool = False
 
     @cached_property
     def tokens(self) -> int:
-        return sum(m.tokens for m in self.messages) + self.tools + self.priming
+        told = self.by_role.values() if self.by_role else (m.tokens for m in self.messages)
+        return sum(told) + self.tools + self.priming
 
     @cached_property
     def occurrences(self) -> tuple[int, ...]:
@@ -153,6 +156,13 @@ def head_length(messages: Sequence[Message]) -> int:
         if not message.is_head:
             return index
     return len(messages)
+
+
+def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:
+    result = dict(before or {})
+    for message in messages:
+        result[message.role] = result.get(message.role, 0) + message.tokens
+    return result
 
 
 def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:

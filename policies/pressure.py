@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from policies.ledger import MAX_TOKENS, Burn, Event, Facts, PressureReading, Trend, VelocityClass, WindowPressure
-from policies.limits import BUCKETS, Limits, Summed, charged, is_over, is_soft, tokens_by_role
-from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript
+from policies.limits import BUCKETS, Limits, charged, is_over, is_soft
+from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript, tokens_by_role
 from policies.settings import TrendRules, Zones
 
 LOW_BELOW, HIGH_FROM = 750, 4_000
@@ -250,11 +250,10 @@ class PressureReport(NamedTuple):
 
 
 def raw_buckets(transcript: Transcript) -> dict[str, int]:
-    by_role = transcript.by_role if isinstance(transcript, Summed) else tokens_by_role(transcript.messages)
     result = dict.fromkeys(BUCKETS, 0)
     result["tools"] = transcript.tools
     result["history"] = transcript.priming
-    for role, tokens in by_role.items():
+    for role, tokens in (transcript.by_role or tokens_by_role(transcript.messages)).items():
         result[_BUCKETS.get(role, "history")] += tokens
     for index in transcript.memory:
         message = transcript.messages[index]
