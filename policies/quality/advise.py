@@ -79,12 +79,7 @@ def batch_cost(
 
 
 def best_trigger(prices: TokenPrices, *, growth: float, target: int, batch: float) -> int:
-    """H* for a low water of ``target`` and a batch's cost R, at most the border of a dearer tier.
-
-    Raises ValueError where reading is free: then there is no such optimum, and no reason to compact.
-    """
-    if prices.cache_read <= 0:
-        raise ValueError("reading from the cache is free: cost gives no reason to compact")
+    """H* for a low water of ``target`` and a batch's cost R, at most the border of a dearer tier."""
     best = target + round(math.sqrt(2 * growth * batch / prices.cache_read))
     return best if prices.cliff is None else min(best, prices.cliff.above)
 

@@ -80,15 +80,13 @@ def questions_for(
         _statuses(state),
         _issues(state),
     )
-    found = dict.fromkeys(MINIMUM)
-    texts = {q.text.lower() for q in MINIMUM}
+    found = {question.text.lower(): question for question in MINIMUM}
     for question in chain.from_iterable(zip_longest(*kinds)):
         if len(found) >= min(max(count, MIN_QUESTIONS), MAX_QUESTIONS):
             break
-        if question is not None and question.text.lower() not in texts:
-            texts.add(question.text.lower())
-            found[question] = None
-    return tuple(found)
+        if question is not None:
+            found.setdefault(question.text.lower(), question)
+    return tuple(found.values())
 
 
 def proposed(text: str) -> Iterator[Question]:
@@ -209,15 +207,10 @@ def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage]) -> Con
     indices = range(head, len(transcript.messages))
     whole = sources_of(transcript, indices, transcript.calls)
     by_index = dict(zip(indices, whole, strict=True))
-    lines: list[MaterialLine] = []
-    tokens = 0
-    for piece in pieces:
-        if piece.index is not None and piece.index < head:
-            continue
-        tokens += piece.tokens
-        lines += _lines_of(piece, by_index)
+    sent = [piece for piece in pieces if piece.index is None or piece.index >= head]
+    lines = tuple(line for piece in sent for line in _lines_of(piece, by_index))
     before = sum(transcript.messages[i].tokens for i in indices)
-    return Contexts(tuple(whole), tuple(lines), before, tokens)
+    return Contexts(tuple(whole), lines, before, sum(piece.tokens for piece in sent))
 
 
 def _lines_of(piece: PlannedMessage, by_index: Mapping[int, Source]) -> list[MaterialLine]:

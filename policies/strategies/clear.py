@@ -122,11 +122,8 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
     found: list[Block] = []
     for index, piece, message in touchable(draft, bounds):
         kind = _kind(draft, index)
-        if (
-            kind not in EVICTABLE
-            or kind not in types
-            or (piece.text is not None and piece.kind not in SHORTENED | CONDENSED)
-        ):
+        is_taken = piece.text is not None and piece.kind not in SHORTENED | CONDENSED
+        if is_taken or kind not in EVICTABLE or kind not in types:
             continue
         if kind is ContentType.USER and message.tokens <= BRIEF:
             continue
@@ -279,12 +276,8 @@ class Reasoning(Strategy):
         end = next((i for i in reversed(users) if read(i).text.strip()), 0)
         edits: dict[int, Edit] = {}
         for index, piece, message in touchable(draft, bounds):
-            if (
-                index >= end
-                or piece.text is not None
-                or message.role != "assistant"
-                or steps[-1] - steps[index] < self.ttl
-            ):
+            is_old = index < end and steps[-1] - steps[index] >= self.ttl
+            if not is_old or piece.text is not None or message.role != "assistant":
                 continue
             body = read(index)
             if not body.reasoning or not (body.text.strip() or body.calls):

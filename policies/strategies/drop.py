@@ -14,7 +14,7 @@ stand. A summary that is passed over stays in front of what is left: it is all t
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, broken_rules
 from policies.effects import Flow, Kept, Trim, Trimmed
 from policies.ledger import SHORTENED, Edit, EditKind, PlannedMessage
 from policies.limits import ingest_cap_for
-from policies.messages import ToolCall, answered_calls, parse_turn_boundaries
+from policies.messages import answered_calls, parse_turn_boundaries
 from policies.settings import Ingest
 from policies.strategies.base import (
     NO_SUMMARIZER,
@@ -68,9 +68,8 @@ class IngestCap(Strategy):
 def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
     transcript, ingest = draft.transcript, bounds.settings.ingest
     first_new = transcript.head + bounds.known.length if new_only else 0
-    calls: Mapping[int, ToolCall] = {}
-    if ingest.is_particular:
-        calls = answered_calls(bounds.transcript, [step for step in bounds.transcript.steps if step.stop > first_new])
+    steps = [step for step in transcript.steps if step.stop > first_new] if ingest.is_particular else []
+    calls = answered_calls(transcript, steps)
     edits: dict[int, Edit] = {}
     for piece in draft.pieces:
         index = piece.index
@@ -181,9 +180,7 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
         if excess <= 0:
             break
         allowed = piece.tokens - excess - SLACK
-        if (
-            index not in bounds.protection.active
-        ):  # it stays for good: without room for what follows it is cut every time
+        if index not in bounds.protection.active:  # it stays: without room for what follows it is cut every time
             allowed = min(allowed, int(piece.tokens * (1 - MIN_CLIPPED_SHARE)))
         draft = _with_clipped(draft, bounds, piece, max(MIN_CLIPPED_TOKENS, allowed))
     return draft

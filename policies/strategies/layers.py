@@ -6,7 +6,7 @@ not get the request under what may be forwarded, the rungs do: the same compacti
 room, a new window, the oldest units dropped with a note, the middle of the newest message clipped.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -203,14 +203,12 @@ def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
         done = compact.Rollover().apply(work.draft, at_target)
         if done.tokens <= target:
             work.take("rollover", done, kept=True, rung=True)
-    last: tuple[tuple[str, Callable[[Draft], Draft]], ...] = (
-        ("drop_oldest", lambda draft: drop.DropOldest().apply(draft, at_target)),
-        ("clip", lambda draft: drop.clip(draft, bounds, target=min(target, bounds.budget.soft_limit))),
-    )
-    for name, rung in last:
-        if work.draft.tokens > target:
-            done = rung(work.draft)
-            work.take(name, done, kept=done.tokens < work.draft.tokens, rung=True)
+    if work.draft.tokens > target:
+        done = drop.DropOldest().apply(work.draft, at_target)
+        work.take("drop_oldest", done, kept=done.tokens < work.draft.tokens, rung=True)
+    if work.draft.tokens > target:
+        done = drop.clip(work.draft, bounds, target=min(target, bounds.budget.soft_limit))
+        work.take("clip", done, kept=done.tokens < work.draft.tokens, rung=True)
 
 
 def _pays(layer: Layer, before: int, after: int, bounds: Bounds) -> bool:
