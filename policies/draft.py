@@ -207,10 +207,9 @@ LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
 
 def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:
     """The newest whose prefix is there and that hides nothing protected."""
-    chain, guarded = transcript.chain, protection.all if cuts else frozenset()
+    guarded = protection.all if cuts else frozenset()
     for cut in reversed(cuts):
-        is_there = 0 < cut.covers <= len(chain) and chain[cut.covers - 1] == cut.prefix
-        if is_there and guarded.isdisjoint(covered_by(cut, transcript.head)):
+        if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(covered_by(cut, transcript.head)):
             return cut
     return None
 

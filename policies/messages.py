@@ -130,6 +130,10 @@ class Transcript:
         told = self.by_role.values() if self.by_role else (m.tokens for m in self.messages)
         return sum(told) + self.tools + self.priming
 
+    def begins_with(self, length: int, end: bytes) -> bool:
+        """Whether the hash over the first ``length`` messages behind the head, of which there is one, is ``end``."""
+        return 0 < length <= len(self.chain) and self.chain[length - 1] == end
+
     @cached_property
     def occurrences(self) -> tuple[int, ...]:
         """Of each message, how many with the same digest stand before it."""
@@ -320,8 +324,7 @@ def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) ->
     what came of it.
     """
     chain, messages = transcript.chain, transcript.messages
-    known = 0 < length <= len(chain) and chain[length - 1] == run.end
-    if known:
+    if transcript.begins_with(length, run.end):
         calls, start = run.calls, transcript.head + length
     else:
         calls, start = (), min(islice(_steps(transcript), most), default=len(messages))

@@ -13,6 +13,7 @@ goes behind that prefix, which costs a tenth of sending the same words again.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
@@ -376,21 +377,17 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
 
 def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:
     """The newest summary in words that still holds and covers at most ``most`` messages; empty if there is none."""
-    known, chain = bounds.known, bounds.transcript.chain
+    known, is_there = bounds.known, bounds.transcript.begins_with
     best = SummaryDraft()
     for cut in known.cuts:
-        if cut.narrative and _holds(cut.covers, cut.prefix, chain, most) and cut.noted >= best.covers:
+        if cut.narrative and best.covers <= cut.noted and cut.covers <= most and is_there(cut.covers, cut.prefix):
             best = SummaryDraft(cut.narrative, cut.noted, "previous")
     ready = known.prepared
-    if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers > best.covers:
+    if ready is not None and best.covers < ready.covers <= most and is_there(ready.covers, ready.prefix):
         best = SummaryDraft(
             ready.text, ready.covers, "prepared", Proposal.from_json(ready.proposal), ready.calls, "", ready.purpose
         )
     return best
-
-
-def _holds(covers: int, prefix: bytes, chain: Sequence[bytes], most: int) -> bool:
-    return 0 < covers <= min(most, len(chain)) and chain[covers - 1] == prefix
 
 
 def may_summarize(bounds: Bounds) -> bool:
@@ -421,7 +418,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
         beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
     )
     if not written.text:
-        return SummaryDraft(before.text, before.covers, before.origin, before.proposal, written.calls, written.failure)
+        return replace(before, calls=written.calls, failure=written.failure, purpose="")
     covers = max(gone) - transcript.head + 1
     return SummaryDraft(written.text, covers, "model", written.proposal, written.calls, "", written.purpose)
 
@@ -454,15 +451,12 @@ def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[Plann
 
 
 def occurs_in(sources: Sequence[Source]) -> Callable[[str], bool]:
-    whole: list[str] = []
+    @cache
+    def whole() -> str:
+        parts = (p for s in sources for p in (s.text, s.arguments, *(c.arguments for c in s.calls)))
+        return normal_text("\n".join(parts))
 
-    def occurs(identifier: str) -> bool:
-        if not whole:
-            parts = (p for s in sources for p in (s.text, s.arguments, *(c.arguments for c in s.calls)))
-            whole.append(normal_text("\n".join(parts)))
-        return normal_text(identifier) in whole[0]
-
-    return occurs
+    return lambda identifier: normal_text(identifier) in whole()
 
 
 def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Sequence[str]) -> str:

@@ -371,9 +371,7 @@ class _Batch:
 
 
 def _newest_cut(transcript: Transcript, cuts: Sequence[Cut]) -> Cut | None:
-    chain = transcript.chain
-    there = (c for c in reversed(cuts) if 0 < c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
-    return next(there, None)
+    return next((cut for cut in reversed(cuts) if transcript.begins_with(cut.covers, cut.prefix)), None)
 
 
 def _hidden(transcript: Transcript, cut: Cut) -> Iterator[int]:
