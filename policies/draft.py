@@ -209,14 +209,9 @@ def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Pr
     """The newest whose prefix is there and that hides nothing protected."""
     guarded = protection.all if cuts else frozenset()
     for cut in reversed(cuts):
-        if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(covered_by(cut, transcript.head)):
+        if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(cut.hidden(transcript.head)):
             return cut
     return None
-
-
-def covered_by(cut: Cut, head: int) -> tuple[int, ...]:
-    stays = {head + p for p in (*cut.before, *cut.after)}
-    return tuple(i for i in range(head, head + cut.covers) if i not in stays)
 
 
 def replay(transcript: Transcript, known: ConversationState, protection: Protection) -> Draft:

@@ -116,6 +116,11 @@ class Cut:
     noted: int = 0
     length: int = 0
 
+    def hidden(self, head: int) -> tuple[int, ...]:
+        """The indices of what it covers and does not leave verbatim, behind a head of so many messages."""
+        stays = {*self.before, *self.after}
+        return tuple(head + p for p in range(self.covers) if p not in stays)
+
     @property
     def layer(self) -> str:
         return self.origin if self.origin in DROPPING | WINDOWS else "compact"

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, broken_rules, covered_by, replay, untouched
+from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, broken_rules, replay, untouched
 from policies.effects import Announce, Flow, Offload, unheard
 from policies.ledger import UNKNOWN, WINDOWS, Action, ConversationState, Decision, Event, LayerReport, Prepared, Trend
 from policies.limits import (
@@ -382,7 +382,7 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         acted=new,
         emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
     )
-    covered = () if draft.cut is None else covered_by(draft.cut, draft.transcript.head)
+    covered = () if draft.cut is None else draft.cut.hidden(draft.transcript.head)
     length = len(draft.transcript.chain)
     window, begun = _window(draft)
     return Decision(

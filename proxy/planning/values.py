@@ -294,7 +294,7 @@ class _Batch:
         self._known = known
         self._settings = settings
         self._old = _newest_cut(transcript, known.cuts)
-        self._hidden = frozenset() if self._old is None else frozenset(_hidden(transcript, self._old))
+        self._hidden = frozenset() if self._old is None else frozenset(self._old.hidden(transcript.head))
         affected = {*decision.removed}
         steps = [u for u in transcript.steps if affected.intersection(u.indices)]
         self._calls = answered_calls(transcript, steps)
@@ -372,11 +372,6 @@ class _Batch:
 
 def _newest_cut(transcript: Transcript, cuts: Sequence[Cut]) -> Cut | None:
     return next((cut for cut in reversed(cuts) if transcript.begins_with(cut.covers, cut.prefix)), None)
-
-
-def _hidden(transcript: Transcript, cut: Cut) -> Iterator[int]:
-    stays = {*cut.before, *cut.after}
-    return (transcript.head + p for p in range(cut.covers) if p not in stays)
 
 
 MAX_CONDENSED = 40
