@@ -476,8 +476,6 @@ def state_of(
 
 def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> str | None:
     fresh = _sources(transcript, since=known.length)
-    if not fresh:
-        return None
     return milestone(fresh, state=previous_state(known.at(len(transcript.chain))), tools=settings.notes)
 
 

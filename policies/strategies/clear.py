@@ -172,10 +172,9 @@ class Prune(Strategy):
         old = self._beyond(draft, bounds)
         if sum(piece.tokens for _, piece in old) <= self.minimum:
             return draft
-        made = {index: (piece, cleared(bounds, index, EditKind.PRUNE)) for index, piece in old}
-        edits = {index: edit for index, (piece, edit) in made.items() if edit.tokens < piece.tokens}
-        gain = sum(made[index][0].tokens - edit.tokens for index, edit in edits.items())
-        return draft.with_edits(edits) if gain > self.minimum else draft
+        made = ((index, piece, cleared(bounds, index, EditKind.PRUNE)) for index, piece in old)
+        pruned = draft.with_edits({index: edit for index, piece, edit in made if edit.tokens < piece.tokens})
+        return pruned if draft.tokens - pruned.tokens > self.minimum else draft
 
     def scan(self, draft: Draft, bounds: Bounds) -> int:
         return sum(piece.tokens for _, piece in self._beyond(draft, bounds))
