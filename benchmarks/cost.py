@@ -253,7 +253,7 @@ def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
         script, settings = Script(recording, counter=counter, model=""), ContextSettings()
         if plan.advised:
             advice = advice_for(pace_of(script), settings, conditions, PRICES)
-            settings, trigger = advised(settings, advice), advice.trigger
+            settings, trigger = advised(settings, advice), advice.shape.trigger
         _, window, managed = asyncio.run(played(script, (settings,), conditions, PRICES)).scenarios
         sliding.add(window.tally)
         total.add(managed.tally)

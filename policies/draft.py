@@ -11,6 +11,7 @@ fixed + L * room. ``fixed`` is what no layer may shrink (head, tools, the task, 
 message), ``room`` = trigger - fixed.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -30,14 +31,9 @@ from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest
 from policies.messages import (
     Message,
     Protection,
-    ToolCall,
     ToolDefinition,
     Transcript,
-    Unit,
-    answered_calls,
-    count_occurrences,
     protect,
-    units,
 )
 from policies.settings import ContextSettings, ExtractShape, Layer
 from policies.text.segments import Readings
@@ -91,12 +87,8 @@ class Draft:
 
     @property
     def applied(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for piece in self.pieces:
-            if piece.kind is not None:
-                counts[piece.kind.value] = counts.get(piece.kind.value, 0) + 1
-            if piece.rounds is not None:
-                counts[EditKind.ROUND.value] = counts.get(EditKind.ROUND.value, 0) + 1
+        kinds = (each for p in self.pieces for each in (p.kind, None if p.rounds is None else p.rounds.kind))
+        counts = dict(Counter(kind.value for kind in kinds if kind is not None))
         if self.active_cut is not None:
             counts[self.active_cut.layer] = 1
         if self.pruned:
@@ -110,28 +102,19 @@ class Draft:
         return replace(self, pieces=pieces, edits={**self.edits, **edits} if new else self.edits)
 
     def with_cut(self, cut: Cut, *, checkpoint: str | None = None) -> "Draft":
-        pieces = {p.index: p for p in self.pieces if p.index is not None}
-        recalled = self._recalled()
+        messages, pieces = self.transcript.messages, {p.index: p for p in self.pieces if p.index is not None}
+        recalled = {after.index: piece for piece, after in pairwise(self.pieces) if piece.kind is EditKind.RECALL}
         order = cut_order(self.transcript, cut)
-        messages = self.transcript.messages
-        placed = tuple(
-            piece
-            for i in order
-            if i is not None or cut.text
-            for piece in (
-                *recalled.get(i, ()),
-                PlannedMessage(None, cut.tokens, cut.text)
-                if i is None
-                else pieces.get(i) or PlannedMessage(i, messages[i].tokens),
-            )
-        )
+        summary, placed = PlannedMessage(None, cut.tokens, cut.text), list[PlannedMessage]()
+        for i in order:
+            if i is None and not cut.text:
+                continue
+            if i in recalled:
+                placed.append(recalled[i])
+            placed.append(summary if i is None else pieces.get(i) or PlannedMessage(i, messages[i].tokens))
         alive = set(order)
         edits = {i: e for i, e in self.edits.items() if i in alive}
-        return replace(self, pieces=placed, edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
-
-    def _recalled(self) -> dict[int | None, tuple[PlannedMessage, ...]]:
-        pairs = pairwise(self.pieces)
-        return {after.index: (piece,) for piece, after in pairs if piece.kind is EditKind.RECALL}
+        return replace(self, pieces=tuple(placed), edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
 
     def buckets(self) -> dict[str, int]:
         result = dict.fromkeys(BUCKETS, 0)
@@ -159,9 +142,6 @@ class Draft:
     def with_condensed(self, condensed: Sequence[Condensed]) -> "Draft":
         return replace(self, condensed=(*self.condensed, *condensed)) if condensed else self
 
-    def with_reason(self, reason: str) -> "Draft":
-        return replace(self, reason=reason) if reason else self
-
 
 def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMessage, ...]:
     edit = edits.get(piece.index) if piece.index is not None else None
@@ -185,24 +165,6 @@ def untouched(transcript: Transcript) -> Draft:
 
 
 MESSAGE_OVERHEAD = 4
-
-
-def replace_content(transcript: Transcript, index: int, text: str, *, kind: EditKind, counter: TokenCounter) -> Edit:
-    message = transcript.messages[index]
-    occurrences = transcript.occurrences or count_occurrences(transcript.messages)
-    position = index - transcript.head
-    tokens = MESSAGE_OVERHEAD + counter.count(text)
-    if message.call_ids:  # they stay, and so does what they take
-        tokens = message.tokens - counter.count(transcript.read(index).text) + counter.count(text)
-    return Edit(
-        digest=message.digest,
-        occurrence=occurrences[index],
-        kind=kind,
-        text=text,
-        ref=message.ref,
-        tokens=tokens,
-        chain=transcript.chain[position] if 0 <= position < len(transcript.chain) else b"",
-    )
 
 
 def _results_follow_their_calls(array: Sequence[Message | None]) -> bool:
@@ -245,17 +207,11 @@ LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
 
 def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:
     """The newest whose prefix is there and that hides nothing protected."""
-    chain, guarded = transcript.chain, protection.all if cuts else frozenset()
+    guarded = protection.all if cuts else frozenset()
     for cut in reversed(cuts):
-        is_there = 0 < cut.covers <= len(chain) and chain[cut.covers - 1] == cut.prefix
-        if is_there and guarded.isdisjoint(covered_by(cut, transcript.head)):
+        if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(cut.hidden(transcript.head)):
             return cut
     return None
-
-
-def covered_by(cut: Cut, head: int) -> tuple[int, ...]:
-    stays = {head + p for p in (*cut.before, *cut.after)}
-    return tuple(i for i in range(head, head + cut.covers) if i not in stays)
 
 
 def replay(transcript: Transcript, known: ConversationState, protection: Protection) -> Draft:
@@ -289,11 +245,10 @@ def _without_tools(draft: Draft, known: ConversationState) -> Draft:
 
 
 def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, protection: Protection) -> int:
-    occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     total = 0
     for index in protection.verbatim:
         message = transcript.messages[index]
-        edit = known.edits.get((message.digest, occurrences[index]))
+        edit = known.edits.get((message.digest, transcript.occurrences[index]))
         if edit is None or edit.kind in ADDING or not _holds(transcript, index, edit, protection):
             total += message.tokens
         else:
@@ -303,14 +258,13 @@ def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, prote
 
 def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protection: Protection) -> Draft:
     transcript = draft.transcript
-    occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     guarded = protection.all
     found: dict[int, Edit] = {}
     for piece in draft.pieces:
         index = piece.index
         if index is None:
             continue
-        edit = edits.get((transcript.messages[index].digest, occurrences[index]))
+        edit = edits.get((transcript.messages[index].digest, transcript.occurrences[index]))
         if edit is None or edit.kind is EditKind.PIN:
             continue
         if index in guarded and not _holds(transcript, index, edit, protection):
@@ -318,13 +272,14 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
         if edit.kind is EditKind.REASONING and index > (protection.current or 0):
             continue  # the turn is open again: what the model thought in it has to go back
         found[index] = edit
-    return _with_rounds(draft.with_edits(found, new=False), edits, occurrences)
+    return _with_rounds(draft.with_edits(found, new=False), edits)
 
 
-def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], occurrences: Sequence[int]) -> Draft:
+def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit]) -> Draft:
     if not any(edit.kind is EditKind.ROUND for edit in edits.values()):
         return draft
-    messages, pieces = draft.transcript.messages, list[PlannedMessage]()
+    messages, occurrences = draft.transcript.messages, draft.transcript.occurrences
+    pieces: list[PlannedMessage] = []
     for piece in draft.pieces:
         if piece.index is not None and messages[piece.index].role == "assistant":
             rounds = edits.get((messages[piece.index].digest, occurrence_of_round(occurrences[piece.index])))
@@ -360,7 +315,6 @@ class Bounds:
     shape: ExtractShape
     known: ConversationState
     counter: TokenCounter
-    steps: tuple[Unit, ...]
     protection: Protection
     trigger: int
     fixed: int
@@ -419,8 +373,22 @@ class Bounds:
         late = len(self.transcript.messages) if current is None or current == self.protection.task else current
         return tuple(i - head for i in stays if i < late), tuple(i - head for i in stays if i >= late)
 
-    def calls(self) -> dict[int, ToolCall]:
-        return answered_calls(self.transcript, self.steps)
+    def edited(self, index: int, text: str, kind: EditKind) -> Edit:
+        """The edit that puts ``text`` in place of the content of message ``index``; its calls and their tokens stay."""
+        transcript, count = self.transcript, self.counter.count
+        message, position = transcript.messages[index], index - transcript.head
+        tokens = MESSAGE_OVERHEAD + count(text)
+        if message.call_ids:
+            tokens = message.tokens - count(transcript.read(index).text) + count(text)
+        return Edit(
+            digest=message.digest,
+            occurrence=transcript.occurrences[index],
+            kind=kind,
+            text=text,
+            ref=message.ref,
+            tokens=tokens,
+            chain=transcript.chain[position] if 0 <= position < len(transcript.chain) else b"",
+        )
 
 
 def bounds_for(
@@ -434,10 +402,7 @@ def bounds_for(
     summarizer_input: int | None = None,
     readings: Readings | None = None,
 ) -> Bounds:
-    transcript = replace(transcript, occurrences=count_occurrences(transcript.messages))
-    messages = transcript.messages
-    steps = units(messages, transcript.head)
-    protection = protect(messages, steps, known.pins)
+    protection = protect(transcript, known.pins)
     trigger = first_trigger(settings, budget)
     if ceiling is not None:
         trigger = min(trigger, ceiling)
@@ -449,7 +414,6 @@ def bounds_for(
         shape=shape_for(settings, budget.window),
         known=known,
         counter=counter,
-        steps=steps,
         protection=protection,
         trigger=trigger,
         fixed=fixed,

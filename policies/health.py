@@ -216,12 +216,11 @@ def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, t
         found["overflow"] = left, rules.overflow_requests
     if health.above >= rules.utilization_requests:
         found["utilization"] = sample.utilization, rules.utilization
-    raised = min(HEALTHY_EVICTION_RATE, rules.eviction_rate)
-    if _is_evicting(health, rules, rules.eviction_rate):
+    if (evicting := _steady_evictions(health, rules)) > rules.eviction_rate:
         found["eviction_rate"] = health.eviction_rate, rules.eviction_rate
-    elif _is_evicting(health, rules, raised):
-        found["eviction_raised"] = health.eviction_rate, raised
-    if health.compression_ratio is not None and len(ratios) >= rules.compressions:
+    elif evicting > HEALTHY_EVICTION_RATE:
+        found["eviction_raised"] = health.eviction_rate, HEALTHY_EVICTION_RATE
+    if len(ratios) >= rules.compressions and health.compression_ratio is not None:
         if max(ratios) < rules.compression_ratio:
             found["compression_ratio"] = health.compression_ratio, rules.compression_ratio
         if min(ratios) > HEALTHY_RATIO:
@@ -241,12 +240,11 @@ def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, t
     return found
 
 
-def _is_evicting(health: Health, rules: HealthRules, limit: float) -> bool:
-    """Above ``limit`` over a whole window, and not by a single batch."""
-    evicted, total = health.evicted, sum(health.evicted)
-    if not total or len(evicted) < rules.eviction_window or total <= limit * len(evicted):
-        return False
-    return total - max(evicted) > limit
+def _steady_evictions(health: Health, rules: HealthRules) -> float:
+    """A request, over a whole window: no more than what there is without the largest batch."""
+    if len(health.evicted) < rules.eviction_window or not any(health.evicted):
+        return 0.0
+    return min(health.eviction_rate, sum(health.evicted) - max(health.evicted))
 
 
 def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
@@ -286,10 +284,10 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
 
 
 def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[HealthAlert, ...], tuple[Episode, ...]]:
-    if not health.episodes and _is_quiet(health, sample, rules):
+    found = _findings(health, sample, rules)
+    if not found:
         return (), ()
     before, opened, episodes = dict(health.episodes), list[HealthAlert](), list[Episode]()
-    found = _findings(health, sample, rules)
     for kind, level, category, said in RULES:
         if kind not in found:
             continue
@@ -300,14 +298,6 @@ def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[He
             opened.append(HealthAlert(kind, level, category, since, value, limit, words))
         episodes.append(Episode(kind, since))
     return tuple(opened), tuple(episodes)
-
-
-def _is_quiet(health: Health, sample: Sample, rules: HealthRules) -> bool:
-    if health.above or health.ratios or health.compactions or health.fidelity is not None or any(health.evicted):
-        return False
-    if sample.spike is not None or sample.requests_left is not None or sample.repeats >= rules.loop:
-        return False
-    return sample.bloat_limit is None or sample.bloat <= sample.bloat_limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

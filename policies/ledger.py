@@ -1,4 +1,4 @@
-"""What was changed in a conversation, the entries of its state, and how it has grown.
+"""What was changed in a conversation and what was decided on its request, the entries of its state, how it has grown.
 
 An :class:`Edit` is found by its message's own digest and occurrence, so it survives a client that rewrites something
 else; a :class:`Cut` replaces an exact prefix of the chain. Both are replayed identically on every later request: that
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 MAX_TOKENS = 1_000_000_000
 """Counts are taken as 0 to this: far above any window, and small enough for exact arithmetic."""
@@ -19,6 +19,8 @@ _VERSION = 1
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 Facts = Mapping[str, str | int | float | bool]
+TokenSource = Literal["model_reported", "client_estimated"]
+VelocityClass = Literal["low", "medium", "high"]
 
 DROPPING = frozenset({"drop_oldest", "sliding_window", "custom"})
 """Origins of cuts that stand for dropped messages rather than for their summary."""
@@ -114,6 +116,11 @@ class Cut:
     noted: int = 0
     length: int = 0
 
+    def hidden(self, head: int) -> tuple[int, ...]:
+        """The indices of what it covers and does not leave verbatim, behind a head of so many messages."""
+        stays = {*self.before, *self.after}
+        return tuple(head + p for p in range(self.covers) if p not in stays)
+
     @property
     def layer(self) -> str:
         return self.origin if self.origin in DROPPING | WINDOWS else "compact"
@@ -173,6 +180,29 @@ class Condensed:
     @property
     def ratio(self) -> float:
         return self.original_tokens / self.compressed_tokens if self.compressed_tokens else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReport:
+    """What one layer did, in uncalibrated tokens.
+
+    ``scope`` is the bucket that it was about; ``reason`` says why it did nothing, or less than asked, although it was
+    due; a ``rung`` is what helped where the layers did not. ``condensed`` has also what was not kept. ``scanned`` are
+    the tokens of all tool results that it looked at, ``prunable`` those that it could take.
+    """
+
+    layer: str
+    before: int
+    after: int
+    units: int
+    kept: bool
+    ref: str | None = None
+    scope: str = "total"
+    reason: str = ""
+    rung: bool = False
+    condensed: tuple[Condensed, ...] = ()
+    scanned: int | None = None
+    prunable: int | None = None
 
 
 class Status(StrEnum):
@@ -313,18 +343,8 @@ class Trend(NamedTuple):
         return _mean(self.deltas)
 
     def to_json(self) -> str:
-        state = {
-            "v": _VERSION,
-            "raw": self.raw,
-            "length": self.length,
-            "deltas": self.deltas,
-            "baseline": self.baseline,
-            "zone": self.zone,
-            "at": self.at,
-            "burn": {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn},
-            "spike": self.spike,
-        }
-        return _ENCODER.encode(state)
+        burns = {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn}
+        return _ENCODER.encode({"v": _VERSION, **self._asdict(), "burn": burns})
 
     @classmethod
     def from_json(cls, text: str | None) -> "Trend":
@@ -350,6 +370,101 @@ class Trend(NamedTuple):
 
 
 UNKNOWN = Trend()
+
+
+class WindowPressure(NamedTuple):
+    level: float
+    zone: str
+    status: str
+
+    def __str__(self) -> str:
+        """The value of the header ``x-weir-pressure``: ``0.88;orange;active``."""
+        return f"{self.level:.2f};{self.zone};{self.status}"
+
+
+class PressureReading(NamedTuple):
+    """What one request's pressure says: tokens of the forwarded request over the policy's base.
+
+    ``zone`` is lifted by the rot guard. ``velocity_tokens_per_turn`` is None on the first request, ``turns_until_red``
+    None where nothing grows; both have one decimal. ``source`` says whose count ``current_tokens`` is.
+    """
+
+    current_tokens: int
+    max_tokens: int
+    utilization_pct: float
+    zone: str
+    velocity_tokens_per_turn: float | None
+    turns_until_red: float | None
+    source: TokenSource
+    last_delta: int | None
+    velocity_class: VelocityClass | None
+    spike: bool
+    rot_guard: bool
+
+
+class Action(StrEnum):
+    PASS = "pass"  # noqa: S105 - a word, not a password
+    REPLAY = "replay"
+    EDIT = "edit"
+
+
+class Decision(NamedTuple):
+    """What the planner answered, and how it got there.
+
+    Without ``pieces`` the client's bytes go up unchanged. ``before``, ``due``, ``after`` and ``limit`` are calibrated
+    tokens: as it came, as it would go up had no layer done anything new, as it goes up, W - R - H. ``edits`` and
+    ``cut`` are new and have to be stored before the request is forwarded; of ``removed`` the archive needs the
+    originals. ``applied`` counts edits by kind, ``pruned`` names tools that are left out, ``window_id`` numbers a
+    window that begins here.
+    """
+
+    action: Action
+    pieces: tuple[PlannedMessage, ...] | None
+    before: int
+    due: int
+    after: int
+    limit: int
+    raw_after: int
+    pressure: WindowPressure
+    buckets: dict[str, int]
+    applied: dict[str, int]
+    edits: tuple[Edit, ...] = ()
+    cut: Cut | None = None
+    removed: tuple[int, ...] = ()
+    covered: tuple[int, ...] = ()
+    checkpoint: str | None = None
+    trail: tuple[LayerReport, ...] = ()
+    pruned: tuple[str, ...] = ()
+    window_id: int | None = None
+    reading: PressureReading | None = None
+    trend: Trend = UNKNOWN
+    events: tuple[Event, ...] = ()
+
+    @property
+    def is_new(self) -> bool:
+        return bool(self.edits) or self.cut is not None
+
+    @property
+    def strategy(self) -> str:
+        """The layers whose work was kept."""
+        return "+".join(dict.fromkeys(report.layer for report in self.trail if report.kept))
+
+    def stage(self, *, red_at: float) -> str:
+        """How far the management of a request had to go, in a word (requirement A0.148).
+
+        ``none`` while there is room, ``evaluate`` from yellow on and at a spike, ``evict_and_compress`` for a new
+        batch, ``emergency_compaction`` if that was a summary from red on or one of the last rungs,
+        ``cross_window_save`` if the conversation went on in a new window. ``red_at`` is in calibrated tokens.
+        """
+        kept = [report for report in self.trail if report.kept] if self.trail else ()
+        if any(report.layer == "rollover" for report in kept):
+            return "cross_window_save"
+        if self.is_new:
+            late = self.cut is not None and self.due >= red_at
+            rung = self.pressure.status == "emergency" or any(report.rung for report in kept)
+            return "emergency_compaction" if late or rung else "evict_and_compress"
+        spiked = self.reading is not None and self.reading.spike
+        return "none" if self.pressure.zone == "green" and not spiked else "evaluate"
 
 
 def _mean(deltas: Sequence[int]) -> float | None:

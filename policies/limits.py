@@ -14,14 +14,14 @@ work in uncalibrated tokens, as messages are counted; :meth:`TokenBudget.room_fo
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from typing import Literal
 
-from policies.messages import Message, PolicyError, Transcript
-from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones
+from policies.ledger import TokenSource
+from policies.messages import PolicyError, Transcript
+from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones, amount
 
 FAR = 4
 RECALLED_PARTS = 10
@@ -29,8 +29,8 @@ RECALLED_PARTS = 10
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 RESERVED = ("working", "headroom")
 MIN_CAP = 64
-BLOAT = 0.30
 BLOAT_OVER_CAP = 1.25
+"""How much more than the share of the window that the policy gives them tool results may take without an alert."""
 MATCHED = 1_000
 WATERMARK = 0.80
 RATIO_MIN, RATIO_MAX = 0.25, 4.0
@@ -46,7 +46,6 @@ SMALL_ZONES = Zones(yellow_at=0.40, orange_at=0.65, red_at=0.85, critical_at=0.9
 LARGE_ZONES = Zones(yellow_at=0.60, orange_at=0.80, red_at=0.90, critical_at=0.95)
 """Ours: zones in windows up to the small one, and from the large one on."""
 
-Source = Literal["model_reported", "client_estimated"]
 CLOSE = 0.75
 """The share of the trigger from which on a request is stored before it goes up: that costs a commit."""
 
@@ -204,7 +203,7 @@ def divide(
     estimate is calibrated. The headroom holds one answer of the recall tool.
     """
     scale = 1.0 if settings.designed_for is None else window / settings.designed_for
-    own_reserve = scaled(settings.reserve, window, scale)
+    own_reserve = amount(settings.reserve, window, scale)
     quarter = max(1, window // 4)
     floor = min(settings.reserve_floor, quarter)
     stated = requested if requested is not None and requested > 0 else None
@@ -214,42 +213,21 @@ def divide(
         reserve = min(stated, quarter, max_output or stated)
     else:
         reserve = max(floor, own_reserve)
-    recalled = scaled(settings.recall.max_tokens, window, scale) if settings.recall.tool else 0
+    recalled = amount(settings.recall.max_tokens, window, scale) if settings.recall.tool else 0
     return TokenBudget(
         window=window,
         reserve=min(reserve, max(1, window - 1)),
-        headroom=max(scaled(settings.headroom, window, scale), min(recalled, window // RECALLED_PARTS)),
+        headroom=max(amount(settings.headroom, window, scale), min(recalled, window // RECALLED_PARTS)),
         max_input=max_input if max_input is not None and max_input < window else None,
         margin=settings.margin if margin is None else margin,
         ratio=ratio,
         reported=reported,
         caps={
-            name: scaled(bucket.cap, window, scale)
+            name: amount(bucket.cap, window, scale)
             for name, bucket in settings.buckets.items()
             if bucket.cap is not None and name not in RESERVED
         },
     )
-
-
-def scaled(value: float, window: int, scale: float) -> int:
-    return math.floor(round(value * (window if value < 1 else scale), 6))
-
-
-@dataclass(frozen=True)
-class Summed(Transcript):
-    """A long transcript that is added up no more slowly than a short one."""
-
-    by_role: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.__dict__["tokens"] = sum(self.by_role.values()) + self.tools + self.priming
-
-
-def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:
-    result = dict(before or {})
-    for message in messages:
-        result[message.role] = result.get(message.role, 0) + message.tokens
-    return result
 
 
 def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
@@ -285,12 +263,6 @@ def is_over(name: str, tokens: int, budget: TokenBudget) -> bool:
 def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: TokenBudget) -> bool:
     cap = budget.caps.get(name)
     return cap is not None and tokens >= math.ceil(round(rules[name].soft * cap, 6))
-
-
-def bloat_limit(budget: TokenBudget, least: float = BLOAT) -> float:
-    """``least``, or 1.25 times the share of the window that the policy gives tool results."""
-    cap = budget.caps.get("tool_outputs", 0)
-    return max(least, BLOAT_OVER_CAP * cap / budget.window)
 
 
 def refuses(settings: ContextSettings, name: str) -> bool:
@@ -329,7 +301,8 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
         cap = budget.caps.get(layer.scope)
         return budget.room_for(budget.window) if cap is None else _below(layer.at, cap, budget)
     if layer.at is None:
-        return shape_trigger(settings, budget)
+        usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
+        return min(budget.room_for(shape_for(settings, budget.window).trigger * usable), budget.soft_limit)
     return min(budget.soft_limit, _below(layer.at, budget.base(settings), budget))
 
 
@@ -344,11 +317,6 @@ def shape_for(settings: ContextSettings, window: int) -> ExtractShape:
         return settings.shapes[min(at, len(placed) - 1)]
     share = math.log(window / placed[at - 1]) / math.log(placed[at] / placed[at - 1])
     return settings.shapes[at - 1].toward(settings.shapes[at], share)
-
-
-def shape_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
-    usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
-    return min(budget.room_for(shape_for(settings, budget.window).trigger * usable), budget.soft_limit)
 
 
 def target_for(layer: Layer, settings: ContextSettings, budget: TokenBudget, *, low_water: int) -> int:
@@ -413,7 +381,7 @@ class Limits:
     zones: Zones
     base: int
     red: int
-    source: Source
+    source: TokenSource
     usable: int
     trigger: int
     fits: int
@@ -439,5 +407,5 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         compacts=None if compacts is None else asks_from(compacts, settings, budget),
         scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
-        bloat=bloat_limit(budget, settings.health.tool_bloat),
+        bloat=max(settings.health.tool_bloat, BLOAT_OVER_CAP * budget.caps.get("tool_outputs", 0) / budget.window),
     )

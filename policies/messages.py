@@ -9,7 +9,7 @@ nearest assistant message before the result), because some servers reuse ``call_
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -105,16 +105,13 @@ class Tools:
     chosen: frozenset[str] = frozenset()
 
 
-def no_tools() -> Tools:
-    return Tools()
-
-
 @dataclass(frozen=True)
 class Transcript:
     """``read(i)`` gives the body of message ``i``. ``chain[j]`` is the rolling hash over the messages from ``head`` to
     ``head + j`` inclusive. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
-    overhead, ``memory`` the indices of messages that carry memory. ``binds``: thinking is valid only behind what stood
-    before it when it was thought.
+    overhead, ``memory`` the indices of messages that carry memory. ``by_role`` are the tokens of the messages where
+    somebody has added them up, so that a long transcript takes no longer. ``binds``: thinking is valid only behind what
+    stood before it when it was thought.
     """
 
     messages: tuple[Message, ...]
@@ -123,14 +120,39 @@ class Transcript:
     head: int = 0
     tools: int = 0
     priming: int = 3
-    occurrences: tuple[int, ...] = field(default=())
     memory: frozenset[int] = frozenset()
-    read_tools: Callable[[], Tools] = no_tools
+    read_tools: Callable[[], Tools] = Tools
+    by_role: Mapping[str, int] = field(default_factory=dict)
     binds: bool = False
 
     @cached_property
     def tokens(self) -> int:
-        return sum(m.tokens for m in self.messages) + self.tools + self.priming
+        told = self.by_role.values() if self.by_role else (m.tokens for m in self.messages)
+        return sum(told) + self.tools + self.priming
+
+    def begins_with(self, length: int, end: bytes) -> bool:
+        """Whether the hash over the first ``length`` messages behind the head, of which there is one, is ``end``."""
+        return 0 < length <= len(self.chain) and self.chain[length - 1] == end
+
+    @cached_property
+    def occurrences(self) -> tuple[int, ...]:
+        """Of each message, how many with the same digest stand before it."""
+        seen: dict[bytes, int] = {}
+        result: list[int] = []
+        for message in self.messages:
+            nth = seen.get(message.digest, 0)
+            seen[message.digest] = nth + 1
+            result.append(nth)
+        return tuple(result)
+
+    @cached_property
+    def steps(self) -> "tuple[Unit, ...]":
+        return units(self.messages, self.head)
+
+    @cached_property
+    def calls(self) -> dict[int, ToolCall]:
+        """By the index of a result the call that it answers."""
+        return answered_calls(self, self.steps)
 
 
 def head_length(messages: Sequence[Message]) -> int:
@@ -140,14 +162,11 @@ def head_length(messages: Sequence[Message]) -> int:
     return len(messages)
 
 
-def count_occurrences(messages: Sequence[Message]) -> tuple[int, ...]:
-    seen: dict[bytes, int] = {}
-    result: list[int] = []
+def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:
+    result = dict(before or {})
     for message in messages:
-        nth = seen.get(message.digest, 0)
-        seen[message.digest] = nth + 1
-        result.append(nth)
-    return tuple(result)
+        result[message.role] = result.get(message.role, 0) + message.tokens
+    return result
 
 
 def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
@@ -219,11 +238,6 @@ def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
     return tuple(i for i, m in enumerate(messages) if m.role == "user")
 
 
-def find_safe_boundary(messages: Sequence[Message], target: int) -> int:
-    boundaries = [0, *(u.stop for u in units(messages))]
-    return min(boundaries, key=lambda b: (abs(b - target), -b))
-
-
 def last_user(messages: Sequence[Message]) -> int | None:
     return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == "user"), None)
 
@@ -267,8 +281,8 @@ class Protection:
         return self.verbatim | self.active
 
 
-def protect(messages: Sequence[Message], steps: Sequence[Unit], pins: frozenset[bytes] = frozenset()) -> Protection:
-    pinned: set[int] = set()
+def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Protection:
+    messages, steps, pinned = transcript.messages, transcript.steps, set[int]()
     for unit in steps:
         if any(messages[i].keep or (pins and messages[i].digest[:PIN_SIZE] in pins) for i in unit.indices):
             pinned.update(unit.indices)
@@ -310,8 +324,7 @@ def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) ->
     what came of it.
     """
     chain, messages = transcript.chain, transcript.messages
-    known = 0 < length <= len(chain) and chain[length - 1] == run.end
-    if known:
+    if transcript.begins_with(length, run.end):
         calls, start = run.calls, transcript.head + length
     else:
         calls, start = (), min(islice(_steps(transcript), most), default=len(messages))

@@ -11,10 +11,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from policies.decision import Action, Decision, LayerReport
-from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, broken_rules, covered_by, replay, untouched
-from policies.effects import Announce, Done, Failed, Flow, Offload, Reply, unheard
-from policies.ledger import UNKNOWN, WINDOWS, ConversationState, Event, Prepared, Trend
+from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, broken_rules, replay, untouched
+from policies.effects import Announce, Flow, Offload, unheard
+from policies.ledger import UNKNOWN, WINDOWS, Action, ConversationState, Decision, Event, LayerReport, Prepared, Trend
 from policies.limits import (
     BucketExceeded,
     BudgetUnreachable,
@@ -27,21 +26,21 @@ from policies.limits import (
     ingest_cap_for,
     is_over,
     layers_of,
-    limit_for,
     limits_for,
     refuses,
 )
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import InvalidConversation, Transcript, count_occurrences, parse_turn_boundaries, protect, units
+from policies.messages import InvalidConversation, Transcript, parse_turn_boundaries, protect
 from policies.pressure import Growth, PressureReport, conclude, is_urgent, measure
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
-from policies.strategies.drop import DropOldest
+from policies.strategies.drop import DropOldest, cap_results, clip, shorten_standing
 from policies.strategies.layers import (
-    STRATEGIES,
+    ASKING,
     PlanWork,
     is_due,
+    next_batch,
     run_anew,
     run_asked,
     run_client_edits,
@@ -49,7 +48,6 @@ from policies.strategies.layers import (
     run_rungs,
 )
 from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall, with_room
-from policies.strategies.shorten import cap_results, clip, shorten_standing
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 
@@ -187,9 +185,7 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudg
 
 
 def standing(transcript: Transcript, known: ConversationState) -> Draft:
-    messages = transcript.messages
-    counted = replace(transcript, occurrences=count_occurrences(messages))
-    return replay(counted, known, protect(messages, units(messages, transcript.head), known.pins))
+    return replay(transcript, known, protect(transcript, known.pins))
 
 
 def compacted(
@@ -238,7 +234,7 @@ def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | Non
     if not any(event.kind == "zone_change" for event in seen.events):
         return
     messages = transcript.messages
-    guarded = protect(messages, units(messages, transcript.head)).all
+    guarded = protect(transcript).all
     stands = range(len(messages)) if draft is None else [p.index for p in draft.pieces if p.text is None]
     found = [(i, messages[i]) for i in stands if i is not None and messages[i].is_result and i not in guarded]
     largest = sorted(found, key=lambda each: -each[1].tokens)[:MAX_NAMED]
@@ -386,7 +382,7 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         acted=new,
         emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
     )
-    covered = () if draft.cut is None else covered_by(draft.cut, draft.transcript.head)
+    covered = () if draft.cut is None else draft.cut.hidden(draft.transcript.head)
     length = len(draft.transcript.chain)
     window, begun = _window(draft)
     return Decision(
@@ -432,7 +428,6 @@ MIN_NEW = 0.5
 """What was prepared is prepared anew once it lacks this share of what a batch would summarise anew."""
 SOON = 3
 """Requests before a batch from which on it is prepared: what it will do is not known long before."""
-ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.asks_model)
 
 
 def prepare(
@@ -458,12 +453,12 @@ def prepare(
     draft = replay(bounds.transcript, known, bounds.protection)
     bounds = replace(bounds, layer=layer, warm=True, standing=draft.pieces)
     if layer.params.get("prepared") is not True:
-        batch = _next_batch(draft, bounds)
+        batch = next_batch(draft, bounds)
         if batch is None:
             return None
         early, compacts = batch
         if not compacts:  # what it asks is asked now: the answers are kept by what they are about
-            yield from run_layers(PlanWork(draft), replace(bounds, early=early))
+            yield from run_layers(PlanWork(draft), replace(bounds, layer=NO_LAYER, early=early))
             return None
     start = Compact.of(layer.params).tail_start(draft, bounds)
     head = transcript.head
@@ -481,42 +476,6 @@ def prepare(
     proposal = told.proposal.to_json() if told.proposal is not None else ""
     calls = told.calls + before.calls  # what was prepared before and never used is in it too
     return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose, calls)
-
-
-def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
-    """The share of the layers' triggers that is reached now where the next batch may ask a model, and whether that
-    compacts; None where what costs nothing will be enough.
-
-    Each trigger up to that of compaction is tried in turn, as if it were reached now and no model answered.
-    """
-    layers = [layer for layer in layers_of(bounds.settings) if layer.at != 0]
-    scopes = {bounds.layer.scope, "total", *(layer.scope for layer in layers if layer.strategy in ASKING)}
-    due = {(limit_for(layer, bounds.settings, bounds.budget), layer.scope) for layer in layers if layer.scope in scopes}
-    for limit, scope in sorted(due):
-        inside = bounds.inside(draft, scope)
-        if limit <= 0 or inside <= 0:
-            continue
-        early = min(1.0, inside / (limit + 1))
-        trail = _tried(draft, replace(bounds, layer=NO_LAYER, early=early))
-        kept = [report for report in trail if report.kept and report.scope == scope]
-        if any(report.layer == "compact" for report in trail if report.scope == scope):
-            return early, True
-        if kept:
-            return (early, False) if any(report.layer in ASKING for report in kept) else None
-    return None
-
-
-def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
-    layers = tuple(replace(layer, min_savings=0) for layer in bounds.settings.layers)
-    work = PlanWork(draft)
-    flow = run_layers(work, replace(bounds, settings=replace(bounds.settings, layers=layers)))
-    reply: Reply | None = None
-    try:
-        while True:
-            asked = next(flow) if reply is None else flow.send(reply)
-            reply = Done() if isinstance(asked, Offload) else Failed("not_now")
-    except StopIteration:
-        return work.trail
 
 
 def is_soft(

@@ -21,20 +21,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from policies.ledger import MAX_TOKENS, Burn, Event, Facts, Trend
-from policies.limits import BUCKETS, Limits, Source, Summed, charged, is_over, is_soft, tokens_by_role
-from policies.messages import HEAD_ROLES, RESULT_ROLES, PolicyError, Transcript
+from policies.ledger import MAX_TOKENS, Burn, Event, Facts, PressureReading, Trend, VelocityClass, WindowPressure
+from policies.limits import BUCKETS, Limits, charged, is_over, is_soft
+from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript, tokens_by_role
 from policies.settings import TrendRules, Zones
 
 LOW_BELOW, HIGH_FROM = 750, 4_000
 """Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high) tokens."""
 SOFT = 0.80
-URGENT_TURNS, WARNING_TURNS = 3.0, 10.0
 STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
 
 
-VelocityClass = Literal["low", "medium", "high"]
 Urgency = Literal["critical", "warning", "normal"]
 
 
@@ -43,8 +41,7 @@ def advance(
 ) -> Trend:
     """All counts are uncalibrated, or a new calibration would look like growth.
 
-    Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later, by :func:`in_zone`,
-    where it is not known yet.
+    Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later where it is not known yet.
     """
     raw, length = bounded(raw), bounded(length)
     if raw == before.raw and length == before.length:
@@ -58,10 +55,6 @@ def advance(
     baseline = growth if known is None else rules.ema_alpha * growth + (1 - rules.ema_alpha) * known
     spike = known is not None and growth > rules.spike_multiplier * known
     return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
-
-
-def in_zone(trend: Trend, zone: str) -> Trend:
-    return trend if zone == trend.zone else trend._replace(zone=zone)
 
 
 def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, window: int, grew: bool = True) -> tuple[Burn, ...]:
@@ -84,36 +77,6 @@ def _next(burn: Burn, tokens: int, newest: int) -> Burn:
     if newest and growth >= 0:
         deltas = (*deltas[1 - newest :], growth) if newest > 1 else (growth,)
     return Burn(burn.bucket, tokens, deltas)
-
-
-class WindowPressure(NamedTuple):
-    level: float
-    zone: str
-    status: str
-
-    def __str__(self) -> str:
-        """The value of the header ``x-weir-pressure``: ``0.88;orange;active``."""
-        return f"{self.level:.2f};{self.zone};{self.status}"
-
-
-class PressureReading(NamedTuple):
-    """What one request's pressure says: tokens of the forwarded request over the policy's base.
-
-    ``zone`` is lifted by the rot guard. ``velocity_tokens_per_turn`` is None on the first request, ``turns_until_red``
-    None where nothing grows; both have one decimal. ``source`` says whose count ``current_tokens`` is.
-    """
-
-    current_tokens: int
-    max_tokens: int
-    utilization_pct: float
-    zone: str
-    velocity_tokens_per_turn: float | None
-    turns_until_red: float | None
-    source: Source
-    last_delta: int | None
-    velocity_class: VelocityClass | None
-    spike: bool
-    rot_guard: bool
 
 
 def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
@@ -150,7 +113,7 @@ def read_pressure(
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
     ratio, used = limits.budget.ratio, bounded(tokens)
     zone, rot_guard = lift(trend.zone, tokens, limits.settings.rot_soft_tokens)
-    speed = sum(trend.deltas) / len(trend.deltas) if trend.deltas else None
+    speed = trend.velocity
     delta = trend.deltas[-1] if trend.deltas else None
     if ratio != 1.0 and speed is not None and delta is not None:
         speed, delta = speed * ratio, round(delta * ratio)
@@ -212,18 +175,16 @@ class BucketReport:
     buckets: tuple[BucketLine, ...]
     total_used: int
     total_utilization: float
-    burn_rate_tokens_per_turn: float | None
-    turns_until_exhausted: float | None
 
     @property
     def critical(self) -> tuple[str, ...]:
         return tuple(line.bucket for line in self.buckets if line.urgency == "critical")
 
 
-def urgency(turns: float | None, *, urgent: float = URGENT_TURNS, warning: float = WARNING_TURNS) -> Urgency:
-    if turns is None or turns >= warning:
+def urgency(turns: float | None, rules: TrendRules) -> Urgency:
+    if turns is None or turns >= rules.warning_turns:
         return "normal"
-    return "critical" if turns < urgent else "warning"
+    return "critical" if turns < rules.urgent_turns else "warning"
 
 
 def bucket_report(
@@ -234,23 +195,18 @@ def bucket_report(
     limit: int,
     soft: Mapping[str, float] = MappingProxyType({}),
     ratio: float = 1.0,
-    urgent_turns: float = URGENT_TURNS,
-    warning_turns: float = WARNING_TURNS,
+    rules: TrendRules = TrendRules(),
 ) -> BucketReport:
     """Every bucket against its cap, and all of them against ``limit``, what they share.
 
     ``soft`` has shares of the cap that warn, 0.80 where it names none. ``ratio`` makes the uncalibrated growth of
-    ``burns`` what the upstream would report. Raises PolicyError for a cap on a bucket that is not in ``used``.
+    ``burns`` what the upstream would report.
     """
-    for name in caps:
-        if name not in used:
-            raise PolicyError(f"there is no bucket {name!r} to put a cap on; there are {', '.join(used)}")
     rates = {burn.bucket: rate * ratio for burn in burns if (rate := burn.rate) is not None}
     lines = []
     for name, tokens in used.items():
         cap = caps.get(name)
         turns = None if cap is None else turns_remaining(tokens, cap, rates.get(name))
-        level = urgency(turns, urgent=urgent_turns, warning=warning_turns)
         used_here, limit_here = bounded(tokens), None if cap is None else bounded(cap)
         share = None if limit_here is None else used_here / max(1, limit_here)
         lines.append(
@@ -263,17 +219,12 @@ def bucket_report(
                 soft_exceeded=share is not None and share >= soft.get(name, SOFT),
                 hard_exceeded=limit_here is not None and used_here > limit_here,
                 turns_remaining=_one_decimal(turns),
-                urgency=level,
+                urgency=urgency(turns, rules),
             )
         )
     total = sum(line.used for line in lines)
-    rate = sum(rates.values()) if rates else None
     return BucketReport(
-        buckets=tuple(lines),
-        total_used=total,
-        total_utilization=round(total / max(1, bounded(limit)), 2),
-        burn_rate_tokens_per_turn=_one_decimal(rate),
-        turns_until_exhausted=_one_decimal(turns_remaining(total, limit, rate)),
+        buckets=tuple(lines), total_used=total, total_utilization=round(total / max(1, bounded(limit)), 2)
     )
 
 
@@ -299,11 +250,10 @@ class PressureReport(NamedTuple):
 
 
 def raw_buckets(transcript: Transcript) -> dict[str, int]:
-    by_role = transcript.by_role if isinstance(transcript, Summed) else tokens_by_role(transcript.messages)
     result = dict.fromkeys(BUCKETS, 0)
     result["tools"] = transcript.tools
     result["history"] = transcript.priming
-    for role, tokens in by_role.items():
+    for role, tokens in (transcript.by_role or tokens_by_role(transcript.messages)).items():
         result[_BUCKETS.get(role, "history")] += tokens
     for index in transcript.memory:
         message = transcript.messages[index]
@@ -367,7 +317,7 @@ def conclude(
     fits = tokens <= limits.fits
     soft = limits.settings.rot_soft_tokens
     pressure = read_pressure(used, limits.base, limits.zones, fits=fits, soft=soft, acted=acted, emergency=emergency)
-    trend = in_zone(grown.trend, pressure.zone)
+    trend = grown.trend if grown.trend.zone == pressure.zone else grown.trend._replace(zone=pressure.zone)
     reading = read_on(limits, trend, used)
     events: tuple[Event, ...] = ()
     calm = pressure.zone == "green" == grown.before.zone and not _is_worth_a_word(grown, limits)
@@ -420,8 +370,7 @@ def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
         limit=budget.usable,
         soft={name: bucket.soft for name, bucket in settings.buckets.items()},
         ratio=budget.ratio,
-        urgent_turns=settings.trend.urgent_turns,
-        warning_turns=settings.trend.warning_turns,
+        rules=settings.trend,
     )
 
 

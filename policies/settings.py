@@ -321,6 +321,6 @@ class ContextSettings:
         return replace(self, mode=mode, enforce="global" if enforced else self.enforce)
 
 
-def amount(value: float, window: int) -> int:
-    """Tokens of a setting that is tokens from 1 on and a share of ``window`` below."""
-    return math.floor(round(value * window, 6)) if value < 1 else int(value)
+def amount(value: float, window: int, scale: float = 1.0) -> int:
+    """Tokens of a setting that is tokens from 1 on, for a window of another size scaled, and a share of W below."""
+    return math.floor(round(value * (window if value < 1 else scale), 6))

@@ -16,6 +16,7 @@ import base64
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -233,11 +234,8 @@ class Visual:
     def tokens(self, size: Size | None, detail: str) -> int:  # noqa: ARG002 - the provider has no detail
         if size is None:
             return UNKNOWN_CLAUDE
-        low, high = 1, min(self.edge, max(size))
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._at(size, middle) <= self.limit else (low, middle - 1)
-        return self._at(size, low)
+        longer = range(2, min(self.edge, max(size)) + 1)
+        return self._at(size, 1 + bisect_right(longer, self.limit, key=lambda long: self._at(size, long)))
 
     @staticmethod
     def _at(size: Size, long: int) -> int:

@@ -38,12 +38,11 @@ from urllib.parse import urlsplit
 import msgspec
 import xxhash
 
-from policies.decision import Decision
 from policies.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
-from policies.ledger import EditKind
+from policies.ledger import Decision, EditKind, WindowPressure
 from policies.limits import Limits
-from policies.messages import Run, count_occurrences, follow_calls
-from policies.pressure import WindowPressure, raw_buckets
+from policies.messages import Run, follow_calls
+from policies.pressure import raw_buckets
 from policies.quality.advise import TokenPrices
 from policies.settings import ContextSettings
 from proxy.access.destination import TENANT_SHOWN
@@ -175,8 +174,7 @@ def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
         return True
     if not plan.evictions:
         return False
-    messages = transcript.messages[:sent]
-    places = {(m.digest, nth) for m, nth in zip(messages, count_occurrences(messages), strict=True)}
+    places = {(m.digest, nth) for m, nth in zip(transcript.messages[:sent], transcript.occurrences, strict=False)}
     return any(row.kind in WHOLE or (row.digest, row.occurrence) in places for row in plan.evictions)
 
 

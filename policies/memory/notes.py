@@ -9,6 +9,7 @@ unknown status is *planned*: what nobody said was done is not.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from policies.ledger import Note, Status, Subtask
 from policies.messages import ToolCall
@@ -50,10 +51,6 @@ def category_of(word: str) -> str:
 def importance_of(word: str) -> str:
     word = word.strip().lower()
     return word if word in IMPORTANCE else "normal"
-
-
-def is_due(tools: NoteTaking, *, turns: int) -> bool:
-    return tools.extract and turns >= tools.min_turns
 
 
 def notes_in(sources: Sequence[Source], tools: NoteTaking) -> tuple[Note, ...]:
@@ -160,34 +157,29 @@ def render_notes(notes: Sequence[Note], *, max_tokens: int, counter: TokenCounte
 
     Critical notes have room before all others; within a category the more important come first, then the newer.
     """
-    held = _current(notes)
-    order = sorted(range(len(held)), key=lambda i: (_place(held[i]), _rank(held[i]), -i))
-    chosen: list[int] = []
+    newest_first = _current(notes)[::-1]
+    order = sorted(newest_first, key=lambda note: (_place(note), _rank(note)))
+    chosen: list[Note] = []
     left = max_tokens
     headed: set[int] = set()
-    for i in sorted(order, key=lambda i: _rank(held[i]) > 0):
+    for note in sorted(order, key=lambda note: _rank(note) > 0):
         if left < MIN_REST:
             break
-        place = _place(held[i])
-        cost = counter.count(f"{_shown(held[i])}\n") + 1
+        place = _place(note)
+        cost = counter.count(f"{_shown(note)}\n") + 1
         cost += counter.count(f"{_heading(place)}\n") + 1 if place not in headed else 0
         if cost <= left:
             left -= cost
-            chosen.append(i)
+            chosen.append(note)
             headed.add(place)
-    while counter.count(text := _page([held[i] for i in order if i in chosen])) > max_tokens and chosen:
+    while counter.count(text := _page([note for note in order if note in chosen])) > max_tokens and chosen:
         chosen.pop()
     return text
 
 
 def _page(notes: Sequence[Note]) -> str:
-    lines: list[str] = []
-    for note in notes:
-        heading = _heading(_place(note))
-        if heading not in lines:
-            lines.append(heading)
-        lines.append(_shown(note))
-    return "\n".join(lines)
+    parts = groupby(notes, key=_place)
+    return "\n".join(line for place, held in parts for line in (_heading(place), *map(_shown, held)))
 
 
 def _place(note: Note) -> int:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from policies.effects import Flow
 from policies.ledger import ConversationState, Note, Status, Subtask, TaskDecision
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
-from policies.memory.notes import bounded, flaw, is_due, notes_in, read_notes, subtasks_of
+from policies.memory.notes import bounded, flaw, notes_in, read_notes, subtasks_of
 from policies.messages import ToolCall, Transcript, answered_calls, first_user, same_call, units
 from policies.settings import ContextSettings, NoteTaking
 from policies.summary.ask import condense, lines_of
@@ -465,7 +465,8 @@ def state_of(
     readings: Readings | None = None,
 ) -> Checkpoint:
     sources = _sources(transcript, since=0)
-    goal = goal_of(transcript)
+    task = first_user(transcript.messages)
+    goal = "" if task is None else transcript.read(task).text
     previous = previous_state(known.at(len(transcript.chain)))
     state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)
     made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, readings=readings)
@@ -475,14 +476,7 @@ def state_of(
 
 def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> str | None:
     fresh = _sources(transcript, since=known.length)
-    if not fresh:
-        return None
     return milestone(fresh, state=previous_state(known.at(len(transcript.chain))), tools=settings.notes)
-
-
-def goal_of(transcript: Transcript) -> str:
-    task = first_user(transcript.messages)
-    return "" if task is None else transcript.read(task).text
 
 
 def _sources(transcript: Transcript, *, since: int) -> list[Source]:
@@ -500,10 +494,10 @@ def notes_of(transcript: Transcript, *, settings: ContextSettings, known: Conver
 
 
 def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> bool:
-    if settings.summarizer is None:
+    if settings.summarizer is None or not settings.notes.extract:
         return False
-    steps = units(transcript.messages, transcript.head)
-    if not is_due(settings.notes, turns=len(steps)):
+    steps = transcript.steps
+    if len(steps) < settings.notes.min_turns:
         return False
     fresh = sum(1 for unit in steps if unit.start >= transcript.head + known.length)
     return any((len(steps) - back) % STEPS_BETWEEN == 0 for back in range(fresh))
@@ -512,7 +506,7 @@ def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: Con
 def write_notes(
     transcript: Transcript, *, known: ConversationState, counter: TokenCounter, max_input: int
 ) -> Flow[tuple[Note, ...]]:
-    steps = units(transcript.messages, transcript.head)[-STEPS_BETWEEN:]
+    steps = transcript.steps[-STEPS_BETWEEN:]
     sources = _sources(transcript, since=steps[0].start - transcript.head if steps else known.length)
     written = yield from condense(
         lines_of(sources),

@@ -79,12 +79,7 @@ def batch_cost(
 
 
 def best_trigger(prices: TokenPrices, *, growth: float, target: int, batch: float) -> int:
-    """H* for a low water of ``target`` and a batch's cost R, at most the border of a dearer tier.
-
-    Raises ValueError where reading is free: then there is no such optimum, and no reason to compact.
-    """
-    if prices.cache_read <= 0:
-        raise ValueError("reading from the cache is free: cost gives no reason to compact")
+    """H* for a low water of ``target`` and a batch's cost R, at most the border of a dearer tier."""
     best = target + round(math.sqrt(2 * growth * batch / prices.cache_read))
     return best if prices.cliff is None else min(best, prices.cliff.above)
 
@@ -96,16 +91,12 @@ ADVISED = ExtractShape(window=None, trigger=0.40, low_water=0.20, extract=0.08, 
 BELOW_CLIFF = 0.95
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Advice:
-    """``trigger`` is a share of U, ``target`` (low water) one of room, ``optimum`` H* in tokens where the formula has
-    one.
-    """
+    """``optimum`` is H* in tokens where the formula has one."""
 
-    trigger: float
-    target: float
-    optimum: int | None
     shape: ExtractShape
+    optimum: int | None
     reason: str
 
 
@@ -119,12 +110,12 @@ def advise(
     """
     own = shape_for(settings or ContextSettings(), window)
     if prices.cache_read <= 0:
-        return _advice(own, None, "Reading from the cache is free here: compaction is for fit, not for cost.")
+        return Advice(own, None, "Reading from the cache is free here: compaction is for fit, not for cost.")
     low = fixed + int(ADVISED.low_water * max(0.0, ADVISED.trigger * usable - fixed))
     best = best_trigger(prices, growth=growth, target=low, batch=batch_cost(prices, target=low, kept=fixed))
     money = f"cost alone asks for a trigger of {best:,} tokens ({best / usable:.2f} of U)"
     if window < ADVISED_FROM:
-        return _advice(own, best, f"Room is what a window of {window:,} lacks: {money}, fidelity for the default.")
+        return Advice(own, best, f"Room is what a window of {window:,} lacks: {money}, fidelity for the default.")
     share = min(max(best / usable, ADVISED.trigger), own.trigger)
     reason = f"Sessions grow by {growth:,.0f} tokens a request and {fixed:,} are fixed: {money}"
     if share > best / usable:
@@ -133,12 +124,7 @@ def advise(
     if cliff is not None and share * usable > BELOW_CLIFF * cliff.above:
         share = BELOW_CLIFF * cliff.above / usable
         reason += f"; above {cliff.above:,} tokens every token of a prompt costs {cliff.input:g} times as much"
-    share = round(share, 2)
-    return _advice(replace(ADVISED, trigger=share), best, f"{reason}.")
-
-
-def _advice(shape: ExtractShape, best: int | None, reason: str) -> Advice:
-    return Advice(trigger=shape.trigger, target=shape.low_water, optimum=best, shape=shape, reason=reason)
+    return Advice(replace(ADVISED, trigger=round(share, 2)), best, f"{reason}.")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,11 +8,12 @@ model; the contexts are what the client sent and what went up in its place, both
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain, zip_longest
 
 from policies.ledger import EditKind, PlannedMessage
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import read_state
-from policies.messages import ToolCall, Transcript, answered_calls, units
+from policies.messages import ToolCall, Transcript
 from policies.settings import NoteTaking
 from policies.summary.ask import lines_of
 from policies.summary.material import MaterialLine, harmless
@@ -79,15 +80,13 @@ def questions_for(
         _statuses(state),
         _issues(state),
     )
-    found = dict.fromkeys(MINIMUM)
-    texts = {q.text.lower() for q in MINIMUM}
-    for question in _in_turns(kinds):
+    found = {question.text.lower(): question for question in MINIMUM}
+    for question in chain.from_iterable(zip_longest(*kinds)):
         if len(found) >= min(max(count, MIN_QUESTIONS), MAX_QUESTIONS):
             break
-        if question.text.lower() not in texts:
-            texts.add(question.text.lower())
-            found[question] = None
-    return tuple(found)
+        if question is not None:
+            found.setdefault(question.text.lower(), question)
+    return tuple(found.values())
 
 
 def proposed(text: str) -> Iterator[Question]:
@@ -104,18 +103,6 @@ def _dimension(text: str) -> Dimension:
     if any(word in low for word in ("status", "done", "step", "progress", "next", "open", "blocked")):
         return Dimension.STATE
     return Dimension.FACTS
-
-
-def _in_turns(kinds: Iterable[Iterator[Question]]) -> Iterator[Question]:
-    waiting = list(kinds)
-    while waiting:
-        left = []
-        for kind in waiting:
-            question = next(kind, None)
-            if question is not None:
-                yield question
-                left.append(kind)
-        waiting = left
 
 
 def _recorded(sources: Sequence[Source], values: Sequence[str]) -> Iterator[Question]:
@@ -217,19 +204,13 @@ class Contexts:
 
 def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage]) -> Contexts:
     head = transcript.head
-    calls = answered_calls(transcript, units(transcript.messages, head))
     indices = range(head, len(transcript.messages))
-    whole = sources_of(transcript, indices, calls)
+    whole = sources_of(transcript, indices, transcript.calls)
     by_index = dict(zip(indices, whole, strict=True))
-    lines: list[MaterialLine] = []
-    tokens = 0
-    for piece in pieces:
-        if piece.index is not None and piece.index < head:
-            continue
-        tokens += piece.tokens
-        lines += _lines_of(piece, by_index)
+    sent = [piece for piece in pieces if piece.index is None or piece.index >= head]
+    lines = tuple(line for piece in sent for line in _lines_of(piece, by_index))
     before = sum(transcript.messages[i].tokens for i in indices)
-    return Contexts(tuple(whole), tuple(lines), before, tokens)
+    return Contexts(tuple(whole), lines, before, sum(piece.tokens for piece in sent))
 
 
 def _lines_of(piece: PlannedMessage, by_index: Mapping[int, Source]) -> list[MaterialLine]:
@@ -303,21 +284,18 @@ def coverage_of(
     missing: list[str] = []
 
     def share(wanted: Sequence[tuple[str, ...]]) -> Share:
-        counts = [0, 0, 0]
-        for values in wanted:
-            there = _stand(values, kept)
-            counts = [counts[0] + 1, counts[1] + there, counts[2] + (there or _stand(values, archive))]
-            if not there:
-                missing.append(" ".join(values))
-        return Share(*counts)
+        gone = [values for values in wanted if not _stand(values, kept)]
+        missing.extend(" ".join(values) for values in gone)
+        there = len(wanted) - len(gone)
+        return Share(len(wanted), there, there + sum(_stand(values, archive) for values in gone))
 
     wanted = [tuple(v) for v in dict.fromkeys(tuple(each) for each in facts if each) if _stand(v, whole)]
     known = {value.lower() for values in wanted for value in values}
     named = _identifiers(contexts.sources, later)
     others = [(v,) for v in named if v.lower() not in known and _stand((v,), whole)]
     rules = [(rule,) for rule in read_state(contexts.sources, goal="", tools=tools).constraints]
-    found = Coverage(share(wanted), share(others), share(rules))
-    return Coverage(found.facts, found.identifiers, found.rules, tuple(missing[:MAX_MISSING]))
+    shares = share(wanted), share(others), share(rules)
+    return Coverage(*shares, missing=tuple(missing[:MAX_MISSING]))
 
 
 def _identifiers(sources: Sequence[Source], later: Sequence[ToolCall]) -> list[str]:

@@ -50,7 +50,6 @@ word is right. Where the answer is not in the material, write the two words {NOT
 
 ANSWER = Prompt(
     name="fidelity_answer",
-    version=1,
     system="You answer questions about a conversation from what you are given of it, and from nothing else. " + _DATA,
     instruction=f"""\
 Answer each of the numbered questions above from the part of a conversation above, in at most {{words}} words in all. \
@@ -64,7 +63,6 @@ another belong together, and where they disagree the later part is right. {_ONE_
 
 JUDGE = Prompt(
     name="fidelity_judge",
-    version=1,
     system="You compare two answers to one question, strictly and by their facts alone. " + _DATA,
     instruction="""\
 Answer A comes from somebody who had all of a conversation, answer B from somebody who had a shortened form of it. \
@@ -87,7 +85,6 @@ Reply with exactly one word: yes, no or unknown. unknown is only for answers tha
 
 PROPOSE = Prompt(
     name="fidelity_questions",
-    version=1,
     system="You write questions about a conversation that test whether somebody knows what matters in it. " + _DATA,
     instruction="""\
 Write {words} short questions about the conversation above, one a line, each ending in a question mark. Each asks for \

@@ -82,7 +82,6 @@ class Block:
     """
 
     index: int
-    id: str
     kind: ContentType
     tokens: int
     age: int
@@ -94,13 +93,6 @@ class Block:
     keep: bool | None = None
     semantic: float | None = None
     behind: int | None = None
-
-
-def decided(block: Block) -> float | None:
-    """What marks and supersession fix; None where a formula has to say."""
-    if block.keep is not None:
-        return 1.0 if block.keep else 0.0
-    return 0.0 if block.superseded else None
 
 
 def unit(value: float) -> float:
@@ -145,9 +137,12 @@ def parameters(name: str) -> tuple[str, ...]:
 
 
 def _unless_decided(formula: Callable[[Block], float]) -> Callable[[Block], float]:
+    """What marks and supersession fix, and the formula for any other block."""
+
     def score(block: Block) -> float:
-        fixed = decided(block)
-        return formula(block) if fixed is None else fixed
+        if block.keep is not None:
+            return 1.0 if block.keep else 0.0
+        return 0.0 if block.superseded else formula(block)
 
     return score
 

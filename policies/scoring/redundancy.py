@@ -184,7 +184,6 @@ def _is_identifier(word: str) -> bool:
     return is_identifier(word) or any(p.fullmatch(word) for p in (_MIXED_CASE, _DOTTED))
 
 
-THRESHOLD = 0.85
 NEIGHBOURS = 4
 LOOK_BACK = 8
 MAX_PAIRS = 256
@@ -208,10 +207,10 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Outputs of one tool; ``equal`` texts, and ``pairs`` to be asked about, by message index, the older one first."""
+class Candidates:
+    """Texts by message index; those that are ``equal``, and ``pairs`` to be asked about, the older one first."""
 
-    outputs: tuple[Output, ...]
+    texts: Mapping[int, str]
     equal: tuple[tuple[int, int], ...]
     pairs: tuple[tuple[int, int], ...]
 
@@ -223,48 +222,7 @@ class Merge:
     earlier: tuple[int, ...]
 
 
-def candidate_groups(outputs: Sequence[Output]) -> tuple[Group, ...]:
-    equal, pairs = _candidate_pairs(outputs)
-    by_index = {output.index: output for output in outputs}
-    return tuple(
-        Group(
-            outputs=tuple(by_index[i] for i in members),
-            equal=tuple(p for p in equal if p[1] in linked),
-            pairs=tuple(p for p in pairs if p[1] in linked),
-        )
-        for members, linked in ((members, frozenset(members)) for members in _joined((*equal, *pairs)))
-    )
-
-
-def merge(
-    groups: Sequence[Group], similarities: Mapping[tuple[int, int], float], *, threshold: float = THRESHOLD
-) -> tuple[Merge, ...]:
-    """By index: outputs linked by a similarity above ``threshold``; in each set the latest stays.
-
-    Links chain: a poll like the one after it joins the last of the row although the two may differ by now.
-    """
-    merges: list[Merge] = []
-    for group in groups:
-        alike = [*group.equal, *(p for p in group.pairs if similarities.get(p, 0.0) > threshold)]
-        by_index = {output.index: output for output in group.outputs}
-        for members in _joined(alike):
-            outputs = [by_index[i] for i in members]
-            merges.append(Merge(members[-1], merged_text([o.text for o in outputs]), members[:-1]))
-    return tuple(sorted(merges, key=lambda m: m.index))
-
-
-def merged_text(texts: Sequence[str]) -> str:
-    count = len(texts) - 1
-    results = "1 earlier result" if count == 1 else f"{count} earlier results"
-    changes = "; ".join(_changes(texts))
-    if changes:
-        how = f"; earlier: {_clipped(changes, MAX_NOTE)}"
-    else:
-        how = " with the same text" if len(set(texts)) == 1 else " differing in details"
-    return f"{texts[-1]}\n[weir: stands for {results}{how}]"
-
-
-def _candidate_pairs(outputs: Sequence[Output]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def candidates(outputs: Sequence[Output]) -> Candidates:
     by_tool: defaultdict[str, list[Output]] = defaultdict(list)
     for output in sorted(outputs, key=lambda o: o.index):
         if output.text.strip():
@@ -281,7 +239,29 @@ def _candidate_pairs(outputs: Sequence[Output]) -> tuple[list[tuple[int, int]], 
                 (other.index, output.index) for other in _neighbours(output, same[max(0, at - LOOK_BACK) : at])
             )
     pairs.sort(key=lambda p: (-p[1], -p[0]))
-    return sorted(equal), sorted(pairs[:MAX_PAIRS])
+    texts = {output.index: output.text for output in outputs}
+    return Candidates(texts, tuple(sorted(equal)), tuple(sorted(pairs[:MAX_PAIRS])))
+
+
+def merge(found: Candidates, similarities: Mapping[tuple[int, int], float], *, threshold: float) -> tuple[Merge, ...]:
+    """By index: texts linked by a similarity above ``threshold``; in each set the latest stays.
+
+    Links chain: a poll like the one after it joins the last of the row although the two may differ by now.
+    """
+    alike = [*found.equal, *(p for p in found.pairs if similarities.get(p, 0.0) > threshold)]
+    sets = sorted(_joined(alike), key=lambda members: members[-1])
+    return tuple(Merge(of[-1], merged_text([found.texts[i] for i in of]), of[:-1]) for of in sets)
+
+
+def merged_text(texts: Sequence[str]) -> str:
+    count = len(texts) - 1
+    results = "1 earlier result" if count == 1 else f"{count} earlier results"
+    changes = "; ".join(_changes(texts))
+    if changes:
+        how = f"; earlier: {_clipped(changes, MAX_NOTE)}"
+    else:
+        how = " with the same text" if len(set(texts)) == 1 else " differing in details"
+    return f"{texts[-1]}\n[weir: stands for {results}{how}]"
 
 
 def _neighbours(output: Output, before: Sequence[Output]) -> list[Output]:
@@ -294,22 +274,14 @@ def _neighbours(output: Output, before: Sequence[Output]) -> list[Output]:
 
 
 def _joined(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
-    parent: dict[int, int] = {}
-
-    def root(index: int) -> int:
-        parent.setdefault(index, index)
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
+    """The sets of what pairs link, each in order."""
+    linked: dict[int, set[int]] = {}
     for one, other in pairs:
-        low, high = sorted((root(one), root(other)))
-        parent[high] = low
-    members: defaultdict[int, list[int]] = defaultdict(list)
-    for index in sorted(parent):
-        members[root(index)].append(index)
-    return [tuple(members[first]) for first in sorted(members)]
+        smaller, larger = sorted((linked.setdefault(one, {one}), linked.setdefault(other, {other})), key=len)
+        if smaller is not larger:
+            larger |= smaller
+            linked |= dict.fromkeys(smaller, larger)
+    return [tuple(sorted(members)) for members in {id(each): each for each in linked.values()}.values()]
 
 
 def _changes(texts: Sequence[str]) -> list[str]:
@@ -329,7 +301,7 @@ def _course(values: Sequence[str]) -> str:
 
 
 def fields(text: str) -> dict[str, str]:
-    document = _document(text)
+    document = (parse(text) or None) if len(text.strip()) <= _MAX_PARSED else None
     if document is not None:
         return dict(_leaves(document))
     named = [(_harmless(m[1], _MAX_NAME_LEN), _harmless(m[2], _MAX_VALUE_LEN)) for m in _FIELD.finditer(text)]
@@ -340,10 +312,6 @@ def fields(text: str) -> dict[str, str]:
         return found
     lines = [line for line in text.splitlines() if line.strip()][:_MAX_FIELDS]
     return {f"line {n}": _harmless(line, _MAX_VALUE_LEN) for n, line in enumerate(lines, 1)}
-
-
-def _document(text: str) -> object | None:
-    return (parse(text) or None) if len(text.strip()) <= _MAX_PARSED else None
 
 
 def _leaves(document: object) -> Iterator[tuple[str, str]]:

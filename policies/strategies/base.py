@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import Flow
 from policies.ledger import CONDENSED, SHORTENED, Cut, Edit, EditKind, PlannedMessage
-from policies.messages import Message, ToolCall
+from policies.messages import Message
 from policies.settings import Param
 from policies.text.gist import placeholder
 from policies.tokens import clip_middle
@@ -93,17 +93,13 @@ def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage,
     return (each for each in touchable(draft, bounds) if each[2].is_result and not each[2].media)
 
 
-def edited(bounds: Bounds, index: int, text: str, kind: EditKind) -> Edit:
-    return replace_content(bounds.transcript, index, text, kind=kind, counter=bounds.counter)
-
-
 def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: str | None = None) -> Edit:
     own = bounds.transcript.read(index).text if text is None else text
     ref = bounds.transcript.messages[index].ref
-    return edited(bounds, index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
+    return bounds.edited(index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
 
 
-def placeholder_for(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
+def placeholder_for(bounds: Bounds, index: int) -> str:
     """What stands where the content of message ``index`` was, as the policy's ``placeholder`` says.
 
     ``none`` is the shortest text that every upstream accepts.
@@ -113,7 +109,7 @@ def placeholder_for(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -
         return settings.marker if settings.placeholder == "marker" else EMPTIED
     if not message.is_result:
         return f"[weir: {message.role} message of {message.tokens} tokens removed; archived as {message.ref}]"
-    call = calls.get(index)
+    call = bounds.transcript.calls.get(index)
     return placeholder(
         bounds.transcript.read(index).text,
         tool=call.name if call else "tool",

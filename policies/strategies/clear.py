@@ -9,17 +9,17 @@
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, PlannedMessage
-from policies.messages import ToolCall, ToolDefinition, Tools, parse_turn_boundaries, same_call, step_numbers
+from policies.messages import ToolDefinition, Tools, parse_turn_boundaries, same_call, step_numbers
 from policies.scoring.eviction import EVICTABLE, Block, ContentType, scorer, select
 from policies.scoring.redundancy import References, last_references
 from policies.settings import ClientEdits, Param
-from policies.strategies.base import Strategy, down_to_target, edited, placeholder_for, touchable, whole, word, words
+from policies.strategies.base import Strategy, down_to_target, placeholder_for, touchable, whole, word, words
 
 WORTH_IT = 1.5
 PROTECTED_SHARE = 0.5
@@ -34,21 +34,18 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WORD = re.compile(r"[^\W_]{2,}|\d")
 
 
-def cleared(bounds: Bounds, index: int, kind: EditKind, calls: Mapping[int, ToolCall]) -> Edit:
-    return edited(bounds, index, placeholder_for(bounds, index, calls), kind)
+def cleared(bounds: Bounds, index: int, kind: EditKind) -> Edit:
+    return bounds.edited(index, placeholder_for(bounds, index), kind)
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
-    messages, guarded = draft.transcript.messages, bounds.protection.all
-    marked = (p for p in draft.pieces if p.index is not None and messages[p.index].keep is False)
-    return _evicted(
-        draft, bounds, [p for p in marked if p.index not in guarded and not messages[p.index or 0].call_ids]
-    )
+    marked = (p for _, p, message in touchable(draft, bounds) if message.keep is False and not message.call_ids)
+    return _evicted(draft, bounds, marked)
 
 
 def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
     """The draft without the tool results that its client asks to have cleared; as it was where too little would go."""
-    messages, guarded, calls = draft.transcript.messages, bounds.protection.all, bounds.calls()
+    messages, guarded, calls = draft.transcript.messages, bounds.protection.all, bounds.transcript.calls
     standing = [p for p in draft.pieces if p.index is not None and messages[p.index].is_result and p.text is None]
     many = edits.results_over is not None and len(standing) > edits.results_over
     if not many and (edits.results_at is None or draft.tokens <= bounds.budget.room_for(edits.results_at)):
@@ -60,17 +57,8 @@ def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
 
 
 def _evicted(draft: Draft, bounds: Bounds, chosen: Iterable[PlannedMessage]) -> Draft:
-    calls: Mapping[int, ToolCall] | None = None
-
-    def edits() -> Iterator[tuple[PlannedMessage, Edit]]:
-        nonlocal calls
-        for piece in chosen:
-            calls = bounds.calls() if calls is None else calls
-            edit = cleared(bounds, piece.index or 0, EditKind.EVICT, calls)
-            if edit.tokens * WORTH_IT <= piece.tokens:
-                yield piece, edit
-
-    return down_to_target(draft, bounds, edits())
+    made = ((piece, cleared(bounds, piece.index or 0, EditKind.EVICT)) for piece in chosen)
+    return down_to_target(draft, bounds, ((piece, e) for piece, e in made if e.tokens * WORTH_IT <= piece.tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +90,11 @@ class Evict(Strategy):
         return sum(each.tokens for each in (self._blocks(draft, bounds) if self.scorer else _by_age(draft, bounds)))
 
     def _by_score(self, draft: Draft, bounds: Bounds) -> Draft:
-        judge, calls = scorer(self.scorer, self.given), bounds.calls()
+        judge = scorer(self.scorer, self.given)
         edits: dict[int, Edit] = {}
 
         def cost(block: Block) -> int:
-            edits[block.index] = cleared(bounds, block.index, EditKind.EVICT, calls)
+            edits[block.index] = cleared(bounds, block.index, EditKind.EVICT)
             return edits[block.index].tokens
 
         scored = [(block, judge.score(block)) for block in self._blocks(draft, bounds)]
@@ -128,17 +116,14 @@ def _by_age(draft: Draft, bounds: Bounds) -> list[PlannedMessage]:
 
 
 def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT_TYPES) -> list[Block]:
-    transcript, calls = draft.transcript, bounds.calls()
+    transcript, calls = draft.transcript, bounds.transcript.calls
     steps, used = step_numbers(transcript.messages), last_references(transcript, calls)
     newest: dict[tuple[str, str], int] = {same_call(call): index for index, call in calls.items()}
     found: list[Block] = []
     for index, piece, message in touchable(draft, bounds):
         kind = _kind(draft, index)
-        if (
-            kind not in EVICTABLE
-            or kind not in types
-            or (piece.text is not None and piece.kind not in SHORTENED | CONDENSED)
-        ):
+        is_taken = piece.text is not None and piece.kind not in SHORTENED | CONDENSED
+        if is_taken or kind not in EVICTABLE or kind not in types:
             continue
         if kind is ContentType.USER and message.tokens <= BRIEF:
             continue
@@ -146,7 +131,6 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
         found.append(
             Block(
                 index=index,
-                id=message.digest.hex(),
                 kind=kind,
                 tokens=piece.tokens,
                 age=age,
@@ -188,11 +172,9 @@ class Prune(Strategy):
         old = self._beyond(draft, bounds)
         if sum(piece.tokens for _, piece in old) <= self.minimum:
             return draft
-        calls = bounds.calls()
-        made = {index: (piece, cleared(bounds, index, EditKind.PRUNE, calls)) for index, piece in old}
-        edits = {index: edit for index, (piece, edit) in made.items() if edit.tokens < piece.tokens}
-        gain = sum(made[index][0].tokens - edit.tokens for index, edit in edits.items())
-        return draft.with_edits(edits) if gain > self.minimum else draft
+        made = ((index, piece, cleared(bounds, index, EditKind.PRUNE)) for index, piece in old)
+        pruned = draft.with_edits({index: edit for index, piece, edit in made if edit.tokens < piece.tokens})
+        return pruned if draft.tokens - pruned.tokens > self.minimum else draft
 
     def scan(self, draft: Draft, bounds: Bounds) -> int:
         return sum(piece.tokens for _, piece in self._beyond(draft, bounds))
@@ -221,7 +203,7 @@ class Dedupe(Strategy):
     name = "dedupe"
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        messages, calls, guarded = draft.transcript.messages, bounds.calls(), bounds.protection.all
+        messages, calls, guarded = draft.transcript.messages, bounds.transcript.calls, bounds.protection.all
         newest: dict[bytes, int] = {}
         latest: dict[tuple[str, str], int] = {}
         edits: dict[int, Edit] = {}
@@ -237,7 +219,7 @@ class Dedupe(Strategy):
             if message.keep or index in guarded:
                 continue
             why = "the same result comes again later" if duplicate else "a later call of the same tool replaced it"
-            edit = edited(bounds, index, f"[weir: removed, {why}; archived as {message.ref}]", EditKind.DEDUPE)
+            edit = bounds.edited(index, f"[weir: removed, {why}; archived as {message.ref}]", EditKind.DEDUPE)
             if edit.tokens < piece.tokens:
                 edits[index] = edit
         return draft.with_edits(edits)
@@ -271,7 +253,7 @@ class RetireMedia(Strategy):
         lines = [f"[weir: {what} left out; archived as {ref}]" for what in body.attached]
         name = 1 + count(body.name) if body.name else 0
         tokens = MESSAGE_OVERHEAD + name + count(body.text) + sum(map(count, lines))
-        return replace(edited(bounds, index, "\n".join(lines), EditKind.MEDIA), tokens=tokens)
+        return replace(bounds.edited(index, "\n".join(lines), EditKind.MEDIA), tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,19 +275,15 @@ class Reasoning(Strategy):
         end = next((i for i in reversed(users) if read(i).text.strip()), 0)
         edits: dict[int, Edit] = {}
         for index, piece, message in touchable(draft, bounds):
-            if (
-                index >= end
-                or piece.text is not None
-                or message.role != "assistant"
-                or steps[-1] - steps[index] < self.ttl
-            ):
+            is_old = index < end and steps[-1] - steps[index] >= self.ttl
+            if not is_old or piece.text is not None or message.role != "assistant":
                 continue
             body = read(index)
             if not body.reasoning or not (body.text.strip() or body.calls):
                 continue
             left = max(MESSAGE_OVERHEAD, piece.own_tokens - bounds.counter.count(body.reasoning))
             if left < piece.own_tokens:
-                edits[index] = replace(edited(bounds, index, "", EditKind.REASONING), tokens=left)
+                edits[index] = replace(bounds.edited(index, "", EditKind.REASONING), tokens=left)
         return draft.with_edits(edits)
 
 
@@ -326,7 +304,7 @@ def leave_out_unbound(draft: Draft, bounds: Bounds, *, all_of_it: bool = False) 
         message = draft.transcript.messages[piece.index]
         if message.thought:
             left = max(MESSAGE_OVERHEAD, piece.own_tokens - message.thought)
-            edits[piece.index] = replace(edited(bounds, piece.index, "", EditKind.UNBOUND), tokens=left)
+            edits[piece.index] = replace(bounds.edited(piece.index, "", EditKind.UNBOUND), tokens=left)
     return draft.with_edits(edits)
 
 

@@ -13,6 +13,7 @@ goes behind that prefix, which costs a tenth of sending the same words again.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
@@ -87,11 +88,8 @@ class Compact(Strategy):
     prompt: str = word(*PROMPTS)
     prepared: bool = flag()
 
-    def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        return self.compacted(draft, bounds)
-
-    def compacted(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
-        """The same with a part of the room for what stands there afterwards."""
+    def run(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
+        """The draft with a summary; ``share`` of the room is for what stands there afterwards."""
         transcript, head, current = draft.transcript, draft.transcript.head, bounds.protection.current
         start = self.tail_start(draft, bounds, share=share)
         gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
@@ -101,7 +99,7 @@ class Compact(Strategy):
         newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
         cuts = _cuts(draft, bounds, newest, beside=budget)
         read = {*gone, *cuts}
-        sources = sources_of(transcript, sorted(read), bounds.calls())
+        sources = sources_of(transcript, sorted(read), bounds.transcript.calls)
         goal = _text(bounds, bounds.protection.task)
         asked = "" if current == bounds.protection.task else _text(bounds, current)
         shown = [i for i in range(head, len(transcript.messages)) if i not in read and (not asked or i != current)]
@@ -141,7 +139,7 @@ class Compact(Strategy):
     def tail_start(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> int:
         """Index of the first message of the kept tail, always at a unit's start; the newest step is in it."""
         messages, head = draft.transcript.messages, draft.transcript.head
-        units = [unit.start for unit in bounds.steps]
+        units = [unit.start for unit in bounds.transcript.steps]
         newest = min(bounds.protection.active, default=len(messages))
         if self.keep_messages is not None:  # rounded out to the unit that the first one stands in
             wanted = len(messages) - self.keep_messages
@@ -161,7 +159,7 @@ class Compact(Strategy):
 def _tail_within(draft: Draft, bounds: Bounds, newest: int, budget: int) -> int:
     tokens, verbatim = draft.tokens_by_index(), bounds.protection.verbatim
     start = newest
-    for unit in reversed(bounds.steps):
+    for unit in reversed(bounds.transcript.steps):
         if unit.start < start and any(i not in tokens for i in unit.indices):
             break
         budget -= sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
@@ -352,7 +350,7 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
     transcript, known, settings = bounds.transcript, bounds.known, bounds.settings
     said = range(transcript.head, len(transcript.messages))
     gone = [i for i in said if i not in shown and transcript.messages[i].role != "system"]
-    sources, visible = sources_of(transcript, gone, bounds.calls()), [_text(bounds, i) for i in shown]
+    sources, visible = sources_of(transcript, gone, bounds.transcript.calls), [_text(bounds, i) for i in shown]
     sources = [s if (text := inside(s.text)) is None else replace(s, text=text) for s in sources]
     task, newest = bounds.protection.task, bounds.protection.current
     goal, before = _text(bounds, task), known_summary(bounds, most=len(transcript.chain))
@@ -379,21 +377,17 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
 
 def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:
     """The newest summary in words that still holds and covers at most ``most`` messages; empty if there is none."""
-    known, chain = bounds.known, bounds.transcript.chain
+    known, is_there = bounds.known, bounds.transcript.begins_with
     best = SummaryDraft()
     for cut in known.cuts:
-        if cut.narrative and _holds(cut.covers, cut.prefix, chain, most) and cut.noted >= best.covers:
+        if cut.narrative and best.covers <= cut.noted and cut.covers <= most and is_there(cut.covers, cut.prefix):
             best = SummaryDraft(cut.narrative, cut.noted, "previous")
     ready = known.prepared
-    if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers > best.covers:
+    if ready is not None and best.covers < ready.covers <= most and is_there(ready.covers, ready.prefix):
         best = SummaryDraft(
             ready.text, ready.covers, "prepared", Proposal.from_json(ready.proposal), ready.calls, "", ready.purpose
         )
     return best
-
-
-def _holds(covers: int, prefix: bytes, chain: Sequence[bytes], most: int) -> bool:
-    return 0 < covers <= min(most, len(chain)) and chain[covers - 1] == prefix
 
 
 def may_summarize(bounds: Bounds) -> bool:
@@ -405,7 +399,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
     """A summary in words of ``gone`` that goes on from ``before``; ``before`` itself where the model gives none."""
     transcript, settings = bounds.transcript, bounds.settings
     fresh = [i for i in gone if i - transcript.head >= before.covers] if before.text else list(gone)
-    sources = sources_of(transcript, fresh, bounds.calls())
+    sources = sources_of(transcript, fresh, bounds.transcript.calls)
     lines = lines_of(sources)
     if not lines:
         return before
@@ -424,7 +418,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
         beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
     )
     if not written.text:
-        return SummaryDraft(before.text, before.covers, before.origin, before.proposal, written.calls, written.failure)
+        return replace(before, calls=written.calls, failure=written.failure, purpose="")
     covers = max(gone) - transcript.head + 1
     return SummaryDraft(written.text, covers, "model", written.proposal, written.calls, "", written.purpose)
 
@@ -457,15 +451,12 @@ def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[Plann
 
 
 def occurs_in(sources: Sequence[Source]) -> Callable[[str], bool]:
-    whole: list[str] = []
+    @cache
+    def whole() -> str:
+        parts = (p for s in sources for p in (s.text, s.arguments, *(c.arguments for c in s.calls)))
+        return normal_text("\n".join(parts))
 
-    def occurs(identifier: str) -> bool:
-        if not whole:
-            parts = (p for s in sources for p in (s.text, s.arguments, *(c.arguments for c in s.calls)))
-            whole.append(normal_text("\n".join(parts)))
-        return normal_text(identifier) in whole[0]
-
-    return occurs
+    return lambda identifier: normal_text(identifier) in whole()
 
 
 def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Sequence[str]) -> str:

@@ -6,30 +6,17 @@ not get the request under what may be forwarded, the rungs do: the same compacti
 room, a new window, the oldest units dropped with a note, the middle of the newest message clipped.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from policies.decision import LayerReport
-from policies.draft import Bounds, Draft
-from policies.effects import Announce, Flow, unheard
+from policies.draft import NO_LAYER, Bounds, Draft
+from policies.effects import Announce, Done, Failed, Flow, Offload, Reply, unheard
+from policies.ledger import LayerReport
 from policies.limits import charged, layers_of, limit_for, target_for
 from policies.settings import ClientEdits, Layer, amount
+from policies.strategies import clear, compact, drop, rewrite
 from policies.strategies.base import Strategy
-from policies.strategies.clear import (
-    Dedupe,
-    Evict,
-    Prune,
-    PruneTools,
-    Reasoning,
-    RetireMedia,
-    clear_results,
-    evict_marked,
-)
-from policies.strategies.compact import Compact, Rollover, resume
-from policies.strategies.drop import Custom, DropOldest, Window
-from policies.strategies.rewrite import Delegate, Progressive, SemanticMerge, SummarizeToolResult
-from policies.strategies.shorten import IngestCap, TruncateLargest, clip
 
 HARDER_SHARE = 0.25
 MIN_EARLY = 0.05
@@ -40,26 +27,27 @@ STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
     {
         strategy.name: strategy
         for strategy in (
-            IngestCap,
-            Dedupe,
-            Evict,
-            Prune,
-            PruneTools,
-            Reasoning,
-            RetireMedia,
-            TruncateLargest,
-            SemanticMerge,
-            Window,
-            DropOldest,
-            Custom,
-            SummarizeToolResult,
-            Progressive,
-            Compact,
-            Delegate,
-            Rollover,
+            drop.IngestCap,
+            clear.Dedupe,
+            clear.Evict,
+            clear.Prune,
+            clear.PruneTools,
+            clear.Reasoning,
+            clear.RetireMedia,
+            drop.TruncateLargest,
+            rewrite.SemanticMerge,
+            drop.Window,
+            drop.DropOldest,
+            drop.Custom,
+            rewrite.SummarizeToolResult,
+            rewrite.Progressive,
+            compact.Compact,
+            rewrite.Delegate,
+            compact.Rollover,
         )
     }
 )
+ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.asks_model)
 
 
 @dataclass(slots=True)
@@ -107,7 +95,7 @@ class PlanWork:
 
 def run_asked(work: PlanWork, bounds: Bounds) -> Flow[None]:
     if bounds.known.resumed is not None and not bounds.known.cuts:
-        resumed = resume(work.draft, bounds)
+        resumed = compact.resume(work.draft, bounds)
         work.take("resume", resumed, kept=resumed is not work.draft)
     else:
         yield from run_wanted(work, bounds)
@@ -126,7 +114,7 @@ def is_due(draft: Draft, bounds: Bounds) -> bool:
 def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
     fired = work.draft.tokens > bounds.trigger * bounds.early
     if fired:
-        work.take_if_changed("evict", evict_marked(work.draft, bounds))
+        work.take_if_changed("evict", clear.evict_marked(work.draft, bounds))
     for layer in layers_of(bounds.settings):
         kind = STRATEGIES.get(layer.strategy)
         if kind is not None and kind.costs and (bounds.free_only or bounds.settings.compaction == "off"):
@@ -184,23 +172,23 @@ def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | No
 def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), Layer(strategy="compact"))
     trigger = min(bounds.trigger, work.draft.tokens)
-    done = yield from Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer, trigger=trigger))
+    done = yield from compact.Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer, trigger=trigger))
     work.take(layer, done, kept=done.tokens < work.draft.tokens)
 
 
 def run_anew(work: PlanWork, bounds: Bounds) -> Flow[None]:
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), None)
     if layer is not None and work.draft.active_cut is not None:
-        done = yield from Compact.of(layer.params).compacted(work.draft, replace(bounds, layer=layer))
+        done = yield from compact.Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer))
         work.take(layer, done, kept=done is not work.draft and done.tokens <= bounds.trigger)
 
 
 def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow[None]:
     if edits.thinking is not None:
-        done = Reasoning(ttl=edits.thinking).apply(work.draft, bounds)
+        done = clear.Reasoning(ttl=edits.thinking).apply(work.draft, bounds)
         if done.tokens < work.draft.tokens:
             work.take("reasoning", done, kept=True)
-    work.take_if_changed("evict", clear_results(work.draft, bounds, edits))
+    work.take_if_changed("evict", clear.clear_results(work.draft, bounds, edits))
     if edits.compact_at is not None and work.draft.tokens > bounds.budget.room_for(edits.compact_at):
         yield from run_wanted(work, bounds)
 
@@ -209,20 +197,18 @@ def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
     target, compacts = bounds.hard_limit, bounds.settings.compaction == "proxy"
     at_target = replace(bounds, aim=target)
     if work.draft.tokens > target and compacts:
-        done = yield from Compact().compacted(work.draft, bounds, share=HARDER_SHARE)
+        done = yield from compact.Compact().run(work.draft, bounds, share=HARDER_SHARE)
         work.take("compact", done, kept=done.tokens < work.draft.tokens, rung=True)
     if work.draft.tokens > target and compacts:
-        done = Rollover().apply(work.draft, at_target)
+        done = compact.Rollover().apply(work.draft, at_target)
         if done.tokens <= target:
             work.take("rollover", done, kept=True, rung=True)
-    last: tuple[tuple[str, Callable[[Draft], Draft]], ...] = (
-        ("drop_oldest", lambda draft: DropOldest().apply(draft, at_target)),
-        ("clip", lambda draft: clip(draft, bounds, target=min(target, bounds.budget.soft_limit))),
-    )
-    for name, rung in last:
-        if work.draft.tokens > target:
-            done = rung(work.draft)
-            work.take(name, done, kept=done.tokens < work.draft.tokens, rung=True)
+    if work.draft.tokens > target:
+        done = drop.DropOldest().apply(work.draft, at_target)
+        work.take("drop_oldest", done, kept=done.tokens < work.draft.tokens, rung=True)
+    if work.draft.tokens > target:
+        done = drop.clip(work.draft, bounds, target=min(target, bounds.budget.soft_limit))
+        work.take("clip", done, kept=done.tokens < work.draft.tokens, rung=True)
 
 
 def _pays(layer: Layer, before: int, after: int, bounds: Bounds) -> bool:
@@ -244,3 +230,39 @@ def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool, reached: bool) -
             least = MIN_STUCK
     whole = bounds.budget.window if layer.scope == "total" else bounds.budget.caps.get(layer.scope, 0)
     return amount(least, whole) / bounds.budget.ratio
+
+
+def next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
+    """The share of the layers' triggers that is reached now where the next batch may ask a model, and whether that
+    compacts; None where what costs nothing will be enough.
+
+    Each trigger up to that of compaction is tried in turn, as if it were reached now and no model answered.
+    """
+    layers = [layer for layer in layers_of(bounds.settings) if layer.at != 0]
+    scopes = {bounds.layer.scope, "total", *(layer.scope for layer in layers if layer.strategy in ASKING)}
+    due = {(limit_for(layer, bounds.settings, bounds.budget), layer.scope) for layer in layers if layer.scope in scopes}
+    for limit, scope in sorted(due):
+        inside = bounds.inside(draft, scope)
+        if limit <= 0 or inside <= 0:
+            continue
+        early = min(1.0, inside / (limit + 1))
+        trail = _tried(draft, replace(bounds, layer=NO_LAYER, early=early))
+        kept = [report for report in trail if report.kept and report.scope == scope]
+        if any(report.layer == "compact" for report in trail if report.scope == scope):
+            return early, True
+        if kept:
+            return (early, False) if any(report.layer in ASKING for report in kept) else None
+    return None
+
+
+def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
+    layers = tuple(replace(layer, min_savings=0) for layer in bounds.settings.layers)
+    work = PlanWork(draft)
+    flow = run_layers(work, replace(bounds, settings=replace(bounds.settings, layers=layers)))
+    reply: Reply | None = None
+    try:
+        while True:
+            asked = next(flow) if reply is None else flow.send(reply)
+            reply = Done() if isinstance(asked, Offload) else Failed("not_now")
+    except StopIteration:
+        return work.trail

@@ -16,7 +16,7 @@ from itertools import groupby
 from sys import intern
 from typing import NamedTuple
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.ledger import EditKind
 from policies.messages import Body
 from policies.summary.material import QUOTED, fence, harmless
@@ -291,8 +291,7 @@ def recall(draft: Draft, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[El
     text = _recollected(draft, bounds, current, pages=pages, elsewhere=elsewhere) if current is not None else None
     if current is None or text is None:
         return draft
-    edit = replace_content(bounds.transcript, current, text, kind=EditKind.RECALL, counter=bounds.counter)
-    return draft.with_edits({current: edit})
+    return draft.with_edits({current: bounds.edited(current, text, EditKind.RECALL)})
 
 
 def may_recall(draft: Draft, bounds: Bounds) -> bool:

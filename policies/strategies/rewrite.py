@@ -13,19 +13,18 @@ what stands there now is not taken. The archive's key of the original stands beh
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import Alike, Compare, Flow, together
 from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall, step_numbers
-from policies.scoring.redundancy import Group, Merge, Output, candidate_groups, last_references, merge
+from policies.scoring.redundancy import Candidates, Merge, Output, candidates, last_references, merge
 from policies.settings import amount
 from policies.strategies.base import (
     NO_SUMMARIZER,
     Strategy,
-    edited,
     is_original,
     number,
     placeholder_for,
@@ -54,18 +53,11 @@ EXTRACT = "extract"
 class RewriteTask:
     """One message to be put in shorter words.
 
-    Attributes:
-        index: its index in the array.
-        kind: the kind of the edit.
-        allowed: most tokens of the text, what stands behind it not counted.
-        tail: what stands behind the text.
-        key: address of the question, by content.
-        prompt: which question a model is asked.
-        lines: what it is asked about.
-        task: what for.
-        asks: whether a model may be asked; else code writes the text.
-        hard: whether a longer text is cut to ``allowed`` rather than taken as it is.
-        share: the share of what stands there now that the message has to stay under.
+    ``allowed`` is the most tokens of the text, ``tail`` stands behind it and is not counted. A model, if it ``asks``
+    one, is asked ``prompt`` about ``lines`` for ``task``; ``key`` is the question's address, by content. ``plain``
+    writes otherwise: nothing where that would not be good enough. A longer text is cut to ``allowed`` if that is
+    ``hard``, and then taken if it is shorter at all. ``original`` are the tokens of what was said and ``standing`` of
+    what is left if the text is not taken, the message's own where they are None.
     """
 
     index: int
@@ -76,16 +68,11 @@ class RewriteTask:
     prompt: str = ""
     lines: tuple[MaterialLine, ...] = ()
     task: str = ""
+    plain: Callable[[], str] = str
     asks: bool = True
     hard: bool = False
-    share: float = MAX_SHARE
-
-
-class _Text(NamedTuple):
-    text: str
-    calls: int = 0
-    purpose: str = EXTRACT
-    failure: str = ""
+    original: int | None = None
+    standing: int | None = None
 
 
 def may_ask(bounds: Bounds) -> bool:
@@ -93,17 +80,8 @@ def may_ask(bounds: Bounds) -> bool:
     return settings.summarizer is not None and not bounds.free_only and settings.compaction != "off"
 
 
-def largest_input(bounds: Bounds) -> int:
-    return bounds.summarizer_input or bounds.budget.hard_limit
-
-
-def condense_each(
-    draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask], *, plain: Callable[[RewriteTask], str]
-) -> Flow[Draft]:
-    """The draft with the jobs done in their order until it is at the layer's target.
-
-    ``plain`` writes where no model is asked or gave none: an empty text where it has none that is good enough.
-    """
+def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask]) -> Flow[Draft]:
+    """The draft with the jobs done in their order until it is at the layer's target."""
     asking, asked, rounds = may_ask(bounds), 0, 0
     waiting = [*jobs]
     failures: list[str] = []
@@ -112,14 +90,14 @@ def condense_each(
         batch, waiting = _enough(draft, bounds, waiting, most=MAX_ASKED - asked if asking else len(waiting))
         if not batch:
             break
-        texts = yield from _texts(bounds, batch, plain, asking=asking)
+        texts = yield from _texts(bounds, batch, asking=asking)
         asked += sum(job.asks for job in batch)
         draft, refused = _placed(draft, bounds, batch, texts)
         failures += refused
         told = [text.failure for job, text in zip(batch, texts, strict=True) if job.asks]
         if told and all(told) and FAULTS.isdisjoint(told):
             asking = False  # nobody answers: code does the rest
-    return draft.with_reason(failures[0]) if failures and draft.tokens > bounds.target else draft
+    return replace(draft, reason=failures[0]) if failures and draft.tokens > bounds.target else draft
 
 
 def _enough(
@@ -136,24 +114,22 @@ def _enough(
     return waiting[:chosen], waiting[chosen:]
 
 
-def _texts(
-    bounds: Bounds, jobs: Sequence[RewriteTask], plain: Callable[[RewriteTask], str], *, asking: bool
-) -> Flow[list[_Text]]:
+def _texts(bounds: Bounds, jobs: Sequence[RewriteTask], *, asking: bool) -> Flow[list[Written]]:
     first = {job.key: job for job in reversed(jobs)}
-    found = yield from together([_write(job, bounds, plain, asking=asking) for job in first.values()])
+    found = yield from together([_write(job, bounds, asking=asking) for job in first.values()])
     texts = dict(zip(first, found, strict=True))
-    return [texts[job.key] if job is first[job.key] else texts[job.key]._replace(calls=0) for job in jobs]
+    return [texts[job.key] if job is first[job.key] else replace(texts[job.key], calls=0) for job in jobs]
 
 
-def _write(job: RewriteTask, bounds: Bounds, plain: Callable[[RewriteTask], str], *, asking: bool) -> Flow[_Text]:
+def _write(job: RewriteTask, bounds: Bounds, *, asking: bool) -> Flow[Written]:
     if not job.asks or not asking:
-        text = plain(job)
-        return _Text(text, failure="" if text else NO_SUMMARIZER)
+        text = job.plain()
+        return Written(text, purpose=EXTRACT, failure="" if text else NO_SUMMARIZER)
     written = yield from condense(
         job.lines,
         prompt=job.prompt,
         max_tokens=job.allowed,
-        max_input=largest_input(bounds),
+        max_input=bounds.summarizer_input or bounds.budget.hard_limit,
         counter=bounds.counter,
         key=job.key,
         most_chunks=bounds.settings.summaries.most_chunks,
@@ -161,48 +137,46 @@ def _write(job: RewriteTask, bounds: Bounds, plain: Callable[[RewriteTask], str]
     )
     text = written.text.strip()
     if not text:
-        return _Text(plain(job), written.calls, EXTRACT, written.failure or "empty")
+        return replace(written, text=job.plain(), purpose=EXTRACT, failure=written.failure or "empty")
     if job.hard:
         ref = bounds.transcript.messages[job.index].ref
         text = clip_middle(text, job.allowed, counter=bounds.counter, ref=ref)
-    return _Text(text, written.calls, written.purpose)
+    return replace(written, text=text)
 
 
 def _placed(
-    draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask], texts: Sequence[_Text]
+    draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask], texts: Sequence[Written]
 ) -> tuple[Draft, list[str]]:
     pieces = {p.index: p for p in draft.pieces}
     edits: dict[int, Edit] = {}
     records: list[Condensed] = []
     for job, found in zip(jobs, texts, strict=True):
-        piece, failure = pieces[job.index], found.failure
+        message, failure = bounds.transcript.messages[job.index], found.failure
         edit = reworded(bounds, job.index, f"{found.text}\n{job.tail}", kind=job.kind) if found.text else None
-        if edit is not None and edit.tokens >= job.share * piece.tokens:
+        if edit is not None and edit.tokens >= (1.0 if job.hard else MAX_SHARE) * pieces[job.index].tokens:
             edit, failure = None, failure or TOO_LITTLE
         if edit is not None:
             edits[job.index] = edit
-        records.append(_record(bounds, job, edit, found._replace(failure=failure)))
+        standing = message.tokens if job.standing is None else job.standing
+        records.append(
+            Condensed(
+                strategy=str(job.kind),
+                original_tokens=message.tokens if job.original is None else job.original,
+                compressed_tokens=standing if edit is None else edit.tokens,
+                calls=found.calls,
+                purpose=found.purpose,
+                ref=message.ref,
+                key=job.key,
+                failure=failure,
+            )
+        )
     return draft.with_edits(edits).with_condensed(records), [r.failure for r in records if r.failure]
-
-
-def _record(bounds: Bounds, job: RewriteTask, edit: Edit | None, found: _Text) -> Condensed:
-    message = bounds.transcript.messages[job.index]
-    return Condensed(
-        strategy=str(job.kind),
-        original_tokens=message.tokens,
-        compressed_tokens=message.tokens if edit is None else edit.tokens,
-        calls=found.calls,
-        purpose=found.purpose,
-        ref=message.ref,
-        key=job.key,
-        failure=found.failure,
-    )
 
 
 def reworded(bounds: Bounds, index: int, text: str, *, kind: EditKind) -> Edit:
     """The edit that puts ``text`` in place of what a message says; its calls and its thinking stay and are counted."""
     counter, message = bounds.counter, bounds.transcript.messages[index]
-    edit = replace_content(bounds.transcript, index, text, kind=kind, counter=counter)
+    edit = bounds.edited(index, text, kind)
     beside = message.tokens - counter.count(bounds.transcript.read(index).text)
     return replace(edit, tokens=max(edit.tokens, beside + counter.count(text)))
 
@@ -220,10 +194,9 @@ def reading_of(bounds: Bounds, index: int, call: ToolCall | None, *, kind: EditK
         tail=tail,
         key=f"{message.digest.hex()}:{asked}",
         prompt="reading",
-        lines=(MaterialLine(f"result of {call.name}" if call else "tool result", text),),
+        lines=(MaterialLine(_origin(call), text),),
         task=task,
         hard=True,
-        share=1.0,
     )
 
 
@@ -231,8 +204,7 @@ def _task(bounds: Bounds, call: ToolCall | None) -> str:
     current = bounds.protection.current
     asked = "" if current is None else bounds.transcript.read(current).text
     asked = clip(asked, max_tokens=MAX_TASK, counter=bounds.counter)
-    called = f"{call.name} {call.arguments}" if call else ""
-    return "\n".join(part for part in (asked, shorten(called, MAX_CALL_LEN)) if part.strip())
+    return "\n".join(part for part in (asked, shorten(_known(call), MAX_CALL_LEN)) if part.strip())
 
 
 MIN_FINDING = 32
@@ -276,23 +248,16 @@ class SummarizeToolResult(Strategy):
     keep_newest: int = whole(0)
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft with results in shorter words, until it is at its target."""
-        calls = bounds.calls()
+        return condense_each(draft, bounds, self._jobs(draft, bounds))
 
-        def plain(job: RewriteTask) -> str:
-            text, known = draft.transcript.read(job.index).text, _known(calls.get(job.index))
-            return gist(text, known=known, max_tokens=job.allowed, counter=bounds.counter, whole=True)
-
-        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
-
-    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[RewriteTask]:
-        ingest, steps = bounds.settings.ingest, step_numbers(draft.transcript.messages)
+    def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
+        ingest, calls, steps = bounds.settings.ingest, bounds.transcript.calls, step_numbers(draft.transcript.messages)
         reports = {*ingest.sub_agent_tools} if may_ask(bounds) else set[str]()
         found: list[tuple[bool, int, RewriteTask]] = []
         for index, piece, message in results(draft, bounds):
             if not is_original(piece) or steps[-1] - steps[index] < self.keep_newest:
                 continue
-            call = calls.get(index)
+            call, text = calls.get(index), draft.transcript.read(index).text
             report = call is not None and call.name in reports
             if report and message.tokens > ingest.sub_agent_cap:
                 most = min(ingest.sub_agent_cap, int(piece.tokens * 0.9))
@@ -300,16 +265,14 @@ class SummarizeToolResult(Strategy):
             else:
                 job = self._finding(bounds, piece, index, call)
             if job is not None:
-                found.append((report, piece.tokens - job.allowed, job))
+                plain = partial(gist, known=_known(call), max_tokens=job.allowed, counter=bounds.counter, whole=True)
+                found.append((report, piece.tokens - job.allowed, replace(job, plain=partial(plain, text))))
         found.sort(key=lambda f: (not f[0], -f[1], f[2].index))
         return [job for _, _, job in found]
 
     def _finding(self, bounds: Bounds, piece: PlannedMessage, index: int, call: ToolCall | None) -> RewriteTask | None:
-        message, text, count = (
-            bounds.transcript.messages[index],
-            bounds.transcript.read(index).text,
-            bounds.counter.count,
-        )
+        message, text = bounds.transcript.messages[index], bounds.transcript.read(index).text
+        count = bounds.counter.count
         if piece.tokens <= self.over or count(text if piece.text is None else piece.text) <= self.over:
             return None
         tail = f"[weir: summary of {message.tokens:,} tokens, archived as {message.ref}]"
@@ -337,17 +300,16 @@ class Delegate(Strategy):
     max_tokens: int = whole(2_000, least=1)
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft with the largest independent results read apart, until it is at the layer's target."""
         if not may_ask(bounds):
-            return draft.with_reason(NO_SUMMARIZER)
-        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds), plain=lambda _: ""))
+            return replace(draft, reason=NO_SUMMARIZER)
+        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds)))
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
         least = amount(self.least, bounds.budget.window) / bounds.budget.ratio
         large = {i: p.tokens for i, p, _ in results(draft, bounds) if p.tokens >= least and is_original(p)}
         if not large:
             return []
-        calls = bounds.calls()
+        calls = bounds.transcript.calls
         used = last_references(draft.transcript, calls)
         return [
             reading_of(bounds, index, calls.get(index), kind=EditKind.DELEGATE, most=self.max_tokens)
@@ -374,18 +336,11 @@ class Progressive(Strategy):
         return (age > 0) + (age > 0 and age > self.l1_until) + (age > 0 and age > max(self.l1_until, self.l2_until))
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft with messages at the level of their age, until it is at the layer's target."""
-        calls = bounds.calls()
+        return condense_each(draft, bounds, self._jobs(draft, bounds))
 
-        def plain(job: RewriteTask) -> str:
-            message, text = draft.transcript.messages[job.index], draft.transcript.read(job.index).text
-            role, known = "tool" if message.is_result else message.role, _known(calls.get(job.index))
-            return gist(text, role=role, known=known, max_tokens=job.allowed, counter=bounds.counter)
-
-        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
-
-    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[RewriteTask]:
-        messages, steps = draft.transcript.messages, step_numbers(draft.transcript.messages)
+    def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
+        messages, calls = draft.transcript.messages, draft.transcript.calls
+        steps = step_numbers(messages)
         jobs: list[RewriteTask] = []
         for index, piece, message in touchable(draft, bounds):
             if index in draft.transcript.memory or message.media:
@@ -424,6 +379,7 @@ def _at_level(
     beside = piece.tokens - count(text if piece.text is None else piece.text)
     if beside + allowed + count(tail) > WORTH_IT * piece.tokens:
         return None
+    role = "tool" if message.is_result else message.role
     return RewriteTask(
         index=index,
         kind=EditKind.PROGRESSIVE,
@@ -432,6 +388,7 @@ def _at_level(
         key=f"{message.digest.hex()}:{level}",
         prompt=f"level_{level}",
         lines=(MaterialLine(_origin(call) if message.is_result else message.role, text),),
+        plain=partial(gist, text, role=role, known=_known(call), max_tokens=allowed, counter=bounds.counter),
         asks=asks,
     )
 
@@ -447,102 +404,75 @@ class SemanticMerge(Strategy):
     threshold: float = number(0.85, most=1)
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
-        """The draft with results merged where that saves tokens."""
-        calls = bounds.calls()
+        calls = bounds.transcript.calls
         answers = ((i, piece) for i, piece, message in touchable(draft, bounds) if i in calls and not message.media)
         read = draft.transcript.read
         outputs = [Output(i, calls[i].name, read(i).text) for i, piece in answers if piece.text is None]
-        groups = candidate_groups(outputs)
-        if not groups:
-            return draft
-        similarities = yield from _compared(groups, bounds.settings.embeddings)
-        merges = merge(groups, similarities, threshold=self.threshold)
+        found = candidates(outputs)
+        similarities = yield from _compared(found, bounds.settings.embeddings)
+        merges = merge(found, similarities, threshold=self.threshold)
         tokens, edits = draft.tokens_by_index(), dict[int, Edit]()
-        for group in (_merged(bounds, found, calls) for found in merges):
+        for group in (_merged(bounds, each) for each in merges):
             if sum(edit.tokens for edit in group.values()) < sum(tokens[index] for index in group):
                 edits |= group
         merged = draft.with_edits(edits)
         if merged.tokens <= bounds.target or not may_ask(bounds):
             return merged
-        shorter, records = yield from _in_words(bounds, merges, edits, calls)
-        return draft.with_edits({**edits, **shorter}).with_condensed(records)
+        jobs = _in_words(bounds, merges, edits)
+        texts = yield from _texts(bounds, jobs, asking=True)
+        return _placed(merged, bounds, jobs, texts)[0]
 
 
-def _compared(groups: Sequence[Group], model: str | None) -> Flow[dict[tuple[int, int], float]]:
-    pairs = [pair for group in groups for pair in group.pairs]
-    if not pairs:
+def _compared(found: Candidates, model: str | None) -> Flow[dict[tuple[int, int], float]]:
+    if not found.pairs:
         return {}
-    asked = {i for pair in pairs for i in pair}
-    outputs = [output for group in groups for output in group.outputs if output.index in asked]
-    places = {output.index: place for place, output in enumerate(outputs)}
+    asked = sorted({i for pair in found.pairs for i in pair})
+    places = {index: place for place, index in enumerate(asked)}
     reply = yield Compare(
-        texts=tuple(output.text for output in outputs),
-        pairs=tuple((places[one], places[other]) for one, other in pairs),
+        texts=tuple(found.texts[i] for i in asked),
+        pairs=tuple((places[one], places[other]) for one, other in found.pairs),
         model=model,
     )
-    if not isinstance(reply, Alike) or len(reply.scores) != len(pairs):
+    if not isinstance(reply, Alike) or len(reply.scores) != len(found.pairs):
         return {}
-    return dict(zip(pairs, reply.scores, strict=True))
+    return dict(zip(found.pairs, reply.scores, strict=True))
 
 
-def _merged(bounds: Bounds, found: Merge, calls: Mapping[int, ToolCall]) -> dict[int, Edit]:
+def _merged(bounds: Bounds, found: Merge) -> dict[int, Edit]:
 
     def gone(index: int) -> str:
         if bounds.settings.placeholder != "finding":
-            return placeholder_for(bounds, index, calls)
+            return placeholder_for(bounds, index)
         return f"[weir: merged into a later result; archived as {bounds.transcript.messages[index].ref}]"
 
     texts = {**{index: gone(index) for index in found.earlier}, found.index: found.text}
-    return {index: edited(bounds, index, text, EditKind.MERGE) for index, text in texts.items()}
+    return {index: bounds.edited(index, text, EditKind.MERGE) for index, text in texts.items()}
 
 
-def _in_words(
-    bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit], calls: Mapping[int, ToolCall]
-) -> Flow[tuple[dict[int, Edit], list[Condensed]]]:
-    read, messages = bounds.transcript.read, bounds.transcript.messages
-    asked = [m for m in merges if m.index in edits and len({read(i).text for i in (*m.earlier, m.index)}) > 1]
-    asked = sorted(asked, key=lambda m: (-edits[m.index].tokens, m.index))[:MAX_ASKED]
-    found = yield from together([_asked(bounds, m, edits[m.index].tokens, calls) for m in asked])
-    shorter: dict[int, Edit] = {}
-    records: list[Condensed] = []
-    for group, written in zip(asked, found, strict=True):
-        ref, standing = messages[group.index].ref, edits[group.index]
-        others = "1 earlier result" if len(group.earlier) == 1 else f"{len(group.earlier)} earlier results"
-        text = f"{written.text.strip()}\n[weir: summary of this and {others}, archived as {ref}]"
-        edit = reworded(bounds, group.index, text, kind=EditKind.MERGE)
-        taken = bool(written.text) and edit.tokens < MAX_SHARE * standing.tokens
-        if taken:
-            shorter[group.index] = edit
-        records.append(
-            Condensed(
-                strategy=str(EditKind.MERGE),
-                original_tokens=sum(messages[i].tokens for i in (*group.earlier, group.index)),
-                compressed_tokens=(edit if taken else standing).tokens,
-                calls=written.calls,
-                purpose=written.purpose,
-                ref=ref,
-                key=_key(bounds, group),
-                failure=written.failure or ("" if taken else TOO_LITTLE),
+def _in_words(bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit]) -> list[RewriteTask]:
+    """What a model may say in fewer words of merged results that differ, the largest first."""
+    messages, found = bounds.transcript.messages, list[RewriteTask]()
+    for merged in merges:
+        members, tool = (*merged.earlier, merged.index), bounds.transcript.calls[merged.index].name
+        texts = [bounds.transcript.read(i).text for i in members]
+        if merged.index not in edits or len({*texts}) == 1:
+            continue
+        standing = edits[merged.index].tokens
+        others = "1 earlier result" if len(texts) == 2 else f"{len(texts) - 1} earlier results"
+        found.append(
+            RewriteTask(
+                index=merged.index,
+                kind=EditKind.MERGE,
+                allowed=max(MIN_WORDS, standing // 2),
+                tail=f"[weir: summary of this and {others}, archived as {messages[merged.index].ref}]",
+                key=blake2b(b"".join(messages[i].digest for i in members), digest_size=16).hexdigest(),
+                prompt="tool_result",
+                lines=tuple(
+                    MaterialLine(f"result of {tool}, {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)
+                ),
+                original=sum(messages[i].tokens for i in members),
+                standing=standing,
             )
         )
-    return shorter, records
-
-
-def _asked(bounds: Bounds, group: Merge, tokens: int, calls: Mapping[int, ToolCall]) -> Flow[Written]:
-    members, tool = (*group.earlier, group.index), calls[group.index].name
-    texts = [bounds.transcript.read(i).text for i in members]
-    lines = [MaterialLine(f"result of {tool}, {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)]
-    return condense(
-        lines,
-        prompt="tool_result",
-        max_tokens=max(MIN_WORDS, tokens // 2),
-        max_input=largest_input(bounds),
-        counter=bounds.counter,
-        key=_key(bounds, group),
-        most_chunks=bounds.settings.summaries.most_chunks,
-    )
-
-
-def _key(bounds: Bounds, group: Merge) -> str:
-    messages = bounds.transcript.messages
-    return blake2b(b"".join(messages[i].digest for i in (*group.earlier, group.index)), digest_size=16).hexdigest()
+    found.sort(key=lambda job: (-edits[job.index].tokens, job.index))
+    return found[:MAX_ASKED]

@@ -114,6 +114,7 @@ _NOTHING = re.compile(
 _WHY = re.compile(r" \((?:because|why:|since) ([^\n]{1,900})\)\Z")
 _NOT = re.compile(r" \[(?:not|rejected): ([^\]\n]{1,600})\]\Z")
 _FENCE = re.compile(r"```[a-zA-Z0-9_-]{0,20}[ \t]{0,20}\n")
+_COMMENT = re.compile(r"//[^\n]*|/\*[\s\S]*?(?:\*/|\Z)")
 
 
 def judge(
@@ -343,12 +344,15 @@ def _mended(text: str) -> Iterator[str]:
             in_string = c != '"'
             at += step
             continue
-        skipped = _comment_end(text, at) if c == "/" else at
-        if skipped > at:
-            at = skipped
+        comment = _COMMENT.match(text, at) if c == "/" else None
+        if comment is not None:
+            at = comment.end()
             continue
         if c in "}]":
-            _drop_comma(out)
+            while out and out[-1].isspace():
+                out.pop()
+            if out and out[-1] == ",":
+                out.pop()
             if stack:
                 stack.pop()
         elif c == ",":
@@ -367,24 +371,6 @@ def _mended(text: str) -> Iterator[str]:
     yield whole.rstrip(" \n\t,") + closing
     for length, closers in reversed(ends[-ATTEMPTS:]):
         yield "".join(out[:length]) + closers
-
-
-def _comment_end(text: str, at: int) -> int:
-    if text.startswith("//", at):
-        end = text.find("\n", at)
-        return len(text) if end < 0 else end
-    if text.startswith("/*", at):
-        end = text.find("*/", at + 2)
-        return len(text) if end < 0 else end + 2
-    return at
-
-
-def _drop_comma(out: list[str]) -> None:
-    last = len(out) - 1
-    while last >= 0 and out[last].isspace():
-        last -= 1
-    if last >= 0 and out[last] == ",":
-        del out[last]
 
 
 def _from_object(raw: Mapping[str, object]) -> Proposal | None:

@@ -12,17 +12,6 @@ from dataclasses import dataclass, replace
 
 from policies.tokens import TokenCounter, clip_middle
 
-__all__ = [
-    "MaterialLine",
-    "defang",
-    "enclosed",
-    "fence",
-    "harmless",
-    "render_resumed",
-    "render_summary",
-    "render_transcript",
-]
-
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e"
     "\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
@@ -179,13 +168,11 @@ def divide(lines: Sequence[MaterialLine], room: int, *, most: int, counter: Toke
     total = sum(line.tokens for line in lines)
     if total <= room:
         return [list(lines)]
-    chunks = _pack(lines, room, counter)
-    for share in (0.9, 0.7, 0.5, 0.3):
+    for share in (None, 0.9, 0.7, 0.5, 0.3):
+        cut = lines if share is None else _cut_to(lines, int(room * most * share), counter)
+        chunks = _pack(cut, room, counter)
         if len(chunks) <= most:
             return chunks
-        chunks = _pack(_cut_to(lines, int(room * most * share), counter), room, counter)
-    if len(chunks) <= most:
-        return chunks
     half = max(1, most // 2)
     end = len(chunks) - (most - half)
     left_out = sum(map(len, chunks[half:end]))

@@ -482,22 +482,21 @@ def invented(text: str, material: str, *, names: bool = True) -> tuple[str, ...]
 
 
 def grounded(text: str, material: str) -> tuple[str, tuple[str, ...]]:
-    known, names = _Material(material), capitals_tell(text, material)
-    wrong = {term for term in hard_terms(text, names=names) if not known.has(term)}
+    names = capitals_tell(text, material)
+    wrong = invented(text, material, names=names)
     if not wrong:
         return text, ()
     kept: list[str] = []
     for line in text.split("\n"):
         parts = sentences(line)
-        good = [p for p in parts if wrong.isdisjoint(hard_terms(p, names=names))]
+        good = [p for p in parts if set(wrong).isdisjoint(hard_terms(p, names=names))]
         if len(good) == len(parts):
             kept.append(line)
         elif good and any(c.isalnum() for c in "".join(good)):
             kept.append(line[: len(line) - len(line.lstrip())] + " ".join(good).rstrip())
         elif ":" in line[:40] and line[:1].isalpha():
             kept.append(line[: line.index(":") + 1])
-    ordered = tuple(term for term in hard_terms(text, names=names) if term in wrong)
-    return without_empty_headings("\n".join(kept)), ordered
+    return without_empty_headings("\n".join(kept)), wrong
 
 
 def without_empty_headings(text: str) -> str:

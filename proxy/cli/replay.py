@@ -252,8 +252,8 @@ def _report(run: _ReplayRun, *, steps: bool) -> dict[str, object]:
         },
     }
     if run.advice is not None:
-        advice = run.advice
-        report["advice"] = {"trigger": advice.trigger, "low_water": advice.target, "reason": advice.reason}
+        shape = run.advice.shape
+        report["advice"] = {"trigger": shape.trigger, "low_water": shape.low_water, "reason": run.advice.reason}
     if steps:
         report["steps"] = [
             {"id": kept.id, "policy": scenario.name, "steps": [step.values() for step in scenario.steps]}
@@ -289,7 +289,7 @@ def _remarks(run: _ReplayRun) -> Iterator[str]:
     for each in worst_tools(run.traffic.traffic, most=1):
         yield f"{each.share:.0%} of the tool results' tokens are from {each.tool.name}, which {each.advice}."
     if run.advice is not None:
-        yield f"Advised trigger {run.advice.trigger:.2f} of U. {run.advice.reason}"
+        yield f"Advised trigger {run.advice.shape.trigger:.2f} of U. {run.advice.reason}"
 
 
 def _step_cells(step: Step, prices: PriceList) -> tuple[object, ...]:

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from policies.decision import Decision
 from policies.health import Checkup
-from policies.ledger import DROPPING, Event
+from policies.ledger import DROPPING, Decision, Event, WindowPressure
 from policies.limits import zones_for
-from policies.pressure import WindowPressure, lift, read_pressure
+from policies.pressure import lift, read_pressure
 from policies.settings import ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.custom import Turn

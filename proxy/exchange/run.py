@@ -522,7 +522,7 @@ class ExchangeHandler:
             velocity=reading.velocity_tokens_per_turn or 0.0 if reading is not None else 0.0,
             turns_until_red=reading.turns_until_red if reading is not None else None,
             source=reading.source if reading is not None else "client_estimated",
-            stage=decision.stage(settings, base=base),
+            stage=decision.stage(red_at=settings.zones.red_at * base),
             strategy=decision.strategy,
             evicted=evicted_count(plan),
             before_percent=round(100 * decision.before / base, 1),

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
-from policies.decision import Decision
+from policies.ledger import Decision
 from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
@@ -389,7 +389,7 @@ def row_of(
         overhead_ms=record.overhead_ms,
         duration_ms=1000 * record.duration,
         attempts=1 + record.retries,
-        action="none" if decision is None else decision.stage(settings, base=base),
+        action="none" if decision is None else decision.stage(red_at=settings.zones.red_at * base),
         observed=record.observed,
         evicted=evicted_count(plan) if plan.evictions else 0,
         strategy="" if decision is None or not decision.trail else decision.strategy,

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from policies.decision import Decision
 from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Save, StateSaved
-from policies.ledger import ConversationState, Edit, PlannedMessage
+from policies.ledger import ConversationState, Decision, Edit, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import last_user

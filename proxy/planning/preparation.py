@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 
-from policies.decision import Decision
 from policies.effects import Embed, Save, Vectors
-from policies.ledger import ConversationState, Note, Prepared
+from policies.ledger import ConversationState, Decision, Note, Prepared
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.planner import is_soft, prepare

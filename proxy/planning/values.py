@@ -12,12 +12,11 @@ from typing import Protocol
 
 import msgspec
 
-from policies.decision import Decision
 from policies.effects import Effect, Reply
-from policies.ledger import ADDING, ConversationState, Cut, EditKind, Trend
+from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, count_occurrences, same_call, units
+from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, same_call
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
 from proxy.conversation.thread import Thread
@@ -307,11 +306,10 @@ class _Batch:
         self._decision = decision
         self._known = known
         self._settings = settings
-        self._occurrences = transcript.occurrences or count_occurrences(transcript.messages)
         self._old = _newest_cut(transcript, known.cuts)
-        self._hidden = frozenset() if self._old is None else frozenset(_hidden(transcript, self._old))
+        self._hidden = frozenset() if self._old is None else frozenset(self._old.hidden(transcript.head))
         affected = {*decision.removed}
-        steps = [u for u in units(transcript.messages, transcript.head) if affected.intersection(u.indices)]
+        steps = [u for u in transcript.steps if affected.intersection(u.indices)]
         self._calls = answered_calls(transcript, steps)
         self._kept = tuple(report.layer for report in decision.trail if report.kept)
 
@@ -371,7 +369,7 @@ class _Batch:
         )
 
     def _key(self, index: int) -> tuple[bytes, int]:
-        return self._transcript.messages[index].digest, self._occurrences[index]
+        return self._transcript.messages[index].digest, self._transcript.occurrences[index]
 
     def _tokens(self, index: int) -> int:
         edit = self._known.edits.get(self._key(index))
@@ -386,14 +384,7 @@ class _Batch:
 
 
 def _newest_cut(transcript: Transcript, cuts: Sequence[Cut]) -> Cut | None:
-    chain = transcript.chain
-    there = (c for c in reversed(cuts) if 0 < c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
-    return next(there, None)
-
-
-def _hidden(transcript: Transcript, cut: Cut) -> Iterator[int]:
-    stays = {*cut.before, *cut.after}
-    return (transcript.head + p for p in range(cut.covers) if p not in stays)
+    return next((cut for cut in reversed(cuts) if transcript.begins_with(cut.covers, cut.prefix)), None)
 
 
 MAX_CONDENSED = 40
@@ -407,7 +398,7 @@ def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> d
     """
     figures: dict[str, object] = {
         "policy": settings.name,
-        "action": decision.stage(settings, base=base),
+        "action": decision.stage(red_at=settings.zones.red_at * base),
         "utilization_before": round(decision.before / base, 4),
         "utilization_after": round(decision.after / base, 4),
         "compression_strategy": decision.strategy,

@@ -451,10 +451,8 @@ class Archive:
         return [filled[n] for n in order] + hits[MAX_COMPARED:]
 
     async def _covered(self, cut: Cut) -> Past | None:
-        head, chain = self.transcript.head, self.transcript.chain
-        if 0 < cut.covers <= len(chain) and chain[cut.covers - 1] == cut.prefix:
-            stays = {*cut.before, *cut.after}
-            places = [head + p for p in range(cut.covers) if p not in stays]
+        if self.transcript.begins_with(cut.covers, cut.prefix):
+            places = cut.hidden(self.transcript.head)
             lines = [(self.transcript.messages[i].role, said(self.transcript.read(i))) for i in places]
             tokens = sum(self.transcript.messages[i].tokens for i in places)
             return _summarised(cut.ref, lines, tokens)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from policies.decision import Decision
 from policies.effects import Failed, Summarize, Summary
-from policies.ledger import PlannedMessage
+from policies.ledger import Decision, PlannedMessage
 from policies.limits import Calibration, TokenBudget, divide
 from policies.messages import ToolCall
 from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advise

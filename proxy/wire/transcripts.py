@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import xxhash
 
-from policies.limits import Summed, tokens_by_role
 from policies.messages import (
     Body,
     Message,
@@ -30,6 +29,7 @@ from policies.messages import (
     extend_chain,
     first_user,
     head_length,
+    tokens_by_role,
 )
 from proxy.errors import Busy, InvalidJSON, RequestTooLarge
 from proxy.wire.chat import SEALED, body_of, message_of, named_files, read_messages
@@ -77,7 +77,7 @@ class RequestTranscript(msgspec.Struct, frozen=True):
     part: the tokens are right within ``MAX_ERROR``.
     """
 
-    transcript: Summed
+    transcript: Transcript
     marked: frozenset[int]
     has_media: bool
     new: Sequence[Raw]
@@ -216,7 +216,7 @@ class Transcripts:
         if places and (not array.messages or codec.is_closed(array.messages[-1].role)):
             _remember(self._arrays, array, (places[-1].digest, arrays), most=ARRAYS_ALIKE)
         return RequestTranscript(
-            Summed(
+            Transcript(
                 messages=array.messages,
                 read=_Bodies(codec, raws, new, first=len(array.messages) - len(new)).read,
                 chain=array.chain,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from policies.decision import Decision
 from policies.effects import (
     Alike,
     Answers,
@@ -28,7 +27,7 @@ from policies.effects import (
     Trim,
     Trimmed,
 )
-from policies.ledger import ConversationState, Edit, EditKind, Trend
+from policies.ledger import ConversationState, Decision, Edit, EditKind, Trend
 from policies.limits import BudgetUnreachable, divide, limits_for
 from policies.memory.state import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.messages import PolicyError, ToolDefinition, Tools, Transcript

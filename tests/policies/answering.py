@@ -19,9 +19,10 @@ from policies.effects import (
     Summary,
     Together,
 )
+from policies.ledger import Decision
 from policies.limits import TokenBudget
 from policies.messages import Transcript
-from policies.planner import Decision, plan
+from policies.planner import plan
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from policies.draft import Bounds, ConversationState, Draft
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Save, Summarize
-from policies.ledger import Cut, Edit, Trend
+from policies.ledger import Cut, Decision, Edit, Trend
 from policies.limits import TokenBudget
-from policies.messages import Body, Message, ToolCall, Transcript, chain_of, count_occurrences, head_length
-from policies.planner import Decision, plan
+from policies.messages import Body, Message, ToolCall, Transcript, chain_of, head_length
+from policies.planner import plan
 from policies.settings import ContextSettings
 from policies.strategies.layers import STRATEGIES
 from policies.tokens import CHARS4
@@ -123,7 +123,6 @@ def talk(*said: Said | Sequence[Said], tools: int = 0) -> Transcript:
         chain=chain_of("tenant", messages, head),
         head=head,
         tools=tools,
-        occurrences=count_occurrences(messages),
     )
 
 

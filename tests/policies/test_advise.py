@@ -50,10 +50,8 @@ def test_the_cheapest_trigger_holds_5800_a_turn_and_a_high_one_9000() -> None:
 def test_where_reading_is_free_cost_gives_no_trigger() -> None:
     local = TokenPrices(1.0, 0.0, 1.0, 1.0)
 
-    with pytest.raises(ValueError, match="free"):
-        best_trigger(local, growth=1_000, target=2_000, batch=1.0)
     advice = advise(local, growth=1_000, fixed=2_000, window=128_000, usable=117_000)
-    assert (advice.trigger, advice.optimum) == (0.80, None)
+    assert (advice.shape.trigger, advice.optimum) == (0.80, None)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ def test_advice_for_a_large_window_stops_where_simulation_stopped() -> None:
 
     assert advice.optimum is not None
     assert advice.optimum < 0.40 * 120_000
-    assert (advice.trigger, advice.target) == (0.40, 0.20)
+    assert (advice.shape.trigger, advice.shape.low_water) == (0.40, 0.20)
     assert (advice.shape.extract, advice.shape.tail) == (ADVISED.extract, ADVISED.tail)
     assert "cost alone" in advice.reason
 
@@ -88,15 +86,15 @@ def test_advice_follows_the_formula_between_the_advised_and_the_policys_own_trig
     advice = advise(PRICES, growth=8_000, fixed=3_000, window=128_000, usable=120_000)
 
     assert advice.optimum is not None
-    assert 0.40 < advice.trigger < 0.80
-    assert advice.trigger == pytest.approx(advice.optimum / 120_000, abs=0.005)
+    assert 0.40 < advice.shape.trigger < 0.80
+    assert advice.shape.trigger == pytest.approx(advice.optimum / 120_000, abs=0.005)
 
 
 @pytest.mark.parametrize(("window", "advised"), [(127_999, False), (128_000, True)])
 def test_only_windows_of_128k_and_more_are_advised_to_act_early(window: int, advised: bool) -> None:
     advice = advise(PRICES, growth=800, fixed=3_000, window=window, usable=window - 8_000)
 
-    assert advice.trigger == (0.40 if advised else BALANCED_SHAPES[-1].trigger)
+    assert advice.shape.trigger == (0.40 if advised else BALANCED_SHAPES[-1].trigger)
 
 
 def test_advice_stays_below_a_dearer_tier() -> None:
@@ -104,7 +102,7 @@ def test_advice_stays_below_a_dearer_tier() -> None:
 
     advice = advise(prices, growth=2_000, fixed=3_000, window=1_050_000, usable=990_000)
 
-    assert advice.trigger * 990_000 < 272_000
+    assert advice.shape.trigger * 990_000 < 272_000
     assert "272,000" in advice.reason
 
 

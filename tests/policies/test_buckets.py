@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.draft import untouched
-from policies.ledger import Event
+from policies.ledger import Action, Decision, Event
 from policies.limits import (
     BUCKETS,
     BucketExceeded,
@@ -18,7 +18,6 @@ from policies.limits import (
     is_over,
     is_soft,
 )
-from policies.planner import Action, Decision
 from policies.pressure import raw_buckets
 from policies.settings import Bucket, ContextSettings, Layer, Memory
 from tests.policies.play import assistant, decide, result, step, system, talk, user, words

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.ledger import Burn
-from policies.messages import PolicyError
 from policies.pressure import BucketLine, BucketReport, bucket_report, fold, turns_remaining, urgency
+from policies.settings import TrendRules
 from tests.profile import tried
 
 NAMES = ("system", "tools", "memory", "summary", "history", "tool_outputs")
@@ -100,7 +100,7 @@ def test_turns_remaining_are_what_is_left_over_the_rate(
     ],
 )
 def test_urgency_is_critical_under_three_turns_and_warning_under_ten(turns: float | None, expected: str) -> None:
-    assert urgency(turns) == expected
+    assert urgency(turns, TrendRules()) == expected
 
 
 # -- the report ------------------------------------------------------------------------------------------------------
@@ -149,11 +149,8 @@ def test_the_report_has_every_field_with_its_rounding() -> None:
         "buckets",
         "total_used",
         "total_utilization",
-        "burn_rate_tokens_per_turn",
-        "turns_until_exhausted",
     ]
     assert (report.total_used, report.total_utilization) == (60_000, 0.49)
-    assert (report.burn_rate_tokens_per_turn, report.turns_until_exhausted) == (1_750.0, 35.2)
 
 
 @pytest.mark.requirement("A0.92")
@@ -195,17 +192,10 @@ def test_what_was_removed_is_released_in_the_next_report() -> None:
     assert (less.total_used, line(less, "tool_outputs").remaining) == (4_000, 11_360)
 
 
-@pytest.mark.requirement("A0.98")
-def test_a_cap_on_an_unknown_bucket_is_an_error_that_names_it() -> None:
-    with pytest.raises(PolicyError, match="'histroy'"):
-        bucket_report({"history": 1}, {"histroy": 10}, (), limit=10)
-
-
 def test_the_report_speaks_of_calibrated_tokens() -> None:
     burns = (Burn("history", 0, (1_000,)),)
     report = bucket_report({"history": 5_000}, {"history": 11_000}, burns, limit=12_000, ratio=2.0)
-    assert (line(report, "history").turns_remaining, report.burn_rate_tokens_per_turn) == (3.0, 2_000.0)
-    assert report.turns_until_exhausted == 3.5
+    assert line(report, "history").turns_remaining == 3.0
 
 
 ANY = st.one_of(st.integers(), st.integers(10**300, 10**320))

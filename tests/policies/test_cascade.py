@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.decision import LayerReport
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
+from policies.ledger import LayerReport
 from policies.limits import shape_for
 from policies.messages import Transcript
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer

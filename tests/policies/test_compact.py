@@ -8,7 +8,7 @@ from policies.draft import Bounds, ConversationState, Draft, bounds_for, replay,
 from policies.effects import Failed, Reply, Summarize, Summary
 from policies.ledger import Cut, EditKind
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import ToolCall, Transcript, protect, units
+from policies.messages import ToolCall, Transcript, protect
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.summary.prompts import PROMPTS
 from policies.tokens import CHARS4
@@ -232,7 +232,7 @@ def test_what_is_pinned_or_newest_stays_word_for_word() -> None:
     transcript = talk(*said[:9], call, *said[9:20], user("The last wish."), *said[20:33])
     done, cut = compacted(limits=bounds(transcript, settings=ContextSettings()))
     pieces = {p.index: p for p in done.pieces}
-    protection = protect(transcript.messages, units(transcript.messages, transcript.head))
+    protection = protect(transcript)
     assert protection.all <= set(pieces)
     assert all(pieces[i].text is None for i in protection.all)
     current = protection.current or 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replace_content, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, untouched
 from policies.effects import Failed, Summary
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
@@ -176,7 +176,7 @@ def test_protected_pictured_replaced_and_other_buckets_results_stay() -> None:
     assert not delegated(transcript, says(REPORT)).edits
     other = listed(20_000)
     assert not delegated(other, says(REPORT), bounds(other, scope="history")).edits
-    edit = replace_content(other, 2, words(15_000), kind=EditKind.SUMMARY, counter=CHARS4)
+    edit = bounds(other).edited(2, words(15_000), EditKind.SUMMARY)
     draft = untouched(other).with_edits({2: edit}, new=False)
     assert says(REPORT).run(delegate(draft, bounds(other))) is draft
 

@@ -1,6 +1,7 @@
 """Which results are compared, which are merged, and what the merged one says."""
 
 import json
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -13,15 +14,15 @@ from policies.scoring.redundancy import (
     MAX_NOTE,
     MAX_PAIRS,
     NEIGHBOURS,
-    THRESHOLD,
-    Group,
+    Candidates,
     Merge,
     Output,
-    candidate_groups,
+    candidates,
     fields,
     merge,
     merged_text,
 )
+from policies.strategies.rewrite import SemanticMerge
 
 
 def polls(*texts: str, tool: str = "status", start: int = 3) -> list[Output]:
@@ -29,13 +30,14 @@ def polls(*texts: str, tool: str = "status", start: int = 3) -> list[Output]:
     return [Output(start + 2 * n, tool, text) for n, text in enumerate(texts)]
 
 
-def alike(groups: tuple[Group, ...], similarity: float = 0.9) -> dict[tuple[int, int], float]:
+def alike(found: Candidates, similarity: float = 0.9) -> dict[tuple[int, int], float]:
     """The same answer to every question."""
-    return {pair: similarity for group in groups for pair in group.pairs}
+    return dict.fromkeys(found.pairs, similarity)
 
 
-def asked(groups: tuple[Group, ...]) -> list[tuple[int, int]]:
-    return [pair for group in groups for pair in group.pairs]
+def above(found: Candidates, similarities: Mapping[tuple[int, int], float]) -> tuple[Merge, ...]:
+    """What is merged with the layer's own threshold."""
+    return merge(found, similarities, threshold=SemanticMerge().threshold)
 
 
 # -- what is compared ------------------------------------------------------------------------------------------------
@@ -43,9 +45,9 @@ def asked(groups: tuple[Group, ...]) -> list[tuple[int, int]]:
 
 @pytest.mark.requirement("A0.35")
 def test_five_identical_polls_become_four_placeholders_and_one_merged_without_asking_anybody() -> None:
-    groups = candidate_groups(polls(*["build 7: running, 3 of 9 jobs done"] * 5))
-    assert asked(groups) == []
-    merges = merge(groups, {})
+    found = candidates(polls(*["build 7: running, 3 of 9 jobs done"] * 5))
+    assert found.pairs == ()
+    merges = above(found, {})
     assert [(m.index, m.earlier) for m in merges] == [(11, (3, 5, 7, 9))]
     assert merges[0].text == (
         "build 7: running, 3 of 9 jobs done\n[weir: stands for 4 earlier results with the same text]"
@@ -55,45 +57,44 @@ def test_five_identical_polls_become_four_placeholders_and_one_merged_without_as
 @pytest.mark.requirement("A0.35")
 def test_results_of_different_tools_are_not_compared() -> None:
     outputs = [Output(1, "status", "same text"), Output(3, "weather", "same text"), Output(5, "status", "same next")]
-    assert asked(candidate_groups(outputs)) == [(1, 5)]
+    assert candidates(outputs).pairs == ((1, 5),)
 
 
 @pytest.mark.requirement("A0.35")
 @pytest.mark.parametrize(("shorter", "pairs"), [(50, [(3, 5)]), (49, [])])
 def test_results_of_very_different_length_are_not_compared(shorter: int, pairs: list[tuple[int, int]]) -> None:
     assert LENGTH_RATIO == 0.5
-    assert asked(candidate_groups(polls("a" * 100, "b" * shorter))) == pairs
-    assert asked(candidate_groups(polls("a" * shorter, "b" * 100))) == pairs
+    assert candidates(polls("a" * 100, "b" * shorter)).pairs == tuple(pairs)
+    assert candidates(polls("a" * shorter, "b" * 100)).pairs == tuple(pairs)
 
 
 def test_empty_results_are_not_compared() -> None:
-    assert candidate_groups(polls("", " \n", "")) == ()
-    assert candidate_groups([]) == ()
-    assert candidate_groups(polls("alone")) == ()
+    for outputs in (polls("", " \n", ""), [], polls("alone")):
+        found = candidates(outputs)
+        assert (found.equal, found.pairs) == ((), ())
 
 
 def test_a_result_is_compared_with_its_nearest_neighbours_only() -> None:
-    groups = candidate_groups(polls(*(f"progress {n:02} of 99" for n in range(20))))
-    assert len(groups) == 1
-    newest = [older for older, newer in asked(groups) if newer == 41]
+    found = candidates(polls(*(f"progress {n:02} of 99" for n in range(20))))
+    newest = [older for older, newer in found.pairs if newer == 41]
     assert newest == [33, 35, 37, 39]
     assert len(newest) == NEIGHBOURS
 
 
 def test_equal_texts_are_asked_about_once() -> None:
-    groups = candidate_groups(polls("queued ....", "queued ....", "queued ....", "running ..."))
-    assert (groups[0].equal, groups[0].pairs) == (((3, 5), (5, 7)), ((7, 9),))
-    assert merge(groups, {(7, 9): 0.9})[0].earlier == (3, 5, 7)
+    found = candidates(polls("queued ....", "queued ....", "queued ....", "running ..."))
+    assert (found.equal, found.pairs) == (((3, 5), (5, 7)), ((7, 9),))
+    assert above(found, {(7, 9): 0.9})[0].earlier == (3, 5, 7)
 
 
-def test_a_result_that_nothing_resembles_in_length_is_in_no_group() -> None:
-    groups = candidate_groups(polls("a" * 100, "b" * 1_000, "c" * 110))
-    assert [[o.index for o in group.outputs] for group in groups] == [[3, 7]]
+def test_a_result_that_nothing_resembles_in_length_is_in_no_pair() -> None:
+    found = candidates(polls("a" * 100, "b" * 1_000, "c" * 110))
+    assert found.pairs == ((3, 7),)
 
 
 def test_the_number_of_questions_is_bounded_and_the_newest_are_asked() -> None:
-    groups = candidate_groups(polls(*(f"progress {n:04} of 9999" for n in range(500))))
-    pairs = asked(groups)
+    found = candidates(polls(*(f"progress {n:04} of 9999" for n in range(500))))
+    pairs = found.pairs
     assert len(pairs) == MAX_PAIRS == 256
     assert max(newer for _, newer in pairs) == 3 + 2 * 499
     assert min(newer for _, newer in pairs) == 3 + 2 * (500 - MAX_PAIRS // NEIGHBOURS)
@@ -105,21 +106,21 @@ def test_the_number_of_questions_is_bounded_and_the_newest_are_asked() -> None:
 @pytest.mark.requirement("A0.35")
 @pytest.mark.parametrize(("similarity", "merged"), [(0.84, 0), (0.85, 0), (0.8501, 1), (1.0, 1)])
 def test_what_is_above_the_threshold_is_merged(similarity: float, merged: int) -> None:
-    assert THRESHOLD == 0.85
-    groups = candidate_groups(polls("status: queued", "status: running"))
-    assert len(merge(groups, alike(groups, similarity))) == merged
+    assert SemanticMerge().threshold == 0.85
+    found = candidates(polls("status: queued", "status: running"))
+    assert len(above(found, alike(found, similarity))) == merged
 
 
 def test_the_threshold_is_configurable_and_an_unanswered_question_is_a_no() -> None:
-    groups = candidate_groups(polls("status: queued", "status: running"))
-    assert len(merge(groups, alike(groups, 0.6), threshold=0.5)) == 1
-    assert merge(groups, {}) == ()
+    found = candidates(polls("status: queued", "status: running"))
+    assert len(merge(found, alike(found, 0.6), threshold=0.5)) == 1
+    assert above(found, {}) == ()
 
 
 @pytest.mark.requirement("A0.35")
 def test_the_latest_carries_the_text_and_the_values_that_changed() -> None:
-    groups = candidate_groups(polls("id: 88\nstatus: queued", "id: 88\nstatus: running", "id: 88\nstatus: done"))
-    assert merge(groups, alike(groups)) == (
+    found = candidates(polls("id: 88\nstatus: queued", "id: 88\nstatus: running", "id: 88\nstatus: done"))
+    assert above(found, alike(found)) == (
         Merge(
             index=7,
             text="id: 88\nstatus: done\n[weir: stands for 2 earlier results; earlier: status queued → running → done]",
@@ -129,15 +130,15 @@ def test_the_latest_carries_the_text_and_the_values_that_changed() -> None:
 
 
 def test_sets_that_are_not_alike_are_merged_apart_and_in_order() -> None:
-    groups = candidate_groups(polls("alpha one", "delta one", "alpha two", "delta two"))
-    merges = merge(groups, {(3, 7): 0.9, (5, 9): 0.9, (3, 5): 0.1, (5, 7): 0.1, (7, 9): 0.2, (3, 9): 0.1})
+    found = candidates(polls("alpha one", "delta one", "alpha two", "delta two"))
+    merges = above(found, {(3, 7): 0.9, (5, 9): 0.9, (3, 5): 0.1, (5, 7): 0.1, (7, 9): 0.2, (3, 9): 0.1})
     assert [(m.index, m.earlier) for m in merges] == [(7, (3,)), (9, (5,))]
 
 
 def test_links_chain_to_the_last_of_the_row() -> None:
-    groups = candidate_groups(polls(*(f"progress {n:02} of 99" for n in range(12))))
-    neighbours = {(older, newer): 0.9 if newer - older == 2 else 0.1 for older, newer in asked(groups)}
-    assert [(m.index, len(m.earlier)) for m in merge(groups, neighbours)] == [(25, 11)]
+    found = candidates(polls(*(f"progress {n:02} of 99" for n in range(12))))
+    neighbours = {(older, newer): 0.9 if newer - older == 2 else 0.1 for older, newer in found.pairs}
+    assert [(m.index, len(m.earlier)) for m in above(found, neighbours)] == [(25, 11)]
 
 
 # -- what the merged one says ----------------------------------------------------------------------------------------
@@ -210,10 +211,10 @@ OUTPUTS = st.lists(
 @given(OUTPUTS, st.data())
 def test_every_result_is_in_one_merge_at_most_and_the_latest_stays(outputs: list[Output], data: st.DataObject) -> None:
     before = list(outputs)
-    groups = candidate_groups(outputs)
-    answers = {pair: data.draw(st.sampled_from([0.2, 0.85, 0.86, 1.0])) for pair in asked(groups)}
-    merges = merge(groups, answers)
-    assert merge(candidate_groups(outputs[::-1]), answers) == merges
+    found = candidates(outputs)
+    answers = {pair: data.draw(st.sampled_from([0.2, 0.85, 0.86, 1.0])) for pair in found.pairs}
+    merges = above(found, answers)
+    assert above(candidates(outputs[::-1]), answers) == merges
     assert outputs == before
     seen = [i for m in merges for i in (*m.earlier, m.index)]
     assert len(seen) == len(set(seen))
@@ -223,9 +224,7 @@ def test_every_result_is_in_one_merge_at_most_and_the_latest_stays(outputs: list
         assert max(one.earlier) < one.index
         assert {by_index[i].tool for i in one.earlier} == {by_index[one.index].tool}
         assert one.text.startswith(by_index[one.index].text)
-    members = [o.index for group in groups for o in group.outputs]
-    assert len(members) == len(set(members))
-    for older, newer in asked(groups):
+    for older, newer in found.pairs:
         assert by_index[older].text != by_index[newer].text
         place = [o.index for o in outputs if o.tool == by_index[newer].tool and o.text.strip()]
         assert 0 < place.index(newer) - place.index(older) <= LOOK_BACK

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.draft import ConversationState, Draft, bounds_for, untouched
 from policies.ledger import EditKind
-from policies.messages import ToolCall, Transcript, protect, units
+from policies.messages import ToolCall, Transcript, protect
 from policies.scoring.eviction import SCORERS, ContentType
 from policies.settings import ContextSettings, Layer, Memory, Param
 from policies.strategies.clear import candidates
@@ -116,7 +116,7 @@ def test_no_rule_about_what_may_go_is_ever_broken(data: st.DataObject) -> None:
     policy = replace(PLAIN, memory=Memory(tags=("<memory>",)))
     transcript = replace(talk(*said), memory=frozenset(i for i, s in enumerate(said) if s.text.startswith("<memory>")))
     done = evicted(transcript, target=0, policy=policy, scorer=data.draw(st.sampled_from(SCORERS)), types=ALL)
-    protection = protect(transcript.messages, units(transcript.messages, transcript.head))
+    protection = protect(transcript)
     rules = {i for i, s in enumerate(said) if "never deploy" in s.text}
     decided = {i for i, s in enumerate(said) if s.role in ("system", "assistant")}
     assert set(done.edits).isdisjoint(protection.all | rules | decided)

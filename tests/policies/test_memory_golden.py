@@ -394,7 +394,7 @@ def advice() -> dict[str, object]:
     for name, prices in PROVIDERS.items():
         for size in (32_000, 128_000, 1_000_000):
             made = advise(prices, growth=900, fixed=4_000, window=size, usable=int(size * 0.9))
-            found[f"{name} {size}"] = [made.trigger, made.target, made.optimum, made.reason]
+            found[f"{name} {size}"] = [made.shape.trigger, made.shape.low_water, made.optimum, made.reason]
     uses = (ToolUse(name="a", calls=9, tokens=9_000, largest=5_000, repeated=4_000),
             ToolUse(name="b", calls=3, tokens=8_000, largest=5_000),
             ToolUse(name="c", calls=30, tokens=3_000, largest=100))  # fmt: skip

@@ -2,12 +2,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.ledger import Note
-from policies.memory.notes import CATEGORIES, flaw, is_due, notes_in, read_notes, render_notes
+from policies.ledger import ConversationState, Note
+from policies.memory.notes import CATEGORIES, flaw, notes_in, read_notes, render_notes
+from policies.memory.state import wants_notes
 from policies.messages import ToolCall
-from policies.settings import NoteTaking
+from policies.settings import ContextSettings, NoteTaking
 from policies.text.segments import Source
 from policies.tokens import CHARS4
+from tests.policies.play import talk, user
 
 TOOLS = NoteTaking()
 
@@ -101,13 +103,19 @@ def test_a_note_without_an_identifier_is_flagged() -> None:
     assert flaw(note("never deploy without asking", "constraints")) == ""
 
 
+def are_wanted(tools: NoteTaking, *, turns: int) -> bool:
+    """Whether a model is to take notes on a conversation of so many turns."""
+    policy, said = ContextSettings(summarizer="same", notes=tools), [user(str(n)) for n in range(turns)]
+    return wants_notes(talk(*said), settings=policy, known=ConversationState())
+
+
 @pytest.mark.requirement("A0.62")
 def test_no_notes_are_taken_before_the_twentieth_turn() -> None:
     tools = NoteTaking(extract=True)
-    assert not is_due(tools, turns=9)
-    assert not is_due(tools, turns=19)
-    assert is_due(tools, turns=20)
-    assert not is_due(NoteTaking(), turns=400)
+    assert not are_wanted(tools, turns=9)
+    assert not are_wanted(tools, turns=19)
+    assert are_wanted(tools, turns=20)
+    assert not are_wanted(NoteTaking(), turns=400)
 
 
 @pytest.mark.requirement("A0.81")

@@ -10,10 +10,10 @@ import pytest
 import policies
 from policies.draft import ConversationState
 from policies.effects import Done, Failed, Offload, Summarize, Summary
-from policies.ledger import UNKNOWN, EditKind
+from policies.ledger import UNKNOWN, Action, Decision, EditKind
 from policies.limits import BudgetUnreachable, TokenBudget, divide, limits_for, shape_for
 from policies.messages import Body, ToolCall, Transcript
-from policies.planner import Action, Decision, passed, plan, trim
+from policies.planner import passed, plan, trim
 from policies.settings import Bucket, ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (

@@ -1,6 +1,7 @@
 import pytest
 
-from policies.pressure import WindowPressure, read_pressure, zone_of
+from policies.ledger import WindowPressure
+from policies.pressure import read_pressure, zone_of
 from policies.settings import Zones
 
 COUNTS = (5_000, 8_000, 12_000, 18_000, 28_000, 45_000, 68_000, 90_000, 105_000, 118_000)

@@ -15,7 +15,6 @@ from policies.draft import (
     Draft,
     bounds_for,
     broken_rules,
-    replace_content,
     replay,
     untouched,
 )
@@ -261,8 +260,8 @@ def test_only_what_is_in_the_layers_scope_changes(scope: str, roles: set[str]) -
 
 def test_what_something_else_stands_for_stays_and_what_was_summarised_may_get_shorter() -> None:
     transcript = talk(user("task"), *steps(10))
-    gone = replace_content(transcript, 2, words(700), kind=EditKind.EVICT, counter=CHARS4)
-    summed = replace_content(transcript, 4, words(200), kind=EditKind.SUMMARY, counter=CHARS4)
+    gone = bounds(transcript).edited(2, words(700), EditKind.EVICT)
+    summed = bounds(transcript).edited(4, words(200), EditKind.SUMMARY)
     draft = untouched(transcript).with_edits({2: gone, 4: summed}, new=False)
     done = Model(titled).run(progressive(draft, bounds(transcript)))
     assert done.pieces[2] == draft.pieces[2]

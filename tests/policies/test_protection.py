@@ -1,12 +1,12 @@
 import pytest
 
-from policies.messages import Protection, ToolCall, protect, units
+from policies.messages import Protection, ToolCall, protect
 from tests.policies.play import Said, assistant, result, step, system, talk, user
 
 
 def protection_of(*said: Said | tuple[Said, ...]) -> Protection:
     transcript = talk(*said)
-    return protect(transcript.messages, units(transcript.messages, transcript.head))
+    return protect(transcript)
 
 
 @pytest.mark.requirement("A0.38", "A0.50")

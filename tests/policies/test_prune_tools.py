@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, replay, untouched
-from policies.ledger import EditKind
+from policies.ledger import Decision, EditKind
 from policies.messages import ToolDefinition, Tools, Transcript
-from policies.planner import Decision
 from policies.settings import Bucket, ContextSettings, Layer, Param
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, decide, remember, step, strategy, talk, user, window, words

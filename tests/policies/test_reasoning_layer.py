@@ -9,7 +9,7 @@ import pytest
 
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
 from policies.ledger import EditKind
-from policies.messages import Transcript, chain_of, count_occurrences, head_length
+from policies.messages import Transcript, chain_of, head_length
 from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
 from proxy.wire.chat import body_of, message_of
@@ -32,7 +32,6 @@ def read(messages: Sequence[Said]) -> Transcript:
         read=[body_of(m) for m in messages].__getitem__,
         chain=chain_of("tenant", found, head),
         head=head,
-        occurrences=count_occurrences(found),
     )
 
 

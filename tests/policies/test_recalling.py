@@ -7,8 +7,7 @@ from itertools import product
 import pytest
 
 from policies.draft import ConversationState
-from policies.ledger import EditKind
-from policies.planner import Decision
+from policies.ledger import Decision, EditKind
 from policies.settings import ContextSettings, ExtractShape, Layer, Recall
 from policies.strategies.recall import HEADING
 from policies.summary.material import QUOTED

@@ -9,9 +9,10 @@ import pytest
 import policies
 from policies.draft import ConversationState
 from policies.effects import Done, Reply, Summarize, Summary
-from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, bloat_limit, divide
+from policies.ledger import Action, Decision
+from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, divide, limits_for
 from policies.messages import ToolCall, ToolDefinition, Tools, Transcript, units
-from policies.planner import Action, Decision, plan
+from policies.planner import plan
 from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
 from proxy.config.file import ConfigError
@@ -354,7 +355,7 @@ def test_tool_results_alarm_above_30_percent_or_a_quarter_more_than_their_own_ca
     decision = decide(transcript, budget=budget, settings=replace(settings, layers=(), enforce="global"))
     assert decision.buckets["tool_outputs"] / decision.after == pytest.approx(share, abs=0.005)
     assert ("tool_bloat" in {e.kind for e in decision.events}) is alarms
-    assert bloat_limit(budget) == pytest.approx(0.30 if name == "article-128k" else 1.25 * 120 / 256)
+    assert limits_for(settings, budget).bloat == pytest.approx(0.30 if name == "article-128k" else 1.25 * 120 / 256)
 
 
 @pytest.mark.requirement("A4.21")

@@ -8,12 +8,11 @@ from policies.draft import (
     Draft,
     applicable_cut,
     bounds_for,
-    replace_content,
     replay,
     tokens_kept_verbatim,
 )
 from policies.ledger import Cut, Edit, EditKind, occurrence_of_round
-from policies.messages import ToolCall, Transcript, protect, units
+from policies.messages import ToolCall, Transcript, protect
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, result, step, system, talk, user, window, words
@@ -25,11 +24,12 @@ GROWN = (*OLD, user("and now?"))
 def replayed(said: Sequence[Said], *, edits: Sequence[Edit] = (), cuts: tuple[Cut, ...] = ()) -> Draft:
     transcript = talk(*said)
     known = ConversationState(edits={e.key: e for e in edits}, cuts=cuts, length=len(transcript.chain))
-    return replay(transcript, known, protect(transcript.messages, units(transcript.messages, transcript.head)))
+    return replay(transcript, known, protect(transcript))
 
 
 def edit_of(transcript: Transcript, index: int, kind: EditKind = EditKind.EVICT) -> Edit:
-    return replace_content(transcript, index, "gone", kind=kind, counter=CHARS4)
+    bounds = bounds_for(transcript, ContextSettings(), window(100_000), ConversationState(), CHARS4)
+    return bounds.edited(index, "gone", kind)
 
 
 def cut_of(transcript: Transcript, covers: int, *, before: tuple[int, ...] = (0,), text: str = "summary") -> Cut:
@@ -135,7 +135,7 @@ def test_a_clipped_task_stays_clipped_and_counts_as_what_is_left_of_it() -> None
     transcript = talk(*said)
     clipped = edit_of(transcript, 0, EditKind.CLIP)
     assert replayed(said, edits=[clipped]).pieces[0].text == "gone"
-    protection = protect(transcript.messages, units(transcript.messages))
+    protection = protect(transcript)
     assert tokens_kept_verbatim(transcript, ConversationState(), protection) == 504 + 4
     known = ConversationState(edits={clipped.key: clipped})
     assert tokens_kept_verbatim(transcript, known, protection) == 5 + 4
@@ -197,7 +197,7 @@ def test_a_rewound_conversation_falls_back_to_the_newest_cut_that_still_holds() 
 @pytest.mark.requirement("A0.38")
 def test_a_cut_that_would_hide_something_protected_does_not_apply() -> None:
     transcript = talk(*OLD[:4])
-    protection = protect(transcript.messages, units(transcript.messages, transcript.head))
+    protection = protect(transcript)
     assert applicable_cut(transcript, (cut_of(transcript, 3),), protection) is None
     assert applicable_cut(transcript, (cut_of(transcript, 1, before=()),), protection) is None
 

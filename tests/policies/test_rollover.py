@@ -7,11 +7,11 @@ import pytest
 
 from policies.draft import ConversationState
 from policies.effects import Failed, Save, StateSaved, Summarize, Summary
-from policies.ledger import Edit, EditKind, Prepared, Status, Subtask
+from policies.ledger import Action, Decision, Edit, EditKind, Prepared, Status, Subtask
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import state_of
 from policies.messages import Transcript
-from policies.planner import Action, Decision, is_soft, plan, prepare
+from policies.planner import is_soft, plan, prepare
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (

@@ -10,8 +10,9 @@ import pytest
 
 from policies.draft import ConversationState
 from policies.effects import Answers, Done, Effect, Failed, Offload, Reply, Summarize, Summary, Together
+from policies.ledger import Decision
 from policies.memory.checkpoint import Checkpoint
-from policies.planner import Decision, plan
+from policies.planner import plan
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Summaries
 from policies.text.segments import Readings, literals, sentences
 from policies.tokens import CHARS4

@@ -9,7 +9,7 @@ from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings
 from policies.strategies.clear import evict_marked
-from policies.strategies.shorten import cap_results, clip
+from policies.strategies.drop import cap_results, clip
 from policies.tokens import CHARS4
 from tests.policies.play import assistant, result, step, strategy, system, talk, user, window, words
 

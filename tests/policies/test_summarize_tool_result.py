@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replace_content, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, untouched
 from policies.effects import Failed, Summary
 from policies.ledger import Condensed, EditKind
 from policies.messages import ToolCall, Transcript
@@ -99,7 +99,7 @@ def test_the_model_reads_all_of_the_result_and_the_question_is_addressed_by_its_
 @pytest.mark.requirement("A0.145")
 def test_what_was_cut_on_its_way_in_is_summarised_from_all_of_it() -> None:
     transcript, model = results(found(5_000) + " Zanzibar ends it."), says(FINDING)
-    edit = replace_content(transcript, 2, words(2_000), kind=EditKind.INGEST_CAP, counter=CHARS4)
+    edit = bounds(transcript).edited(2, words(2_000), EditKind.INGEST_CAP)
     draft = untouched(transcript).with_edits({2: edit}, new=False)
     done = model.run(summarize_tool_result(draft, bounds(transcript)))
     assert "Zanzibar ends it." in model.asked[0].prompt
@@ -163,7 +163,7 @@ def test_of_a_text_of_nine_tenths_of_the_original_that_of_code_stands() -> None:
 @pytest.mark.parametrize(("left", "taken"), [(58, False), (59, True)])
 def test_what_stands_there_now_counts_and_what_stands_behind_the_text_too(left: int, taken: bool) -> None:
     transcript = results(found(2_000))
-    edit = replace_content(transcript, 2, words(left - 4), kind=EditKind.TRUNCATE, counter=CHARS4)
+    edit = bounds(transcript).edited(2, words(left - 4), EditKind.TRUNCATE)
     draft = untouched(transcript).with_edits({2: edit}, new=False)
     text = f"{FINDING} Nobody else has joined since then."
     assert 4 + CHARS4.count(f"{text}\n[weir: summary of 2,004 tokens, archived as 0123456789ab]") == 53
@@ -253,7 +253,7 @@ def test_protected_pictured_and_replaced_results_stay() -> None:
     assert not summarised(transcript, model).edits
     assert model.asked == []
     gone = results(found(900))
-    edit = replace_content(gone, 2, words(700), kind=EditKind.EVICT, counter=CHARS4)
+    edit = bounds(gone).edited(2, words(700), EditKind.EVICT)
     draft = untouched(gone).with_edits({2: edit}, new=False)
     assert model.run(summarize_tool_result(draft, bounds(gone))) is draft
 
@@ -338,7 +338,7 @@ def test_a_report_over_its_cap_is_due_whatever_the_layer_says(tokens: int, due: 
 @pytest.mark.requirement("A0.69")
 def test_a_report_that_was_cut_on_its_way_in_is_read_instead() -> None:
     transcript, model = reported(30_000), says(FINDING)
-    edit = replace_content(transcript, 2, words(1_990), kind=EditKind.INGEST_CAP, counter=CHARS4)
+    edit = bounds(transcript).edited(2, words(1_990), EditKind.INGEST_CAP)
     draft = untouched(transcript).with_edits({2: edit}, new=False)
     done = model.run(summarize_tool_result(draft, bounds(transcript, ingest=REPORT, params={"over": 5_000})))
     assert done.pieces[2].kind is EditKind.SUMMARY

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.ledger import Event, Trend
-from policies.limits import Limits, Source, TokenBudget, limits_for, tokens_at, zones_for
+from policies.ledger import Event, TokenSource, Trend
+from policies.limits import Limits, TokenBudget, limits_for, tokens_at, zones_for
 from policies.pressure import (
     PressureReading,
     advance,
     changes,
-    in_zone,
     lift,
     read_on,
     should_preempt,
@@ -46,7 +45,7 @@ def after(counts: Iterable[int]) -> Trend:
 
 
 def limits(
-    base: int = WINDOW, *, soft: int | None = 64_000, source: Source | None = None, ratio: float = 1.0
+    base: int = WINDOW, *, soft: int | None = 64_000, source: TokenSource | None = None, ratio: float = 1.0
 ) -> Limits:
     """The limits of a policy whose pressure is a share of ``base``."""
     settings = replace(ContextSettings(), rot_soft_tokens=soft)
@@ -289,7 +288,7 @@ def test_85_percent_of_168000_is_142800() -> None:
 
 @pytest.mark.requirement("A0.17")
 @pytest.mark.parametrize("source", ["model_reported", "client_estimated"])
-def test_the_reading_has_the_seven_fields_and_says_whose_count_it_is(source: Source) -> None:
+def test_the_reading_has_the_seven_fields_and_says_whose_count_it_is(source: TokenSource) -> None:
     reading = read_on(limits(source=source), after([60_001, 68_000]), 68_000)
     assert [*reading._fields[:7]] == [
         "current_tokens",
@@ -430,14 +429,14 @@ def test_a_zone_lifted_by_the_rot_guard_changes_once() -> None:
     trend = Trend()
     for tokens in (60_000, 70_000, 75_000, 76_000):
         before = trend
-        trend = in_zone(grow(trend, tokens), lift("green", tokens, 64_000)[0])
+        trend = grow(trend, tokens)._replace(zone=lift("green", tokens, 64_000)[0])
         found += told(before, read(trend, tokens, 1_000_000))
     assert found == [Event("zone_change", {"old": "green", "new": "yellow"})]
 
 
 def test_a_zone_that_is_known_only_after_management_replaces_the_first_one() -> None:
     trend = after([1_000, 3_000, 40_000])
-    assert in_zone(trend, "red") == grow(after([1_000, 3_000]), 40_000, zone="red")
+    assert trend._replace(zone="red") == grow(after([1_000, 3_000]), 40_000, zone="red")
 
 
 def test_a_retry_that_lands_in_another_zone_is_a_transition_too() -> None:

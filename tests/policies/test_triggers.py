@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from policies.decision import LayerReport
 from policies.draft import ConversationState
-from policies.ledger import Trend
+from policies.ledger import Action, Decision, LayerReport, Trend
 from policies.limits import TokenBudget, divide, first_trigger, layers_of, limit_for, target_for
-from policies.planner import Action, Decision
 from policies.pressure import advance
 from policies.settings import Bucket, ContextSettings, Layer, Zones
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, words

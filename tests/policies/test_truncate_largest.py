@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.draft import Bounds, ConversationState, Draft, bounds_for, replace_content, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
 from policies.ledger import EditKind
 from policies.limits import TokenBudget, divide
 from policies.messages import Transcript
@@ -183,7 +183,7 @@ def partly_summarised() -> Draft:
     """The result of 9,000 tokens stands in 3,000; the one of 6,000 stands as it came."""
     transcript = results(9_000, 6_000)
     text = f"It was found that {words(2_900, 'finding')}\n{TAIL}"
-    edit = replace_content(transcript, 2, text, kind=EditKind.SUMMARY, counter=CHARS4)
+    edit = bounds(transcript, aim=0).edited(2, text, EditKind.SUMMARY)
     return untouched(transcript).with_edits({2: edit}, new=False)
 
 

@@ -1,16 +1,20 @@
 import pytest
 
+from policies.draft import bounds_for, untouched
+from policies.ledger import ConversationState
 from policies.messages import (
     ToolCall,
     Unit,
     answered_calls,
-    find_safe_boundary,
     first_user,
     last_user,
     parse_turn_boundaries,
     units,
 )
-from tests.policies.play import assistant, result, step, system, talk, user
+from policies.settings import ContextSettings
+from policies.strategies.compact import Compact
+from policies.tokens import CHARS4
+from tests.policies.play import assistant, result, step, system, talk, user, window
 
 CONVERSATION = talk(
     system("be kind"),  # 0
@@ -60,16 +64,11 @@ def test_results_that_answer_nobody_are_a_unit_of_their_own() -> None:
 
 @pytest.mark.requirement("A2.10")
 @pytest.mark.parametrize(
-    ("target", "boundary"), [(0, 0), (1, 1), (2, 2), (3, 2), (4, 5), (5, 5), (6, 6), (8, 9), (9, 9), (99, 9)]
+    ("keep", "start"), [(0, 7), (1, 7), (2, 7), (3, 6), (4, 5), (5, 2), (6, 2), (7, 2), (8, 1), (9, 1), (99, 1)]
 )
-def test_the_safe_boundary_is_the_nearest_unit_boundary(target: int, boundary: int) -> None:
-    assert find_safe_boundary(CONVERSATION.messages, target) == boundary
-
-
-@pytest.mark.requirement("A2.10")
-def test_of_two_boundaries_at_the_same_distance_the_later_one_is_safe() -> None:
-    messages = talk(user("go"), step("seen")).messages
-    assert find_safe_boundary(messages, 2) == 3
+def test_what_a_summary_leaves_begins_where_a_unit_does(keep: int, start: int) -> None:
+    bounds = bounds_for(CONVERSATION, ContextSettings(), window(8_000), ConversationState(), CHARS4)
+    assert Compact(keep_messages=keep).tail_start(untouched(CONVERSATION), bounds) == start
 
 
 def test_parallel_results_find_their_own_calls_in_any_order() -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from policies.draft import ConversationState, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
-from policies.ledger import CONDENSED, EditKind, PlannedMessage
+from policies.ledger import CONDENSED, Action, Decision, EditKind, PlannedMessage
 from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, divide
-from policies.messages import Message, ToolCall, Transcript, protect, units
-from policies.planner import Action, Decision, plan, trim
+from policies.messages import Message, ToolCall, Transcript, protect
+from policies.planner import plan, trim
 from policies.scoring.eviction import SCORERS
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, OnOverflow, Param
 from policies.strategies.layers import STRATEGIES
@@ -451,7 +451,7 @@ def test_between_two_batches_each_array_begins_with_the_one_before(
         if before is not None and not decision.trail:
             assert now[: len(before)] == before
         if decision.trail:
-            known = replay(transcript, seen, protect(transcript.messages, units(transcript.messages, transcript.head)))
+            known = replay(transcript, seen, protect(transcript))
             assert decision.raw_after <= known.tokens, "a batch never leaves more than there was"
         before = now
 
@@ -516,7 +516,7 @@ def test_every_token_is_in_exactly_one_bucket(happened: list[list[Said]], budget
         proxy.decide(transcript)
     except BudgetUnreachable:
         return
-    draft = replay(transcript, proxy.known, protect(transcript.messages, units(transcript.messages, transcript.head)))
+    draft = replay(transcript, proxy.known, protect(transcript))
     assert tuple(draft.buckets()) == BUCKETS
     assert sum(draft.buckets().values()) == draft.tokens
     assert all(tokens >= 0 for tokens in draft.buckets().values())

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from policies.decision import Action, Decision
-from policies.ledger import ConversationState, Edit, EditKind, Trend
+from policies.ledger import Action, ConversationState, Decision, Edit, EditKind, Trend, WindowPressure
 from policies.limits import TokenBudget, limits_for
-from policies.pressure import WindowPressure
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe, prices_of

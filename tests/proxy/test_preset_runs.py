@@ -8,9 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from policies.decision import Decision
 from policies.effects import Answers, Done, Failed, Flow, Offload, Reply, Save, Summarize, Summary, Together
-from policies.ledger import ConversationState, Trend
+from policies.ledger import ConversationState, Decision, Trend
 from policies.limits import divide
 from policies.planner import is_soft, plan, prepare
 from policies.text.segments import Readings

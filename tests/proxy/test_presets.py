@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from policies.draft import ConversationState
+from policies.ledger import Action, Decision
 from policies.limits import BudgetUnreachable, divide, first_trigger, limit_for, shape_for
 from policies.messages import ToolCall, Transcript
-from policies.planner import Action, Decision
 from policies.pressure import raw_buckets
 from policies.scoring.eviction import SCORERS as SCORERS_THERE_ARE
 from policies.scoring.eviction import parameters

@@ -368,7 +368,7 @@ def test_advice_is_drawn_from_how_a_conversation_grows() -> None:
 
     assert pace.growth == pytest.approx(950, abs=150)
     assert 150 < pace.fixed < 250
-    assert advice.trigger == 0.40
+    assert advice.shape.trigger == 0.40
     assert results[2].tally.batches == 0
     assert results[3].name == "balanced, advised"
     assert results[3].tally.batches > 0

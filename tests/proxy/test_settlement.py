@@ -2,9 +2,7 @@
 
 import pytest
 
-from policies.decision import Action, Decision, LayerReport
-from policies.ledger import Cut
-from policies.pressure import WindowPressure
+from policies.ledger import Action, Cut, Decision, LayerReport, WindowPressure
 from policies.settings import ContextSettings
 
 BASE = 100_000
@@ -46,14 +44,14 @@ def decision(
     ],
 )
 def test_each_stage_of_management_has_its_word(decided: Decision, expected: str) -> None:
-    assert decided.stage(SETTINGS, base=BASE) == expected
+    assert decided.stage(red_at=SETTINGS.zones.red_at * BASE) == expected
 
 
 @pytest.mark.requirement("A0.148")
 def test_one_of_the_last_rungs_is_an_emergency_at_any_pressure() -> None:
     rung = LayerReport(layer="clip", before=9, after=5, units=1, kept=True, rung=True)
     decided = decision(60_000, "evict", new=True)._replace(trail=(rung,))
-    assert decided.stage(SETTINGS, base=BASE) == "emergency_compaction"
+    assert decided.stage(red_at=SETTINGS.zones.red_at * BASE) == "emergency_compaction"
 
 
 def test_the_strategy_names_the_layers_whose_work_was_kept() -> None:

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from policies.decision import Decision
 from policies.effects import Effect, Failed, Reply, Summarize, Together
-from policies.ledger import ConversationState
+from policies.ledger import ConversationState, Decision
 from policies.limits import BudgetUnreachable
 from policies.messages import Transcript
 from policies.planner import plan
