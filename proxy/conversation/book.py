@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from policies.ledger import ConversationState, Edit, EditKind, Note
+from policies.ledger import Edit, EditKind, Note
 from policies.messages import Message, Transcript, extend_chain
 from proxy.conversation.thread import (
     REWRITTEN_END,
@@ -174,9 +174,7 @@ class Conversations:
 
     async def restate(self, thread: Thread) -> None:
         if thread.branch.version > 0:
-            known = thread.known
-            edits = tuple(known.edits.values())
-            await self._store.restate(thread.branch, edits=edits, cuts=known.cuts, at=self._clock())
+            await self._store.restate(replace(thread.branch, known=thread.known), at=self._clock())
 
     async def restate_all(self) -> None:
         for thread in list(self._threads.values()):
@@ -372,39 +370,31 @@ class Conversations:
         conversation = thread.branch.conversation
         if name is not None:
             conversation = await self._conversation_named(thread.branch.tenant, name) or f"conv-{secrets.token_hex(10)}"
+        known = inherited(thread.known, chain, length)
         branch = replace(
             thread.branch,
             conversation=conversation,
             name=name or thread.branch.name,
             branch=f"br-{secrets.token_hex(10)}",
             version=0,
+            known=known,
             length=length,
             longest=length,
-            edits=(),
-            cuts=(),
         )
-        known = inherited(thread.known, chain, length)
         if known.triggered and name is None:
-            branch = await self._store_fork(thread.branch, branch, known)
+            branch = await self._store_fork(thread.branch, branch)
         forked = Thread(branch, known, parent=thread.branch.branch, trend=thread.trend, evicted=dict(thread.evicted))
         forked.prefix, forked.doors, forked.longest = thread.prefix, thread.doors, length
         forked.shadow = None if thread.shadow is None else inherited(thread.shadow, chain, length)
         return Match(forked, length)
 
-    async def _store_fork(self, parent: Branch, branch: Branch, known: ConversationState) -> Branch:
+    async def _store_fork(self, parent: Branch, branch: Branch) -> Branch:
         try:
-            stored = await self._store.fork(
-                parent,
-                branch=branch.branch,
-                keep_edits=tuple(known.edits.values()),
-                keep_cuts=known.cuts,
-                at=self._clock(),
-                length=branch.length,
-            )
+            await self._store.fork(parent, branch, at=self._clock())
         except StoreError as error:
             log.warning("a fork of a conversation could not be stored: %s", error)
             return branch
-        return replace(branch, version=stored.version)
+        return replace(branch, version=parent.version)
 
     async def _conversation_named(self, tenant: str, name: str) -> str | None:
         known = self._names.get((tenant, name))

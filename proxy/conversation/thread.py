@@ -143,18 +143,16 @@ class Thread:
         self.shadow = _merged(self.ledger(observed=True), edits, cut)
 
     def refresh(self, branch: Branch) -> None:
-        fresh = thread_from(branch)
-        known = replace(fresh.known, notes=self.known.notes)
-        self.branch, self.known, self.shadow, self.evicted = fresh.branch, known, None, fresh.evicted
-        self.health = branch.health
+        self.branch, self.known, self.shadow = branch, replace(branch.known, notes=self.known.notes), None
+        self.evicted, self.health = dict(branch.evicted), branch.health
         self.follow(branch.trend)
 
     def catch_up(self, branch: Branch) -> None:
         if self.branch.version < branch.version:
             self.refresh(branch)
-        elif branch.prepared not in (None, self.known.prepared) or branch.wanted != self.known.wanted:
-            prepared = branch.prepared or self.known.prepared
-            self.known = replace(self.known, prepared=prepared, wanted=branch.wanted)
+        elif branch.known.prepared not in (None, self.known.prepared) or branch.known.wanted != self.known.wanted:
+            prepared = branch.known.prepared or self.known.prepared
+            self.known = replace(self.known, prepared=prepared, wanted=branch.known.wanted)
         self.longest = branch.longest
         self.follow(branch.trend)
         self.health = branch.health
@@ -183,18 +181,9 @@ class Match:
 
 
 def thread_from(branch: Branch) -> Thread:
-    known = ConversationState(
-        edits={e.key: e for e in branch.edits},
-        cuts=branch.cuts,
-        prepared=branch.prepared,
-        checkpoint=branch.checkpoint,
-        checkpoint_length=branch.checkpoint_length,
-        resumed=branch.resumed,
-        wanted=branch.wanted,
-    )
     return Thread(
         branch,
-        known,
+        branch.known,
         trend=branch.trend or UNKNOWN,
         evicted=dict(branch.evicted),
         health=branch.health,

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, EditKind
+from proxy.store.archive import hold
 from proxy.store.packing import Damaged, unpack_words
 from proxy.store.records import (
     Branch,
@@ -67,13 +68,13 @@ def key_of(conversation: ConversationRow) -> dict[str, str]:
     return {"of_tenant": conversation.tenant, "of_conversation": conversation.id}
 
 
-def load_edits(tx: Transaction, tenant: str, branch: str) -> tuple[Edit, ...]:
+def load_edits(tx: Transaction, tenant: str, branch: str) -> dict[tuple[bytes, int], Edit]:
     found: dict[tuple[bytes, int], Edit] = {}
     for _, _, edit in load_batches(tx, tenant, branch):
         key = (edit.digest, edit.occurrence)  # not the property: there may be a thousand
         found.pop(key, None)
         found[key] = edit
-    return tuple(found.values())
+    return found
 
 
 def load_batches(tx: Transaction, tenant: str, branch: str, *, withheld: bool = False) -> list[Batched]:
@@ -131,36 +132,33 @@ def add_cut(tx: Transaction, change: Change, *, batch: int) -> None:
     tx.execute(sa.insert(cuts), _cut_row(tx, cut, covered=json.dumps(change.covered), **own))
 
 
-def copy_edits(tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Edit]) -> None:
+def copy_batches(tx: Transaction, parent: Branch, target: Branch, *, at: float) -> None:
+    """Store the edits and cuts that a branch knows, as batches of these numbers where its parent has them."""
+    edited = list(target.known.edits.values())
     given = tx.execute(BATCHES, _key(parent.tenant, parent.branch))
     batches = {(bytes(row.digest), row.occurrence): row.batch for row in given}
     by_batch: dict[int, list[Edit]] = {}
-    for edit in kept:
+    for edit in edited:
         by_batch.setdefault(batches.get(edit.key, parent.version), []).append(edit)
     for batch in sorted(by_batch):
-        add_edits(tx, parent.tenant, target, batch, by_batch[batch])
-
-
-def copy_cuts(tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Cut], at: float) -> None:
+        add_edits(tx, target.tenant, target.branch, batch, by_batch[batch])
     known = {row.version: row for row in tx.execute(COVERED, _key(parent.tenant, parent.branch))}
-    rows = []
-    for cut in kept:
-        own = {"tenant": parent.tenant, "branch": target, "at": at, "covered": "[]", "batch": parent.version}
+    rows, refs = [], {edit.ref for edit in edited}
+    for cut in target.known.cuts:
+        own = {"tenant": target.tenant, "branch": target.branch, "at": at, "covered": "[]", "batch": parent.version}
         if (old := known.get(cut.version)) is not None:
             own |= {"at": old.at, "covered": old.covered, "batch": old.batch}
+            refs |= set(json.loads(old.covered))
         rows.append(_cut_row(tx, cut, **own))
     if rows:
         tx.execute(sa.insert(cuts), rows)
+    hold(tx, target.tenant, target.branch, refs)
 
 
 def batches_without(tx: Transaction, parent: Branch, *, kept: Sequence[Cut]) -> list[int]:
     versions = {cut.version for cut in kept}
     rows = tx.execute(COVERED, _key(parent.tenant, parent.branch))
     return [row.batch for row in rows if row.version not in versions]
-
-
-def refs_of_cuts(tx: Transaction, tenant: str, branch: str) -> set[str]:
-    return {ref for row in tx.execute(COVERED, _key(tenant, branch)) for ref in json.loads(row.covered)}
 
 
 def cuts_of(tx: Transaction, conversation: ConversationRow) -> dict[tuple[str, int], Covering]:

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import exc
 
 from policies.health import Category, Checkup, Level
-from policies.ledger import Cut, Edit, Event, Note, PlannedMessage, Prepared, Trend
+from policies.ledger import ConversationState, Cut, Edit, Event, Note, PlannedMessage, Prepared, Trend
 from policies.messages import Message
 from proxy.store.chain import AuditEvent
 
@@ -76,14 +76,11 @@ class Branch:
     """A conversation's thread: what Weir knows about one line of history.
 
     ``conversation`` is the internal id, ``name`` the label people use (given by the client or generated).
-    ``version`` is the head that a commit compares and sets. ``cuts`` are oldest first; ``length`` is the
-    number of chain messages that was matched when the branch was found. ``trend`` is how it has grown, None where
-    nothing is known of that; ``evicted`` are the hashes of calls whose results are out of the window and were not
-    asked for again, with the branch that evicted each. ``prepared`` is a summary that waits for the next batch,
-    ``wanted`` what an operator asked of the next request (``compact``), ``resumed`` the checkpoint of another
-    conversation that this one goes on from, and ``checkpoint`` the newest one of its own, both as JSON text;
-    ``checkpoint_length`` is the number of messages after the head that it was saved at. ``health`` is the
-    conversation's state of health as JSON.
+    ``version`` is the head that a commit compares and sets. ``known`` is what its batches left, its checkpoints as
+    JSON text; ``length`` is the number of chain messages that was matched when the branch was found. ``trend`` is how
+    it has grown, None where nothing is known of that; ``evicted`` are the hashes of calls whose results are out of the
+    window and were not asked for again, with the branch that evicted each. ``health`` is the conversation's state of
+    health as JSON.
     """
 
     tenant: str
@@ -91,17 +88,11 @@ class Branch:
     name: str
     branch: str
     version: int
-    edits: tuple[Edit, ...] = ()
-    cuts: tuple[Cut, ...] = ()
+    known: ConversationState = field(default_factory=ConversationState)
     length: int = 0
     longest: int = 0
     trend: Trend | None = None
     evicted: tuple[tuple[bytes, str], ...] = ()
-    prepared: Prepared | None = None
-    wanted: str | None = None
-    resumed: str | None = None
-    checkpoint: str | None = None
-    checkpoint_length: int = 0
     health: str | None = None
 
     def change(self, at: float) -> "Change":

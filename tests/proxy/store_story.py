@@ -12,7 +12,7 @@ from policies.pressure import advance
 from policies.settings import ContextSettings
 from proxy.store import Store
 from proxy.store.chain import AuditEvent, AuditType
-from proxy.store.records import Arrival, CalibrationRow, ConversationRow, KeyRow, LimitRow, RelayedRow
+from proxy.store.records import Arrival, Branch, CalibrationRow, ConversationRow, KeyRow, LimitRow, RelayedRow
 from tests.proxy.store_rows import change, cut, digest, edit, eviction, exchange, note, original, saved, summary
 from tests.proxy.test_store_health import session
 
@@ -100,9 +100,11 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     await store.want(tenant, branch, "compact", 3002.0)
     found = await store.branch(tenant, branch)
     assert found is not None
-    await store.fork(found, branch=forked, keep_edits=found.edits[:2], keep_cuts=found.cuts, at=3003.0, length=10)
-    taller = replace(found, version=9)
-    await store.restate(taller, edits=found.edits, cuts=(*found.cuts, cut(2, of=tenant)), at=3004.0)
+    known = found.known
+    few = replace(known, edits=dict(list(known.edits.items())[:2]))
+    await store.fork(found, replace(found, branch=forked, known=few, length=10), at=3003.0)
+    more = replace(known, cuts=(*known.cuts, cut(2, of=tenant)))
+    await store.restate(replace(found, version=9, known=more), at=3004.0)
     await store.add_notes(tenant, conversation, [note(1), note(2, importance="critical"), note(1)])
     await store.keep_summary(tenant, summary(1, text="what was said \ud800"))
     await store.add_vectors(tenant, MODEL, {o.ref: [1.0, float(n)] for n, o in enumerate(first.originals)})
@@ -209,7 +211,14 @@ def _trend(*sizes: int) -> Trend:
     return state
 
 
+KNOWN = ("cuts", "prepared", "wanted", "resumed", "checkpoint", "checkpoint_length")
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, Branch):  # with what is known of it beside the rest, as it is told of a database of before
+        told = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "known"}
+        told |= {name: getattr(value.known, name) for name in KNOWN}
+        return _plain({**told, "edits": list(value.known.edits.values())})
     if is_dataclass(value):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, bytes):
