@@ -135,11 +135,8 @@ def open_conversations(tx: Transaction, rows: Sequence[tuple[str, str, str, str,
 
 
 def _homes(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) -> dict[tuple[str, str], str]:
-    homes: dict[tuple[str, str], str] = {}
-    for tenant in {row[0] for row in rows}:
-        names = sorted({row[2] for row in rows if row[0] == tenant})
-        homes |= {(tenant, name): home for name, home in tx.ask(HOMES, tenant, names)}
-    return homes
+    found = tx.ask_each(HOMES, ((tenant, name) for tenant, _, name, *_ in rows))
+    return {(tenant, name): home for tenant, (name, home) in found}
 
 
 def touch_chains(
@@ -162,10 +159,8 @@ def touch_chains(
 
 def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
     """The rows, each with what it makes of its conversation as other servers have left that; nobody else changes it."""
-    known: dict[tuple[str, str], Health | None] = {}
-    for tenant in sorted({row.tenant for row in rows}):
-        ids = sorted({home[row.id] for row in rows if row.tenant == tenant})
-        known |= {(tenant, its): Health.from_json(state or "") for its, state in tx.ask(HOLD_STATES, tenant, ids)}
+    found = tx.ask_each(HOLD_STATES, ((row.tenant, home[row.id]) for row in rows))
+    known = {(tenant, its): Health.from_json(state or "") for tenant, (its, state) in found}
     followed = list[ExchangeRow]()
     for row in rows:
         if row.health is not None and row.health.sample is not None and row.health.rules is not None:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from policies.ledger import Trend
 from proxy.store import inspections
 from proxy.store.answers import add_answers
 from proxy.store.audit import REFUSED, append, of_exchange
@@ -75,9 +74,7 @@ TOUCH = overwriting(
 
 
 def arrive(tx: Transaction, arrivals: Sequence[Arrival]) -> dict[str, str]:
-    homes = open_conversations(tx, [(a.tenant, a.conversation, a.name, a.model, a.at) for a in arrivals])
-    home = {a.id: homes.get((a.tenant, a.name), a.conversation) for a in arrivals}
-    _touch_branches(tx, arrivals, home)
+    home = _touch_branches(tx, arrivals)
     touch_chains(tx, [(a, a.ends) for a in arrivals])
     return home
 
@@ -94,9 +91,7 @@ def record(
     rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)])
     if not rows:
         return rows
-    homes = open_conversations(tx, [(r.tenant, r.conversation, r.name, r.model, r.at) for r in rows])
-    home = {r.id: homes.get((r.tenant, r.name), r.conversation) for r in rows}
-    _touch_branches(tx, rows, home)
+    home = _touch_branches(tx, rows)
     touch_chains(tx, [(row, row.ends or ((row.chain_end, row.length),)) for row in rows])
     if shared:
         rows = follow_others(tx, rows, home)
@@ -104,8 +99,7 @@ def record(
     mark_asked_again(tx, rows)
     add_checkups(tx, rows, home)
     tx.columns(ADD, _columns(rows, home))
-    for tenant, ids in _by_tenant(rows):
-        tx.ask(ADD_TO_DAYS, tenant, ids)
+    tx.ask_each(ADD_TO_DAYS, ((row.tenant, row.id) for row in rows))
     inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
     append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
     return rows
@@ -210,17 +204,8 @@ def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
 
 def _new(tx: Transaction, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
     unique = {(row.tenant, row.id): row for row in rows}
-    known: set[tuple[str, str]] = set()
-    for tenant, ids in _by_tenant(unique.values()):
-        known |= {(tenant, found) for (found,) in tx.ask(KNOWN, tenant, ids)}
+    known = {(tenant, its) for tenant, (its,) in tx.ask_each(KNOWN, unique)}
     return [row for key, row in unique.items() if key not in known]
-
-
-def _by_tenant(rows: Iterable[ExchangeRow]) -> list[tuple[str, list[str]]]:
-    ids: dict[str, list[str]] = {}
-    for row in rows:
-        ids.setdefault(row.tenant, []).append(row.id)
-    return sorted(ids.items())
 
 
 def _is_audited(row: ExchangeRow) -> bool:
@@ -242,30 +227,33 @@ def _columns(rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> Columns:
     }
 
 
-def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival], home: dict[str, str]) -> None:
-    latest: dict[tuple[str, str], dict[str, object]] = {}
-    longest: dict[tuple[str, str], int] = {}
-    trends: dict[tuple[str, str], Trend] = {}
+def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> dict[str, str]:
+    """The conversation of each request by its id; conversations and branches that are missing are made."""
+    homes = open_conversations(tx, [(row.tenant, row.conversation, row.name, row.model, row.at) for row in rows])
+    home = {row.id: homes.get((row.tenant, row.name), row.conversation) for row in rows}
+    of_each: dict[tuple[str, str], list[ExchangeRow | Arrival]] = {}
     for row in rows:
-        key = (row.tenant, row.branch)
-        longest[key] = max(longest.get(key, 0), row.length)
-        if row.trend is not None and (key not in trends or (row.trend.at or 0.0) >= (trends[key].at or 0.0)):
-            trends[key] = row.trend
-        latest[key] = {
-            "tenant": row.tenant,
-            "branch": row.branch,
-            "conversation": home[row.id],
-            "parent": row.parent,
-            "version": 0,
-            "longest": longest[key],
-            "created": row.at,
-            "updated": row.at,
-            "trend": None,
-            "trend_at": 0.0,
-        }
-    for key, trend in trends.items():
-        latest[key] |= {"trend": trend.to_json(), "trend_at": trend.at or 0.0}
-    tx.many(TOUCH_BRANCH, [latest[key] for key in sorted(latest)])
+        of_each.setdefault((row.tenant, row.branch), []).append(row)
+    given = []
+    for (tenant, branch), its in sorted(of_each.items(), key=lambda each: each[0]):
+        last, trends = its[-1], [row.trend for row in reversed(its) if row.trend is not None]
+        trend = max(trends, key=lambda each: each.at or 0.0, default=None)
+        given.append(
+            {
+                "tenant": tenant,
+                "branch": branch,
+                "conversation": home[last.id],
+                "parent": last.parent,
+                "version": 0,
+                "longest": max(row.length for row in its),
+                "created": last.at,
+                "updated": last.at,
+                "trend": None if trend is None else trend.to_json(),
+                "trend_at": 0.0 if trend is None else trend.at or 0.0,
+            }
+        )
+    tx.many(TOUCH_BRANCH, given)
+    return home
 
 
 def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:

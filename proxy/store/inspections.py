@@ -103,10 +103,7 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     by_home: dict[Home, list[tuple[ExchangeRow, Inspection]]] = {}
     for row, its, home in batch:
         by_home.setdefault((row.tenant, home), []).append((row, its))
-    counts: dict[Home, tuple[int, int]] = {}
-    for tenant in {tenant for tenant, _ in by_home}:
-        rows = tx.ask(COUNTS, tenant, [its for owner, its in by_home if owner == tenant])
-        counts |= {(tenant, its): (last, few) for its, last, few in rows}
+    counts = {(tenant, its): (last, few) for tenant, (its, last, few) in tx.ask_each(COUNTS, by_home)}
     bundles = list[dict[str, object]]()
     for key, made in by_home.items():
         last, small = counts.get(key, (0, 0))

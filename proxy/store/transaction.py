@@ -281,6 +281,15 @@ class Transaction:
                 found = [(*row[:at], column.type.shown(row[at]), *row[at + 1 :]) for row in found]
         return found
 
+    def ask_each(
+        self, statement: sa.Select[Any] | Upsert, keys: Iterable[tuple[str, str]]
+    ) -> list[tuple[str, tuple[Any, ...]]]:
+        """The same about ids of several tenants: each row with whose it is, tenants and ids in their order."""
+        ids: dict[str, list[str]] = {}
+        for tenant, its in sorted(set(keys)):
+            ids.setdefault(tenant, []).append(its)
+        return [(tenant, row) for tenant, some in ids.items() for row in self.ask(statement, tenant, some)]
+
     def _execute(self, text: str, values: tuple[object, ...]) -> Sequence[Any]:
         if self.dialect == "sqlite":
             return cast("list[Any]", self._driver.execute(text, values).fetchall())
