@@ -42,11 +42,7 @@ from proxy.store.transaction import (
 
 By = Literal["model", "policy", "day", "conversation"]
 ENDS = (sa.func.min, sa.func.max)  # in one query SQLite reads the whole index for them
-FIGURES = tuple(each for each in fields(UsageRow) if each.name not in {"tenant", "group"})
-KINDS: Mapping[str, sa.types.TypeEngine[Any]] = {
-    each.name: sa.Double() if each.type is float else sa.BigInteger() for each in FIGURES
-}
-ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"})
+ADDED = tuple(each.name for each in fields(UsageRow) if each.name not in {"tenant", "group", "first", "last"})
 TOUCH_BRANCH = overwriting(
     branches,
     lambda new, old: {
@@ -178,7 +174,7 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
 def _usage_query(table: sa.Table, by: By | None, *, dialect: str, is_of_one: bool) -> sa.Select[Any]:
     part = _part(by, dialect, table)
     shown = (sa.null() if part is None else part).label("part")
-    query = sa.select(table.c.tenant, *_sums(table), shown)
+    query = sa.select(table.c.tenant, *_numbers(UsageRow, _sums(table)), shown)
     query = query.where(table.c.at >= sa.bindparam("since"), table.c.at < sa.bindparam("until"))
     if is_of_one:
         query = query.where(of(table, "tenant"))
@@ -270,17 +266,22 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
     tx.many(TOUCH, given)
 
 
-def _sums(table: sa.Table) -> list[sa.Label[Any]]:
+def _numbers(record: Any, given: Mapping[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
+    """Fields of a record as the database gives them: converting ten thousand rows here takes longer than the query."""
+    kinds = {each.name: sa.Double if each.type is float else sa.BigInteger for each in fields(record)}
+    return [sa.cast(given[name], kind).label(name) for name, kind in kinds.items() if name in given]
+
+
+def _sums(table: sa.Table) -> dict[str, sa.ColumnElement[Any]]:
     if table is usage_days:
         kept: dict[str, sa.ColumnElement[Any]] = {name: total(table.c[name]) for name in ADDED}
-        kept |= {"first": sa.func.min(table.c.first), "last": sa.func.max(table.c.last)}
-        return [sa.cast(kept[name], kind).label(name) for name, kind in KINDS.items()]
+        return kept | {"first": sa.func.min(table.c.first), "last": sa.func.max(table.c.last)}
     is_managed = table is exchanges
     answered = sa.and_(table.c.status >= 200, table.c.status < 400)
     before = exchanges.c.tokens_before if is_managed else relayed.c.usage_prompt
     forwarded = sa.case((exchanges.c.observed, before), else_=exchanges.c.tokens_after) if is_managed else before
     nothing = sa.literal(0)
-    counted = {
+    return {
         "failed": total(sa.case((answered, 0), else_=1)),
         "tokens_before": total(sa.case((answered, before), else_=0)),
         "tokens_after": total(sa.case((answered, forwarded), else_=0)),
@@ -296,8 +297,6 @@ def _sums(table: sa.Table) -> list[sa.Label[Any]]:
         "first": sa.func.min(table.c.at),
         "last": sa.func.max(table.c.at),
     }
-    # The database gives the numbers as a row has them: converting ten thousand rows here takes longer than the query.
-    return [sa.cast(counted[name], kind).label(name) for name, kind in KINDS.items()]
 
 
 def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any] | None:
@@ -322,7 +321,8 @@ def add_up_days(connection: sa.Connection) -> None:
 
 def _taken_in_days(dialect: str) -> sa.Select[Any]:
     x, day = exchanges.c, DAY * _day_number(exchanges, dialect)
-    query = sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *_sums(exchanges))
+    sums = _numbers(UsageRow, _sums(exchanges))
+    query = sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *sums)
     return query.group_by(x.tenant, x.conversation, day, x.model, x.policy)
 
 
@@ -344,7 +344,7 @@ def _day(number: int) -> str:
 NEWEST = 5_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What managed requests of one step of time came to; ``at`` is when the step began.
 
@@ -353,7 +353,7 @@ class Figures:
         healed: answered although the upstream had said once that they do not fit.
         degraded: managed with less than there should be.
         batches: of edits, or summaries.
-        before: tokens as clients sent them, ``after`` those that went up.
+        tokens_before: as clients sent them, ``tokens_after`` those that went up.
         overhead_ms: sum of the milliseconds before each went up.
     """
 
@@ -364,8 +364,8 @@ class Figures:
     healed: int
     degraded: int
     batches: int
-    before: int
-    after: int
+    tokens_before: int
+    tokens_after: int
     prompt: int
     cached: int
     completion: int
@@ -377,40 +377,23 @@ class Figures:
 
 def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -> list[Figures]:
     x = exchanges.c
-    answered = sa.and_(x.status >= 200, x.status < 400)
-    forwarded = sa.case((x.observed, x.tokens_before), else_=x.tokens_after)
 
     def times(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
         return total(sa.case((condition, 1), else_=0))
 
     part = x.at / step
     number = sa.cast(part if tx.dialect == "sqlite" else sa.func.floor(part), sa.BigInteger).label("number")
-    said = {
-        "requests": sa.func.count(),
-        "failed": times(sa.not_(answered)),
-        "refused": times(x.outcome == "context_length_exceeded"),
-        "healed": times(sa.and_(answered, x.attempts > 1)),
+    counted = _sums(exchanges) | {
+        "refused": times(x.outcome == REFUSED),
+        "healed": times(sa.and_(x.status.between(200, 399), x.attempts > 1)),
         "degraded": times(x.actions.contains("degraded=")),
         "batches": times(sa.or_(x.evicted > 0, x.strategy != "")),
-        "before": total(sa.case((answered, x.tokens_before), else_=0)),
-        "after": total(sa.case((answered, forwarded), else_=0)),
-        "prompt": total(x.usage_prompt),
-        "cached": total(x.usage_cached),
-        "completion": total(x.usage_completion),
-        "priced": sa.func.count(x.cost),
-        "cost": total(x.cost),
-        "cost_saved": total(x.cost_saved),
         "overhead_ms": total(x.overhead_ms),
     }
-    query = sa.select(number, *(value.label(name) for name, value in said.items())).where(x.at >= since)
+    query = sa.select(number, *_numbers(Figures, counted)).where(x.at >= since)
     if tenant is not None:
         query = query.where(x.tenant == tenant)
-    kinds = {each.name: float if each.type is float else int for each in fields(Figures)}
-    found = []
-    for row in tx.execute(query.group_by(number).order_by(number)):
-        values: dict[str, Any] = {name: kinds[name](getattr(row, name)) for name in said}
-        found.append(Figures(at=step * row.number, **values))
-    return found
+    return [Figures(step * at, *sums) for at, *sums in tx.execute(query.group_by(number).order_by(number))]
 
 
 def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[float]:
