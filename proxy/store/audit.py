@@ -37,7 +37,7 @@ from proxy.store.chain import (
 from proxy.store.packing import BRANCH, CONVERSATION, REQUEST, TENANT, Damaged, unpack_words
 from proxy.store.records import Change, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
 from proxy.store.schema import OF_TENANT, audit
-from proxy.store.transaction import Place, Transaction, of, ordered, recorded, stored
+from proxy.store.transaction import Place, Transaction, of, ordered, owned, recorded, stored
 
 CUT = "cut"
 MAX_REFS = 40
@@ -336,9 +336,8 @@ def _mappings(value: object) -> list[Mapping[str, object]]:
 
 
 def _deleted_as(tx: Transaction, tenant: str | None, name: str) -> list[str]:
-    query = sa.select(audit.c.tenant, audit.c.conversation, audit.c.facts).where(audit.c.type == str(AuditType.DELETE))
-    if tenant is not None:
-        query = query.where(audit.c.tenant == tenant)
+    query = sa.select(audit.c.tenant, audit.c.conversation, audit.c.facts)
+    query = query.where(audit.c.type == str(AuditType.DELETE), owned(audit, tenant))
     return [row.conversation for row in tx.execute(query) if name_digest(row.tenant, name) in row.facts]
 
 

@@ -25,6 +25,7 @@ from proxy.store.transaction import (
     keep_last,
     of,
     ordered,
+    owned,
     recorded,
     stored,
     total,
@@ -216,8 +217,7 @@ def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MA
 def open_alerts(
     tx: Transaction, tenant: str | None, *, limit: int = 200, after: Place | None = None
 ) -> tuple[list[AlertRow], dict[str, int]]:
-    are_open = alerts.c.closed.is_(None)
-    are_meant = are_open if tenant is None else sa.and_(are_open, alerts.c.tenant == tenant)
+    are_meant = sa.and_(alerts.c.closed.is_(None), owned(alerts, tenant))
     counted = tx.execute(sa.select(alerts.c.level, sa.func.count()).where(are_meant).group_by(alerts.c.level))
     counts = {level: int(count) for level, count in counted}
     return _listed(tx, _listing().where(are_meant), limit, after), counts
@@ -249,7 +249,7 @@ def listing_of(tenant: str | None) -> Rows:
     count = sa.select(sa.func.count()).select_from(branches).where(OF_CONVERSATION).scalar_subquery()
     version = sa.select(sa.func.coalesce(sa.func.max(branches.c.version), 0)).where(OF_CONVERSATION).scalar_subquery()
     query: Rows = sa.select(conversations, count.label("branches"), version.label("version"))
-    return query if tenant is None else query.where(conversations.c.tenant == tenant)
+    return query.where(owned(conversations, tenant))
 
 
 def row_of(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
@@ -304,9 +304,8 @@ def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) ->
 def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[tuple[ConversationRow, float]]:
     x = exchanges.c
     cost = total(x.cost)
-    query = sa.select(x.tenant, x.conversation, cost.label("cost")).where(x.at >= since, x.cost > 0)
-    if tenant is not None:
-        query = query.where(x.tenant == tenant)
+    query = sa.select(x.tenant, x.conversation, cost.label("cost"))
+    query = query.where(x.at >= since, x.cost > 0, owned(exchanges, tenant))
     query = query.group_by(x.tenant, x.conversation).order_by(cost.desc(), x.conversation).limit(limit)
     paid = {(row.tenant, row.conversation): float(row.cost) for row in tx.execute(query)}
     listed = listing_of(tenant).where(conversations.c.id.in_([key[1] for key in paid]))

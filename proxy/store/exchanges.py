@@ -34,6 +34,7 @@ from proxy.store.transaction import (
     of,
     ordered,
     overwriting,
+    owned,
     recorded,
     same,
     stored,
@@ -54,6 +55,7 @@ ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(among(exchanges.c.id))
+HOME = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
 ONE = of(exchanges, "tenant", "id")
 SET_DETAIL = sa.update(exchanges).where(ONE).values(detail=sa.bindparam("told", type_=exchanges.c.detail.type))
 TOUCH = overwriting(
@@ -314,8 +316,7 @@ def _day_number(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
 
 def add_up_days(connection: sa.Connection) -> None:
     """Fill ``usage_days``, which has to be empty, from all requests that there are."""
-    home = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
-    taken = _taken_in_days(connection.dialect.name).join(conversations, home)
+    taken = _taken_in_days(connection.dialect.name).join(conversations, HOME)
     connection.execute(sa.insert(usage_days).from_select(list(usage_days.c.keys()), taken))
 
 
@@ -390,16 +391,12 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
         "batches": times(sa.or_(x.evicted > 0, x.strategy != "")),
         "overhead_ms": total(x.overhead_ms),
     }
-    query = sa.select(number, *_numbers(Figures, counted)).where(x.at >= since)
-    if tenant is not None:
-        query = query.where(x.tenant == tenant)
+    query = sa.select(number, *_numbers(Figures, counted)).where(x.at >= since, owned(exchanges, tenant))
     return [Figures(step * at, *sums) for at, *sums in tx.execute(query.group_by(number).order_by(number))]
 
 
 def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[float]:
-    query = sa.select(exchanges.c.overhead_ms).where(exchanges.c.at >= since)
-    if tenant is not None:
-        query = query.where(exchanges.c.tenant == tenant)
+    query = sa.select(exchanges.c.overhead_ms).where(exchanges.c.at >= since, owned(exchanges, tenant))
     return sorted(tx.scalars(query.order_by(exchanges.c.at.desc()).limit(NEWEST)))
 
 
@@ -422,12 +419,7 @@ class Passed:
 
 
 def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> list[Passed]:
-    query = sa.select(exchanges, conversations.c.name).join(
-        conversations,
-        sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation),
-    )
-    query = query.where(exchanges.c.at >= since)
-    if tenant is not None:
-        query = query.where(exchanges.c.tenant == tenant)
+    query = sa.select(exchanges, conversations.c.name).join(conversations, HOME)
+    query = query.where(exchanges.c.at >= since, owned(exchanges, tenant))
     query = query.order_by(exchanges.c.at.desc(), exchanges.c.id.desc()).limit(limit)
     return [recorded(Passed, exchanges, row, name=row.name) for row in tx.execute(query)]

@@ -24,7 +24,7 @@ from proxy.store.records import (
     StoreError,
 )
 from proxy.store.schema import OF_BRANCH, OF_CONVERSATION, branches, conversations, cuts, edits, evictions
-from proxy.store.transaction import Place, Rows, Transaction, of, ordered, recorded, same, stored
+from proxy.store.transaction import Place, Rows, Transaction, of, ordered, owned, recorded, same, stored
 
 Batched = tuple[int, int, Edit]
 KINDS = {str(kind): kind for kind in EditKind}
@@ -296,8 +296,7 @@ def listed(
 
 def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None, policy: str | None) -> Rows:
     query = query.join(branches, same(branches, evictions, "tenant", "branch")).join(conversations, OF_CONVERSATION)
-    if tenant is not None:
-        query = query.where(evictions.c.tenant == tenant)
+    query = query.where(owned(evictions, tenant))
     if conversation is not None:
         query = query.where(evictions.c.tenant == conversation.tenant, branches.c.conversation == conversation.id)
     return query if policy is None else query.where(evictions.c.policy == policy)

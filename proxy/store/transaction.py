@@ -150,6 +150,11 @@ def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
     return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
 
 
+def owned(table: sa.FromClause, tenant: str | None) -> sa.ColumnElement[bool]:
+    """That rows are a tenant's, or with None anybody's."""
+    return sa.true() if tenant is None else table.c.tenant == tenant
+
+
 def among(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
     """That a column is one of the ``ids`` that :meth:`Transaction.ask` is given."""
     return sa.and_(of(column.table, "tenant"), column.in_(sa.bindparam("ids", expanding=True)))
