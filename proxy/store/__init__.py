@@ -25,7 +25,6 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 
-from proxy.store import answers as answers_
 from proxy.store import archive, branches, configuration, exchanges, inspections, ledger, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
@@ -217,10 +216,10 @@ class Store:
     evictions = reading(ledger.listed)
     eviction_sums = reading(ledger.sums)
 
-    answers = reading(answers_.answers_behind, "answers")
-    known_answers = reading(answers_.known_answers, "known_answers")
-    answers_with = reading(answers_.answers_with, "answers_with")
-    forget_answer = writing(answers_.forget_answer)
+    answers = reading(memory.answers_behind, "answers")
+    known_answers = reading(memory.known_answers, "known_answers")
+    answers_with = reading(memory.answers_with, "answers_with")
+    forget_answer = writing(memory.forget_answer)
 
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)

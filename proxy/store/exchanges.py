@@ -16,13 +16,13 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from proxy.store import inspections
-from proxy.store.answers import add_answers
 from proxy.store.audit import REFUSED, append, of_exchange
 from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.conversations import add_checkups, follow_others, open_conversations, rate, touch_chains
 from proxy.store.ledger import mark_asked_again
+from proxy.store.memory import add_answers
 from proxy.store.records import DAY, AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
-from proxy.store.schema import NOTHING, branches, conversations, exchanges, relayed, usage_days
+from proxy.store.schema import branches, conversations, exchanges, relayed, usage_days
 from proxy.store.transaction import (
     Columns,
     Place,
@@ -213,7 +213,7 @@ def _is_audited(row: ExchangeRow) -> bool:
 
 def _columns(rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> Columns:
     details: list[Mapping[str, Any]] = [row.detail for row in rows]
-    spent: list[Mapping[str, Any]] = [detail.get("summarizer", NOTHING) for detail in details]
+    spent: list[Mapping[str, Any]] = [detail.get("summarizer", {}) for detail in details]
     return {
         **columns_of(exchanges, rows),
         "conversation": [home[row.id] for row in rows],

@@ -10,7 +10,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from proxy.store import inspections, memory
-from proxy.store.answers import answers_of
 from proxy.store.archive import drop_unheld, forget_words, whole_body
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
@@ -82,7 +81,7 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     for row in found["checkpoints"]:
         row |= {"body": bodies.get((row["branch"], row["version"]))}
         del row["base"]
-    found["answers"] = answers_of(tx, conversation)
+    found["answers"] = memory.answers_of(tx, conversation)
     told = sa.select(audit).where(audit.c.tenant == tenant, audit.c.conversation == its_id)
     found["audit"] = _rows(tx, told.order_by(audit.c.seq))
     held = sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.branch.in_(own))

@@ -11,7 +11,7 @@ these tables; migrations are for what is older. Alembic is loaded only where the
 
 import importlib
 from collections.abc import Mapping
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import sqlalchemy as sa
@@ -25,7 +25,6 @@ from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retr
 
 REVISIONS = ("0013", "0016", "0017", "0018", "0019")
 HEAD = REVISIONS[-1]
-NOTHING: Mapping[str, str] = MappingProxyType({})
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
 OF_BRANCH = (OF_TENANT, sa.bindparam("branch", type_=BRANCH))
