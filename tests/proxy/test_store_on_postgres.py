@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from policies.ledger import Trend
 from policies.messages import Body, Message, Transcript, chain_of
 from proxy.conversation.book import Conversations
-from proxy.effects.allowance import Allowance
+from proxy.effects.summarizer import Allowance
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.store import Store
