@@ -8,8 +8,7 @@ both branches end up in the conversation that was stored first.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from hashlib import sha256
+from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +17,7 @@ from policies.ledger import ConversationState, Prepared, Trend
 from proxy.store import ledger, memory
 from proxy.store.archive import add_originals
 from proxy.store.audit import append, of_change
-from proxy.store.chain import AuditEvent, AuditType
+from proxy.store.chain import AuditEvent, AuditType, digest_of
 from proxy.store.conversations import one, open_conversations, touch_chains
 from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
@@ -229,14 +228,7 @@ def forget_batches(tx: Transaction, tenant: str, branch: str, *, above: int = -1
 
 
 def write_prepared(prepared: Prepared) -> str:
-    said = {
-        "covers": prepared.covers,
-        "prefix": prepared.prefix.hex(),
-        "text": prepared.text,
-        "proposal": prepared.proposal,
-        "purpose": prepared.purpose,
-        "calls": prepared.calls,
-    }
+    said = asdict(prepared) | {"prefix": prepared.prefix.hex()}
     return json.dumps({**said, "sha": _sha(said)})
 
 
@@ -251,7 +243,7 @@ def _read_prepared(text: str) -> Prepared | None:
 
 
 def _sha(said: Mapping[str, object]) -> str:
-    return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return digest_of(json.dumps(said, sort_keys=True))
 
 
 def _copy_state(tx: Transaction, parent: Branch, forked: Branch) -> None:

@@ -49,7 +49,7 @@ def stored_secret(tx: Transaction) -> bytes | None:
 
 
 def add_key(tx: Transaction, key: KeyRow) -> None:
-    if not tx.is_new(ADD_KEY, stored(keys, key, models=json.dumps(key.models), allow=json.dumps(key.allow))):
+    if not tx.is_new(ADD_KEY, stored(keys, key)):
         raise NameTaken(f"a key named {key.name!r}, or with the same secret, exists already", reason="name")
     append(tx, [of_key(key, at=key.created)])
 
@@ -57,14 +57,7 @@ def add_key(tx: Transaction, key: KeyRow) -> None:
 def list_keys(tx: Transaction) -> list[KeyRow]:
     tenants = {row.name: row.body.decode() for row in tx.execute(TENANTS)}
     return [
-        recorded(
-            KeyRow,
-            keys,
-            row,
-            models=tuple(json.loads(row.models)),
-            allow=tuple(json.loads(row.allow)),
-            tenant=tenants.get(TENANT + row.digest),
-        )
+        recorded(KeyRow, keys, row, tenant=tenants.get(TENANT + row.digest))
         for row in tx.execute(sa.select(keys).order_by(keys.c.created, keys.c.name))
     ]
 
@@ -135,13 +128,12 @@ def all_limits(tx: Transaction) -> list[LimitRow]:
 
 
 def all_calibrations(tx: Transaction) -> list[CalibrationRow]:
-    table = schema.calibrations
-    rows = tx.execute(sa.select(table).order_by(table.c.scope))
-    return [recorded(CalibrationRow, table, row, recent=tuple(json.loads(row.recent))) for row in rows]
+    rows = tx.execute(sa.select(schema.calibrations).order_by(schema.calibrations.c.scope))
+    return [recorded(CalibrationRow, schema.calibrations, row) for row in rows]
 
 
 def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
-    ratios = {row.scope: stored(schema.calibrations, row, recent=json.dumps(row.recent)) for row in calibrations}
+    ratios = {row.scope: stored(schema.calibrations, row) for row in calibrations}
     sizes = {row.scope: stored(schema.limits, row) for row in limits}
     for statement, rows in ((CALIBRATE, ratios), (LEARN, sizes)):
         tx.many(statement, [rows[scope] for scope in sorted(rows)])

@@ -383,6 +383,16 @@ class StoredBytes(StoredText):
     cache_ok = True
 
 
+class StoredTuple(StoredText):
+    cache_ok = True
+
+    def __init__(self) -> None:
+        super().__init__(json.dumps)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return tuple(json.loads(value))
+
+
 class Id(StoredText):
     """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
 
@@ -423,6 +433,6 @@ def _in_words(value: bytes) -> str:
         return value.decode(errors="replace")
 
 
-PLAIN, EXACT = StoredText(), StoredBytes(exact_bytes, _exactly)
+PLAIN, EXACT, LISTED = StoredText(), StoredBytes(exact_bytes, _exactly), StoredTuple()
 LONG, PACKED = StoredBytes(pack_text, _unpacked), StoredBytes(pack_words, _in_words)
 TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")
