@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.health import Checkup
-from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind, Event
+from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, Edit, EditKind, Event
 from proxy.store.chain import (
     GENESIS,
     OPERATOR,
@@ -158,12 +158,13 @@ def missing_guards(tx: Transaction) -> list[str]:
 def of_change(change: Change, *, conversation: str, version: int | None) -> list[AuditEvent]:
     """What a batch did: evicted, cut, saved, pinned. ``version`` is None for one that is not in the database."""
     told: list[tuple[AuditType, dict[str, object]]] = []
-    figures = {name: value for name, value in change.figures.items() if name != "condensed"}
-    condensed = [each for each in _mappings(change.figures.get("condensed")) if each.get("strategy") != COMPACT]
+    figures = dict(change.figures)
     gone = [row for row in change.evictions if row.kind != CUT]
     edited = [edit for edit in change.edits if edit.kind not in ADDING]
     if gone or edited:
-        told.append((AuditType.EVICTION, figures | _evicted(gone, change) | _each(condensed)))
+        condensed = [each for each in change.condensed if each["strategy"] != COMPACT]
+        also = {"condensed": condensed, "calls": sum(each["calls"] for each in condensed)} if condensed else {}
+        told.append((AuditType.EVICTION, figures | _evicted(gone, edited) | also))
     if change.cut is not None:
         told.append((_type_of(change.cut), figures | _cut(change.cut, change)))
     if change.checkpoint is not None:
@@ -187,8 +188,7 @@ def _type_of(cut: Cut) -> AuditType:
     return AuditType.EVICTION if cut.origin in DROPPING else AuditType.COMPACTION
 
 
-def _evicted(rows: Sequence[EvictionRow], change: Change) -> dict[str, object]:
-    edits = [edit for edit in change.edits if edit.kind not in ADDING]
+def _evicted(rows: Sequence[EvictionRow], edits: Sequence[Edit]) -> dict[str, object]:
     if not rows:
         refs, kinds = [edit.ref for edit in edits], Counter(str(edit.kind) for edit in edits)
         return {"count": len(edits), "kinds": kinds, "refs": refs[:MAX_REFS]}
@@ -219,7 +219,7 @@ def digest_of_evictions(rows: Iterable[EvictionRow]) -> bytes:
 
 def _cut(cut: Cut, change: Change) -> dict[str, object]:
     rows = [row for row in change.evictions if row.kind == CUT]
-    told = next((e for e in _mappings(change.figures.get("condensed")) if e.get("strategy") == COMPACT), {})
+    told = next((each for each in change.condensed if each["strategy"] == COMPACT), {})
     before = sum(row.tokens_before for row in rows)
     original = told.get("original_tokens", before)
     found: dict[str, object] = {
@@ -244,13 +244,6 @@ def _cut(cut: Cut, change: Change) -> dict[str, object]:
     if rows:
         found |= {"policy": rows[-1].policy, "remaining": rows[-1].tokens_remaining, "rows": digest_of_evictions(rows)}
     return found | ({"window": change.window_id} if cut.origin in WINDOWS else {})
-
-
-def _each(condensed: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    if not condensed:
-        return {}
-    calls = sum(each["calls"] for each in condensed if isinstance(each.get("calls"), int))  # type: ignore[misc]
-    return {"condensed": list(condensed), "calls": calls}
 
 
 def _saved(change: Change) -> dict[str, object]:
@@ -329,10 +322,6 @@ def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEve
         limits = {name: getattr(key, name) for name in ("concurrency", "requests_per_minute", "expires")}
         facts = {"change": change, "digest": key.digest, **own, **{n: v for n, v in limits.items() if v is not None}}
     return AuditEvent(OPERATOR, at, AuditType.KEY_CHANGE, facts=facts)
-
-
-def _mappings(value: object) -> list[Mapping[str, object]]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
 
 
 def _deleted_as(tx: Transaction, tenant: str | None, name: str) -> list[str]:

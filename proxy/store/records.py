@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 from sqlalchemy import exc
@@ -177,7 +178,8 @@ class Change:
     another conversation that the branch goes on from, stored with it. ``prepared`` is the summary that the plan knew
     of, and that waits no longer once there is a cut. ``chain_end`` is the hash after all ``length``
     messages of the request, by which the next one will find what is stored here. ``request`` is the id of that
-    request, ``figures`` what the audit is to say of the decision, and ``audited`` what it is to say beside that.
+    request, ``figures`` what the audit is to say of the decision, ``condensed`` what of each text that was to become
+    shorter, and ``audited`` what it is to say beside that.
     """
 
     tenant: str
@@ -201,6 +203,7 @@ class Change:
     evictions: tuple[EvictionRow, ...] = ()
     request: str = ""
     figures: Mapping[str, object] = field(default_factory=dict)
+    condensed: Sequence[Mapping[str, Any]] = ()
     audited: tuple[AuditEvent, ...] = ()
 
 

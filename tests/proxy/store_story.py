@@ -88,7 +88,7 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
         eviction(4, tool="", layer="compact"),
     )
     first = replace(change(0, of=tenant, **home), name="work", evictions=evictions, chain_end=ends[4], length=5)
-    await store.commit(replace(first, request=rows[1].id, figures={"action": "evict", "condensed": []}))
+    await store.commit(replace(first, request=rows[1].id, figures={"action": "evict"}))
     edits = (edit(7, of=tenant, text="\x01 looks packed \ud800"), edit(8, of=tenant, text=""))
     second = replace(change(1, of=f"{tenant}2", count=2, with_cut=False, at=2001.0, **home), edits=edits, resumed="{}")
     await store.commit(second)
