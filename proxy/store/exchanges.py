@@ -99,7 +99,7 @@ def record(
     tx.columns(ADD, _columns(rows, home))
     tx.ask_each(ADD_TO_DAYS, ((row.tenant, row.id) for row in rows))
     inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
-    append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
+    append(tx, [event for row in rows for event in of_exchange(row, conversation=home[row.id])])
     return rows
 
 
@@ -204,11 +204,6 @@ def _new(tx: Transaction, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
     unique = {(row.tenant, row.id): row for row in rows}
     known = {(tenant, its) for tenant, (its,) in tx.ask_each(KNOWN, unique)}
     return [row for key, row in unique.items() if key not in known]
-
-
-def _is_audited(row: ExchangeRow) -> bool:
-    has_alerts = row.health is not None and bool(row.health.opened or row.health.closed)
-    return bool(row.events or row.refusal or row.outcome == REFUSED or has_alerts)
 
 
 def _columns(rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> Columns:
