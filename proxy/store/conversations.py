@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from policies.health import KEPT, Health, Snapshot, check
 from proxy.store import inspections, memory
-from proxy.store.archive import drop_unheld, forget_words, whole_body
+from proxy.store.archive import drop_unheld, forget_words, held, read_original
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.packing import plain_text
@@ -53,7 +53,6 @@ from proxy.store.transaction import (
     ordered,
     owned,
     recorded,
-    same,
     stored,
     total,
 )
@@ -388,8 +387,8 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     found["answers"] = memory.answers_of(tx, conversation)
     told = sa.select(audit).where(audit.c.tenant == tenant, audit.c.conversation == its_id)
     found["audit"] = _rows(tx, told.order_by(audit.c.seq))
-    held = sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.branch.in_(own))
-    query = sa.select(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(held))
+    refs = sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.branch.in_(own))
+    query = sa.select(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(refs))
     found["originals"] = [_original(tx, row) for row in tx.execute(query.order_by(originals.c.id))]
     return found
 
@@ -478,8 +477,7 @@ def _oldest(before: float, *first: sa.ColumnElement[Any]) -> Rows:
 def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reason: str) -> list[AuditEvent]:
     gone: list[AuditEvent] = []
     for tenant, conversation, name, requests in which:
-        held = sa.select(removed.c.ref).join(branches, same(branches, removed, "tenant", "branch")).distinct()
-        refs = list(tx.scalars(held.where(removed.c.tenant == tenant, branches.c.conversation == conversation)))
+        refs = held(tx, tenant, conversation)
         mine = (conversations.c.tenant == tenant, conversations.c.id == conversation)
         is_there = tx.execute(sa.delete(conversations).where(*mine)).rowcount
         tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.conversation == conversation))
@@ -491,7 +489,7 @@ def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reaso
 
 
 def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any]:
-    body = whole_body(tx, row)
+    whole = read_original(tx, row)
     return {
         "ref": row.ref,
         "role": row.role,
@@ -499,7 +497,7 @@ def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any]:
         "size": row.size,
         "sha256": row.sha.hex(),
         "at": row.at,
-        "body": None if body is None else b64encode(body).decode("ascii"),
+        "body": None if whole is None else b64encode(whole.body).decode("ascii"),
     }
 
 
