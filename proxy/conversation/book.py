@@ -199,27 +199,24 @@ class Conversations:
         branch_id = await store.newest_branch(conversation)
         if branch_id is None or all(row.ref != ref for row in await store.removed(conversation, limit=MAX_REMOVED)):
             return False
-        branch = await store.branch(conversation.tenant, branch_id)
-        if branch is None:
+        thread = await self._loaded(conversation.tenant, branch_id)
+        if thread is None:
             return False
-        thread = self._threads.get(branch_id) or thread_from(branch)
         edit = Edit(bytes.fromhex(ref), 0, EditKind.PIN, "", ref, 0)
         async with thread.lock:
             await self.reload(thread)
-            change = replace(branch.change(self._clock()), expected=thread.branch.version, edits=(edit,))
+            change = replace(thread.branch.change(self._clock()), edits=(edit,))
             thread.apply(change, await store.commit(change))
         return True
 
     async def close(self, conversation: ConversationRow) -> float:
         store, at = self._store, self._clock()
         found = await store.latest_checkpoint(conversation.tenant, conversation.id)
-        branch = None if found is None else await store.branch(conversation.tenant, found[1].branch)
-        if found is not None and branch is not None:
-            thread = self._threads.get(branch.branch) or thread_from(branch)
+        thread = None if found is None else await self._loaded(conversation.tenant, found[1].branch)
+        if found is not None and thread is not None:
             async with thread.lock:
                 change = replace(
-                    branch.change(at),
-                    expected=thread.branch.version,
+                    thread.branch.change(at),
                     checkpoint=found[1].body,
                     reason="closed",
                     window_id=found[1].window_id,
@@ -244,6 +241,10 @@ class Conversations:
     def note(self, conversation: ConversationRow, note: Note) -> None:
         for thread in self._threads_of(conversation):
             thread.known = replace(thread.known, notes=(*thread.known.notes, note))
+
+    async def _loaded(self, tenant: str, branch_id: str) -> Thread | None:
+        branch = await self._store.branch(tenant, branch_id)
+        return None if branch is None else self._threads.get(branch_id) or thread_from(branch)
 
     def _threads_of(self, conversation: ConversationRow) -> list[Thread]:
         of = (conversation.tenant, conversation.id)
