@@ -263,16 +263,11 @@ def sums(
 ) -> list[EvictionSum]:
     columns = evictions.c
     before, after = sa.func.sum(columns.tokens_before), sa.func.sum(columns.tokens_after)
-    query = sa.select(
-        columns.layer, columns.tool, sa.func.count(), sa.func.count(columns.asked_again_at), before, after
-    ).select_from(evictions)
+    counts = (sa.func.count(), sa.func.count(columns.asked_again_at), before, after)
+    query = sa.select(columns.layer, columns.tool, *counts).select_from(evictions)
     query = _of(query, tenant, conversation, policy).group_by(columns.layer, columns.tool)
     rows = tx.execute(query.order_by((before - after).desc(), columns.layer, columns.tool))
-    names = ("evicted", "asked_again", "tokens_before", "tokens_after")
-    return [
-        EvictionSum(layer=layer, tool=tool, **dict(zip(names, map(int, counts), strict=True)))
-        for layer, tool, *counts in rows
-    ]
+    return [EvictionSum(layer, tool, *map(int, counted)) for layer, tool, *counted in rows]
 
 
 def listed(

@@ -334,18 +334,13 @@ def _runs(pieces: Sequence[PlannedMessage]) -> Iterator[list[object]]:
 
 
 def _pieces(
-    run: list[object], client: Sequence[tuple[str, str, int]]
+    run: list[Any], client: Sequence[tuple[str, str, int]]
 ) -> Iterator[tuple[int | None, str | None, int, str | None]]:
     match run:
-        case [int(first), int(last)]:
+        case [first, last]:
             yield from ((n, None, client[n][2], None) for n in range(first, last + 1))
-        case [index, kind, int(tokens), ref]:
-            yield (
-                index if isinstance(index, int) else None,
-                kind if isinstance(kind, str) else None,
-                tokens,
-                ref if isinstance(ref, str) else None,
-            )
+        case [index, kind, tokens, ref]:
+            yield index, kind, tokens, ref
         case _:
             raise Damaged("the array is broken")
 
@@ -415,13 +410,9 @@ def _bytes_of(prefix: str, value: str) -> str | bytes:
     return bytes.fromhex(digits) if digits and value.startswith(prefix) and HEX(digits) else value
 
 
-def _exactly(value: bytes) -> str:
-    return value.decode("utf-8", "surrogatepass")
-
-
 def _unpacked(value: bytes) -> str:
     try:
-        return unpack_text(value) if value.startswith(FRAME) else _exactly(value)
+        return unpack_text(value) if value.startswith(FRAME) else _text(value)
     except Damaged:
         return value.decode(errors="replace")
 
@@ -433,6 +424,6 @@ def _in_words(value: bytes) -> str:
         return value.decode(errors="replace")
 
 
-PLAIN, EXACT, LISTED = StoredText(), StoredBytes(exact_bytes, _exactly), StoredTuple()
+PLAIN, EXACT, LISTED = StoredText(), StoredBytes(exact_bytes, _text), StoredTuple()
 LONG, PACKED = StoredBytes(pack_text, _unpacked), StoredBytes(pack_words, _in_words)
 TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")

@@ -148,7 +148,7 @@ class EvictionRow:
         return self.tokens_before - self.tokens_after
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EvictionSum:
     layer: str
     tool: str
