@@ -213,7 +213,6 @@ class Store:
 
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)
-    annotate = writing(exchanges.annotate)
     evaluated = writing(exchanges.evaluated)
     snapshots = reading(conversations_.snapshots)
     alerts = reading(conversations_.alerts_of)

@@ -124,24 +124,17 @@ def timeline(
     return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(told)]
 
 
-def annotate(tx: Transaction, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
-    key = {"of_tenant": tenant, "of_id": exchange}
-    found = tx.scalar(sa.select(exchanges.c.detail).where(ONE), key)
-    if found is not None:
-        tx.execute(SET_DETAIL, key | {"told": _ENCODER.encode(json.loads(found) | dict(facts))})
-    return found is not None
-
-
 def evaluated(tx: Transaction, tenant: str, exchange: str, fidelity: Mapping[str, object], at: float) -> bool:
     key = {"of_tenant": tenant, "of_id": exchange}
-    home = tx.execute(sa.select(exchanges.c.conversation, exchanges.c.branch).where(ONE), key).first()
-    if home is None or not annotate(tx, tenant, exchange, {"fidelity": fidelity}):
+    row = tx.execute(sa.select(exchanges).where(ONE), key).first()
+    if row is None:
         return False
+    tx.execute(SET_DETAIL, key | {"told": _ENCODER.encode(json.loads(row.detail) | {"fidelity": fidelity})})
     score = fidelity.get("score")
     if isinstance(score, float):
-        rate(tx, tenant, home.conversation, score)
+        rate(tx, tenant, row.conversation, score)
     kind = AuditType.EVALUATION
-    append(tx, [AuditEvent(tenant, at, kind, home.conversation, home.branch, exchange, facts=fidelity)])
+    append(tx, [AuditEvent(tenant, at, kind, row.conversation, row.branch, exchange, facts=fidelity)])
     return True
 
 

@@ -93,8 +93,9 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     second = replace(change(1, of=f"{tenant}2", count=2, with_cut=False, at=2001.0, **home), edits=edits, resumed="{}")
     await store.commit(second)
     await store.commit(replace(saved(2, at=2002.0), **home, length=5))
-    await store.record([replace(rows[0], id="req_00cc", at=3000.0, asked_again=((branch, digest("call", 2)),))])
-    await store.annotate(tenant, "req_00cc", {"alike": 0.5})
+    asked = ((branch, digest("call", 2)),)
+    detail = {**rows[0].detail, "alike": 0.5}
+    await store.record([replace(rows[0], id="req_00cc", at=3000.0, asked_again=asked, detail=detail)])
     await store.evaluated(tenant, "req_00cc", {"score": 0.875, "judged": 3}, 3001.0)
     await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", proposal="{}", purpose="compact-1", calls=2))
     await store.want(tenant, branch, "compact", 3002.0)
