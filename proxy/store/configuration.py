@@ -4,8 +4,9 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -16,6 +17,7 @@ from proxy.store.records import CalibrationRow, KeyRow, LimitRow, NameTaken, Pol
 from proxy.store.schema import audit, conversations, keys, meta, policies
 from proxy.store.transaction import Transaction, keep_first, keep_last, recorded, stored
 
+R = TypeVar("R")
 SECRET_BYTES = 32
 MAX_COMPARED = 500
 ADD_KEY = keep_first(keys)
@@ -104,10 +106,6 @@ def delete_policy(tx: Transaction, name: str, at: float | None = None) -> bool:
     return found
 
 
-def all_policies(tx: Transaction) -> list[PolicyRow]:
-    return [recorded(PolicyRow, policies, row) for row in tx.execute(sa.select(policies).order_by(policies.c.name))]
-
-
 def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
     if not changes:
         return
@@ -122,14 +120,14 @@ def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
     append(tx, [each for each, facts in compared if known.get(_subject(each.type, facts)) != facts])
 
 
-def all_limits(tx: Transaction) -> list[LimitRow]:
-    rows = tx.execute(sa.select(schema.limits).order_by(schema.limits.c.scope))
-    return [recorded(LimitRow, schema.limits, row) for row in rows]
+def _all_of(kind: type[R], table: sa.Table) -> Callable[[Transaction], list[R]]:
+    query = sa.select(table).order_by(*table.primary_key.columns)
+    return lambda tx: [recorded(kind, table, row) for row in tx.execute(query)]
 
 
-def all_calibrations(tx: Transaction) -> list[CalibrationRow]:
-    rows = tx.execute(sa.select(schema.calibrations).order_by(schema.calibrations.c.scope))
-    return [recorded(CalibrationRow, schema.calibrations, row) for row in rows]
+all_policies = _all_of(PolicyRow, policies)
+all_limits = _all_of(LimitRow, schema.limits)
+all_calibrations = _all_of(CalibrationRow, schema.calibrations)
 
 
 def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
