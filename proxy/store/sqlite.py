@@ -36,7 +36,7 @@ from sqlalchemy.pool import StaticPool
 
 from proxy.store.records import CorruptStore, StoreError, StoreUnavailable
 from proxy.store.schema import check, ensure
-from proxy.store.transaction import translate
+from proxy.store.transaction import Database, translate
 
 Begin = Literal["BEGIN", "BEGIN IMMEDIATE"]
 T = TypeVar("T")
@@ -296,7 +296,7 @@ class LockFile:
         os.close(self._file)
 
 
-class SqliteDatabase:
+class SqliteDatabase(Database):
     """A SQLite file, or a database in memory that lives as long as this object.
 
     A file that is deleted or replaced while it is open is noticed at the next write or ping: what stands at its path
@@ -314,8 +314,6 @@ class SqliteDatabase:
         self._owner: LockFile | None = None
         self._writer: ConnectionWorker | None = None
         self._reader: ConnectionWorker | None = None
-        self.opened = 0
-        self.seed: Callable[[sa.Connection], None] | None = None
         self._patience = patience
         self._reopening = asyncio.Lock()
         self._file = -1  # held so that its links can be counted; closed after SQLite, whose locks would go with it
