@@ -175,11 +175,6 @@ def is_form(headers: Headers) -> bool:
     return _kind_of(headers).startswith(FORM)
 
 
-def require_json(headers: Headers) -> None:
-    if is_form(headers):
-        raise InvalidRequest("Send the request body as JSON, with Content-Type: application/json.")
-
-
 def _kind_of(headers: Headers) -> bytes:
     kinds = [value.strip() for name, value in headers if name == b"content-type"]
     if any(value.strip().lower() not in PLAIN for name, value in headers if name == b"content-encoding"):
@@ -353,8 +348,8 @@ def for_managed(
     """
     if not is_decided_by_model(config, caller, route):
         return _to(config, caller, route, request.model), request
-    if caller.is_restricted:
-        require_json(headers)
+    if caller.is_restricted and is_form(headers):
+        raise InvalidRequest("Send the request body as JSON, with Content-Type: application/json.")
     named = model_in_object(request.body, request.fields)
     model = _agreed(route, "" if route.model else named, query)
     _judge(caller, model, request)
@@ -433,8 +428,7 @@ def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination
         caller.require(model)
     elif route.kind in ("managed", "counted", "model") and (caller.is_restricted or len(config.upstreams) > 1):
         raise InvalidRequest("The request has to name its model here: it decides who may send it where.", param="model")
-    upstream = config.upstream(model)
-    return Destination(upstream=upstream, path=_path(upstream, route.path, model), model=model, caller=caller)
+    return by_weir(config.upstream(model), caller, path=route.path, model=model)
 
 
 def _path(upstream: UpstreamSettings, path: str, model: str) -> str:
