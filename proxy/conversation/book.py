@@ -423,11 +423,9 @@ class Conversations:
             if line:
                 self._ends[line[-1]] = (branch.branch, True)
                 self._ends.move_to_end(line[-1])
-        if len(self._ends) > MAX_ENDS:
-            _bound(self._ends, MAX_ENDS)
-        if len(self._threads) > MAX_BRANCHES or len(self._names) > MAX_BRANCHES:
-            _bound(self._threads, MAX_BRANCHES)
-            _bound(self._names, MAX_BRANCHES)
+        _bound(self._ends, MAX_ENDS)
+        _bound(self._threads, MAX_BRANCHES)
+        _bound(self._names, MAX_BRANCHES)
 
 
 def _opening(chain: Sequence[bytes], messages: Sequence[Message]) -> int:

@@ -38,7 +38,6 @@ _NAMING = (
     b"x-claude-code-session-id",
     b"x-opencode-session",
 )
-_NAMING_ONLY = frozenset(_NAMING)
 _METADATA_KEYS = ("conversation_id", "session_id", "thread_id", "chat_id")
 _BAGGAGE_KEYS = ("gen_ai.conversation.id", "session.id")
 
@@ -230,7 +229,7 @@ def name_from(
 ) -> str | None:
     """The client's name for the conversation, None if it sends none that is valid; ``baggage`` may hold one."""
     sent = dict(headers)
-    for name in _NAMING if not _NAMING_ONLY.isdisjoint(sent) else ():
+    for name in _NAMING:
         if name in sent and (found := _valid(sent[name])):
             return found
     for name, value in headers if b"-session-id" in b" ".join(sent) else ():
@@ -287,8 +286,6 @@ def _from_codex(sent: Mapping[bytes, bytes]) -> str | None:
 
 
 def _from_baggage(baggage: bytes) -> str | None:
-    if not baggage:
-        return None
     entries = dict(e.split("=", 1) for e in baggage[:8192].decode("latin-1").split(",") if "=" in e)
     members = {k.strip(): unquote(v.split(";", 1)[0].strip()) for k, v in entries.items()}
     return next((found for key in _BAGGAGE_KEYS if (found := _valid(members.get(key)))), None)
