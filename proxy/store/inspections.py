@@ -108,7 +108,7 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     for key, made in by_home.items():
         last, small = counts.get(key, (0, 0))
         try:
-            arrays = [_arrays_of(row, its) for row, its in made]
+            arrays = [KeptArrays.of(row.id, row.at, its) for row, its in made]
             fresh = {ref: body for _, its in made for ref, body in _bodies_of(its)}
         except (*BROKEN, OverflowError):  # requests that cannot be looked at are still requests
             continue
@@ -120,10 +120,6 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
         else:
             bundles += _rewritten(tx, key, arrays, fresh, most=made[-1][1].keep)
     tx.many(ADD_BUNDLE, bundles)
-
-
-def _arrays_of(row: ExchangeRow, its: Inspection) -> KeptArrays:
-    return KeptArrays.of(row.id, row.at, its.messages, its.pieces, keep=its.keep, pruned=its.pruned, tools=its.tools)
 
 
 def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:

@@ -23,7 +23,8 @@ import sqlalchemy as sa
 import zstandard
 
 from policies.ledger import PlannedMessage
-from policies.messages import PIN_SIZE, Message
+from policies.messages import PIN_SIZE
+from proxy.store.records import Inspection
 
 Bind = Callable[[Any], Any]
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
@@ -239,26 +240,16 @@ class KeptArrays(NamedTuple):
     records: bytes
 
     @classmethod
-    def of(
-        cls,
-        request: str,
-        at: float,
-        messages: Sequence[Message],
-        pieces: Sequence[PlannedMessage] | None,
-        *,
-        keep: int,
-        pruned: Sequence[str],
-        tools: int,
-    ) -> "KeptArrays":
-        said_by = [*map(attrgetter("role"), messages)]
+    def of(cls, request: str, at: float, its: Inspection) -> "KeptArrays":
+        said_by = [*map(attrgetter("role"), its.messages)]
         roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
         facts: list[object] = [None] * (3 * len(said_by))  # by column: there may be hundreds in each request
-        facts[0::3] = [*map(attrgetter("digest"), messages)]
+        facts[0::3] = [*map(attrgetter("digest"), its.messages)]
         facts[1::3] = [*map(roles.__getitem__, said_by)]
-        facts[2::3] = [*map(attrgetter("tokens"), messages)]
+        facts[2::3] = [*map(attrgetter("tokens"), its.messages)]
         records = struct.pack(">" + len(said_by) * RECORD_FORM, *facts)
-        sent = None if pieces is None else list(_runs(pieces))
-        said = {"keep": keep, "roles": list(roles), "sent": sent, "pruned": pruned, "tools": tools}
+        sent = None if its.pieces is None else list(_runs(its.pieces))
+        said = {"keep": its.keep, "roles": list(roles), "sent": sent, "pruned": its.pruned, "tools": its.tools}
         return cls(request, at, _ENCODER.encode(said).encode(), records)
 
     def inspected(self) -> Inspected:
