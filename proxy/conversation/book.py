@@ -29,7 +29,6 @@ from proxy.conversation.thread import (
     inherited,
     link_behind,
     new_thread,
-    thread_from,
 )
 from proxy.store import Store
 from proxy.store.records import Arrival, Branch, Change, ConversationRow, StaleVersion, StoreError
@@ -244,7 +243,7 @@ class Conversations:
 
     async def _loaded(self, tenant: str, branch_id: str) -> Thread | None:
         branch = await self._store.branch(tenant, branch_id)
-        return None if branch is None else self._threads.get(branch_id) or thread_from(branch)
+        return None if branch is None else self._threads.get(branch_id) or Thread(branch, stored=True)
 
     def _threads_of(self, conversation: ConversationRow) -> list[Thread]:
         of = (conversation.tenant, conversation.id)
@@ -332,7 +331,7 @@ class Conversations:
             return found
         thread = self._threads.get(branch.branch)
         if thread is None:
-            return Match(thread_from(branch), branch.length)
+            return Match(Thread(branch, stored=True), branch.length)
         thread.catch_up(branch)
         return Match(thread, branch.length)
 
@@ -381,11 +380,14 @@ class Conversations:
             known=known,
             length=length,
             longest=length,
+            trend=thread.trend,
+            evicted=tuple(thread.evicted.items()),
+            health=None,
         )
         if known.triggered and name is None:
             branch = await self._store_fork(thread.branch, branch)
-        forked = Thread(branch, known, parent=thread.branch.branch, trend=thread.trend, evicted=dict(thread.evicted))
-        forked.prefix, forked.doors, forked.longest = thread.prefix, thread.doors, length
+        forked = Thread(branch, parent=thread.branch.branch)
+        forked.prefix, forked.doors = thread.prefix, thread.doors
         forked.shadow = None if thread.shadow is None else inherited(thread.shadow, chain, length)
         return Match(forked, length)
 

@@ -81,24 +81,29 @@ class Thread:
     """
 
     branch: Branch
-    known: ConversationState
     parent: str | None = None
+    stored: bool = False
+    known: ConversationState = field(init=False)
+    evicted: dict[bytes, str] = field(init=False)
+    health: str | None = field(init=False)
+    longest: int = field(init=False)
+    trend: Trend = field(init=False)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    trend: Trend = UNKNOWN
     shadow: ConversationState | None = None
-    evicted: dict[bytes, str] = field(default_factory=dict)
     prefix: Prefix | None = None
     has_notes: bool = False
     above: bool = False
     read: int = 0
     failed: int = 0
     preparing: "asyncio.Event | None" = None
-    health: str | None = None
     doors: tuple[Door, ...] = ()
-    stored: bool = False
     inspected: int = 0
-    longest: int = 0
     still: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.known, self.longest = self.branch.known, self.branch.longest
+        self.evicted, self.health = dict(self.branch.evicted), self.branch.health
+        self.trend = self.branch.trend or UNKNOWN
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
         return self.behind(transcript.chain[-1:])
@@ -179,25 +184,13 @@ class Match:
         return self.is_resumed and self.thread.longest <= len(chain)
 
 
-def thread_from(branch: Branch) -> Thread:
-    return Thread(
-        branch,
-        branch.known,
-        trend=branch.trend or UNKNOWN,
-        evicted=dict(branch.evicted),
-        health=branch.health,
-        stored=True,
-        longest=branch.longest,
-    )
-
-
 def new_thread(tenant: str, conversation: str | None, name: str | None) -> Match:
     unique = secrets.token_hex(10)
     conversation = conversation or f"conv-{unique}"
     branch = Branch(
         tenant=tenant, conversation=conversation, name=name or conversation, branch=f"br-{unique}", version=0
     )
-    return Match(Thread(branch, ConversationState()), 0)
+    return Match(Thread(branch), 0)
 
 
 def link_behind(door: Door, link: bytes) -> bytes:

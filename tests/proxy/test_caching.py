@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.decision import Action, Decision
-from policies.ledger import ConversationState, Edit, EditKind, Trend
+from policies.ledger import Edit, EditKind, Trend
 from policies.limits import TokenBudget, limits_for
 from policies.pressure import WindowPressure
 from policies.settings import ContextSettings
@@ -97,7 +97,7 @@ class Talk:
 
     def __init__(self) -> None:
         branch = Branch(tenant="t", conversation="c", name="c", branch="b", version=0)
-        self.thread = Thread(branch, ConversationState())
+        self.thread = Thread(branch)
         self.at = 1000.0
         self.sent = 0
 

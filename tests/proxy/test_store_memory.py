@@ -317,8 +317,8 @@ async def history(store: Store) -> list[Change]:
 @pytest.mark.requirement("A2.11", "D14")
 def test_a_summary_that_comes_while_a_batch_is_planned_without_it_is_for_the_next_one() -> None:
     late = Prepared(2, b"prefix", "Two messages, in words.")
-    branch = Branch(tenant="tenant-a", conversation="c1", name="c1", branch="b1", version=0)
-    thread = Thread(branch, ConversationState(prepared=late))
+    known = ConversationState(prepared=late)
+    thread = Thread(Branch(tenant="tenant-a", conversation="c1", name="c1", branch="b1", version=0, known=known))
     thread.apply(replace(change(0), edits=(), cut=cut(1)), 1)
     assert thread.known.prepared == late
     thread.apply(replace(change(1), edits=(), cut=cut(2), prepared=late), 2)
