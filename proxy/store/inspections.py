@@ -3,43 +3,41 @@
 What arrays and their messages say is only added, in bundles, as requests come. Once there are a few small ones, they
 become one: arrays then go to the conversation's one row of them, and what the archive has or no request that is kept
 needs goes. A bundle that is damaged costs what it holds, no request and no other bundle.
+
+Arrays are kept as references: what a message says stands in the archive, or once among what the bundles say.
 """
 
 import json
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from itertools import chain
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 
-from policies.ledger import ADDING, EditKind
+from policies.ledger import ADDING, EditKind, PlannedMessage
+from policies.messages import PIN_SIZE
 from proxy.store.archive import IS_WHOLE, message_of, originals_with
 from proxy.store.ledger import Batched, cuts_of, load_batches, load_cuts, newest_branch
-from proxy.store.packing import (
-    OWN,
-    Damaged,
-    Inspected,
-    KeptArrays,
-    exact_bytes,
-    join_arrays,
-    pack_arrays,
-    pack_named,
-    ref_of,
-    refs_of,
-    split_arrays,
-    unpack_arrays,
-    unpack_named,
-)
+from proxy.store.packing import Damaged, exact_bytes, joined, pack, pack_named, parted, unpack, unpack_named
 from proxy.store.records import ConversationRow, ExchangeRow, Inspection, Original, RemovedRow
 from proxy.store.schema import conversations, cuts, evictions, exchanges, inspected, inspected_parts, originals
 from proxy.store.transaction import Rows, Transaction, among, chunks, keep_last, of, recorded
 
 Home = tuple[str, str]
+RECORD_FORM = f"{PIN_SIZE}sHI"
+RECORD = struct.Struct(f">{RECORD_FORM}")
+"""Of a message the beginning of its digest, its role's place among the roles, and its tokens."""
+OWN = "t"
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 FEW = 8
 """So many bundles may be small, and so many messages new at once."""
 TINY, SMALL, LARGE = 16 << 10, 32 << 10, 4 << 20
@@ -67,6 +65,126 @@ ONE_BODY = BODIES.where(of(inspected_parts, "number"))
 DROP = sa.delete(inspected_parts).where(MINE, of(inspected_parts, "number"))
 LOCK = sa.select(conversations.c.id).where(of(conversations, "tenant", "id")).with_for_update()
 ARCHIVED = sa.select(originals.c.ref).where(among(originals.c.ref), IS_WHOLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """What was kept of one request.
+
+    Attributes:
+        keep: how many of the conversation's requests were to be kept then.
+        client: ref, role and tokens of each message that the client sent.
+        sent: of each forwarded one its place among the client's (None: Weir's own), its edit, tokens, and the ref of
+            its text (None: as the client sent it); None where the whole array was the client's.
+        bodies: what is known by its ref: JSON of messages, UTF-8 of texts; ``archived`` the refs that the archive has.
+    """
+
+    keep: int
+    client: Sequence[tuple[str, str, int]]
+    sent: Sequence[tuple[int | None, str | None, int, str | None]] | None
+    pruned: tuple[str, ...]
+    tools: int
+    bodies: Mapping[str, bytes]
+    archived: frozenset[str] = frozenset()
+
+
+def ref_of(text: str) -> str:
+    return OWN + blake2b(exact_bytes(text), digest_size=PIN_SIZE).hexdigest()
+
+
+class KeptArrays(NamedTuple):
+    request: str
+    at: float
+    told: bytes
+    records: bytes
+
+    @classmethod
+    def of(cls, request: str, at: float, its: Inspection) -> "KeptArrays":
+        said_by = [*map(attrgetter("role"), its.messages)]
+        roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
+        facts: list[object] = [None] * (3 * len(said_by))  # by column: there may be hundreds in each request
+        facts[0::3] = [*map(attrgetter("digest"), its.messages)]
+        facts[1::3] = [*map(roles.__getitem__, said_by)]
+        facts[2::3] = [*map(attrgetter("tokens"), its.messages)]
+        records = struct.pack(">" + len(said_by) * RECORD_FORM, *facts)
+        sent = None if its.pieces is None else list(_runs(its.pieces))
+        said = {"keep": its.keep, "roles": list(roles), "sent": sent, "pruned": its.pruned, "tools": its.tools}
+        return cls(request, at, _ENCODER.encode(said).encode(), records)
+
+    def inspected(self) -> Inspected:
+        said = json.loads(self.told)
+        client = [(pin.hex(), said["roles"][role], tokens) for pin, role, tokens in RECORD.iter_unpack(self.records)]
+        sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
+        pruned, tools = tuple(said["pruned"]), said["tools"]
+        return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=tools, bodies={})
+
+
+def parts_of(given: Sequence[KeptArrays]) -> tuple[bytes, bytes, bytes]:
+    heads, own = list[tuple[str, float, int, int]](), list[bytes]()
+    for each, fresh in _fresh(given):
+        heads.append((each.request, each.at, len(each.records) - len(fresh), len(fresh)))
+        own.append(fresh)
+    return msgspec.json.encode(heads), b"\n".join([each.told for each in given]), b"".join(own)
+
+
+def arrays_of(parts: Sequence[bytes]) -> list[KeptArrays]:
+    heads, told, own = parts
+    found, start, records = list[KeptArrays](), 0, b""
+    for (request, at, same, fresh), said in zip(msgspec.json.decode(heads), told.split(b"\n"), strict=True):
+        records = records[:same] + own[start : start + fresh]
+        start += fresh
+        found.append(KeptArrays(request, at, said, records))
+    return found
+
+
+def _fresh(given: Iterable[KeptArrays]) -> Iterator[tuple[KeptArrays, bytes]]:
+    """Each array with its records from the first that is not the one before's: most go on where that ended."""
+    before = b""
+    for each in given:
+        same = len(before)
+        if not each.records.startswith(before):
+            most = min(len(before), len(each.records)) // RECORD.size
+            ends = range(RECORD.size, (most + 1) * RECORD.size, RECORD.size)
+            same = RECORD.size * bisect_left(ends, 1, key=lambda end: before[:end] != each.records[:end])
+        yield each, each.records[same:]
+        before = each.records
+
+
+def refs_of(given: Iterable[KeptArrays]) -> set[str]:
+    """Every ref in arrays of requests, most of which have most in common. Raises what JSON and structs raise."""
+    pins, texts = set[bytes](), set[str]()
+    for each, fresh in _fresh(given):
+        pins.update([pin for pin, _, _ in RECORD.iter_unpack(fresh)])
+        texts.update([run[3] for run in json.loads(each.told)["sent"] or () if len(run) == 4 and run[3] is not None])
+    return {pin.hex() for pin in pins} | texts
+
+
+def _runs(pieces: Sequence[PlannedMessage]) -> Iterator[list[object]]:
+    run: list[int] = []
+    for piece in pieces:
+        same = piece.index if piece.text is None and piece.kind is None else None
+        if run and same == run[1] + 1:
+            run[1] += 1
+            continue
+        if run:
+            yield [*run]
+        run = [] if same is None else [same, same]
+        if same is None:
+            yield [piece.index, piece.kind, piece.tokens, None if piece.text is None else ref_of(piece.text)]
+    if run:
+        yield [*run]
+
+
+def _pieces(
+    run: list[Any], client: Sequence[tuple[str, str, int]]
+) -> Iterator[tuple[int | None, str | None, int, str | None]]:
+    match run:
+        case [first, last]:
+            yield from ((n, None, client[n][2], None) for n in range(first, last + 1))
+        case [index, kind, tokens, ref]:
+            yield index, kind, tokens, ref
+        case _:
+            raise Damaged("the array is broken")
 
 
 def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
@@ -114,9 +232,9 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
             continue
         for ref in _elsewhere(tx, key, made[-1][0].branch, fresh.keys()):
             fresh.pop(ref, None)
-        joined = join_arrays(arrays)
-        if small + 1 < FEW and len(joined) <= TINY and not any(row.evicted or row.strategy for row, _ in made):
-            bundles += _bundled(tx, key, fresh, last=last, arrays=joined)
+        together = joined(parts_of(arrays))
+        if small + 1 < FEW and len(together) <= TINY and not any(row.evicted or row.strategy for row, _ in made):
+            bundles += _bundled(tx, key, fresh, last=last, arrays=together)
         else:
             bundles += _rewritten(tx, key, arrays, fresh, most=made[-1][1].keep)
     tx.many(ADD_BUNDLE, bundles)
@@ -150,7 +268,8 @@ def _rewritten(
     gone = {row.number for row in there if row.is_small}
     arrays, bodies = _read(tx, home, SMALL_BODIES)
     left = _in_order([*_kept(tx, home), *arrays, *new])[-most:]
-    tx.many(SET_INSPECTED, [{"tenant": home[0], "conversation": home[1], "body": tx.aside(lambda: pack_arrays(left))}])
+    packed = tx.aside(lambda: pack(*parts_of(left), level=1))
+    tx.many(SET_INSPECTED, [{"tenant": home[0], "conversation": home[1], "body": packed}])
     stays = tx.aside(partial(_needed, left)) & {*fresh, *chain.from_iterable(refs.values())}
     stays -= _archived(tx, home, stays)
     for number in sorted(refs.keys() - gone):
@@ -206,7 +325,7 @@ def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
 def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
     packed = tx.scalar(INSPECTED, _key(home))
     try:
-        return [] if packed is None else tx.aside(partial(unpack_arrays, packed))
+        return [] if packed is None else tx.aside(lambda: arrays_of(unpack(packed, parts=3)))
     except BROKEN:
         tx.damage("inspected", *home)
         return []
@@ -218,7 +337,7 @@ def _read(tx: Transaction, home: Home, query: Rows, **more: object) -> tuple[lis
     for number, body in tx.execute(query, _key(home) | more):
         try:
             found = {ref: said for ref, [said] in tx.aside(partial(unpack_named, body, parts=1)).items()}
-            arrays += split_arrays(found.pop(ARRAYS)) if ARRAYS in found else ()
+            arrays += arrays_of(parted(found.pop(ARRAYS), 3)) if ARRAYS in found else ()
         except BROKEN:
             tx.damage("inspected", home[0], f"{home[1]} {number}")
         else:
