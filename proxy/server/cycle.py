@@ -242,14 +242,11 @@ class Cycle:
                 self.logger.error("ASGI callable returned without starting response.")
                 await self.send_500_response()
         finally:
-            self.on_response = _nothing
+            self.on_response = lambda: None
             self.scope.pop("extensions", None)  # it holds the cycle
 
     async def send_500_response(self) -> None:
         await answer_error(self.send, 500, ProxyError("Internal server error."))
-
-
-def _nothing() -> None: ...
 
 
 def refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
