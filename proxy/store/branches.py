@@ -192,7 +192,8 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
     Edits and cuts of later versions go; their originals stay. Raises :class:`NoSuchVersion`, or
     :class:`StaleVersion` where somebody commits at the same time.
     """
-    tenant, head = conversation.tenant, tx.execute(NEWEST.with_for_update(), key_of(conversation)).first()
+    tenant = conversation.tenant
+    head = tx.execute(NEWEST.with_for_update(), key_of(tenant, conversation.id)).first()
     undone = read_spans(None if head is None else head.undone)
     if head is None or not 0 <= version <= head.version or is_undone(version, undone):
         raise NoSuchVersion(f"the conversation cannot go back to version {version}", reason="version")

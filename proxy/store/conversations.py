@@ -17,6 +17,7 @@ from proxy.store import inspections, memory
 from proxy.store.archive import drop_unheld, forget_words, held, read_original
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent, AuditType
+from proxy.store.ledger import key_of
 from proxy.store.packing import plain_text
 from proxy.store.records import AlertRow, Arrival, Change, ConversationRow, ExchangeRow
 from proxy.store.schema import (
@@ -141,7 +142,7 @@ def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow
 
 
 def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
-    tx.execute(CLOSE_ALL, _key(conversation.tenant, conversation.id) | {"now": at})
+    tx.execute(CLOSE_ALL, key_of(conversation.tenant, conversation.id) | {"now": at})
     mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
     found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
     if found:
@@ -203,7 +204,7 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
     if not found:
         return
     # whatever is open of one that begins is of somebody who is gone
-    tx.many(CLOSE_ALL, [_key(*key) | {"now": row.at} for key, row, checkup in found if checkup.is_first])
+    tx.many(CLOSE_ALL, [key_of(*key) | {"now": row.at} for key, row, checkup in found if checkup.is_first])
     tx.columns(
         ADD_SNAPSHOT,
         {
@@ -221,11 +222,11 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
             for alert in checkup.opened
         ],
     )
-    closed = [(_key(*key), row.at, episode) for key, row, checkup in found for episode in checkup.closed]
+    closed = [(key_of(*key), row.at, episode) for key, row, checkup in found for episode in checkup.closed]
     tx.many(CLOSE, [{**key, "of_at": each.at, "of_kind": each.kind, "now": at} for key, at, each in closed])
     long = {key for key, _, checkup in found if checkup.health.requests > KEPT}
-    tx.many(PRUNE_SNAPSHOTS, [_key(*key) for key in sorted(long)])
-    tx.many(PRUNE_ALERTS, [_key(*key) for key in sorted({key for key, _, checkup in found if checkup.opened})])
+    tx.many(PRUNE_SNAPSHOTS, [key_of(*key) for key in sorted(long)])
+    tx.many(PRUNE_ALERTS, [key_of(*key) for key in sorted({key for key, _, checkup in found if checkup.opened})])
 
 
 def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
@@ -254,10 +255,6 @@ def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> No
     health = Health.from_json(tx.scalar(STATE, key) or "")
     if health is not None:
         tx.execute(SET_STATE, key | {"state": health._replace(fidelity=fidelity).to_json()})
-
-
-def _key(tenant: str, conversation: str) -> dict[str, object]:
-    return {"of_tenant": tenant, "of_conversation": conversation}
 
 
 def _listing() -> Rows:

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from policies.ledger import ADDING, EditKind, PlannedMessage
 from policies.messages import PIN_SIZE
 from proxy.store.archive import IS_WHOLE, message_of, originals_with
-from proxy.store.ledger import Batched, cuts_of, load_batches, load_cuts, newest_branch
+from proxy.store.ledger import Batched, cuts_of, key_of, load_batches, load_cuts, newest_branch
 from proxy.store.packing import Damaged, exact_bytes, joined, pack, pack_named, parted, unpack, unpack_named
 from proxy.store.records import ConversationRow, ExchangeRow, Inspection, Original, RemovedRow
 from proxy.store.schema import conversations, cuts, evictions, exchanges, inspected, inspected_parts, originals
@@ -251,7 +251,7 @@ def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
 def keep_texts(tx: Transaction, conversation: ConversationRow, branch: str, *, above: int) -> None:
     home = conversation.tenant, conversation.id
     tx.execute(LOCK, {"of_tenant": home[0], "of_id": home[1]})
-    if there := tx.execute(REFS, _key(home)).all():
+    if there := tx.execute(REFS, key_of(*home)).all():
         known = set(chain.from_iterable(row.refs.split() for row in there))
         gone = (cuts.c.tenant == home[0], cuts.c.branch == branch, cuts.c.batch > above)
         texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(*gone)) if text]
@@ -263,7 +263,7 @@ def _rewritten(
     tx: Transaction, home: Home, new: Sequence[KeptArrays], fresh: Mapping[str, bytes], *, most: int
 ) -> Iterator[dict[str, object]]:
     """The bundles in place of small ones and of those that hold what nobody needs; the arrays of the newest stay."""
-    there = tx.execute(REFS, _key(home)).all()
+    there = tx.execute(REFS, key_of(*home)).all()
     refs = {row.number: row.refs.split() for row in there}
     gone = {row.number for row in there if row.is_small}
     arrays, bodies = _read(tx, home, SMALL_BODIES)
@@ -277,7 +277,7 @@ def _rewritten(
             gone.add(number)
             bodies |= _read(tx, home, ONE_BODY, of_number=number)[1]
     elsewhere = set(chain.from_iterable(its for number, its in refs.items() if number not in gone))
-    tx.many(DROP, [_key(home) | {"of_number": number} for number in sorted(gone)])
+    tx.many(DROP, [key_of(*home) | {"of_number": number} for number in sorted(gone)])
     kept = {ref: body for ref, body in {**bodies, **fresh}.items() if ref in stays and ref not in elsewhere}
     yield from _bundled(tx, home, kept, last=max(refs, default=0), level=3)
 
@@ -311,7 +311,7 @@ def _parts(bodies: Mapping[str, bytes]) -> Iterator[dict[str, list[bytes]]]:
 def _elsewhere(tx: Transaction, home: Home, branch: str, refs: AbstractSet[str]) -> set[str]:
     if len(refs) <= FEW and not any(ref.startswith(OWN) for ref in refs):  # a few are new, in no archive and no bundle
         return set()
-    found = set(chain.from_iterable(row.refs.split() for row in tx.execute(REFS, _key(home))))
+    found = set(chain.from_iterable(row.refs.split() for row in tx.execute(REFS, key_of(*home))))
     new = refs - found
     if any(ref.startswith(OWN) for ref in new):
         found |= {ref_of(cut.text) for cut in load_cuts(tx, home[0], branch)}
@@ -323,7 +323,7 @@ def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
 
 
 def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
-    packed = tx.scalar(INSPECTED, _key(home))
+    packed = tx.scalar(INSPECTED, key_of(*home))
     try:
         return [] if packed is None else tx.aside(lambda: arrays_of(unpack(packed, parts=3)))
     except BROKEN:
@@ -334,7 +334,7 @@ def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
 def _read(tx: Transaction, home: Home, query: Rows, **more: object) -> tuple[list[KeptArrays], dict[str, bytes]]:
     """Arrays that are in bundles, and what these say."""
     arrays, bodies = list[KeptArrays](), dict[str, bytes]()
-    for number, body in tx.execute(query, _key(home) | more):
+    for number, body in tx.execute(query, key_of(*home) | more):
         try:
             found = {ref: said for ref, [said] in tx.aside(partial(unpack_named, body, parts=1)).items()}
             arrays += arrays_of(parted(found.pop(ARRAYS), 3)) if ARRAYS in found else ()
@@ -378,10 +378,6 @@ def _plain(kept: KeptArrays) -> dict[str, Any]:
         arrays = kept.inspected()
         return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}
     return {}
-
-
-def _key(home: Home) -> dict[str, object]:
-    return {"of_tenant": home[0], "of_conversation": home[1]}
 
 
 EXCERPT = 2000

@@ -60,12 +60,12 @@ class Covering:
 
 
 def newest_branch(tx: Transaction, conversation: ConversationRow) -> str | None:
-    found: str | None = tx.scalar(NEWEST, key_of(conversation))
+    found: str | None = tx.scalar(NEWEST, key_of(conversation.tenant, conversation.id))
     return found
 
 
-def key_of(conversation: ConversationRow) -> dict[str, str]:
-    return {"of_tenant": conversation.tenant, "of_conversation": conversation.id}
+def key_of(tenant: str, conversation: str) -> dict[str, Any]:
+    return {"of_tenant": tenant, "of_conversation": conversation}
 
 
 def load_edits(tx: Transaction, tenant: str, branch: str) -> dict[tuple[bytes, int], Edit]:

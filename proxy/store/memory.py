@@ -79,11 +79,12 @@ def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow
 
 def at_version(tx: Transaction, conversation: ConversationRow, version: int) -> CheckpointRow | None:
     found = {row.branch: row for row in _rows(tx, conversation, checkpoints.c.version == version)}
-    return next((found[row.branch] for row in tx.execute(LINES, key_of(conversation)) if row.branch in found), None)
+    lines = tx.execute(LINES, key_of(conversation.tenant, conversation.id))
+    return next((found[line.branch] for line in lines if line.branch in found), None)
 
 
 def latest(tx: Transaction, conversation: ConversationRow) -> CheckpointRow | None:
-    for line in tx.execute(LINES, key_of(conversation)).all():
+    for line in tx.execute(LINES, key_of(conversation.tenant, conversation.id)).all():
         row = newest_row(tx, conversation.tenant, line.branch, undone=read_spans(line.undone))
         if row is not None:
             return _with_cuts(tx, conversation, [row])[0]
@@ -261,7 +262,7 @@ def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[N
     0 also where nothing that is said may be stored. Beyond :data:`MAX_NOTES` the oldest go, those that are critical
     after all others.
     """
-    key = {"of_tenant": tenant, "of_conversation": conversation}
+    key = key_of(tenant, conversation)
     if not given or not tx.full or tx.scalar(HOME, {"of_tenant": tenant, "of_id": conversation}) is None:
         return 0
     own = {"tenant": tenant, "conversation": conversation}
@@ -277,7 +278,7 @@ def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[N
 
 def all_notes(tx: Transaction, tenant: str, conversation: str) -> list[NoteRow]:
     found: list[NoteRow] = []
-    for row in tx.execute(ALL_NOTES, {"of_tenant": tenant, "of_conversation": conversation}):
+    for row in tx.execute(ALL_NOTES, key_of(tenant, conversation)):
         note = recorded(NoteRow, notes, row)
         if _note_sha(note) == row.sha:
             found.append(note)
