@@ -428,7 +428,8 @@ def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination
         caller.require(model)
     elif route.kind in ("managed", "counted", "model") and (caller.is_restricted or len(config.upstreams) > 1):
         raise InvalidRequest("The request has to name its model here: it decides who may send it where.", param="model")
-    return by_weir(config.upstream(model), caller, path=route.path, model=model)
+    upstream = config.upstream(model)
+    return Destination(upstream=upstream, path=_path(upstream, route.path, model), model=model, caller=caller)
 
 
 def _path(upstream: UpstreamSettings, path: str, model: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 
-from proxy.store import archive, branches, configuration, exchanges, inspections, ledger, memory
+from proxy.store import archive, branches, configuration, exchanges, inspections, ledger, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
 from proxy.store.records import (
@@ -183,7 +183,7 @@ class Store:
     dearest = reading(conversations_.dearest)
     passed = reading(exchanges.passed)
     close_conversation = writing(conversations_.close_conversation)
-    export = reading(conversations_.export)
+    export = reading(maintenance.export)
 
     checkpoints = reading(memory.listed)
     checkpoint_at = reading(memory.at_version)
@@ -234,11 +234,11 @@ class Store:
     calibrations = reading(configuration.all_calibrations)
     learn = writing(configuration.learn)
     forget_limit = writing(configuration.forget_limit)
-    size = reading(conversations_.size)
-    requests = reading(conversations_.requests)
-    sizes = reading(conversations_.sizes)
-    counts = reading(conversations_.counts)
-    keep_size = writing(conversations_.keep_size)
+    size = reading(maintenance.size)
+    requests = reading(maintenance.requests)
+    sizes = reading(maintenance.sizes)
+    counts = reading(maintenance.counts)
+    keep_size = writing(maintenance.keep_size)
     facts = reading(configuration.facts)
     tell = writing(configuration.tell)
     kept_time = reading(configuration.kept_time)
@@ -307,7 +307,7 @@ class Store:
         return exchanges.added_up(rows)
 
     async def delete(self, conversation: ConversationRow, at: float | None = None) -> bool:
-        found = await self._write(lambda tx: conversations_.delete(tx, conversation, at))
+        found = await self._write(lambda tx: maintenance.delete(tx, conversation, at))
         await self._database.tend(force=True)
         return found
 
@@ -318,12 +318,12 @@ class Store:
         that requests in between hardly wait.
         """
         total, now = 0, time.time() if at is None else at
-        conversations_of = partial(conversations_.prune_conversations, at=now)
-        for step in (conversations_of, *(partial(conversations_.prune, key=key) for key in conversations_.PRUNED)):
+        conversations_of = partial(maintenance.prune_conversations, at=now)
+        for step in (conversations_of, *(partial(maintenance.prune, key=key) for key in maintenance.PRUNED)):
             while gone := await self._write(partial(step, before=before)):
                 total += gone
                 await self._database.tend()
-        days_of = partial(conversations_.prune, key=usage_days.c.at, before=before)
+        days_of = partial(maintenance.prune, key=usage_days.c.at, before=before)
         for work in (days_of, partial(audit_.seal_one, before=before, at=now), audit_.drop_sealed):
             while await self._write(work):
                 await self._database.tend()
@@ -337,19 +337,19 @@ class Store:
         Closed ones go first, then those that were used longest ago, a few at a time as in :meth:`prune`, until it
         takes a tenth less: making room costs as much for one as for many.
         """
-        total, used = 0, await self._read(conversations_.size)
+        total, used = 0, await self._read(maintenance.size)
         while used > (most if total == 0 else most * ROOM):
-            due = await self._read(conversations_.requests) * (1 - most * ROOM / used)
+            due = await self._read(maintenance.requests) * (1 - most * ROOM / used)
             fewer, gone, step = 0, 0, (1, 1)
             while step[0] and (fewer < due or gone == 0):
-                step = await self._write(partial(conversations_.drop_oldest, before=before, at=at, most=due - fewer))
+                step = await self._write(partial(maintenance.drop_oldest, before=before, at=at, most=due - fewer))
                 gone, fewer = gone + step[0], fewer + step[1]
                 await self._database.tend()
             if not gone:
                 break
             total += gone
             await self._shrink()
-            used = await self._read(conversations_.size)
+            used = await self._read(maintenance.size)
         return total
 
     async def checkpoint(self) -> bool:

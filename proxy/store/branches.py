@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from policies.ledger import ConversationState, Prepared, Trend
 from proxy.store import ledger, memory
-from proxy.store.archive import add_originals
+from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append, of_change
 from proxy.store.chain import AuditEvent, AuditType, digest_of
 from proxy.store.conversations import one, open_conversations, touch_chains
@@ -139,7 +139,7 @@ def fork(tx: Transaction, parent: Branch, forked: Branch, *, at: float) -> None:
     It starts with the parent's newest checkpoint of at most the branch's ``length`` messages after the head.
     """
     if _open_branch(tx, forked, version=parent.version, at=at, parent=parent.branch):
-        ledger.copy_batches(tx, parent, forked, at=at)
+        hold(tx, forked.tenant, forked.branch, ledger.copy_batches(tx, parent, forked, at=at))
         _copy_state(tx, parent, forked)
 
 
@@ -151,7 +151,7 @@ def restate(tx: Transaction, branch: Branch, *, at: float) -> None:
     _open_branch(tx, branch, version=branch.version, at=at)
     forget_batches(tx, branch.tenant, branch.branch)
     _set(tx, branch.tenant, branch.branch, version=branch.version)
-    ledger.copy_batches(tx, branch, branch, at=at)
+    hold(tx, branch.tenant, branch.branch, ledger.copy_batches(tx, branch, branch, at=at))
 
 
 def prepare(tx: Transaction, tenant: str, branch: str, prepared: Prepared | None) -> bool:

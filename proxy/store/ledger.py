@@ -12,7 +12,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, EditKind
-from proxy.store.archive import hold
 from proxy.store.packing import Damaged, unpack_words
 from proxy.store.records import (
     Branch,
@@ -132,8 +131,8 @@ def add_cut(tx: Transaction, change: Change, *, batch: int) -> None:
     tx.execute(sa.insert(cuts), _cut_row(tx, cut, covered=json.dumps(change.covered), **own))
 
 
-def copy_batches(tx: Transaction, parent: Branch, target: Branch, *, at: float) -> None:
-    """Store the edits and cuts that a branch knows, as batches of these numbers where its parent has them."""
+def copy_batches(tx: Transaction, parent: Branch, target: Branch, *, at: float) -> set[str]:
+    """Store what a branch knows, in the batches that its parent has it from; the refs of all that it goes without."""
     edited = list(target.known.edits.values())
     given = tx.execute(BATCHES, _key(parent.tenant, parent.branch))
     batches = {(bytes(row.digest), row.occurrence): row.batch for row in given}
@@ -152,7 +151,7 @@ def copy_batches(tx: Transaction, parent: Branch, target: Branch, *, at: float) 
         rows.append(_cut_row(tx, cut, **own))
     if rows:
         tx.execute(sa.insert(cuts), rows)
-    hold(tx, target.tenant, target.branch, refs)
+    return refs
 
 
 def batches_without(tx: Transaction, parent: Branch, *, kept: Sequence[Cut]) -> list[int]:

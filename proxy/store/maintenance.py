@@ -1,0 +1,214 @@
+"""Whole conversations: all that is known of one, and deleting for good what is past its retention or unwanted."""
+
+import json
+import math
+import time
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from proxy.store import inspections, memory
+from proxy.store.archive import drop_unheld, forget_words, held, read_original
+from proxy.store.audit import append, of_deletion
+from proxy.store.chain import AuditEvent
+from proxy.store.records import ConversationRow
+from proxy.store.schema import (
+    alerts,
+    answers,
+    audit,
+    branches,
+    chains,
+    checkpoints,
+    conversations,
+    cuts,
+    edits,
+    evictions,
+    exchanges,
+    health_snapshots,
+    meta,
+    notes,
+    originals,
+    relayed,
+    removed,
+    summaries,
+)
+from proxy.store.transaction import Rows, Transaction, keep_last
+
+CONVERSATIONS_AT_ONCE = 10
+ROWS_AT_ONCE = 500
+PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key, answers.c.id)
+STORED = sa.text(
+    "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
+    " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM frames)"
+    " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM checkpoints)"
+    " + (SELECT coalesce(sum(pg_column_size(text)), 0) FROM cuts)"
+    " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM answers)"
+    " + (SELECT count(*) * 1200 FROM exchanges) + (SELECT count(*) * 600 FROM edits)"
+    " + (SELECT count(*) * 500 FROM audit)"
+)
+OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
+OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
+JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
+HIDDEN = frozenset({"tenant", "failed"})
+SIZE, HOUR, HOURS_KEPT = "size:", 3600, 31 * 24
+KEEP_SIZE = keep_last(meta, "number")
+
+
+def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
+    """Everything that is known of a conversation as plain data: the rows of every table that speaks of it, by table.
+
+    Digests are hex, JSON columns are read, the bodies of originals are in base64.
+    """
+    tenant, its_id = conversation.tenant, conversation.id
+    mine = sa.and_(branches.c.tenant == tenant, branches.c.conversation == its_id)
+    own = sa.select(branches.c.branch).where(mine)
+    itself = sa.select(conversations).where(conversations.c.tenant == tenant, conversations.c.id == its_id)
+    found: dict[str, Any] = {
+        "conversation": next(iter(_rows(tx, itself)), None),
+        "branches": _rows(tx, sa.select(branches).where(mine).order_by(branches.c.created, branches.c.branch)),
+    }
+    for table in OF_CONVERSATION:
+        query = sa.select(table).where(table.c.tenant == tenant, table.c.conversation == its_id)
+        order = [table.c.at] if "at" in table.c else []
+        found[table.name] = _rows(tx, query.order_by(*order, *table.primary_key.columns))
+    found["inspected"], found["inspected_parts"] = inspections.exported(tx, conversation)
+    for table in OF_BRANCHES:
+        query = sa.select(table).where(table.c.tenant == tenant, table.c.branch.in_(own))
+        found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
+    bodies = {(each.branch, each.version): each.body for each in memory.listed(tx, conversation)}
+    for row in found["checkpoints"]:
+        row |= {"body": bodies.get((row["branch"], row["version"]))}
+        del row["base"]
+    found["answers"] = memory.answers_of(tx, conversation)
+    told = sa.select(audit).where(audit.c.tenant == tenant, audit.c.conversation == its_id)
+    found["audit"] = _rows(tx, told.order_by(audit.c.seq))
+    refs = sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.branch.in_(own))
+    query = sa.select(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(refs))
+    found["originals"] = [_original(tx, row) for row in tx.execute(query.order_by(originals.c.id))]
+    return found
+
+
+def delete(tx: Transaction, conversation: ConversationRow, at: float | None = None) -> bool:
+    which = (conversation.tenant, conversation.id, conversation.name, conversation.requests)
+    gone = _delete(tx, [which], at=time.time() if at is None else at, reason="asked")
+    if gone:  # what models wrote does not say of which conversation it is
+        tx.execute(sa.delete(summaries).where(summaries.c.tenant == conversation.tenant))
+    forget_words(tx)
+    append(tx, gone)
+    return bool(gone)
+
+
+def prune_conversations(tx: Transaction, *, before: float, at: float) -> int:
+    rows = tx.execute(_oldest(before).limit(CONVERSATIONS_AT_ONCE)).all()
+    append(tx, _delete(tx, rows, at=at, reason="retention"))
+    return len(rows)
+
+
+def prune(tx: Transaction, key: sa.Column[Any], *, before: float) -> int:
+    table = key.table
+    rows = tx.execute(sa.select(table.c.tenant, key).where(table.c.at < before).limit(ROWS_AT_ONCE)).all()
+    for tenant in {row.tenant for row in rows}:
+        keys = [found for its, found in rows if its == tenant]
+        tx.execute(sa.delete(table).where(table.c.tenant == tenant, key.in_(keys)))
+    return len(rows)
+
+
+def drop_oldest(tx: Transaction, *, before: float, at: float, most: float) -> tuple[int, int]:
+    limit = max(1, min(CONVERSATIONS_AT_ONCE, math.ceil(most)))
+    rows = tx.execute(_oldest(before, conversations.c.closed.is_(None)).limit(limit)).all()
+    append(tx, _delete(tx, rows, at=at, reason="size"))
+    return len(rows), sum(row.requests for row in rows)
+
+
+def requests(tx: Transaction) -> int:
+    return int(tx.scalar(sa.select(sa.func.sum(conversations.c.requests))) or 0)
+
+
+def counts(tx: Transaction, *, before: float) -> dict[str, float | None]:
+    updated = conversations.c.updated
+    found = tx.execute(
+        sa.select(sa.func.count(), sa.func.min(updated), sa.func.max(updated)).select_from(conversations)
+    )
+    number, oldest, newest = found.one()
+    old = sa.select(sa.func.count()).select_from(conversations).where(updated < before)
+    return {
+        "conversations": number,
+        "due": tx.scalar(old),
+        "requests": requests(tx),
+        "originals": tx.scalar(sa.select(sa.func.count()).select_from(originals)),
+        "bytes": size(tx),
+        "oldest": oldest,
+        "newest": newest,
+    }
+
+
+def size(tx: Transaction) -> int:
+    """Bytes that are in use: of the file without its free pages, of PostgreSQL what the large columns and rows take."""
+    if tx.dialect == "sqlite":
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, each = (tx.execute(sa.text(f"PRAGMA {name}")).scalar_one() for name in names)
+        return int((pages - free) * each)
+    # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not given back.
+    return int(tx.execute(STORED).scalar_one())
+
+
+def keep_size(tx: Transaction, at: float) -> None:
+    hour = int(at) // HOUR
+    tx.execute(KEEP_SIZE[tx.dialect], [{"name": f"{SIZE}{hour}", "number": size(tx)}])
+    tx.execute(sa.delete(meta).where(meta.c.name.startswith(SIZE), meta.c.name < f"{SIZE}{hour - HOURS_KEPT}"))
+
+
+def sizes(tx: Transaction) -> list[tuple[float, int]]:
+    rows = tx.execute(sa.select(meta.c.name, meta.c.number).where(meta.c.name.startswith(SIZE)).order_by(meta.c.name))
+    return [(float(row.name.removeprefix(SIZE)) * HOUR, row.number) for row in rows]
+
+
+def _oldest(before: float, *first: sa.ColumnElement[Any]) -> Rows:
+    columns = (conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
+    query: Rows = sa.select(*columns).where(conversations.c.updated < before)
+    return query.order_by(*first, conversations.c.updated)
+
+
+def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reason: str) -> list[AuditEvent]:
+    gone: list[AuditEvent] = []
+    for tenant, conversation, name, requests in which:
+        refs = held(tx, tenant, conversation)
+        mine = (conversations.c.tenant == tenant, conversations.c.id == conversation)
+        is_there = tx.execute(sa.delete(conversations).where(*mine)).rowcount
+        tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.conversation == conversation))
+        drop_unheld(tx, tenant, refs)
+        if is_there:
+            counts = {"requests": requests, "removed": len(refs)}
+            gone.append(of_deletion(tenant, conversation, name=name, at=at, reason=reason, counts=counts))
+    return gone
+
+
+def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any]:
+    whole = read_original(tx, row)
+    return {
+        "ref": row.ref,
+        "role": row.role,
+        "tokens": row.tokens,
+        "size": row.size,
+        "sha256": row.sha.hex(),
+        "at": row.at,
+        "body": None if whole is None else b64encode(whole.body).decode("ascii"),
+    }
+
+
+def _rows(tx: Transaction, query: Rows) -> list[dict[str, Any]]:
+    rows = tx.execute(query).mappings()
+    return [{name: _plain(name, value) for name, value in row.items() if name not in HIDDEN} for row in rows]
+
+
+def _plain(name: str, value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, str) and name in JSON_TEXT:
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
