@@ -381,7 +381,14 @@ ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
 def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -> Caller:
     """Who sends a request, as :func:`identify` has it. Forbidden for a page that the operator would pay for."""
     caller = identify(scope, keyring, guesses)
-    refuse_spending_pages(scope, caller, config)
+    if has_own_key(scope, caller, config):
+        return caller
+    headers = _decoded(scope["headers"], LOOKED_AT)
+    if _is_of_another_page(headers):
+        raise Forbidden(f"Web pages of other origins need a key that is known here. {ASK_FOR_A_KEY}")
+    if _is_bound_anew(scope, headers):
+        where = "Ask Weir at http://127.0.0.1 or http://localhost."
+        raise Forbidden(f"This name needs a key that is known here. {where} {ASK_FOR_A_KEY}")
     return caller
 
 
@@ -404,18 +411,6 @@ def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False)
     if not has_key and _is_bound_anew(scope, headers):
         where = "Weir listens on loopback only: ask it at http://127.0.0.1 or http://localhost, or send a key."
         raise Forbidden(f"This name may not be used without a key. {where}")
-
-
-def refuse_spending_pages(scope: Scope, caller: Caller, config: Config) -> None:
-    """Forbidden for such a page where it has no key of its own: the operator would pay for it."""
-    if has_own_key(scope, caller, config):
-        return
-    headers = _decoded(scope["headers"], LOOKED_AT)
-    if _is_of_another_page(headers):
-        raise Forbidden(f"Web pages of other origins need a key that is known here. {ASK_FOR_A_KEY}")
-    if _is_bound_anew(scope, headers):
-        where = "Ask Weir at http://127.0.0.1 or http://localhost."
-        raise Forbidden(f"This name needs a key that is known here. {where} {ASK_FOR_A_KEY}")
 
 
 def has_own_key(scope: Scope, caller: Caller | None, config: Config) -> bool:

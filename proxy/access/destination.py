@@ -175,11 +175,6 @@ def is_form(headers: Headers) -> bool:
     return _kind_of(headers).startswith(FORM)
 
 
-def require_json(headers: Headers) -> None:
-    if is_form(headers):
-        raise InvalidRequest("Send the request body as JSON, with Content-Type: application/json.")
-
-
 def _kind_of(headers: Headers) -> bytes:
     kinds = [value.strip() for name, value in headers if name == b"content-type"]
     if any(value.strip().lower() not in PLAIN for name, value in headers if name == b"content-encoding"):
@@ -245,38 +240,34 @@ def _require_one(names: Sequence[str]) -> None:
 CHAT_PATH: Final = "/chat/completions"
 EMBEDDINGS_PATH: Final = "/embeddings"
 MODELS_PATH: Final = "/models"
-_NAMING = (
-    "chat/completions",
-    "fim/completions",
-    "completions",
-    "responses/input_tokens",
-    "responses/compact",
-    "responses",
-    "messages/count_tokens",
-    "messages",
-    "embeddings",
-    "moderations",
-    "images/generations",
-    "images/edits",
-    "images/variations",
-    "audio/speech",
-    "audio/transcriptions",
-    "audio/translations",
-    "videos",
-    "rerank",
-    "score",
-    "pooling",
-    "classify",
-    "ocr",
-)
+Kind = Literal["managed", "counted", "model", "models", "other"]
+_NAMING: Mapping[str, Kind] = {
+    "chat/completions": "managed",
+    "fim/completions": "model",
+    "completions": "model",
+    "responses/input_tokens": "counted",
+    "responses/compact": "counted",
+    "responses": "managed",
+    "messages/count_tokens": "counted",
+    "messages": "managed",
+    "embeddings": "model",
+    "moderations": "model",
+    "images/generations": "model",
+    "images/edits": "model",
+    "images/variations": "model",
+    "audio/speech": "model",
+    "audio/transcriptions": "model",
+    "audio/translations": "model",
+    "videos": "model",
+    "rerank": "model",
+    "score": "model",
+    "pooling": "model",
+    "classify": "model",
+    "ocr": "model",
+}
 """What is asked of the one model that the body names; a longer path stands before what it ends with."""
-_MANAGED = frozenset({"chat/completions", "responses", "messages"})
-_COUNTED = frozenset({"responses/input_tokens", "responses/compact", "messages/count_tokens"})
 _IN_PATH = frozenset({"deployments", "engines"})
 _PREFIX = re.compile(r"(?:/+v1)+(?=/)|/+openai(?=/+deployments/)")
-
-
-Kind = Literal["managed", "counted", "model", "models", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +293,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHAT: Final = Route(kind="managed", path=CHAT_PATH)
-MANAGED: Final = {f"/v1/{name}": Route(kind="managed", path=f"/{name}") for name in sorted(_MANAGED)}
+MANAGED: Final = {f"/v1/{n}": Route(kind=kind, path=f"/{n}") for n, kind in _NAMING.items() if kind == "managed"}
 
 
 def route_of(method: str, target: str) -> Route | None:
@@ -326,8 +317,7 @@ def route_of(method: str, target: str) -> Route | None:
 
 def _asked_of_a_model(parts: list[str]) -> Route | None:
     path = "/".join(parts)
-    for name in _NAMING:
-        kind: Kind = "managed" if name in _MANAGED else "counted" if name in _COUNTED else "model"
+    for name, kind in _NAMING.items():
         if path == name:
             return Route(kind=kind, path=f"/{name}")
         if parts and parts[0] in _IN_PATH and path.endswith(f"/{name}"):
@@ -358,8 +348,8 @@ def for_managed(
     """
     if not is_decided_by_model(config, caller, route):
         return _to(config, caller, route, request.model), request
-    if caller.is_restricted:
-        require_json(headers)
+    if caller.is_restricted and is_form(headers):
+        raise InvalidRequest("Send the request body as JSON, with Content-Type: application/json.")
     named = model_in_object(request.body, request.fields)
     model = _agreed(route, "" if route.model else named, query)
     _judge(caller, model, request)

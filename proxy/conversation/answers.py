@@ -22,10 +22,9 @@ Key = tuple[str, str]
 
 
 class AnswerBook:
-    def __init__(self, store: Store, settler: WriteBehindQueue, *, most: int = MAX_BYTES) -> None:
+    def __init__(self, store: Store, settler: WriteBehindQueue) -> None:
         self._store = store
         self._settler = settler
-        self._most = most
         self._size = 0
         self._rows: OrderedDict[Key, AnswerRow] = OrderedDict()
         self._items: dict[Key, str] = {}
@@ -96,7 +95,7 @@ class AnswerBook:
         self._rows[key] = row
         self._rows.move_to_end(key)
         self._items |= {(row.tenant, item): row.id for item in row.items}
-        while self._size > self._most:
+        while self._size > MAX_BYTES:
             self._drop(next(iter(self._rows)))
 
     def _drop(self, key: Key) -> None:

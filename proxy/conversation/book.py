@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from policies.ledger import ConversationState, Edit, EditKind, Note
+from policies.ledger import Edit, EditKind, Note
 from policies.messages import Message, Transcript, extend_chain
 from proxy.conversation.thread import (
     REWRITTEN_END,
@@ -29,7 +29,6 @@ from proxy.conversation.thread import (
     inherited,
     link_behind,
     new_thread,
-    thread_from,
 )
 from proxy.store import Store
 from proxy.store.records import Arrival, Branch, Change, ConversationRow, StaleVersion, StoreError
@@ -174,9 +173,7 @@ class Conversations:
 
     async def restate(self, thread: Thread) -> None:
         if thread.branch.version > 0:
-            known = thread.known
-            edits = tuple(known.edits.values())
-            await self._store.restate(thread.branch, edits=edits, cuts=known.cuts, at=self._clock())
+            await self._store.restate(replace(thread.branch, known=thread.known), at=self._clock())
 
     async def restate_all(self) -> None:
         for thread in list(self._threads.values()):
@@ -201,27 +198,24 @@ class Conversations:
         branch_id = await store.newest_branch(conversation)
         if branch_id is None or all(row.ref != ref for row in await store.removed(conversation, limit=MAX_REMOVED)):
             return False
-        branch = await store.branch(conversation.tenant, branch_id)
-        if branch is None:
+        thread = await self._loaded(conversation.tenant, branch_id)
+        if thread is None:
             return False
-        thread = self._threads.get(branch_id) or thread_from(branch)
         edit = Edit(bytes.fromhex(ref), 0, EditKind.PIN, "", ref, 0)
         async with thread.lock:
             await self.reload(thread)
-            change = replace(branch.change(self._clock()), expected=thread.branch.version, edits=(edit,))
+            change = replace(thread.branch.change(self._clock()), edits=(edit,))
             thread.apply(change, await store.commit(change))
         return True
 
     async def close(self, conversation: ConversationRow) -> float:
         store, at = self._store, self._clock()
         found = await store.latest_checkpoint(conversation.tenant, conversation.id)
-        branch = None if found is None else await store.branch(conversation.tenant, found[1].branch)
-        if found is not None and branch is not None:
-            thread = self._threads.get(branch.branch) or thread_from(branch)
+        thread = None if found is None else await self._loaded(conversation.tenant, found[1].branch)
+        if found is not None and thread is not None:
             async with thread.lock:
                 change = replace(
-                    branch.change(at),
-                    expected=thread.branch.version,
+                    thread.branch.change(at),
                     checkpoint=found[1].body,
                     reason="closed",
                     window_id=found[1].window_id,
@@ -246,6 +240,10 @@ class Conversations:
     def note(self, conversation: ConversationRow, note: Note) -> None:
         for thread in self._threads_of(conversation):
             thread.known = replace(thread.known, notes=(*thread.known.notes, note))
+
+    async def _loaded(self, tenant: str, branch_id: str) -> Thread | None:
+        branch = await self._store.branch(tenant, branch_id)
+        return None if branch is None else self._threads.get(branch_id) or Thread(branch, stored=True)
 
     def _threads_of(self, conversation: ConversationRow) -> list[Thread]:
         of = (conversation.tenant, conversation.id)
@@ -333,7 +331,7 @@ class Conversations:
             return found
         thread = self._threads.get(branch.branch)
         if thread is None:
-            return Match(thread_from(branch), branch.length)
+            return Match(Thread(branch, stored=True), branch.length)
         thread.catch_up(branch)
         return Match(thread, branch.length)
 
@@ -372,39 +370,34 @@ class Conversations:
         conversation = thread.branch.conversation
         if name is not None:
             conversation = await self._conversation_named(thread.branch.tenant, name) or f"conv-{secrets.token_hex(10)}"
+        known = inherited(thread.known, chain, length)
         branch = replace(
             thread.branch,
             conversation=conversation,
             name=name or thread.branch.name,
             branch=f"br-{secrets.token_hex(10)}",
             version=0,
+            known=known,
             length=length,
             longest=length,
-            edits=(),
-            cuts=(),
+            trend=thread.trend,
+            evicted=tuple(thread.evicted.items()),
+            health=None,
         )
-        known = inherited(thread.known, chain, length)
         if known.triggered and name is None:
-            branch = await self._store_fork(thread.branch, branch, known)
-        forked = Thread(branch, known, parent=thread.branch.branch, trend=thread.trend, evicted=dict(thread.evicted))
-        forked.prefix, forked.doors, forked.longest = thread.prefix, thread.doors, length
+            branch = await self._store_fork(thread.branch, branch)
+        forked = Thread(branch, parent=thread.branch.branch)
+        forked.prefix, forked.doors = thread.prefix, thread.doors
         forked.shadow = None if thread.shadow is None else inherited(thread.shadow, chain, length)
         return Match(forked, length)
 
-    async def _store_fork(self, parent: Branch, branch: Branch, known: ConversationState) -> Branch:
+    async def _store_fork(self, parent: Branch, branch: Branch) -> Branch:
         try:
-            stored = await self._store.fork(
-                parent,
-                branch=branch.branch,
-                keep_edits=tuple(known.edits.values()),
-                keep_cuts=known.cuts,
-                at=self._clock(),
-                length=branch.length,
-            )
+            await self._store.fork(parent, branch, at=self._clock())
         except StoreError as error:
             log.warning("a fork of a conversation could not be stored: %s", error)
             return branch
-        return replace(branch, version=stored.version)
+        return replace(branch, version=parent.version)
 
     async def _conversation_named(self, tenant: str, name: str) -> str | None:
         known = self._names.get((tenant, name))
@@ -432,11 +425,9 @@ class Conversations:
             if line:
                 self._ends[line[-1]] = (branch.branch, True)
                 self._ends.move_to_end(line[-1])
-        if len(self._ends) > MAX_ENDS:
-            _bound(self._ends, MAX_ENDS)
-        if len(self._threads) > MAX_BRANCHES or len(self._names) > MAX_BRANCHES:
-            _bound(self._threads, MAX_BRANCHES)
-            _bound(self._names, MAX_BRANCHES)
+        _bound(self._ends, MAX_ENDS)
+        _bound(self._threads, MAX_BRANCHES)
+        _bound(self._names, MAX_BRANCHES)
 
 
 def _opening(chain: Sequence[bytes], messages: Sequence[Message]) -> int:

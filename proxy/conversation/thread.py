@@ -38,7 +38,6 @@ _NAMING = (
     b"x-claude-code-session-id",
     b"x-opencode-session",
 )
-_NAMING_ONLY = frozenset(_NAMING)
 _METADATA_KEYS = ("conversation_id", "session_id", "thread_id", "chat_id")
 _BAGGAGE_KEYS = ("gen_ai.conversation.id", "session.id")
 
@@ -82,24 +81,29 @@ class Thread:
     """
 
     branch: Branch
-    known: ConversationState
     parent: str | None = None
+    stored: bool = False
+    known: ConversationState = field(init=False)
+    evicted: dict[bytes, str] = field(init=False)
+    health: str | None = field(init=False)
+    longest: int = field(init=False)
+    trend: Trend = field(init=False)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    trend: Trend = UNKNOWN
     shadow: ConversationState | None = None
-    evicted: dict[bytes, str] = field(default_factory=dict)
     prefix: Prefix | None = None
     has_notes: bool = False
     above: bool = False
     read: int = 0
     failed: int = 0
     preparing: "asyncio.Event | None" = None
-    health: str | None = None
     doors: tuple[Door, ...] = ()
-    stored: bool = False
     inspected: int = 0
-    longest: int = 0
     still: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.known, self.longest = self.branch.known, self.branch.longest
+        self.evicted, self.health = dict(self.branch.evicted), self.branch.health
+        self.trend = self.branch.trend or UNKNOWN
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
         return self.behind(transcript.chain[-1:])
@@ -143,18 +147,16 @@ class Thread:
         self.shadow = _merged(self.ledger(observed=True), edits, cut)
 
     def refresh(self, branch: Branch) -> None:
-        fresh = thread_from(branch)
-        known = replace(fresh.known, notes=self.known.notes)
-        self.branch, self.known, self.shadow, self.evicted = fresh.branch, known, None, fresh.evicted
-        self.health = branch.health
+        self.branch, self.known, self.shadow = branch, replace(branch.known, notes=self.known.notes), None
+        self.evicted, self.health = dict(branch.evicted), branch.health
         self.follow(branch.trend)
 
     def catch_up(self, branch: Branch) -> None:
         if self.branch.version < branch.version:
             self.refresh(branch)
-        elif branch.prepared not in (None, self.known.prepared) or branch.wanted != self.known.wanted:
-            prepared = branch.prepared or self.known.prepared
-            self.known = replace(self.known, prepared=prepared, wanted=branch.wanted)
+        elif branch.known.prepared not in (None, self.known.prepared) or branch.known.wanted != self.known.wanted:
+            prepared = branch.known.prepared or self.known.prepared
+            self.known = replace(self.known, prepared=prepared, wanted=branch.known.wanted)
         self.longest = branch.longest
         self.follow(branch.trend)
         self.health = branch.health
@@ -182,34 +184,13 @@ class Match:
         return self.is_resumed and self.thread.longest <= len(chain)
 
 
-def thread_from(branch: Branch) -> Thread:
-    known = ConversationState(
-        edits={e.key: e for e in branch.edits},
-        cuts=branch.cuts,
-        prepared=branch.prepared,
-        checkpoint=branch.checkpoint,
-        checkpoint_length=branch.checkpoint_length,
-        resumed=branch.resumed,
-        wanted=branch.wanted,
-    )
-    return Thread(
-        branch,
-        known,
-        trend=branch.trend or UNKNOWN,
-        evicted=dict(branch.evicted),
-        health=branch.health,
-        stored=True,
-        longest=branch.longest,
-    )
-
-
 def new_thread(tenant: str, conversation: str | None, name: str | None) -> Match:
     unique = secrets.token_hex(10)
     conversation = conversation or f"conv-{unique}"
     branch = Branch(
         tenant=tenant, conversation=conversation, name=name or conversation, branch=f"br-{unique}", version=0
     )
-    return Match(Thread(branch, ConversationState()), 0)
+    return Match(Thread(branch), 0)
 
 
 def link_behind(door: Door, link: bytes) -> bytes:
@@ -241,7 +222,7 @@ def name_from(
 ) -> str | None:
     """The client's name for the conversation, None if it sends none that is valid; ``baggage`` may hold one."""
     sent = dict(headers)
-    for name in _NAMING if not _NAMING_ONLY.isdisjoint(sent) else ():
+    for name in _NAMING:
         if name in sent and (found := _valid(sent[name])):
             return found
     for name, value in headers if b"-session-id" in b" ".join(sent) else ():
@@ -298,8 +279,6 @@ def _from_codex(sent: Mapping[bytes, bytes]) -> str | None:
 
 
 def _from_baggage(baggage: bytes) -> str | None:
-    if not baggage:
-        return None
     entries = dict(e.split("=", 1) for e in baggage[:8192].decode("latin-1").split(",") if "=" in e)
     members = {k.strip(): unquote(v.split(";", 1)[0].strip()) for k, v in entries.items()}
     return next((found for key in _BAGGAGE_KEYS if (found := _valid(members.get(key)))), None)

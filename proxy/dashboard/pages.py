@@ -67,12 +67,12 @@ async def overview(visit: PageVisit) -> View:
 
 
 def summed(rows: Sequence[Figures]) -> dict[str, float | None]:
-    names = ("requests", "failed", "refused", "healed", "degraded", "before", "after", "prompt", "cached")
+    names = ("requests", "failed", "refused", "healed", "degraded", "tokens_before", "tokens_after")
     found: dict[str, float | None] = {name: sum(getattr(row, name) for row in rows) for name in names}
     is_priced = any(row.priced for row in rows)
     cost, saved = sum(row.cost for row in rows), sum(row.cost_saved for row in rows)
     prompt = sum(row.prompt for row in rows)
-    found["saved"] = sum(row.before - row.after for row in rows)
+    found["saved"] = sum(row.tokens_before - row.tokens_after for row in rows)
     found["cost"], found["unmanaged"] = (cost, cost + saved) if is_priced else (None, None)
     found["reuse"] = sum(row.cached for row in rows) / prompt if prompt else None
     return found

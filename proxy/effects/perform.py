@@ -220,12 +220,10 @@ class EffectHandler(ABC):
     async def compare(self, effect: Compare) -> Reply:
         return await asyncio.to_thread(by_shingles, effect)
 
-    async def embed(self, effect: Embed) -> Reply:
-        del effect
+    async def embed(self, effect: Embed) -> Reply:  # noqa: ARG002 - for who has a model of vectors
         return Done()
 
-    async def trim(self, effect: Trim) -> Reply:
-        del effect
+    async def trim(self, effect: Trim) -> Reply:  # noqa: ARG002 - for who has an operator's function
         return Failed("replay")
 
 

@@ -15,18 +15,17 @@ order in which they are looked at::
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from policies.effects import Failed, Summarize, Summary
 from policies.summary.check import declines, without_reasoning
-from proxy.effects.allowance import Allowance
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store import Store
 from proxy.store.records import StoreError, SummaryRow
@@ -64,14 +63,10 @@ class SummaryCache:
         except Exception as error:  # noqa: BLE001 - a store that fails never costs a request
             self._say_failing(error)
             return None
-        if row is None:
-            return None
-        answer = Summary(text=row.text, finish_reason=STOPPED, model=row.model)
-        self._remember(tenant, address, answer)
-        return answer
+        return None if row is None else self._remember(tenant, row)
 
     def keep(self, tenant: str, row: SummaryRow) -> None:
-        self._remember(tenant, row.key, Summary(text=row.text, finish_reason=STOPPED, model=row.model))
+        self._remember(tenant, row)
         if self._store is not None:
             task = asyncio.create_task(self._write(self._store, tenant, row), name="weir-keep-summary")
             self._writing.add(task)
@@ -84,12 +79,14 @@ class SummaryCache:
     async def close(self) -> None:
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    def _remember(self, tenant: str, address: bytes, answer: Summary) -> None:
-        self._drop((tenant, address))
-        self._answers[tenant, address] = answer
+    def _remember(self, tenant: str, row: SummaryRow) -> Summary:
+        answer = Summary(text=row.text, finish_reason=STOPPED, model=row.model)
+        self._drop((tenant, row.key))
+        self._answers[tenant, row.key] = answer
         self._size += len(answer.text)
         while len(self._answers) > MAX_KEPT or self._size > MAX_CHARACTERS:
             self._drop(next(iter(self._answers)))
+        return answer
 
     def _drop(self, key: tuple[str, bytes]) -> None:
         gone = self._answers.pop(key, None)
@@ -107,6 +104,79 @@ class SummaryCache:
         if not self._failing:
             self._failing = True
             log.warning("summaries are kept in memory only, the store fails: %s", type(error).__name__)
+
+
+SLOT = 60.0
+SLOTS = 60
+MAX_TENANTS = 4_096
+
+
+class Reserved(NamedTuple):
+    """``slot`` is the minute in which they are counted here, ``common`` that of all servers together."""
+
+    tokens: int
+    slot: int
+    common: int | None = None
+
+
+class Allowance:
+    """What summaries may take of a tenant's tokens within any hour, and what they took."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        book: Store | None = None,
+        now: Callable[[], float] = time.time,
+        most_tenants: int = MAX_TENANTS,
+    ) -> None:
+        self._clock = clock
+        self._book = book
+        self._now = now
+        self._most = most_tenants
+        self._taken: OrderedDict[str, Counter[int]] = OrderedDict()
+
+    async def reserve(self, tenant: str, tokens: int, *, limit: int) -> Reserved | None:
+        taken, slot = self.taken(tenant), self._slot()
+        if taken.total() + tokens > limit:
+            return None
+        taken[slot] += tokens
+        if self._book is None:
+            return Reserved(tokens, slot)
+        try:
+            common = await self._book.reserve(tenant, tokens, limit=limit, at=self._now())
+        except StoreError as error:
+            log.warning("what other servers' summaries took is not known: %s", error)
+            return Reserved(tokens, slot)
+        if common is None:
+            taken[slot] -= tokens
+            return None
+        return Reserved(tokens, slot, common)
+
+    async def settle(self, tenant: str, reserved: Reserved, *, used: int) -> None:
+        taken = self.taken(tenant)
+        if reserved.slot in taken:
+            taken[reserved.slot] -= reserved.tokens
+        taken[self._slot()] += max(0, used)
+        if self._book is None or reserved.common is None:
+            return
+        try:
+            await self._book.correct(tenant, reserved.common, max(0, used) - reserved.tokens)
+        except StoreError as error:
+            log.warning("what a summary took is counted as what it might have taken: %s", error)
+
+    def taken(self, tenant: str) -> Counter[int]:
+        """The tokens of the last hour by the minute."""
+        taken = self._taken.setdefault(tenant, Counter())
+        self._taken.move_to_end(tenant)
+        if len(self._taken) > self._most:
+            self._taken.popitem(last=False)
+        for slot in [slot for slot in taken if slot < self._slot() - SLOTS]:
+            del taken[slot]
+        return taken
+
+    def _slot(self) -> int:
+        return int(self._clock() // SLOT)
 
 
 AT_ONCE = 8
@@ -290,14 +360,15 @@ class Summarizer:
         if address and (task := self._flying.get(flight)) is not None:
             return await self._share(task, started, waits)
         form = PLAIN if self._learned.get(FORM, terms.scope) is None else REASONING
-        body = await asyncio.to_thread(compose, form) if compose is not None else _own(effect, terms, form)
+        write = compose or (lambda form: own_body(effect, model=terms.model, form=form, codec=terms.codec))
+        body = write(form) if compose is None else await asyncio.to_thread(compose, form)
         flight = flight if address else _flight(terms, body)
         if (task := self._flying.get(flight)) is not None:
             return await self._share(task, started, waits)
         question = _Question(
             effect=effect,
             terms=terms,
-            compose=compose or (lambda form: _own(effect, terms, form)),
+            compose=write,
             form=form,
             body=body,
             address=address,
@@ -448,10 +519,6 @@ async def _outcome(task: "asyncio.Task[SummaryResult]", waits: float | None) -> 
     return _refused(ShuttingDown.code) if task.cancelled() else task.result()
 
 
-def _own(effect: Summarize, terms: SummarizerTerms, form: Form) -> bytes:
-    return own_body(effect, model=terms.model, form=form, codec=terms.codec)
-
-
 def _by_schema(effect: Summarize) -> bool:
     return bool(effect.schema) and not effect.standing
 
@@ -513,13 +580,9 @@ def read_answer(content: bytes, codec: Codec = CHAT) -> tuple[Summary | Failed, 
 
 
 def wants_other_form(status: int, content: bytes) -> bool:
-    if status != 400:
-        return False
-    error = _error(content)
-    return error.get("code") in ("unsupported_parameter", "unsupported_value") and error.get("param") in (
-        "max_tokens",
-        "temperature",
-    )
+    error = _error(content) if status == 400 else {}
+    is_unsupported = error.get("code") in ("unsupported_parameter", "unsupported_value")
+    return is_unsupported and error.get("param") in ("max_tokens", "temperature")
 
 
 def _error(content: bytes) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from proxy.http.request import (
     page_of_whole,
 )
 from proxy.store import Store
-from proxy.store.packing import Inspected
+from proxy.store.inspections import Inspected
 from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
 from proxy.wire.chat import body_of
 from proxy.wire.codec import array_of

@@ -367,16 +367,16 @@ class MetricSeries(Shape):
     data: list[Point]
 
 
-VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
-    "tokens_before": ("tokens", lambda row: row.before),
-    "tokens_after": ("tokens", lambda row: row.after),
-    "tokens_saved": ("tokens", lambda row: row.before - row.after),
-    "cost": ("USD", lambda row: row.cost if row.priced else None),
-    "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
-    "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
-    "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
-}
-COUNTED = frozenset({"prompt", "cached", "completion"})
+VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = MappingProxyType(
+    {
+        "tokens_saved": ("tokens", lambda row: row.tokens_before - row.tokens_after),
+        "cost": ("USD", lambda row: row.cost if row.priced else None),
+        "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
+        "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
+        "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
+    }
+)
+COUNTED = frozenset({"tokens_before", "tokens_after", "prompt", "cached", "completion"})
 
 
 async def series(asked: ManagementRequest) -> MetricSeries:

@@ -216,6 +216,7 @@ def change_of(
         evictions=evictions,
         request=asked.id,
         figures=figures_of(decision, asked.settings, base=base),
+        condensed=condensed_in(decision),
     )
 
 
@@ -392,11 +393,11 @@ MAX_LAYERS = 32
 
 
 def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> dict[str, object]:
-    """What the audit says of a batch: the decision record (requirement A0.148), and what was condensed.
+    """What the audit says of a batch: the decision record (requirement A0.148).
 
     ``base`` is the denominator of the pressure, tokens.
     """
-    figures: dict[str, object] = {
+    return {
         "policy": settings.name,
         "action": decision.stage(red_at=settings.zones.red_at * base),
         "utilization_before": round(decision.before / base, 4),
@@ -404,8 +405,6 @@ def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> d
         "compression_strategy": decision.strategy,
         "new_window_id": decision.window_id,
     }
-    condensed = condensed_in(decision)
-    return figures | {"condensed": condensed} if condensed else figures
 
 
 def condensed_in(decision: Decision) -> list[dict[str, object]]:

@@ -96,13 +96,11 @@ class Server(uvicorn.Server):
 async def serve(
     app: App,
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
     limits: ServerLimits = ServerLimits(),
     lifespan: Literal["on", "off"] = "on",
     shutdown: Shutdown | None = None,
 ) -> AsyncIterator[Server]:
-    config = ServerConfig(app, host=host, port=port, limits=limits, lifespan=lifespan)
+    config = ServerConfig(app, host="127.0.0.1", port=0, limits=limits, lifespan=lifespan)
     server = Server(config, shutdown=shutdown)
     config.load()
     server.lifespan = config.lifespan_class(config)

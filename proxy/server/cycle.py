@@ -242,41 +242,31 @@ class Cycle:
                 self.logger.error("ASGI callable returned without starting response.")
                 await self.send_500_response()
         finally:
-            self.on_response = _nothing
+            self.on_response = lambda: None
             self.scope.pop("extensions", None)  # it holds the cycle
 
     async def send_500_response(self) -> None:
         await answer_error(self.send, 500, ProxyError("Internal server error."))
 
 
-def _nothing() -> None: ...
-
-
 def refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    body = error.body()
-    return b"".join(
-        [
-            _STATUS[status],
-            *[b"%b: %b\r\n" % header for header in headers],
-            b"content-type: application/json\r\nx-request-id: %b\r\n" % uuid.uuid4().hex.encode(),
-            *[b"%b: %b\r\n" % header for header in error.headers()],
-            b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
-            body,
-        ]
-    )
+    lines = [b"%b: %b\r\n" % header for header in (*headers, *_headers_of(error))]
+    return b"".join([_STATUS[status], *lines, b"\r\n", error.body()])
 
 
 async def answer_error(send: Callable[[Message], Awaitable[None]], status: int, error: ProxyError) -> None:
-    body = error.body()
-    headers = [
+    await send({"type": "http.response.start", "status": status, "headers": _headers_of(error)})
+    await send({"type": "http.response.body", "body": error.body()})
+
+
+def _headers_of(error: ProxyError) -> list[tuple[bytes, bytes]]:
+    return [
         (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
+        (b"content-length", str(len(error.body())).encode()),
         (b"x-request-id", uuid.uuid4().hex.encode()),
         *error.headers(),
         (b"connection", b"close"),
     ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def answer_busy(_scope: Any, _receive: Any, send: Any) -> None:

@@ -62,6 +62,7 @@ class Protocol(HttpToolsProtocol):
         self.hosts = 0
         self.coded = False
         self.offered = False
+        self.retold = False
         self.length: int | None = None
         self.entered = False
         self.running: Cycle | None = None
@@ -277,12 +278,15 @@ class Protocol(HttpToolsProtocol):
 
     def _resume(self) -> None:
         """Goes on with the body, which llhttp takes for another protocol's bytes: a new parser is told its framing."""
-        self.parser = httptools.HttpRequestParser(_Resumed(self))
+        self.retold = True
+        self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         framing = b"Transfer-Encoding: chunked" if self.coded else b"Content-Length: %d" % (self.length or 0)
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
 
     def on_message_begin(self) -> None:
+        if self.retold:
+            return
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -318,6 +322,9 @@ class Protocol(HttpToolsProtocol):
             self.coded = True
 
     def on_headers_complete(self) -> None:
+        if self.retold:
+            self.retold = False
+            return
         version = self.parser.get_http_version()
         plain = version == "1.0"
         self._judge(version)
@@ -426,31 +433,6 @@ class Protocol(HttpToolsProtocol):
             self.flow.resume_reading()
             if self.phase == _IDLE:
                 self._wait_until(self.loop.time() + self.limits.keep_alive)
-
-
-class _Resumed:
-    def __init__(self, protocol: Protocol) -> None:
-        self._protocol = protocol
-        self._inside = False
-        self.on_body = protocol.on_body
-        self.on_message_complete = protocol.on_message_complete
-
-    def on_message_begin(self) -> None:
-        if self._inside:
-            self._protocol.on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        if self._inside:
-            self._protocol.on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._inside:
-            self._protocol.on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        if self._inside:
-            self._protocol.on_headers_complete()
-        self._inside = True
 
 
 class ServerConfig(uvicorn.Config):

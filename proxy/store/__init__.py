@@ -20,12 +20,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from itertools import count
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 
-from proxy.store import answers as answers_
 from proxy.store import archive, branches, configuration, exchanges, inspections, ledger, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
@@ -49,6 +47,9 @@ log = logging.getLogger("weir.settle")
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Work = Callable[Concatenate[Transaction, P], T]
+Method = Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]
+Row = ExchangeRow | RelayedRow | AnswerRow
 POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
@@ -70,22 +71,15 @@ class _Arrivals:
     error: StoreError | None = None
 
 
-def reading(
-    work: Callable[Concatenate[Transaction, P], T], told: str = ""
-) -> Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]:
+def reading(work: Work[P, T], told: str = "") -> Method[P, T]:
     return _method(work, told, writes=False)
 
 
-def writing(
-    work: Callable[Concatenate[Transaction, P], T], told: str = ""
-) -> Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]:
+def writing(work: Work[P, T], told: str = "") -> Method[P, T]:
     return _method(work, told, writes=True)
 
 
-def _method(
-    work: Callable[Concatenate[Transaction, P], T], told: str, *, writes: bool
-) -> Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]:
-
+def _method(work: Work[P, T], told: str, *, writes: bool) -> Method[P, T]:
     @wraps(work)
     async def method(self: "Store", /, *args: P.args, **kwargs: P.kwargs) -> T:
         run = self._write if writes else self._read
@@ -106,6 +100,7 @@ class Store:
         self.notices = database.notices
         self.shared = database.shared
         self.keeps_content = content == "full"
+        self.load, self.backup, self.close = database.load, database.backup, database.close
         self._database = database
         self._damaged: set[tuple[str, str, str]] = set()
         self._unmarked: set[tuple[str, str]] = set()
@@ -146,9 +141,6 @@ class Store:
         mode = "copier" if any_schema and "postgres" not in url.partition(":")[0] else mode
         return cls(await _opened(url, mode=mode, patience=busy_timeout, connections=connections), content=content)
 
-    async def close(self) -> None:
-        await self._database.close()
-
     async def ping(self) -> None:
         await self._database.ping()
 
@@ -159,9 +151,6 @@ class Store:
     @property
     def reopened(self) -> int:
         return self._database.opened
-
-    def load(self) -> dict[str, int]:
-        return self._database.load()
 
     @contextmanager
     def telling(self, name: str) -> Iterator[None]:
@@ -217,14 +206,13 @@ class Store:
     evictions = reading(ledger.listed)
     eviction_sums = reading(ledger.sums)
 
-    answers = reading(answers_.answers_behind, "answers")
-    known_answers = reading(answers_.known_answers, "known_answers")
-    answers_with = reading(answers_.answers_with, "answers_with")
-    forget_answer = writing(answers_.forget_answer)
+    answers = reading(memory.answers_behind, "answers")
+    known_answers = reading(memory.known_answers, "known_answers")
+    answers_with = reading(memory.answers_with, "answers_with")
+    forget_answer = writing(memory.forget_answer)
 
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)
-    annotate = writing(exchanges.annotate)
     evaluated = writing(exchanges.evaluated)
     snapshots = reading(conversations_.snapshots)
     alerts = reading(conversations_.alerts_of)
@@ -249,6 +237,7 @@ class Store:
     size = reading(maintenance.size)
     requests = reading(maintenance.requests)
     sizes = reading(maintenance.sizes)
+    counts = reading(maintenance.counts)
     keep_size = writing(maintenance.keep_size)
     facts = reading(configuration.facts)
     tell = writing(configuration.tell)
@@ -282,7 +271,7 @@ class Store:
                     mine.homes |= await self._write(lambda tx: exchanges.arrive(tx, [arrival]))
                 return mine.homes[arrival.id]
 
-    async def record(self, rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
+    async def record(self, rows: Sequence[Row]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
 
         Those that are new come back; in a shared store their health is that which all servers together have seen.
@@ -341,12 +330,6 @@ class Store:
         if total:
             await self._shrink()
         return total
-
-    async def counts(self, *, before: float) -> dict[str, float | None]:
-        return await self._read(partial(maintenance.counts, before=before))
-
-    async def backup(self, path: Path) -> None:
-        await self._database.backup(path)
 
     async def fit(self, most: int, *, before: float, at: float) -> int:
         """Delete conversations last used before ``before`` if the database takes more than ``most`` bytes; how many.
@@ -423,7 +406,7 @@ class WriteBehindQueue:
         self._store = store
         self._stored = stored
         self._degraded = degraded
-        self._rows: deque[ExchangeRow | RelayedRow | AnswerRow] = deque(maxlen=MAX_ROWS)
+        self._rows: deque[Row] = deque(maxlen=MAX_ROWS)
         self._changes: deque[Change] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -441,7 +424,7 @@ class WriteBehindQueue:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-settle")
 
-    def put(self, row: ExchangeRow | RelayedRow | AnswerRow) -> None:
+    def put(self, row: Row) -> None:
         if self._failing or len(self._rows) >= MAX_INSPECTED:
             row = _bare(row)
         self._rows.append(row)
@@ -488,7 +471,7 @@ class WriteBehindQueue:
             most -= written
 
     async def _write(self) -> int | None:  # how many rows; None where the store failed
-        rows, weight = list[ExchangeRow | RelayedRow | AnswerRow](), 0
+        rows, weight = list[Row](), 0
         try:
             while self._changes:
                 await self._commit(self._changes[0])
@@ -533,11 +516,11 @@ class WriteBehindQueue:
         self._degraded("store")
 
 
-def _weight(row: ExchangeRow | RelayedRow | AnswerRow) -> int:
+def _weight(row: Row) -> int:
     return sum(map(len, row.inspection.raws)) if isinstance(row, ExchangeRow) and row.inspection is not None else 0
 
 
-def _bare(row: ExchangeRow | RelayedRow | AnswerRow) -> ExchangeRow | RelayedRow | AnswerRow:
+def _bare(row: Row) -> Row:
     if not isinstance(row, ExchangeRow) or row.inspection is None:
         return row
     return replace(row, inspection=None)

@@ -109,7 +109,7 @@ def _ranked(
     lists = sorted((list(tx.scalars(query, {"query": each})) for each in queries if each), key=len)
     ids = list(dict.fromkeys(chain.from_iterable(lists)))[:most]
     rows = tx.execute(sa.select(originals).where(*where, originals.c.id.in_(ids)).order_by(originals.c.id.desc())).all()
-    there = [each for row in rows if (each := _original(tx, row)) is not None]
+    there = [each for row in rows if (each := read_original(tx, row)) is not None]
     texts = [f" {_folded(each.text)} " for each in there]
     counts = [[text.count(phrase) for phrase in phrases] for text in texts]
     mean = sum(map(len, texts)) / max(1, len(texts))
@@ -146,7 +146,7 @@ def _ranked_by_server(
     query = MATCH_POSTGRESQL.where(*where).limit(limit)
     best = list(tx.scalars(query, {"query": (" or " if operator == "OR" else " ").join(quoted)}))
     rows = {row.id: row for row in tx.execute(sa.select(originals).where(*where, originals.c.id.in_(best))).all()}
-    return [each for key in best if (each := _original(tx, rows[key])) is not None]
+    return [each for key in best if (each := read_original(tx, rows[key])) is not None]
 
 
 def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
@@ -202,11 +202,6 @@ def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
     for chunk in chunks(refs):
         needed = tx.scalars(sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.ref.in_(chunk)))
         _drop(tx, tenant, sorted(set(chunk) - set(needed)))
-
-
-def whole_body(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> bytes | None:
-    found = _original(tx, row)
-    return None if found is None else found.body
 
 
 def message_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> tuple[bytes, str]:
@@ -283,11 +278,11 @@ def originals_with(tx: Transaction, tenant: str, refs: Sequence[str]) -> list[Or
     for chunk in chunks(dict.fromkeys(refs)):
         mine = (originals.c.tenant == tenant, originals.c.ref.in_(chunk), sa.not_(originals.c.quarantined))
         rows = tx.execute(sa.select(originals).where(*mine).order_by(originals.c.id)).all()
-        found |= {row.ref: _original(tx, row) for row in rows}
+        found |= {row.ref: read_original(tx, row) for row in rows}
     return [each for ref in refs if (each := found.get(ref)) is not None]
 
 
-def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> Original | None:
+def read_original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> Original | None:
     if row.body is None and row.frame is None:
         return None
     with suppress(Damaged):

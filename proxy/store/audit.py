@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.health import Checkup
-from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind, Event
+from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, Edit, EditKind, Event
 from proxy.store.chain import (
     GENESIS,
     OPERATOR,
@@ -37,7 +37,7 @@ from proxy.store.chain import (
 from proxy.store.packing import BRANCH, CONVERSATION, REQUEST, TENANT, Damaged, unpack_words
 from proxy.store.records import Change, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
 from proxy.store.schema import OF_TENANT, audit
-from proxy.store.transaction import Place, Transaction, of, ordered, recorded, stored
+from proxy.store.transaction import Place, Transaction, of, ordered, owned, recorded, stored
 
 CUT = "cut"
 MAX_REFS = 40
@@ -158,12 +158,13 @@ def missing_guards(tx: Transaction) -> list[str]:
 def of_change(change: Change, *, conversation: str, version: int | None) -> list[AuditEvent]:
     """What a batch did: evicted, cut, saved, pinned. ``version`` is None for one that is not in the database."""
     told: list[tuple[AuditType, dict[str, object]]] = []
-    figures = {name: value for name, value in change.figures.items() if name != "condensed"}
-    condensed = [each for each in _mappings(change.figures.get("condensed")) if each.get("strategy") != COMPACT]
+    figures = dict(change.figures)
     gone = [row for row in change.evictions if row.kind != CUT]
     edited = [edit for edit in change.edits if edit.kind not in ADDING]
     if gone or edited:
-        told.append((AuditType.EVICTION, figures | _evicted(gone, change) | _each(condensed)))
+        condensed = [each for each in change.condensed if each["strategy"] != COMPACT]
+        also = {"condensed": condensed, "calls": sum(each["calls"] for each in condensed)} if condensed else {}
+        told.append((AuditType.EVICTION, figures | _evicted(gone, edited) | also))
     if change.cut is not None:
         told.append((_type_of(change.cut), figures | _cut(change.cut, change)))
     if change.checkpoint is not None:
@@ -187,8 +188,7 @@ def _type_of(cut: Cut) -> AuditType:
     return AuditType.EVICTION if cut.origin in DROPPING else AuditType.COMPACTION
 
 
-def _evicted(rows: Sequence[EvictionRow], change: Change) -> dict[str, object]:
-    edits = [edit for edit in change.edits if edit.kind not in ADDING]
+def _evicted(rows: Sequence[EvictionRow], edits: Sequence[Edit]) -> dict[str, object]:
     if not rows:
         refs, kinds = [edit.ref for edit in edits], Counter(str(edit.kind) for edit in edits)
         return {"count": len(edits), "kinds": kinds, "refs": refs[:MAX_REFS]}
@@ -219,7 +219,7 @@ def digest_of_evictions(rows: Iterable[EvictionRow]) -> bytes:
 
 def _cut(cut: Cut, change: Change) -> dict[str, object]:
     rows = [row for row in change.evictions if row.kind == CUT]
-    told = next((e for e in _mappings(change.figures.get("condensed")) if e.get("strategy") == COMPACT), {})
+    told = next((each for each in change.condensed if each["strategy"] == COMPACT), {})
     before = sum(row.tokens_before for row in rows)
     original = told.get("original_tokens", before)
     found: dict[str, object] = {
@@ -244,13 +244,6 @@ def _cut(cut: Cut, change: Change) -> dict[str, object]:
     if rows:
         found |= {"policy": rows[-1].policy, "remaining": rows[-1].tokens_remaining, "rows": digest_of_evictions(rows)}
     return found | ({"window": change.window_id} if cut.origin in WINDOWS else {})
-
-
-def _each(condensed: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    if not condensed:
-        return {}
-    calls = sum(each["calls"] for each in condensed if isinstance(each.get("calls"), int))  # type: ignore[misc]
-    return {"condensed": list(condensed), "calls": calls}
 
 
 def _saved(change: Change) -> dict[str, object]:
@@ -331,14 +324,9 @@ def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEve
     return AuditEvent(OPERATOR, at, AuditType.KEY_CHANGE, facts=facts)
 
 
-def _mappings(value: object) -> list[Mapping[str, object]]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
-
-
 def _deleted_as(tx: Transaction, tenant: str | None, name: str) -> list[str]:
-    query = sa.select(audit.c.tenant, audit.c.conversation, audit.c.facts).where(audit.c.type == str(AuditType.DELETE))
-    if tenant is not None:
-        query = query.where(audit.c.tenant == tenant)
+    query = sa.select(audit.c.tenant, audit.c.conversation, audit.c.facts)
+    query = query.where(audit.c.type == str(AuditType.DELETE), owned(audit, tenant))
     return [row.conversation for row in tx.execute(query) if name_digest(row.tenant, name) in row.facts]
 
 

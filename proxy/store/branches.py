@@ -8,17 +8,16 @@ both branches end up in the conversation that was stored first.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from hashlib import sha256
+from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from policies.ledger import Cut, Edit, Prepared, Trend
+from policies.ledger import ConversationState, Prepared, Trend
 from proxy.store import ledger, memory
 from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append, of_change
-from proxy.store.chain import AuditEvent, AuditType
+from proxy.store.chain import AuditEvent, AuditType, digest_of
 from proxy.store.conversations import one, open_conversations, touch_chains
 from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
@@ -110,7 +109,7 @@ def branch(tx: Transaction, tenant: str, branch_id: str) -> Branch | None:
 def commit(tx: Transaction, change: Change) -> int:
     """The branch's new version, once everything in ``change`` is durable; :class:`StaleVersion` stores nothing."""
     if change.expected == 0:
-        _open_branch(tx, change, change.branch, version=0, at=change.at)
+        _open_branch(tx, change, version=0, at=change.at)
     own = {"of_tenant": change.tenant, "of_branch": change.branch}
     told = {
         "now": change.at,
@@ -134,53 +133,25 @@ def commit(tx: Transaction, change: Change) -> int:
     return version
 
 
-def fork(
-    tx: Transaction,
-    parent: Branch,
-    *,
-    branch: str,
-    keep_edits: Sequence[Edit],
-    keep_cuts: Sequence[Cut],
-    at: float,
-    length: int | None = None,
-) -> Branch:
-    """The new branch, with these edits and cuts of its parent; its version goes on from the parent's.
+def fork(tx: Transaction, parent: Branch, forked: Branch, *, at: float) -> None:
+    """Store a branch that knows some of its parent's edits and cuts; its version goes on from the parent's.
 
-    It starts with the parent's newest checkpoint of at most ``length`` messages after the head (None: any).
+    It starts with the parent's newest checkpoint of at most the branch's ``length`` messages after the head.
     """
-    state = None
-    if _open_branch(tx, parent, branch, version=parent.version, at=at, parent=parent.branch):
-        ledger.copy_edits(tx, parent, target=branch, kept=keep_edits)
-        ledger.copy_cuts(tx, parent, target=branch, kept=keep_cuts, at=at)
-        state = _copy_state(tx, parent, target=branch, kept=keep_cuts, length=length)
-        hold(tx, parent.tenant, branch, {e.ref for e in keep_edits} | ledger.refs_of_cuts(tx, parent.tenant, branch))
-    return Branch(
-        tenant=parent.tenant,
-        conversation=parent.conversation,
-        name=parent.name,
-        branch=branch,
-        version=parent.version,
-        edits=tuple(keep_edits),
-        cuts=tuple(keep_cuts),
-        length=parent.length,
-        longest=parent.length,
-        resumed=parent.resumed,
-        checkpoint=None if state is None else state.body,
-        checkpoint_length=0 if state is None else state.length,
-    )
+    if _open_branch(tx, forked, version=parent.version, at=at, parent=parent.branch):
+        hold(tx, forked.tenant, forked.branch, ledger.copy_batches(tx, parent, forked, at=at))
+        _copy_state(tx, parent, forked)
 
 
-def restate(tx: Transaction, branch: Branch, *, edits: Sequence[Edit], cuts: Sequence[Cut], at: float) -> None:
+def restate(tx: Transaction, branch: Branch, *, at: float) -> None:
     """Have the store know of a branch what memory does, where it knows less: its file is not the one it was."""
     row = _row(tx, branch.tenant, branch.branch)
     if row is not None and row.version >= branch.version:
         return
-    _open_branch(tx, branch, branch.branch, version=branch.version, at=at)
+    _open_branch(tx, branch, version=branch.version, at=at)
     forget_batches(tx, branch.tenant, branch.branch)
     _set(tx, branch.tenant, branch.branch, version=branch.version)
-    ledger.copy_edits(tx, branch, target=branch.branch, kept=edits)
-    ledger.copy_cuts(tx, branch, target=branch.branch, kept=cuts, at=at)
-    hold(tx, branch.tenant, branch.branch, {edit.ref for edit in edits})
+    hold(tx, branch.tenant, branch.branch, ledger.copy_batches(tx, branch, branch, at=at))
 
 
 def prepare(tx: Transaction, tenant: str, branch: str, prepared: Prepared | None) -> bool:
@@ -221,7 +192,8 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
     Edits and cuts of later versions go; their originals stay. Raises :class:`NoSuchVersion`, or
     :class:`StaleVersion` where somebody commits at the same time.
     """
-    tenant, head = conversation.tenant, tx.execute(NEWEST.with_for_update(), key_of(conversation)).first()
+    tenant = conversation.tenant
+    head = tx.execute(NEWEST.with_for_update(), key_of(tenant, conversation.id)).first()
     undone = read_spans(None if head is None else head.undone)
     if head is None or not 0 <= version <= head.version or is_undone(version, undone):
         raise NoSuchVersion(f"the conversation cannot go back to version {version}", reason="version")
@@ -257,14 +229,7 @@ def forget_batches(tx: Transaction, tenant: str, branch: str, *, above: int = -1
 
 
 def write_prepared(prepared: Prepared) -> str:
-    said = {
-        "covers": prepared.covers,
-        "prefix": prepared.prefix.hex(),
-        "text": prepared.text,
-        "proposal": prepared.proposal,
-        "purpose": prepared.purpose,
-        "calls": prepared.calls,
-    }
+    said = asdict(prepared) | {"prefix": prepared.prefix.hex()}
     return json.dumps({**said, "sha": _sha(said)})
 
 
@@ -279,33 +244,30 @@ def _read_prepared(text: str) -> Prepared | None:
 
 
 def _sha(said: Mapping[str, object]) -> str:
-    return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return digest_of(json.dumps(said, sort_keys=True))
 
 
-def _copy_state(
-    tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Cut], length: int | None
-) -> CheckpointRow | None:
+def _copy_state(tx: Transaction, parent: Branch, forked: Branch) -> None:
     old = _row(tx, parent.tenant, parent.branch)
     if old is None:
-        return None
+        return
     if old.undone is not None or old.resumed is not None:
-        _set(tx, parent.tenant, target, undone=old.undone, resumed=old.resumed)
-    below = min([parent.version + 1, *ledger.batches_without(tx, parent, kept=kept)])
+        _set(tx, forked.tenant, forked.branch, undone=old.undone, resumed=old.resumed)
+    below = min([parent.version + 1, *ledger.batches_without(tx, parent, kept=forked.known.cuts)])
     undone = read_spans(old.undone)
-    row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=length)
+    row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=forked.length)
     if row is not None:
-        memory.insert(tx, parent.tenant, replace(row, branch=target))
-    return row
+        memory.insert(tx, forked.tenant, replace(row, branch=forked.branch))
 
 
 def _open_branch(
-    tx: Transaction, like: Branch | Change, branch: str, *, version: int, at: float, parent: str | None = None
+    tx: Transaction, opened: Branch | Change, *, version: int, at: float, parent: str | None = None
 ) -> bool:
-    homes = open_conversations(tx, [(like.tenant, like.conversation, like.name, "", at)])
+    homes = open_conversations(tx, [(opened.tenant, opened.conversation, opened.name, "", at)])
     row = {
-        "tenant": like.tenant,
-        "branch": branch,
-        "conversation": homes.get((like.tenant, like.name), like.conversation),
+        "tenant": opened.tenant,
+        "branch": opened.branch,
+        "conversation": homes.get((opened.tenant, opened.name), opened.conversation),
         "parent": parent,
         "version": version,
         "longest": 0,
@@ -339,16 +301,18 @@ def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: in
         name=row.name,
         branch=row.branch,
         version=row.version,
-        edits=ledger.load_edits(tx, tenant, row.branch) if is_touched else (),
-        cuts=ledger.load_cuts(tx, tenant, row.branch) if is_touched else (),
+        known=ConversationState(
+            edits=ledger.load_edits(tx, tenant, row.branch) if is_touched else {},
+            cuts=ledger.load_cuts(tx, tenant, row.branch) if is_touched else (),
+            prepared=prepared,
+            wanted=row.wanted,
+            resumed=row.resumed,
+            checkpoint=body,
+            checkpoint_length=saved,
+        ),
         length=length,
         longest=row.longest,
         trend=None if row.trend is None else Trend.from_json(row.trend),
         evicted=ledger.load_evicted(tx, tenant, row.branch) if is_touched else (),
-        prepared=prepared,
-        wanted=row.wanted,
-        resumed=row.resumed,
-        checkpoint=body,
-        checkpoint_length=saved,
         health=row.health,
     )

@@ -140,13 +140,10 @@ def name_digest(tenant: str, name: str) -> str:
     return digest_of(f"{tenant}\0{name}")
 
 
-Kind = Literal["edited", "missing", "inserted", "reordered"]
-
-
 @dataclass(frozen=True, slots=True)
 class Broken:
     seq: int
-    kind: Kind
+    kind: Literal["edited", "missing", "inserted", "reordered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

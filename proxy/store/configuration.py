@@ -4,8 +4,9 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -16,6 +17,7 @@ from proxy.store.records import CalibrationRow, KeyRow, LimitRow, NameTaken, Pol
 from proxy.store.schema import audit, conversations, keys, meta, policies
 from proxy.store.transaction import Transaction, keep_first, keep_last, recorded, stored
 
+R = TypeVar("R")
 SECRET_BYTES = 32
 MAX_COMPARED = 500
 ADD_KEY = keep_first(keys)
@@ -49,7 +51,7 @@ def stored_secret(tx: Transaction) -> bytes | None:
 
 
 def add_key(tx: Transaction, key: KeyRow) -> None:
-    if not tx.is_new(ADD_KEY, stored(keys, key, models=json.dumps(key.models), allow=json.dumps(key.allow))):
+    if not tx.is_new(ADD_KEY, stored(keys, key)):
         raise NameTaken(f"a key named {key.name!r}, or with the same secret, exists already", reason="name")
     append(tx, [of_key(key, at=key.created)])
 
@@ -57,14 +59,7 @@ def add_key(tx: Transaction, key: KeyRow) -> None:
 def list_keys(tx: Transaction) -> list[KeyRow]:
     tenants = {row.name: row.body.decode() for row in tx.execute(TENANTS)}
     return [
-        recorded(
-            KeyRow,
-            keys,
-            row,
-            models=tuple(json.loads(row.models)),
-            allow=tuple(json.loads(row.allow)),
-            tenant=tenants.get(TENANT + row.digest),
-        )
+        recorded(KeyRow, keys, row, tenant=tenants.get(TENANT + row.digest))
         for row in tx.execute(sa.select(keys).order_by(keys.c.created, keys.c.name))
     ]
 
@@ -111,10 +106,6 @@ def delete_policy(tx: Transaction, name: str, at: float | None = None) -> bool:
     return found
 
 
-def all_policies(tx: Transaction) -> list[PolicyRow]:
-    return [recorded(PolicyRow, policies, row) for row in tx.execute(sa.select(policies).order_by(policies.c.name))]
-
-
 def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
     if not changes:
         return
@@ -129,19 +120,18 @@ def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
     append(tx, [each for each, facts in compared if known.get(_subject(each.type, facts)) != facts])
 
 
-def all_limits(tx: Transaction) -> list[LimitRow]:
-    rows = tx.execute(sa.select(schema.limits).order_by(schema.limits.c.scope))
-    return [recorded(LimitRow, schema.limits, row) for row in rows]
+def _all_of(kind: type[R], table: sa.Table) -> Callable[[Transaction], list[R]]:
+    query = sa.select(table).order_by(*table.primary_key.columns)
+    return lambda tx: [recorded(kind, table, row) for row in tx.execute(query)]
 
 
-def all_calibrations(tx: Transaction) -> list[CalibrationRow]:
-    table = schema.calibrations
-    rows = tx.execute(sa.select(table).order_by(table.c.scope))
-    return [recorded(CalibrationRow, table, row, recent=tuple(json.loads(row.recent))) for row in rows]
+all_policies = _all_of(PolicyRow, policies)
+all_limits = _all_of(LimitRow, schema.limits)
+all_calibrations = _all_of(CalibrationRow, schema.calibrations)
 
 
 def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
-    ratios = {row.scope: stored(schema.calibrations, row, recent=json.dumps(row.recent)) for row in calibrations}
+    ratios = {row.scope: stored(schema.calibrations, row) for row in calibrations}
     sizes = {row.scope: stored(schema.limits, row) for row in limits}
     for statement, rows in ((CALIBRATE, ratios), (LEARN, sizes)):
         tx.many(statement, [rows[scope] for scope in sorted(rows)])

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from policies.health import KEPT, Health, Snapshot, check
 from proxy.store.audit import append
 from proxy.store.chain import AuditEvent, AuditType
+from proxy.store.ledger import key_of
 from proxy.store.packing import plain_text
 from proxy.store.records import AlertRow, Arrival, Change, ConversationRow, ExchangeRow
 from proxy.store.schema import OF_CONVERSATION, alerts, branches, chains, conversations, exchanges, health_snapshots
@@ -25,6 +26,7 @@ from proxy.store.transaction import (
     keep_last,
     of,
     ordered,
+    owned,
     recorded,
     stored,
     total,
@@ -114,7 +116,7 @@ def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow
 
 
 def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
-    tx.execute(CLOSE_ALL, _key(conversation.tenant, conversation.id) | {"now": at})
+    tx.execute(CLOSE_ALL, key_of(conversation.tenant, conversation.id) | {"now": at})
     mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
     found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
     if found:
@@ -135,11 +137,8 @@ def open_conversations(tx: Transaction, rows: Sequence[tuple[str, str, str, str,
 
 
 def _homes(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) -> dict[tuple[str, str], str]:
-    homes: dict[tuple[str, str], str] = {}
-    for tenant in {row[0] for row in rows}:
-        names = sorted({row[2] for row in rows if row[0] == tenant})
-        homes |= {(tenant, name): home for name, home in tx.ask(HOMES, tenant, names)}
-    return homes
+    found = tx.ask_each(HOMES, ((tenant, name) for tenant, _, name, *_ in rows))
+    return {(tenant, name): home for tenant, (name, home) in found}
 
 
 def touch_chains(
@@ -162,10 +161,8 @@ def touch_chains(
 
 def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
     """The rows, each with what it makes of its conversation as other servers have left that; nobody else changes it."""
-    known: dict[tuple[str, str], Health | None] = {}
-    for tenant in sorted({row.tenant for row in rows}):
-        ids = sorted({home[row.id] for row in rows if row.tenant == tenant})
-        known |= {(tenant, its): Health.from_json(state or "") for its, state in tx.ask(HOLD_STATES, tenant, ids)}
+    found = tx.ask_each(HOLD_STATES, ((row.tenant, home[row.id]) for row in rows))
+    known = {(tenant, its): Health.from_json(state or "") for tenant, (its, state) in found}
     followed = list[ExchangeRow]()
     for row in rows:
         if row.health is not None and row.health.sample is not None and row.health.rules is not None:
@@ -181,7 +178,7 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
     if not found:
         return
     # whatever is open of one that begins is of somebody who is gone
-    tx.many(CLOSE_ALL, [_key(*key) | {"now": row.at} for key, row, checkup in found if checkup.is_first])
+    tx.many(CLOSE_ALL, [key_of(*key) | {"now": row.at} for key, row, checkup in found if checkup.is_first])
     tx.columns(
         ADD_SNAPSHOT,
         {
@@ -199,11 +196,11 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
             for alert in checkup.opened
         ],
     )
-    closed = [(_key(*key), row.at, episode) for key, row, checkup in found for episode in checkup.closed]
+    closed = [(key_of(*key), row.at, episode) for key, row, checkup in found for episode in checkup.closed]
     tx.many(CLOSE, [{**key, "of_at": each.at, "of_kind": each.kind, "now": at} for key, at, each in closed])
     long = {key for key, _, checkup in found if checkup.health.requests > KEPT}
-    tx.many(PRUNE_SNAPSHOTS, [_key(*key) for key in sorted(long)])
-    tx.many(PRUNE_ALERTS, [_key(*key) for key in sorted({key for key, _, checkup in found if checkup.opened})])
+    tx.many(PRUNE_SNAPSHOTS, [key_of(*key) for key in sorted(long)])
+    tx.many(PRUNE_ALERTS, [key_of(*key) for key in sorted({key for key, _, checkup in found if checkup.opened})])
 
 
 def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
@@ -221,8 +218,7 @@ def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MA
 def open_alerts(
     tx: Transaction, tenant: str | None, *, limit: int = 200, after: Place | None = None
 ) -> tuple[list[AlertRow], dict[str, int]]:
-    are_open = alerts.c.closed.is_(None)
-    are_meant = are_open if tenant is None else sa.and_(are_open, alerts.c.tenant == tenant)
+    are_meant = sa.and_(alerts.c.closed.is_(None), owned(alerts, tenant))
     counted = tx.execute(sa.select(alerts.c.level, sa.func.count()).where(are_meant).group_by(alerts.c.level))
     counts = {level: int(count) for level, count in counted}
     return _listed(tx, _listing().where(are_meant), limit, after), counts
@@ -233,10 +229,6 @@ def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> No
     health = Health.from_json(tx.scalar(STATE, key) or "")
     if health is not None:
         tx.execute(SET_STATE, key | {"state": health._replace(fidelity=fidelity).to_json()})
-
-
-def _key(tenant: str, conversation: str) -> dict[str, object]:
-    return {"of_tenant": tenant, "of_conversation": conversation}
 
 
 def _listing() -> Rows:
@@ -254,7 +246,7 @@ def listing_of(tenant: str | None) -> Rows:
     count = sa.select(sa.func.count()).select_from(branches).where(OF_CONVERSATION).scalar_subquery()
     version = sa.select(sa.func.coalesce(sa.func.max(branches.c.version), 0)).where(OF_CONVERSATION).scalar_subquery()
     query: Rows = sa.select(conversations, count.label("branches"), version.label("version"))
-    return query if tenant is None else query.where(conversations.c.tenant == tenant)
+    return query.where(owned(conversations, tenant))
 
 
 def row_of(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
@@ -309,9 +301,8 @@ def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) ->
 def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[tuple[ConversationRow, float]]:
     x = exchanges.c
     cost = total(x.cost)
-    query = sa.select(x.tenant, x.conversation, cost.label("cost")).where(x.at >= since, x.cost > 0)
-    if tenant is not None:
-        query = query.where(x.tenant == tenant)
+    query = sa.select(x.tenant, x.conversation, cost.label("cost"))
+    query = query.where(x.at >= since, x.cost > 0, owned(exchanges, tenant))
     query = query.group_by(x.tenant, x.conversation).order_by(cost.desc(), x.conversation).limit(limit)
     paid = {(row.tenant, row.conversation): float(row.cost) for row in tx.execute(query)}
     listed = listing_of(tenant).where(conversations.c.id.in_([key[1] for key in paid]))

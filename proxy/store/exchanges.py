@@ -15,15 +15,14 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from policies.ledger import Trend
 from proxy.store import inspections
-from proxy.store.answers import add_answers
 from proxy.store.audit import REFUSED, append, of_exchange
 from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.conversations import add_checkups, follow_others, open_conversations, rate, touch_chains
 from proxy.store.ledger import mark_asked_again
+from proxy.store.memory import add_answers
 from proxy.store.records import DAY, AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
-from proxy.store.schema import NOTHING, branches, conversations, exchanges, relayed, usage_days
+from proxy.store.schema import branches, conversations, exchanges, relayed, usage_days
 from proxy.store.transaction import (
     Columns,
     Place,
@@ -35,6 +34,7 @@ from proxy.store.transaction import (
     of,
     ordered,
     overwriting,
+    owned,
     recorded,
     same,
     stored,
@@ -43,11 +43,7 @@ from proxy.store.transaction import (
 
 By = Literal["model", "policy", "day", "conversation"]
 ENDS = (sa.func.min, sa.func.max)  # in one query SQLite reads the whole index for them
-FIGURES = tuple(each for each in fields(UsageRow) if each.name not in {"tenant", "group"})
-KINDS: Mapping[str, sa.types.TypeEngine[Any]] = {
-    each.name: sa.Double() if each.type is float else sa.BigInteger() for each in FIGURES
-}
-ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"})
+ADDED = tuple(each.name for each in fields(UsageRow) if each.name not in {"tenant", "group", "first", "last"})
 TOUCH_BRANCH = overwriting(
     branches,
     lambda new, old: {
@@ -59,6 +55,7 @@ ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(among(exchanges.c.id))
+HOME = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
 ONE = of(exchanges, "tenant", "id")
 SET_DETAIL = sa.update(exchanges).where(ONE).values(detail=sa.bindparam("told", type_=exchanges.c.detail.type))
 TOUCH = overwriting(
@@ -75,9 +72,7 @@ TOUCH = overwriting(
 
 
 def arrive(tx: Transaction, arrivals: Sequence[Arrival]) -> dict[str, str]:
-    homes = open_conversations(tx, [(a.tenant, a.conversation, a.name, a.model, a.at) for a in arrivals])
-    home = {a.id: homes.get((a.tenant, a.name), a.conversation) for a in arrivals}
-    _touch_branches(tx, arrivals, home)
+    home = _touch_branches(tx, arrivals)
     touch_chains(tx, [(a, a.ends) for a in arrivals])
     return home
 
@@ -94,9 +89,7 @@ def record(
     rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)])
     if not rows:
         return rows
-    homes = open_conversations(tx, [(r.tenant, r.conversation, r.name, r.model, r.at) for r in rows])
-    home = {r.id: homes.get((r.tenant, r.name), r.conversation) for r in rows}
-    _touch_branches(tx, rows, home)
+    home = _touch_branches(tx, rows)
     touch_chains(tx, [(row, row.ends or ((row.chain_end, row.length),)) for row in rows])
     if shared:
         rows = follow_others(tx, rows, home)
@@ -104,10 +97,9 @@ def record(
     mark_asked_again(tx, rows)
     add_checkups(tx, rows, home)
     tx.columns(ADD, _columns(rows, home))
-    for tenant, ids in _by_tenant(rows):
-        tx.ask(ADD_TO_DAYS, tenant, ids)
+    tx.ask_each(ADD_TO_DAYS, ((row.tenant, row.id) for row in rows))
     inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
-    append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
+    append(tx, [event for row in rows for event in of_exchange(row, conversation=home[row.id])])
     return rows
 
 
@@ -132,24 +124,17 @@ def timeline(
     return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(told)]
 
 
-def annotate(tx: Transaction, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
-    key = {"of_tenant": tenant, "of_id": exchange}
-    found = tx.scalar(sa.select(exchanges.c.detail).where(ONE), key)
-    if found is not None:
-        tx.execute(SET_DETAIL, key | {"told": _ENCODER.encode(json.loads(found) | dict(facts))})
-    return found is not None
-
-
 def evaluated(tx: Transaction, tenant: str, exchange: str, fidelity: Mapping[str, object], at: float) -> bool:
     key = {"of_tenant": tenant, "of_id": exchange}
-    home = tx.execute(sa.select(exchanges.c.conversation, exchanges.c.branch).where(ONE), key).first()
-    if home is None or not annotate(tx, tenant, exchange, {"fidelity": fidelity}):
+    row = tx.execute(sa.select(exchanges).where(ONE), key).first()
+    if row is None:
         return False
+    tx.execute(SET_DETAIL, key | {"told": _ENCODER.encode(json.loads(row.detail) | {"fidelity": fidelity})})
     score = fidelity.get("score")
     if isinstance(score, float):
-        rate(tx, tenant, home.conversation, score)
+        rate(tx, tenant, row.conversation, score)
     kind = AuditType.EVALUATION
-    append(tx, [AuditEvent(tenant, at, kind, home.conversation, home.branch, exchange, facts=fidelity)])
+    append(tx, [AuditEvent(tenant, at, kind, row.conversation, row.branch, exchange, facts=fidelity)])
     return True
 
 
@@ -184,7 +169,7 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
 def _usage_query(table: sa.Table, by: By | None, *, dialect: str, is_of_one: bool) -> sa.Select[Any]:
     part = _part(by, dialect, table)
     shown = (sa.null() if part is None else part).label("part")
-    query = sa.select(table.c.tenant, *_sums(table), shown)
+    query = sa.select(table.c.tenant, *_numbers(UsageRow, _sums(table)), shown)
     query = query.where(table.c.at >= sa.bindparam("since"), table.c.at < sa.bindparam("until"))
     if is_of_one:
         query = query.where(of(table, "tenant"))
@@ -210,27 +195,13 @@ def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
 
 def _new(tx: Transaction, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
     unique = {(row.tenant, row.id): row for row in rows}
-    known: set[tuple[str, str]] = set()
-    for tenant, ids in _by_tenant(unique.values()):
-        known |= {(tenant, found) for (found,) in tx.ask(KNOWN, tenant, ids)}
+    known = {(tenant, its) for tenant, (its,) in tx.ask_each(KNOWN, unique)}
     return [row for key, row in unique.items() if key not in known]
-
-
-def _by_tenant(rows: Iterable[ExchangeRow]) -> list[tuple[str, list[str]]]:
-    ids: dict[str, list[str]] = {}
-    for row in rows:
-        ids.setdefault(row.tenant, []).append(row.id)
-    return sorted(ids.items())
-
-
-def _is_audited(row: ExchangeRow) -> bool:
-    has_alerts = row.health is not None and bool(row.health.opened or row.health.closed)
-    return bool(row.events or row.refusal or row.outcome == REFUSED or has_alerts)
 
 
 def _columns(rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> Columns:
     details: list[Mapping[str, Any]] = [row.detail for row in rows]
-    spent: list[Mapping[str, Any]] = [detail.get("summarizer", NOTHING) for detail in details]
+    spent: list[Mapping[str, Any]] = [detail.get("summarizer", {}) for detail in details]
     return {
         **columns_of(exchanges, rows),
         "conversation": [home[row.id] for row in rows],
@@ -242,30 +213,33 @@ def _columns(rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> Columns:
     }
 
 
-def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival], home: dict[str, str]) -> None:
-    latest: dict[tuple[str, str], dict[str, object]] = {}
-    longest: dict[tuple[str, str], int] = {}
-    trends: dict[tuple[str, str], Trend] = {}
+def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> dict[str, str]:
+    """The conversation of each request by its id; conversations and branches that are missing are made."""
+    homes = open_conversations(tx, [(row.tenant, row.conversation, row.name, row.model, row.at) for row in rows])
+    home = {row.id: homes.get((row.tenant, row.name), row.conversation) for row in rows}
+    of_each: dict[tuple[str, str], list[ExchangeRow | Arrival]] = {}
     for row in rows:
-        key = (row.tenant, row.branch)
-        longest[key] = max(longest.get(key, 0), row.length)
-        if row.trend is not None and (key not in trends or (row.trend.at or 0.0) >= (trends[key].at or 0.0)):
-            trends[key] = row.trend
-        latest[key] = {
-            "tenant": row.tenant,
-            "branch": row.branch,
-            "conversation": home[row.id],
-            "parent": row.parent,
-            "version": 0,
-            "longest": longest[key],
-            "created": row.at,
-            "updated": row.at,
-            "trend": None,
-            "trend_at": 0.0,
-        }
-    for key, trend in trends.items():
-        latest[key] |= {"trend": trend.to_json(), "trend_at": trend.at or 0.0}
-    tx.many(TOUCH_BRANCH, [latest[key] for key in sorted(latest)])
+        of_each.setdefault((row.tenant, row.branch), []).append(row)
+    given = []
+    for (tenant, branch), its in sorted(of_each.items(), key=lambda each: each[0]):
+        last, trends = its[-1], [row.trend for row in reversed(its) if row.trend is not None]
+        trend = max(trends, key=lambda each: each.at or 0.0, default=None)
+        given.append(
+            {
+                "tenant": tenant,
+                "branch": branch,
+                "conversation": home[last.id],
+                "parent": last.parent,
+                "version": 0,
+                "longest": max(row.length for row in its),
+                "created": last.at,
+                "updated": last.at,
+                "trend": None if trend is None else trend.to_json(),
+                "trend_at": 0.0 if trend is None else trend.at or 0.0,
+            }
+        )
+    tx.many(TOUCH_BRANCH, given)
+    return home
 
 
 def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
@@ -282,17 +256,22 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
     tx.many(TOUCH, given)
 
 
-def _sums(table: sa.Table) -> list[sa.Label[Any]]:
+def _numbers(record: Any, given: Mapping[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
+    """Fields of a record as the database gives them: converting ten thousand rows here takes longer than the query."""
+    kinds = {each.name: sa.Double if each.type is float else sa.BigInteger for each in fields(record)}
+    return [sa.cast(given[name], kind).label(name) for name, kind in kinds.items() if name in given]
+
+
+def _sums(table: sa.Table) -> dict[str, sa.ColumnElement[Any]]:
     if table is usage_days:
         kept: dict[str, sa.ColumnElement[Any]] = {name: total(table.c[name]) for name in ADDED}
-        kept |= {"first": sa.func.min(table.c.first), "last": sa.func.max(table.c.last)}
-        return [sa.cast(kept[name], kind).label(name) for name, kind in KINDS.items()]
+        return kept | {"first": sa.func.min(table.c.first), "last": sa.func.max(table.c.last)}
     is_managed = table is exchanges
     answered = sa.and_(table.c.status >= 200, table.c.status < 400)
     before = exchanges.c.tokens_before if is_managed else relayed.c.usage_prompt
     forwarded = sa.case((exchanges.c.observed, before), else_=exchanges.c.tokens_after) if is_managed else before
     nothing = sa.literal(0)
-    counted = {
+    return {
         "failed": total(sa.case((answered, 0), else_=1)),
         "tokens_before": total(sa.case((answered, before), else_=0)),
         "tokens_after": total(sa.case((answered, forwarded), else_=0)),
@@ -308,8 +287,6 @@ def _sums(table: sa.Table) -> list[sa.Label[Any]]:
         "first": sa.func.min(table.c.at),
         "last": sa.func.max(table.c.at),
     }
-    # The database gives the numbers as a row has them: converting ten thousand rows here takes longer than the query.
-    return [sa.cast(counted[name], kind).label(name) for name, kind in KINDS.items()]
 
 
 def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any] | None:
@@ -327,14 +304,14 @@ def _day_number(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
 
 def add_up_days(connection: sa.Connection) -> None:
     """Fill ``usage_days``, which has to be empty, from all requests that there are."""
-    home = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
-    taken = _taken_in_days(connection.dialect.name).join(conversations, home)
+    taken = _taken_in_days(connection.dialect.name).join(conversations, HOME)
     connection.execute(sa.insert(usage_days).from_select(list(usage_days.c.keys()), taken))
 
 
 def _taken_in_days(dialect: str) -> sa.Select[Any]:
     x, day = exchanges.c, DAY * _day_number(exchanges, dialect)
-    query = sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *_sums(exchanges))
+    sums = _numbers(UsageRow, _sums(exchanges))
+    query = sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *sums)
     return query.group_by(x.tenant, x.conversation, day, x.model, x.policy)
 
 
@@ -356,7 +333,7 @@ def _day(number: int) -> str:
 NEWEST = 5_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What managed requests of one step of time came to; ``at`` is when the step began.
 
@@ -365,7 +342,7 @@ class Figures:
         healed: answered although the upstream had said once that they do not fit.
         degraded: managed with less than there should be.
         batches: of edits, or summaries.
-        before: tokens as clients sent them, ``after`` those that went up.
+        tokens_before: as clients sent them, ``tokens_after`` those that went up.
         overhead_ms: sum of the milliseconds before each went up.
     """
 
@@ -376,8 +353,8 @@ class Figures:
     healed: int
     degraded: int
     batches: int
-    before: int
-    after: int
+    tokens_before: int
+    tokens_after: int
     prompt: int
     cached: int
     completion: int
@@ -389,46 +366,25 @@ class Figures:
 
 def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -> list[Figures]:
     x = exchanges.c
-    answered = sa.and_(x.status >= 200, x.status < 400)
-    forwarded = sa.case((x.observed, x.tokens_before), else_=x.tokens_after)
 
     def times(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
         return total(sa.case((condition, 1), else_=0))
 
     part = x.at / step
     number = sa.cast(part if tx.dialect == "sqlite" else sa.func.floor(part), sa.BigInteger).label("number")
-    said = {
-        "requests": sa.func.count(),
-        "failed": times(sa.not_(answered)),
-        "refused": times(x.outcome == "context_length_exceeded"),
-        "healed": times(sa.and_(answered, x.attempts > 1)),
+    counted = _sums(exchanges) | {
+        "refused": times(x.outcome == REFUSED),
+        "healed": times(sa.and_(x.status.between(200, 399), x.attempts > 1)),
         "degraded": times(x.actions.contains("degraded=")),
         "batches": times(sa.or_(x.evicted > 0, x.strategy != "")),
-        "before": total(sa.case((answered, x.tokens_before), else_=0)),
-        "after": total(sa.case((answered, forwarded), else_=0)),
-        "prompt": total(x.usage_prompt),
-        "cached": total(x.usage_cached),
-        "completion": total(x.usage_completion),
-        "priced": sa.func.count(x.cost),
-        "cost": total(x.cost),
-        "cost_saved": total(x.cost_saved),
         "overhead_ms": total(x.overhead_ms),
     }
-    query = sa.select(number, *(value.label(name) for name, value in said.items())).where(x.at >= since)
-    if tenant is not None:
-        query = query.where(x.tenant == tenant)
-    kinds = {each.name: float if each.type is float else int for each in fields(Figures)}
-    found = []
-    for row in tx.execute(query.group_by(number).order_by(number)):
-        values: dict[str, Any] = {name: kinds[name](getattr(row, name)) for name in said}
-        found.append(Figures(at=step * row.number, **values))
-    return found
+    query = sa.select(number, *_numbers(Figures, counted)).where(x.at >= since, owned(exchanges, tenant))
+    return [Figures(step * at, *sums) for at, *sums in tx.execute(query.group_by(number).order_by(number))]
 
 
 def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[float]:
-    query = sa.select(exchanges.c.overhead_ms).where(exchanges.c.at >= since)
-    if tenant is not None:
-        query = query.where(exchanges.c.tenant == tenant)
+    query = sa.select(exchanges.c.overhead_ms).where(exchanges.c.at >= since, owned(exchanges, tenant))
     return sorted(tx.scalars(query.order_by(exchanges.c.at.desc()).limit(NEWEST)))
 
 
@@ -451,12 +407,7 @@ class Passed:
 
 
 def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> list[Passed]:
-    query = sa.select(exchanges, conversations.c.name).join(
-        conversations,
-        sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation),
-    )
-    query = query.where(exchanges.c.at >= since)
-    if tenant is not None:
-        query = query.where(exchanges.c.tenant == tenant)
+    query = sa.select(exchanges, conversations.c.name).join(conversations, HOME)
+    query = query.where(exchanges.c.at >= since, owned(exchanges, tenant))
     query = query.order_by(exchanges.c.at.desc(), exchanges.c.id.desc()).limit(limit)
     return [recorded(Passed, exchanges, row, name=row.name) for row in tx.execute(query)]

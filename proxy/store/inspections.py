@@ -3,43 +3,41 @@
 What arrays and their messages say is only added, in bundles, as requests come. Once there are a few small ones, they
 become one: arrays then go to the conversation's one row of them, and what the archive has or no request that is kept
 needs goes. A bundle that is damaged costs what it holds, no request and no other bundle.
+
+Arrays are kept as references: what a message says stands in the archive, or once among what the bundles say.
 """
 
 import json
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from itertools import chain
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 
-from policies.ledger import ADDING, EditKind
+from policies.ledger import ADDING, EditKind, PlannedMessage
+from policies.messages import PIN_SIZE
 from proxy.store.archive import IS_WHOLE, message_of, originals_with
-from proxy.store.ledger import Batched, cuts_of, load_batches, load_cuts, newest_branch
-from proxy.store.packing import (
-    OWN,
-    Damaged,
-    Inspected,
-    KeptArrays,
-    exact_bytes,
-    join_arrays,
-    pack_arrays,
-    pack_named,
-    ref_of,
-    refs_of,
-    split_arrays,
-    unpack_arrays,
-    unpack_named,
-)
+from proxy.store.ledger import Batched, cuts_of, key_of, load_batches, load_cuts, newest_branch
+from proxy.store.packing import Damaged, exact_bytes, joined, pack, pack_named, parted, unpack, unpack_named
 from proxy.store.records import ConversationRow, ExchangeRow, Inspection, Original, RemovedRow
 from proxy.store.schema import conversations, cuts, evictions, exchanges, inspected, inspected_parts, originals
 from proxy.store.transaction import Rows, Transaction, among, chunks, keep_last, of, recorded
 
 Home = tuple[str, str]
+RECORD_FORM = f"{PIN_SIZE}sHI"
+RECORD = struct.Struct(f">{RECORD_FORM}")
+"""Of a message the beginning of its digest, its role's place among the roles, and its tokens."""
+OWN = "t"
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 FEW = 8
 """So many bundles may be small, and so many messages new at once."""
 TINY, SMALL, LARGE = 16 << 10, 32 << 10, 4 << 20
@@ -67,6 +65,126 @@ ONE_BODY = BODIES.where(of(inspected_parts, "number"))
 DROP = sa.delete(inspected_parts).where(MINE, of(inspected_parts, "number"))
 LOCK = sa.select(conversations.c.id).where(of(conversations, "tenant", "id")).with_for_update()
 ARCHIVED = sa.select(originals.c.ref).where(among(originals.c.ref), IS_WHOLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """What was kept of one request.
+
+    Attributes:
+        keep: how many of the conversation's requests were to be kept then.
+        client: ref, role and tokens of each message that the client sent.
+        sent: of each forwarded one its place among the client's (None: Weir's own), its edit, tokens, and the ref of
+            its text (None: as the client sent it); None where the whole array was the client's.
+        bodies: what is known by its ref: JSON of messages, UTF-8 of texts; ``archived`` the refs that the archive has.
+    """
+
+    keep: int
+    client: Sequence[tuple[str, str, int]]
+    sent: Sequence[tuple[int | None, str | None, int, str | None]] | None
+    pruned: tuple[str, ...]
+    tools: int
+    bodies: Mapping[str, bytes]
+    archived: frozenset[str] = frozenset()
+
+
+def ref_of(text: str) -> str:
+    return OWN + blake2b(exact_bytes(text), digest_size=PIN_SIZE).hexdigest()
+
+
+class KeptArrays(NamedTuple):
+    request: str
+    at: float
+    told: bytes
+    records: bytes
+
+    @classmethod
+    def of(cls, request: str, at: float, its: Inspection) -> "KeptArrays":
+        said_by = [*map(attrgetter("role"), its.messages)]
+        roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
+        facts: list[object] = [None] * (3 * len(said_by))  # by column: there may be hundreds in each request
+        facts[0::3] = [*map(attrgetter("digest"), its.messages)]
+        facts[1::3] = [*map(roles.__getitem__, said_by)]
+        facts[2::3] = [*map(attrgetter("tokens"), its.messages)]
+        records = struct.pack(">" + len(said_by) * RECORD_FORM, *facts)
+        sent = None if its.pieces is None else list(_runs(its.pieces))
+        said = {"keep": its.keep, "roles": list(roles), "sent": sent, "pruned": its.pruned, "tools": its.tools}
+        return cls(request, at, _ENCODER.encode(said).encode(), records)
+
+    def inspected(self) -> Inspected:
+        said = json.loads(self.told)
+        client = [(pin.hex(), said["roles"][role], tokens) for pin, role, tokens in RECORD.iter_unpack(self.records)]
+        sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
+        pruned, tools = tuple(said["pruned"]), said["tools"]
+        return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=tools, bodies={})
+
+
+def parts_of(given: Sequence[KeptArrays]) -> tuple[bytes, bytes, bytes]:
+    heads, own = list[tuple[str, float, int, int]](), list[bytes]()
+    for each, fresh in _fresh(given):
+        heads.append((each.request, each.at, len(each.records) - len(fresh), len(fresh)))
+        own.append(fresh)
+    return msgspec.json.encode(heads), b"\n".join([each.told for each in given]), b"".join(own)
+
+
+def arrays_of(parts: Sequence[bytes]) -> list[KeptArrays]:
+    heads, told, own = parts
+    found, start, records = list[KeptArrays](), 0, b""
+    for (request, at, same, fresh), said in zip(msgspec.json.decode(heads), told.split(b"\n"), strict=True):
+        records = records[:same] + own[start : start + fresh]
+        start += fresh
+        found.append(KeptArrays(request, at, said, records))
+    return found
+
+
+def _fresh(given: Iterable[KeptArrays]) -> Iterator[tuple[KeptArrays, bytes]]:
+    """Each array with its records from the first that is not the one before's: most go on where that ended."""
+    before = b""
+    for each in given:
+        same = len(before)
+        if not each.records.startswith(before):
+            most = min(len(before), len(each.records)) // RECORD.size
+            ends = range(RECORD.size, (most + 1) * RECORD.size, RECORD.size)
+            same = RECORD.size * bisect_left(ends, 1, key=lambda end: before[:end] != each.records[:end])
+        yield each, each.records[same:]
+        before = each.records
+
+
+def refs_of(given: Iterable[KeptArrays]) -> set[str]:
+    """Every ref in arrays of requests, most of which have most in common. Raises what JSON and structs raise."""
+    pins, texts = set[bytes](), set[str]()
+    for each, fresh in _fresh(given):
+        pins.update([pin for pin, _, _ in RECORD.iter_unpack(fresh)])
+        texts.update([run[3] for run in json.loads(each.told)["sent"] or () if len(run) == 4 and run[3] is not None])
+    return {pin.hex() for pin in pins} | texts
+
+
+def _runs(pieces: Sequence[PlannedMessage]) -> Iterator[list[object]]:
+    run: list[int] = []
+    for piece in pieces:
+        same = piece.index if piece.text is None and piece.kind is None else None
+        if run and same == run[1] + 1:
+            run[1] += 1
+            continue
+        if run:
+            yield [*run]
+        run = [] if same is None else [same, same]
+        if same is None:
+            yield [piece.index, piece.kind, piece.tokens, None if piece.text is None else ref_of(piece.text)]
+    if run:
+        yield [*run]
+
+
+def _pieces(
+    run: list[Any], client: Sequence[tuple[str, str, int]]
+) -> Iterator[tuple[int | None, str | None, int, str | None]]:
+    match run:
+        case [first, last]:
+            yield from ((n, None, client[n][2], None) for n in range(first, last + 1))
+        case [index, kind, tokens, ref]:
+            yield index, kind, tokens, ref
+        case _:
+            raise Damaged("the array is broken")
 
 
 def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
@@ -103,30 +221,23 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     by_home: dict[Home, list[tuple[ExchangeRow, Inspection]]] = {}
     for row, its, home in batch:
         by_home.setdefault((row.tenant, home), []).append((row, its))
-    counts: dict[Home, tuple[int, int]] = {}
-    for tenant in {tenant for tenant, _ in by_home}:
-        rows = tx.ask(COUNTS, tenant, [its for owner, its in by_home if owner == tenant])
-        counts |= {(tenant, its): (last, few) for its, last, few in rows}
+    counts = {(tenant, its): (last, few) for tenant, (its, last, few) in tx.ask_each(COUNTS, by_home)}
     bundles = list[dict[str, object]]()
     for key, made in by_home.items():
         last, small = counts.get(key, (0, 0))
         try:
-            arrays = [_arrays_of(row, its) for row, its in made]
+            arrays = [KeptArrays.of(row.id, row.at, its) for row, its in made]
             fresh = {ref: body for _, its in made for ref, body in _bodies_of(its)}
         except (*BROKEN, OverflowError):  # requests that cannot be looked at are still requests
             continue
         for ref in _elsewhere(tx, key, made[-1][0].branch, fresh.keys()):
             fresh.pop(ref, None)
-        joined = join_arrays(arrays)
-        if small + 1 < FEW and len(joined) <= TINY and not any(row.evicted or row.strategy for row, _ in made):
-            bundles += _bundled(tx, key, fresh, last=last, arrays=joined)
+        together = joined(parts_of(arrays))
+        if small + 1 < FEW and len(together) <= TINY and not any(row.evicted or row.strategy for row, _ in made):
+            bundles += _bundled(tx, key, fresh, last=last, arrays=together)
         else:
             bundles += _rewritten(tx, key, arrays, fresh, most=made[-1][1].keep)
     tx.many(ADD_BUNDLE, bundles)
-
-
-def _arrays_of(row: ExchangeRow, its: Inspection) -> KeptArrays:
-    return KeptArrays.of(row.id, row.at, its.messages, its.pieces, keep=its.keep, pruned=its.pruned, tools=its.tools)
 
 
 def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
@@ -140,7 +251,7 @@ def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
 def keep_texts(tx: Transaction, conversation: ConversationRow, branch: str, *, above: int) -> None:
     home = conversation.tenant, conversation.id
     tx.execute(LOCK, {"of_tenant": home[0], "of_id": home[1]})
-    if there := tx.execute(REFS, _key(home)).all():
+    if there := tx.execute(REFS, key_of(*home)).all():
         known = set(chain.from_iterable(row.refs.split() for row in there))
         gone = (cuts.c.tenant == home[0], cuts.c.branch == branch, cuts.c.batch > above)
         texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(*gone)) if text]
@@ -152,12 +263,13 @@ def _rewritten(
     tx: Transaction, home: Home, new: Sequence[KeptArrays], fresh: Mapping[str, bytes], *, most: int
 ) -> Iterator[dict[str, object]]:
     """The bundles in place of small ones and of those that hold what nobody needs; the arrays of the newest stay."""
-    there = tx.execute(REFS, _key(home)).all()
+    there = tx.execute(REFS, key_of(*home)).all()
     refs = {row.number: row.refs.split() for row in there}
     gone = {row.number for row in there if row.is_small}
     arrays, bodies = _read(tx, home, SMALL_BODIES)
     left = _in_order([*_kept(tx, home), *arrays, *new])[-most:]
-    tx.many(SET_INSPECTED, [{"tenant": home[0], "conversation": home[1], "body": tx.aside(lambda: pack_arrays(left))}])
+    packed = tx.aside(lambda: pack(*parts_of(left), level=1))
+    tx.many(SET_INSPECTED, [{"tenant": home[0], "conversation": home[1], "body": packed}])
     stays = tx.aside(partial(_needed, left)) & {*fresh, *chain.from_iterable(refs.values())}
     stays -= _archived(tx, home, stays)
     for number in sorted(refs.keys() - gone):
@@ -165,7 +277,7 @@ def _rewritten(
             gone.add(number)
             bodies |= _read(tx, home, ONE_BODY, of_number=number)[1]
     elsewhere = set(chain.from_iterable(its for number, its in refs.items() if number not in gone))
-    tx.many(DROP, [_key(home) | {"of_number": number} for number in sorted(gone)])
+    tx.many(DROP, [key_of(*home) | {"of_number": number} for number in sorted(gone)])
     kept = {ref: body for ref, body in {**bodies, **fresh}.items() if ref in stays and ref not in elsewhere}
     yield from _bundled(tx, home, kept, last=max(refs, default=0), level=3)
 
@@ -199,7 +311,7 @@ def _parts(bodies: Mapping[str, bytes]) -> Iterator[dict[str, list[bytes]]]:
 def _elsewhere(tx: Transaction, home: Home, branch: str, refs: AbstractSet[str]) -> set[str]:
     if len(refs) <= FEW and not any(ref.startswith(OWN) for ref in refs):  # a few are new, in no archive and no bundle
         return set()
-    found = set(chain.from_iterable(row.refs.split() for row in tx.execute(REFS, _key(home))))
+    found = set(chain.from_iterable(row.refs.split() for row in tx.execute(REFS, key_of(*home))))
     new = refs - found
     if any(ref.startswith(OWN) for ref in new):
         found |= {ref_of(cut.text) for cut in load_cuts(tx, home[0], branch)}
@@ -211,9 +323,9 @@ def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
 
 
 def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
-    packed = tx.scalar(INSPECTED, _key(home))
+    packed = tx.scalar(INSPECTED, key_of(*home))
     try:
-        return [] if packed is None else tx.aside(partial(unpack_arrays, packed))
+        return [] if packed is None else tx.aside(lambda: arrays_of(unpack(packed, parts=3)))
     except BROKEN:
         tx.damage("inspected", *home)
         return []
@@ -222,10 +334,10 @@ def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
 def _read(tx: Transaction, home: Home, query: Rows, **more: object) -> tuple[list[KeptArrays], dict[str, bytes]]:
     """Arrays that are in bundles, and what these say."""
     arrays, bodies = list[KeptArrays](), dict[str, bytes]()
-    for number, body in tx.execute(query, _key(home) | more):
+    for number, body in tx.execute(query, key_of(*home) | more):
         try:
             found = {ref: said for ref, [said] in tx.aside(partial(unpack_named, body, parts=1)).items()}
-            arrays += split_arrays(found.pop(ARRAYS)) if ARRAYS in found else ()
+            arrays += arrays_of(parted(found.pop(ARRAYS), 3)) if ARRAYS in found else ()
         except BROKEN:
             tx.damage("inspected", home[0], f"{home[1]} {number}")
         else:
@@ -266,10 +378,6 @@ def _plain(kept: KeptArrays) -> dict[str, Any]:
         arrays = kept.inspected()
         return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}
     return {}
-
-
-def _key(home: Home) -> dict[str, object]:
-    return {"of_tenant": home[0], "of_conversation": home[1]}
 
 
 EXCERPT = 2000

@@ -23,7 +23,7 @@ from proxy.store.records import (
     StoreError,
 )
 from proxy.store.schema import OF_BRANCH, OF_CONVERSATION, branches, conversations, cuts, edits, evictions
-from proxy.store.transaction import Place, Rows, Transaction, of, ordered, recorded, same, stored
+from proxy.store.transaction import Place, Rows, Transaction, of, ordered, owned, recorded, same, stored
 
 Batched = tuple[int, int, Edit]
 KINDS = {str(kind): kind for kind in EditKind}
@@ -59,21 +59,21 @@ class Covering:
 
 
 def newest_branch(tx: Transaction, conversation: ConversationRow) -> str | None:
-    found: str | None = tx.scalar(NEWEST, key_of(conversation))
+    found: str | None = tx.scalar(NEWEST, key_of(conversation.tenant, conversation.id))
     return found
 
 
-def key_of(conversation: ConversationRow) -> dict[str, str]:
-    return {"of_tenant": conversation.tenant, "of_conversation": conversation.id}
+def key_of(tenant: str, conversation: str) -> dict[str, Any]:
+    return {"of_tenant": tenant, "of_conversation": conversation}
 
 
-def load_edits(tx: Transaction, tenant: str, branch: str) -> tuple[Edit, ...]:
+def load_edits(tx: Transaction, tenant: str, branch: str) -> dict[tuple[bytes, int], Edit]:
     found: dict[tuple[bytes, int], Edit] = {}
     for _, _, edit in load_batches(tx, tenant, branch):
         key = (edit.digest, edit.occurrence)  # not the property: there may be a thousand
         found.pop(key, None)
         found[key] = edit
-    return tuple(found.values())
+    return found
 
 
 def load_batches(tx: Transaction, tenant: str, branch: str, *, withheld: bool = False) -> list[Batched]:
@@ -131,36 +131,33 @@ def add_cut(tx: Transaction, change: Change, *, batch: int) -> None:
     tx.execute(sa.insert(cuts), _cut_row(tx, cut, covered=json.dumps(change.covered), **own))
 
 
-def copy_edits(tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Edit]) -> None:
+def copy_batches(tx: Transaction, parent: Branch, target: Branch, *, at: float) -> set[str]:
+    """Store what a branch knows, in the batches that its parent has it from; the refs of all that it goes without."""
+    edited = list(target.known.edits.values())
     given = tx.execute(BATCHES, _key(parent.tenant, parent.branch))
     batches = {(bytes(row.digest), row.occurrence): row.batch for row in given}
     by_batch: dict[int, list[Edit]] = {}
-    for edit in kept:
+    for edit in edited:
         by_batch.setdefault(batches.get(edit.key, parent.version), []).append(edit)
     for batch in sorted(by_batch):
-        add_edits(tx, parent.tenant, target, batch, by_batch[batch])
-
-
-def copy_cuts(tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Cut], at: float) -> None:
+        add_edits(tx, target.tenant, target.branch, batch, by_batch[batch])
     known = {row.version: row for row in tx.execute(COVERED, _key(parent.tenant, parent.branch))}
-    rows = []
-    for cut in kept:
-        own = {"tenant": parent.tenant, "branch": target, "at": at, "covered": "[]", "batch": parent.version}
+    rows, refs = [], {edit.ref for edit in edited}
+    for cut in target.known.cuts:
+        own = {"tenant": target.tenant, "branch": target.branch, "at": at, "covered": "[]", "batch": parent.version}
         if (old := known.get(cut.version)) is not None:
             own |= {"at": old.at, "covered": old.covered, "batch": old.batch}
+            refs |= set(json.loads(old.covered))
         rows.append(_cut_row(tx, cut, **own))
     if rows:
         tx.execute(sa.insert(cuts), rows)
+    return refs
 
 
 def batches_without(tx: Transaction, parent: Branch, *, kept: Sequence[Cut]) -> list[int]:
     versions = {cut.version for cut in kept}
     rows = tx.execute(COVERED, _key(parent.tenant, parent.branch))
     return [row.batch for row in rows if row.version not in versions]
-
-
-def refs_of_cuts(tx: Transaction, tenant: str, branch: str) -> set[str]:
-    return {ref for row in tx.execute(COVERED, _key(tenant, branch)) for ref in json.loads(row.covered)}
 
 
 def cuts_of(tx: Transaction, conversation: ConversationRow) -> dict[tuple[str, int], Covering]:
@@ -265,16 +262,11 @@ def sums(
 ) -> list[EvictionSum]:
     columns = evictions.c
     before, after = sa.func.sum(columns.tokens_before), sa.func.sum(columns.tokens_after)
-    query = sa.select(
-        columns.layer, columns.tool, sa.func.count(), sa.func.count(columns.asked_again_at), before, after
-    ).select_from(evictions)
+    counts = (sa.func.count(), sa.func.count(columns.asked_again_at), before, after)
+    query = sa.select(columns.layer, columns.tool, *counts).select_from(evictions)
     query = _of(query, tenant, conversation, policy).group_by(columns.layer, columns.tool)
     rows = tx.execute(query.order_by((before - after).desc(), columns.layer, columns.tool))
-    names = ("evicted", "asked_again", "tokens_before", "tokens_after")
-    return [
-        EvictionSum(layer=layer, tool=tool, **dict(zip(names, map(int, counts), strict=True)))
-        for layer, tool, *counts in rows
-    ]
+    return [EvictionSum(layer, tool, *map(int, counted)) for layer, tool, *counted in rows]
 
 
 def listed(
@@ -298,8 +290,7 @@ def listed(
 
 def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None, policy: str | None) -> Rows:
     query = query.join(branches, same(branches, evictions, "tenant", "branch")).join(conversations, OF_CONVERSATION)
-    if tenant is not None:
-        query = query.where(evictions.c.tenant == tenant)
+    query = query.where(owned(evictions, tenant))
     if conversation is not None:
         query = query.where(evictions.c.tenant == conversation.tenant, branches.c.conversation == conversation.id)
     return query if policy is None else query.where(evictions.c.policy == policy)

@@ -10,8 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from proxy.store import inspections, memory
-from proxy.store.answers import answers_of
-from proxy.store.archive import drop_unheld, forget_words, whole_body
+from proxy.store.archive import drop_unheld, forget_words, held, read_original
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
 from proxy.store.records import ConversationRow
@@ -35,7 +34,7 @@ from proxy.store.schema import (
     removed,
     summaries,
 )
-from proxy.store.transaction import Rows, Transaction, keep_last, same
+from proxy.store.transaction import Rows, Transaction, keep_last
 
 CONVERSATIONS_AT_ONCE = 10
 ROWS_AT_ONCE = 500
@@ -82,11 +81,11 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     for row in found["checkpoints"]:
         row |= {"body": bodies.get((row["branch"], row["version"]))}
         del row["base"]
-    found["answers"] = answers_of(tx, conversation)
+    found["answers"] = memory.answers_of(tx, conversation)
     told = sa.select(audit).where(audit.c.tenant == tenant, audit.c.conversation == its_id)
     found["audit"] = _rows(tx, told.order_by(audit.c.seq))
-    held = sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.branch.in_(own))
-    query = sa.select(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(held))
+    refs = sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.branch.in_(own))
+    query = sa.select(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(refs))
     found["originals"] = [_original(tx, row) for row in tx.execute(query.order_by(originals.c.id))]
     return found
 
@@ -175,8 +174,7 @@ def _oldest(before: float, *first: sa.ColumnElement[Any]) -> Rows:
 def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reason: str) -> list[AuditEvent]:
     gone: list[AuditEvent] = []
     for tenant, conversation, name, requests in which:
-        held = sa.select(removed.c.ref).join(branches, same(branches, removed, "tenant", "branch")).distinct()
-        refs = list(tx.scalars(held.where(removed.c.tenant == tenant, branches.c.conversation == conversation)))
+        refs = held(tx, tenant, conversation)
         mine = (conversations.c.tenant == tenant, conversations.c.id == conversation)
         is_there = tx.execute(sa.delete(conversations).where(*mine)).rowcount
         tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.conversation == conversation))
@@ -188,7 +186,7 @@ def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reaso
 
 
 def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any]:
-    body = whole_body(tx, row)
+    whole = read_original(tx, row)
     return {
         "ref": row.ref,
         "role": row.role,
@@ -196,7 +194,7 @@ def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any]:
         "size": row.size,
         "sha256": row.sha.hex(),
         "at": row.at,
-        "body": None if body is None else b64encode(body).decode("ascii"),
+        "body": None if whole is None else b64encode(whole.body).decode("ascii"),
     }
 
 

@@ -1,19 +1,23 @@
-"""What is kept of a conversation beside its history: checkpoints, notes, and what models wrote.
+"""What is kept of a conversation beside its history: checkpoints, notes, what models wrote, and their answers.
 
 A checkpoint is a conversation's structured state as JSON text, one row for every version that was saved. It is given
 back only if the SHA-256 of its body is the one that was stored with it; else the one before it counts. The two newest
 of a branch are stored whole, as is every 16th; the others as what the next one has not (``base`` says which): damage
-costs those before it, up to the next whole one. Versions that a
-rollback has taken back stay as history, but nothing goes on from them.
+costs those before it, up to the next whole one. Versions that a rollback has taken back stay as history, but nothing
+goes on from them.
 
 A note is stored once, and a conversation has so many at most. Summaries are found by the address of what a model was
 asked; they are bounded for every tenant, and pruned by age. Tokens are counted by the minute, of all servers together.
+
+Answers are those that a later request may go on from, because their provider keeps them. A row holds what its request
+added to the history and what the answer did; the rows from the first request to an answer hold all of it. Only what is
+found whole counts.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from hashlib import sha256
 from itertools import accumulate
 from operator import itemgetter
@@ -23,10 +27,21 @@ import sqlalchemy as sa
 
 from proxy.store.audit import append, of_notes
 from proxy.store.ledger import LINES, cuts_of, key_of
-from proxy.store.packing import Damaged, pack_text, unpack_text
-from proxy.store.records import Change, CheckpointRow, ConversationRow, NoteRow, SummaryRow
-from proxy.store.schema import OF_BRANCH, branches, checkpoints, conversations, cuts, notes, spending, summaries
-from proxy.store.transaction import Transaction, chunks, keep_first, keep_last, of, recorded, same, stored
+from proxy.store.packing import Damaged, pack, pack_text, unpack, unpack_text
+from proxy.store.records import AnswerRow, Change, CheckpointRow, ConversationRow, NoteRow, SummaryRow
+from proxy.store.schema import (
+    OF_BRANCH,
+    answer_items,
+    answers,
+    branches,
+    checkpoints,
+    conversations,
+    cuts,
+    notes,
+    spending,
+    summaries,
+)
+from proxy.store.transaction import Rows, Transaction, chunks, keep_first, keep_last, of, recorded, same, stored
 
 Spans = Sequence[tuple[int, int]]
 Bodies = dict[tuple[str, int], str | None]
@@ -64,11 +79,12 @@ def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow
 
 def at_version(tx: Transaction, conversation: ConversationRow, version: int) -> CheckpointRow | None:
     found = {row.branch: row for row in _rows(tx, conversation, checkpoints.c.version == version)}
-    return next((found[row.branch] for row in tx.execute(LINES, key_of(conversation)) if row.branch in found), None)
+    lines = tx.execute(LINES, key_of(conversation.tenant, conversation.id))
+    return next((found[line.branch] for line in lines if line.branch in found), None)
 
 
 def latest(tx: Transaction, conversation: ConversationRow) -> CheckpointRow | None:
-    for line in tx.execute(LINES, key_of(conversation)).all():
+    for line in tx.execute(LINES, key_of(conversation.tenant, conversation.id)).all():
         row = newest_row(tx, conversation.tenant, line.branch, undone=read_spans(line.undone))
         if row is not None:
             return _with_cuts(tx, conversation, [row])[0]
@@ -246,7 +262,7 @@ def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[N
     0 also where nothing that is said may be stored. Beyond :data:`MAX_NOTES` the oldest go, those that are critical
     after all others.
     """
-    key = {"of_tenant": tenant, "of_conversation": conversation}
+    key = key_of(tenant, conversation)
     if not given or not tx.full or tx.scalar(HOME, {"of_tenant": tenant, "of_id": conversation}) is None:
         return 0
     own = {"tenant": tenant, "conversation": conversation}
@@ -262,7 +278,7 @@ def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[N
 
 def all_notes(tx: Transaction, tenant: str, conversation: str) -> list[NoteRow]:
     found: list[NoteRow] = []
-    for row in tx.execute(ALL_NOTES, {"of_tenant": tenant, "of_conversation": conversation}):
+    for row in tx.execute(ALL_NOTES, key_of(tenant, conversation)):
         note = recorded(NoteRow, notes, row)
         if _note_sha(note) == row.sha:
             found.append(note)
@@ -323,3 +339,65 @@ def _note_sha(note: NoteRow) -> bytes:
 
 def _summary_sha(row: SummaryRow) -> bytes:
     return sha256(row.key + row.text.encode("utf-8", "surrogatepass")).digest()
+
+
+MAX_LINKS = 20_000
+ADD_ANSWER = keep_last(answers)
+ADD_ITEM = keep_first(answer_items)
+_START = sa.select(answers.c.id, answers.c.parent, sa.literal(0).label("back")).where(of(answers, "tenant", "id"))
+_LINE = _START.cte("line", recursive=True)
+_LINE = _LINE.union_all(
+    sa.select(answers.c.id, answers.c.parent, _LINE.c.back + 1)
+    .join(_LINE, answers.c.id == _LINE.c.parent)
+    .where(of(answers, "tenant"), _LINE.c.back < MAX_LINKS)
+)
+LINE = sa.select(answers).join(_LINE, _LINE.c.id == answers.c.id).where(of(answers, "tenant"))
+
+
+def add_answers(tx: Transaction, rows: Sequence[AnswerRow]) -> None:
+    if not rows or not tx.full:
+        return
+    packed = tx.aside(lambda: [pack(row.given, row.output, row.opening) for row in rows])
+    tx.many(ADD_ANSWER, [stored(answers, row, body=body) for row, body in zip(rows, packed, strict=True)])
+    tx.many(ADD_ITEM, [{"tenant": r.tenant, "item": item, "answer": r.id} for r in rows for item in r.items])
+
+
+def answers_behind(tx: Transaction, tenant: str, answer: str) -> list[AnswerRow]:
+    return _whole_answers(tx, LINE, {"of_tenant": tenant, "of_id": answer})
+
+
+def known_answers(tx: Transaction, tenant: str, ids: Collection[str]) -> int:
+    query = sa.select(sa.func.count()).select_from(answers).where(answers.c.tenant == tenant)
+    return sum(int(tx.scalar(query.where(answers.c.id.in_(chunk))) or 0) for chunk in chunks(ids))
+
+
+def answers_with(tx: Transaction, tenant: str, items: Collection[str]) -> list[AnswerRow]:
+    found: list[AnswerRow] = []
+    for chunk in chunks(items):
+        ids = sa.select(answer_items.c.answer).where(answer_items.c.tenant == tenant, answer_items.c.item.in_(chunk))
+        found += _whole_answers(tx, sa.select(answers).where(answers.c.tenant == tenant, answers.c.id.in_(ids)))
+    return found
+
+
+def forget_answer(tx: Transaction, tenant: str, answer: str) -> None:
+    tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.id == answer))
+
+
+def answers_of(tx: Transaction, conversation: ConversationRow) -> list[Mapping[str, Any]]:
+    mine = answers.c.tenant == conversation.tenant, answers.c.conversation == conversation.id
+    rows = _whole_answers(tx, sa.select(answers).where(*mine).order_by(answers.c.at))
+    return [
+        {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in asdict(row).items()} for row in rows
+    ]
+
+
+def _whole_answers(tx: Transaction, query: Rows, given: Mapping[str, str] | None = None) -> list[AnswerRow]:
+    found: list[AnswerRow] = []
+    for row in tx.execute(query, given):
+        try:
+            said = dict(zip(("given", "output", "opening"), unpack(row.body, parts=3), strict=True))
+        except Damaged:
+            tx.damage("answer", row.tenant, row.id)
+        else:
+            found.append(recorded(AnswerRow, answers, row, items=(), **said))
+    return found

@@ -1,8 +1,6 @@
 """What is stored, packed: bodies and long texts as one zstd frame, in which a text that stands in its message is stored
-once; short texts that Weir wrote deflated against the words that stand in most of them.
-
-Of a request that somebody may look at, its two arrays are kept as references: what a message says stands in the
-archive, or once among the parts of its conversation. Below are the kinds of columns that hold it.
+once; short texts that Weir wrote deflated against the words that stand in most of them. Below are the kinds of columns
+that hold it.
 """
 
 import json
@@ -10,32 +8,20 @@ import re
 import struct
 import threading
 import zlib
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from hashlib import blake2b
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 import zstandard
-
-from policies.ledger import PlannedMessage
-from policies.messages import PIN_SIZE, Message
 
 Bind = Callable[[Any], Any]
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
 MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 WITHOUT_WORDS = 8 << 10
 SIZE = 4
-RECORD_FORM = f"{PIN_SIZE}sHI"
-RECORD = struct.Struct(f">{RECORD_FORM}")
-"""Of a message the beginning of its digest, its role's place among the roles, and its tokens."""
-OWN = "t"
 PACKED_WORDS = b"\1"
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 FRAME = b"\x28\xb5\x2f\xfd"  # what every frame begins with: RFC 8878, section 3.1.1
 # What is stored was packed with exactly this: another one needs another mark before what it packs.
 WORDS = (
@@ -80,40 +66,37 @@ def _compressor(level: int, words: zstandard.ZstdCompressionDict | None, _thread
 
 
 def pack(*parts: bytes, level: int = 6) -> bytes:
-    return _packed(_joined(parts), level=level)
-
-
-def _packed(said: bytes, *, level: int) -> bytes:
-    """What is long without the words: zstd takes tables of their size with them, and needs twice the time and room."""
+    """One frame; a long one without the words: with them zstd takes tables of its size, twice the time and room."""
+    said = joined(parts)
     words = MESSAGES if len(said) < WITHOUT_WORDS else None
     return _compressor(level, words, threading.get_ident()).compress(said)
 
 
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:
     """So many parts of what :func:`pack` made. Raises :class:`Damaged`."""
-    return _parted(_decompressed(packed, MESSAGES), parts)
+    return parted(_decompressed(packed, MESSAGES), parts)
 
 
 def pack_named(given: Mapping[str, Sequence[bytes]], *, level: int = 6) -> bytes:
     parts = [part for each in given.values() for part in each]
-    return pack(msgspec.json.encode(list(given)), _joined(parts), level=level)
+    return pack(msgspec.json.encode(list(given)), joined(parts), level=level)
 
 
 def unpack_named(packed: bytes, *, parts: int) -> dict[str, list[bytes]]:
     told, joined = unpack(packed, parts=2)
     try:
         refs = msgspec.json.decode(told)
-        found = _parted(joined, parts * len(refs))
+        found = parted(joined, parts * len(refs))
         return {str(ref): found[parts * n : parts * (n + 1)] for n, ref in enumerate(refs)}
     except (ValueError, TypeError):
         raise Damaged("the refs are broken") from None
 
 
-def _joined(parts: Sequence[bytes]) -> bytes:
+def joined(parts: Sequence[bytes]) -> bytes:
     return b"".join([struct.pack(f">{len(parts)}I", *map(len, parts)), *parts])
 
 
-def _parted(whole: bytes, parts: int) -> list[bytes]:
+def parted(whole: bytes, parts: int) -> list[bytes]:
     found, start = list[bytes](), SIZE * parts
     if len(whole) < start:
         raise Damaged("the sizes are broken")
@@ -207,149 +190,6 @@ def _text(said: bytes) -> str:
         raise Damaged("the text is broken") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspected:
-    """What was kept of one request.
-
-    Attributes:
-        keep: how many of the conversation's requests were to be kept then.
-        client: ref, role and tokens of each message that the client sent.
-        sent: of each forwarded one its place among the client's (None: Weir's own), its edit, tokens, and the ref of
-            its text (None: as the client sent it); None where the whole array was the client's.
-        bodies: what is known by its ref: JSON of messages, UTF-8 of texts; ``archived`` the refs that the archive has.
-    """
-
-    keep: int
-    client: Sequence[tuple[str, str, int]]
-    sent: Sequence[tuple[int | None, str | None, int, str | None]] | None
-    pruned: tuple[str, ...]
-    tools: int
-    bodies: Mapping[str, bytes]
-    archived: frozenset[str] = frozenset()
-
-
-def ref_of(text: str) -> str:
-    return OWN + blake2b(exact_bytes(text), digest_size=PIN_SIZE).hexdigest()
-
-
-class KeptArrays(NamedTuple):
-    request: str
-    at: float
-    told: bytes
-    records: bytes
-
-    @classmethod
-    def of(
-        cls,
-        request: str,
-        at: float,
-        messages: Sequence[Message],
-        pieces: Sequence[PlannedMessage] | None,
-        *,
-        keep: int,
-        pruned: Sequence[str],
-        tools: int,
-    ) -> "KeptArrays":
-        said_by = [*map(attrgetter("role"), messages)]
-        roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
-        facts: list[object] = [None] * (3 * len(said_by))  # by column: there may be hundreds in each request
-        facts[0::3] = [*map(attrgetter("digest"), messages)]
-        facts[1::3] = [*map(roles.__getitem__, said_by)]
-        facts[2::3] = [*map(attrgetter("tokens"), messages)]
-        records = struct.pack(">" + len(said_by) * RECORD_FORM, *facts)
-        sent = None if pieces is None else list(_runs(pieces))
-        said = {"keep": keep, "roles": list(roles), "sent": sent, "pruned": pruned, "tools": tools}
-        return cls(request, at, _ENCODER.encode(said).encode(), records)
-
-    def inspected(self) -> Inspected:
-        said = json.loads(self.told)
-        client = [(pin.hex(), said["roles"][role], tokens) for pin, role, tokens in RECORD.iter_unpack(self.records)]
-        sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
-        pruned, tools = tuple(said["pruned"]), said["tools"]
-        return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=tools, bodies={})
-
-
-def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
-    return _packed(join_arrays(given), level=1)
-
-
-def unpack_arrays(packed: bytes) -> list[KeptArrays]:
-    return split_arrays(_decompressed(packed, MESSAGES))
-
-
-def join_arrays(given: Sequence[KeptArrays]) -> bytes:
-    heads, own = list[tuple[str, float, int, int]](), list[bytes]()
-    for each, fresh in _fresh(given):
-        heads.append((each.request, each.at, len(each.records) - len(fresh), len(fresh)))
-        own.append(fresh)
-    return _joined((msgspec.json.encode(heads), b"\n".join([each.told for each in given]), b"".join(own)))
-
-
-def split_arrays(joined: bytes) -> list[KeptArrays]:
-    heads, told, own = _parted(joined, 3)
-    found, start, records = list[KeptArrays](), 0, b""
-    for (request, at, same, fresh), said in zip(msgspec.json.decode(heads), told.split(b"\n"), strict=True):
-        records = records[:same] + own[start : start + fresh]
-        start += fresh
-        found.append(KeptArrays(request, at, said, records))
-    return found
-
-
-def _fresh(given: Iterable[KeptArrays]) -> Iterator[tuple[KeptArrays, bytes]]:
-    """Each array with its records from the first that is not the one before's: most go on where that ended."""
-    before = b""
-    for each in given:
-        same = len(before)
-        if not each.records.startswith(before):
-            most = min(len(before), len(each.records)) // RECORD.size
-            ends = range(RECORD.size, (most + 1) * RECORD.size, RECORD.size)
-            same = RECORD.size * bisect_left(ends, 1, key=lambda end: before[:end] != each.records[:end])
-        yield each, each.records[same:]
-        before = each.records
-
-
-def refs_of(given: Iterable[KeptArrays]) -> set[str]:
-    """Every ref in arrays of requests, most of which have most in common. Raises what JSON and structs raise."""
-    pins, texts = set[bytes](), set[str]()
-    for each, fresh in _fresh(given):
-        pins.update([pin for pin, _, _ in RECORD.iter_unpack(fresh)])
-        texts.update([run[3] for run in json.loads(each.told)["sent"] or () if len(run) == 4 and run[3] is not None])
-    return {pin.hex() for pin in pins} | texts
-
-
-def _runs(pieces: Sequence[PlannedMessage]) -> Iterator[list[object]]:
-    run: list[int] = []
-    for piece in pieces:
-        same = piece.index if piece.text is None and piece.kind is None else None
-        if run and same == run[1] + 1:
-            run[1] += 1
-            continue
-        if run:
-            yield [*run]
-        run = [] if same is None else [same, same]
-        if same is None:
-            yield [piece.index, piece.kind, piece.tokens, None if piece.text is None else ref_of(piece.text)]
-    if run:
-        yield [*run]
-
-
-def _pieces(
-    run: list[object], client: Sequence[tuple[str, str, int]]
-) -> Iterator[tuple[int | None, str | None, int, str | None]]:
-    match run:
-        case [int(first), int(last)]:
-            yield from ((n, None, client[n][2], None) for n in range(first, last + 1))
-        case [index, kind, int(tokens), ref]:
-            yield (
-                index if isinstance(index, int) else None,
-                kind if isinstance(kind, str) else None,
-                tokens,
-                ref if isinstance(ref, str) else None,
-            )
-        case _:
-            raise Damaged("the array is broken")
-
-
 def plain_text(value: str) -> str:
     if value.isascii() and "\0" not in value:
         return value
@@ -383,6 +223,16 @@ class StoredBytes(StoredText):
     cache_ok = True
 
 
+class StoredTuple(StoredText):
+    cache_ok = True
+
+    def __init__(self) -> None:
+        super().__init__(json.dumps)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return tuple(json.loads(value))
+
+
 class Id(StoredText):
     """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
 
@@ -405,13 +255,9 @@ def _bytes_of(prefix: str, value: str) -> str | bytes:
     return bytes.fromhex(digits) if digits and value.startswith(prefix) and HEX(digits) else value
 
 
-def _exactly(value: bytes) -> str:
-    return value.decode("utf-8", "surrogatepass")
-
-
 def _unpacked(value: bytes) -> str:
     try:
-        return unpack_text(value) if value.startswith(FRAME) else _exactly(value)
+        return unpack_text(value) if value.startswith(FRAME) else _text(value)
     except Damaged:
         return value.decode(errors="replace")
 
@@ -423,6 +269,6 @@ def _in_words(value: bytes) -> str:
         return value.decode(errors="replace")
 
 
-PLAIN, EXACT = StoredText(), StoredBytes(exact_bytes, _exactly)
+PLAIN, EXACT, LISTED = StoredText(), StoredBytes(exact_bytes, _text), StoredTuple()
 LONG, PACKED = StoredBytes(pack_text, _unpacked), StoredBytes(pack_words, _in_words)
 TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")

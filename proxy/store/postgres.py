@@ -159,29 +159,20 @@ LIMITS = sa.select(
 class PostgresDatabase(Database):
     """A pool of connections to a database server; there is nothing to tend.
 
-    With ``limits`` every transaction begins by setting them: a pooler gives each transaction another connection of
-    the server's, and takes none of them when a connection begins.
+    Of the engine's options ``limits`` are what every transaction begins by setting: a pooler gives each transaction
+    another connection of the server's, and takes none of them when a connection begins. ``patience`` is how many
+    seconds a statement may have no answer.
     """
 
     journal = "server"
     shared = True
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        *,
-        writable: bool,
-        patience: float,
-        limits: dict[str, str] | None = None,
-        notices: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, *, writable: bool, notices: tuple[str, ...] = ()) -> None:
         event.listen(engine.sync_engine, "before_cursor_execute", _go_on)
         self._writes = writable
         self.notices = notices
         self._engine = engine
         self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
-        self._patience = patience
-        self._limits = limits
         self._running: set[asyncio.Task[Any]] = set()
         self._down: StoreError | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -212,14 +203,9 @@ class PostgresDatabase(Database):
             pool_size=connections,
             max_overflow=0,
             pool_timeout=patience,
+            execution_options={"limits": limits if is_pooled else None, "patience": statement + GRACE},
         )
-        database = cls(
-            engine,
-            writable=mode != "reader",
-            patience=statement + GRACE,
-            limits=limits if is_pooled else None,
-            notices=address.notices,
-        )
+        database = cls(engine, writable=mode != "reader", notices=address.notices)
         await database.ping()
         return database
 
@@ -277,7 +263,7 @@ class PostgresDatabase(Database):
 
     async def _watched(self, engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
         try:
-            return await _transact(engine, work, limits=self._limits, patience=self._patience)
+            return await _transact(engine, work)
         except StoreUnavailable as error:
             if error.reason == UNREACHABLE and self._down is None:
                 self._down = error
@@ -288,7 +274,7 @@ class PostgresDatabase(Database):
         while self._down is not None:
             await asyncio.sleep(LOOKS)
             with contextlib.suppress(StoreError):
-                await _transact(self._reading, _one, limits=self._limits, patience=self._patience)
+                await _transact(self._reading, _one)
                 self._down = None
 
 
@@ -336,18 +322,12 @@ async def _prepare(address: Address, *, writes: bool, patience: float) -> bool:
         await engine.dispose()
 
 
-async def _transact(
-    engine: AsyncEngine,
-    work: Callable[[sa.Connection], T],
-    *,
-    limits: dict[str, str] | None = None,
-    patience: float | None = None,
-) -> T:
+async def _transact(engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
     attempt = 1
     while True:
         try:
             async with engine.connect() as connection:
-                return await connection.run_sync(_whole, work, limits, patience)
+                return await connection.run_sync(_whole, work)
         except StoreError:
             raise
         except (exc.SQLAlchemyError, OSError) as error:
@@ -356,20 +336,16 @@ async def _transact(
             attempt += 1
 
 
-def _whole(
-    connection: sa.Connection,
-    work: Callable[[sa.Connection], T],
-    limits: dict[str, str] | None,
-    patience: float | None,
-) -> T:
-    """One transaction, given up together with its connection once a statement has had no answer for ``patience``."""
-    watch = _Watch(connection.connection.driver_connection, patience)
+def _whole(connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T:
+    """One transaction, given up together with its connection once a statement has had no answer for too long."""
+    options = connection.get_execution_options()
+    watch = _Watch(connection.connection.driver_connection, options.get("patience"))
     connection.info.update({_Watch: watch, ASIDE: watch.aside})
     try:
         transaction = connection.begin()
         try:
-            if limits is not None:
-                connection.execute(LIMITS, limits)
+            if options.get("limits") is not None:
+                connection.execute(LIMITS, options["limits"])
             result = work(connection)
         except BaseException:
             watch.renew()

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 from sqlalchemy import exc
 
 from policies.health import Category, Checkup, Level
-from policies.ledger import Cut, Edit, Event, Note, PlannedMessage, Prepared, Trend
+from policies.ledger import ConversationState, Cut, Edit, Event, Note, PlannedMessage, Prepared, Trend
 from policies.messages import Message
 from proxy.store.chain import AuditEvent
 
@@ -76,14 +77,11 @@ class Branch:
     """A conversation's thread: what Weir knows about one line of history.
 
     ``conversation`` is the internal id, ``name`` the label people use (given by the client or generated).
-    ``version`` is the head that a commit compares and sets. ``cuts`` are oldest first; ``length`` is the
-    number of chain messages that was matched when the branch was found. ``trend`` is how it has grown, None where
-    nothing is known of that; ``evicted`` are the hashes of calls whose results are out of the window and were not
-    asked for again, with the branch that evicted each. ``prepared`` is a summary that waits for the next batch,
-    ``wanted`` what an operator asked of the next request (``compact``), ``resumed`` the checkpoint of another
-    conversation that this one goes on from, and ``checkpoint`` the newest one of its own, both as JSON text;
-    ``checkpoint_length`` is the number of messages after the head that it was saved at. ``health`` is the
-    conversation's state of health as JSON.
+    ``version`` is the head that a commit compares and sets. ``known`` is what its batches left, its checkpoints as
+    JSON text; ``length`` is the number of chain messages that was matched when the branch was found. ``trend`` is how
+    it has grown, None where nothing is known of that; ``evicted`` are the hashes of calls whose results are out of the
+    window and were not asked for again, with the branch that evicted each. ``health`` is the conversation's state of
+    health as JSON.
     """
 
     tenant: str
@@ -91,17 +89,11 @@ class Branch:
     name: str
     branch: str
     version: int
-    edits: tuple[Edit, ...] = ()
-    cuts: tuple[Cut, ...] = ()
+    known: ConversationState = field(default_factory=ConversationState)
     length: int = 0
     longest: int = 0
     trend: Trend | None = None
     evicted: tuple[tuple[bytes, str], ...] = ()
-    prepared: Prepared | None = None
-    wanted: str | None = None
-    resumed: str | None = None
-    checkpoint: str | None = None
-    checkpoint_length: int = 0
     health: str | None = None
 
     def change(self, at: float) -> "Change":
@@ -156,7 +148,7 @@ class EvictionRow:
         return self.tokens_before - self.tokens_after
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EvictionSum:
     layer: str
     tool: str
@@ -186,7 +178,8 @@ class Change:
     another conversation that the branch goes on from, stored with it. ``prepared`` is the summary that the plan knew
     of, and that waits no longer once there is a cut. ``chain_end`` is the hash after all ``length``
     messages of the request, by which the next one will find what is stored here. ``request`` is the id of that
-    request, ``figures`` what the audit is to say of the decision, and ``audited`` what it is to say beside that.
+    request, ``figures`` what the audit is to say of the decision, ``condensed`` what of each text that was to become
+    shorter, and ``audited`` what it is to say beside that.
     """
 
     tenant: str
@@ -210,6 +203,7 @@ class Change:
     evictions: tuple[EvictionRow, ...] = ()
     request: str = ""
     figures: Mapping[str, object] = field(default_factory=dict)
+    condensed: Sequence[Mapping[str, Any]] = ()
     audited: tuple[AuditEvent, ...] = ()
 
 

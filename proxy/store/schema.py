@@ -11,7 +11,7 @@ these tables; migrations are for what is older. Alembic is loaded only where the
 
 import importlib
 from collections.abc import Mapping
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import sqlalchemy as sa
@@ -20,12 +20,11 @@ from policies.health import Snapshot
 from policies.ledger import Cut, Edit
 from proxy.store import records
 from proxy.store.chain import AuditRow
-from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LONG, PACKED, PLAIN, REQUEST, TENANT
+from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LISTED, LONG, PACKED, PLAIN, REQUEST, TENANT
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
 REVISIONS = ("0013", "0016", "0017", "0018", "0019")
 HEAD = REVISIONS[-1]
-NOTHING: Mapping[str, str] = MappingProxyType({})
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
 OF_BRANCH = (OF_TENANT, sa.bindparam("branch", type_=BRANCH))
@@ -310,13 +309,13 @@ audit = _table(
 keys = _table(
     "keys",
     "name",
-    _fields(records.KeyRow, without="tenant", policy=PLAIN, models=sa.Text(), allow=sa.Text()),
+    _fields(records.KeyRow, without="tenant", policy=PLAIN, models=LISTED, allow=LISTED),
     [sa.Index("keys_digest", "digest", unique=True)],
 )
 
 limits = _table("limits", "scope", _fields(records.LimitRow, scope=PLAIN))
 
-calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=PLAIN, recent=sa.Text()))
+calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=PLAIN, recent=LISTED))
 
 _LAST = "(SELECT max(seq) FROM audit WHERE tenant = NEW.tenant)"
 _BEFORE = "(SELECT hash FROM audit WHERE tenant = NEW.tenant AND seq = NEW.seq - 1)"

@@ -36,7 +36,7 @@ from sqlalchemy.pool import StaticPool
 
 from proxy.store.records import CorruptStore, StoreError, StoreUnavailable
 from proxy.store.schema import check, ensure
-from proxy.store.transaction import translate
+from proxy.store.transaction import Database, translate
 
 Begin = Literal["BEGIN", "BEGIN IMMEDIATE"]
 T = TypeVar("T")
@@ -78,10 +78,6 @@ class _Thread(aiosqlite.Connection):
         return self._conn
 
 
-def _set(driver: sqlite3.Connection, *, pragma: str) -> None:
-    driver.execute(f"PRAGMA {pragma}").fetchall()
-
-
 class ConnectionWorker:
     """One connection in its own thread, used by one transaction at a time, in the order of asking.
 
@@ -118,8 +114,7 @@ class ConnectionWorker:
             raise translate(error) from None
         worker = cls(thread, begin=begin, patience=patience)
         try:
-            for pragma in pragmas:
-                await worker.raw(partial(_set, pragma=pragma))
+            await worker.raw(lambda driver: [driver.execute(f"PRAGMA {each}").fetchall() for each in pragmas])
         except BaseException:
             await worker.close()
             raise
@@ -241,6 +236,7 @@ DELETED = "the database file was deleted"
 MOVED = "the database file was moved away"
 REPLACED = "the database file was replaced"
 NOWHERE = (-1, -1)
+COMMITS = sa.text("SELECT number FROM meta WHERE name = 'commits'")
 COUNT = "UPDATE meta SET number = number + 1 WHERE name = 'commits' RETURNING number"
 
 
@@ -300,7 +296,7 @@ class LockFile:
         os.close(self._file)
 
 
-class SqliteDatabase:
+class SqliteDatabase(Database):
     """A SQLite file, or a database in memory that lives as long as this object.
 
     A file that is deleted or replaced while it is open is noticed at the next write or ping: what stands at its path
@@ -318,8 +314,6 @@ class SqliteDatabase:
         self._owner: LockFile | None = None
         self._writer: ConnectionWorker | None = None
         self._reader: ConnectionWorker | None = None
-        self.opened = 0
-        self.seed: Callable[[sa.Connection], None] | None = None
         self._patience = patience
         self._reopening = asyncio.Lock()
         self._file = -1  # held so that its links can be counted; closed after SQLite, whose locks would go with it
@@ -471,7 +465,10 @@ class SqliteDatabase:
         await self._writer.transaction(_refuse_foreign)
         await self._writer.transaction(ensure)
         self._wal_inode = _inode(Path(f"{path}-wal"))
-        await self._look_back(self._lock)
+        self._commits = await self._writer.transaction(lambda connection: int(connection.execute(COMMITS).scalar_one()))
+        if self._lock.commits > self._commits:
+            self.notices += (LOST_COMMITS.format(missing=self._lock.commits - self._commits),)
+            self._lock.note(self._commits)
         if self.seed is not None:
             await self._writer.transaction(self.seed)
         if self.shared and self.journal == "delete":
@@ -509,16 +506,6 @@ class SqliteDatabase:
         if mode != wanted:
             raise StoreUnavailable(f"the journal mode cannot be set to {wanted}: it is {mode}", reason="locked")
         return mode
-
-    async def _look_back(self, lock: LockFile) -> None:
-        count = sa.text("SELECT number FROM meta WHERE name = 'commits'")
-        writer = self._writer
-        if writer is None:
-            return
-        self._commits = await writer.transaction(lambda connection: int(connection.execute(count).scalar_one()))
-        if lock.commits > self._commits:
-            self.notices += (LOST_COMMITS.format(missing=lock.commits - self._commits),)
-            lock.note(self._commits)
 
     def _note(self) -> None:
         self._commits = self._counted

@@ -150,6 +150,11 @@ def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
     return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
 
 
+def owned(table: sa.FromClause, tenant: str | None) -> sa.ColumnElement[bool]:
+    """That rows are a tenant's, or with None anybody's."""
+    return sa.true() if tenant is None else table.c.tenant == tenant
+
+
 def among(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
     """That a column is one of the ``ids`` that :meth:`Transaction.ask` is given."""
     return sa.and_(of(column.table, "tenant"), column.in_(sa.bindparam("ids", expanding=True)))
@@ -280,6 +285,15 @@ class Transaction:
             if isinstance(column.type, Id):
                 found = [(*row[:at], column.type.shown(row[at]), *row[at + 1 :]) for row in found]
         return found
+
+    def ask_each(
+        self, statement: sa.Select[Any] | Upsert, keys: Iterable[tuple[str, str]]
+    ) -> list[tuple[str, tuple[Any, ...]]]:
+        """The same about ids of several tenants: each row with whose it is, tenants and ids in their order."""
+        ids: dict[str, list[str]] = {}
+        for tenant, its in sorted(set(keys)):
+            ids.setdefault(tenant, []).append(its)
+        return [(tenant, row) for tenant, some in ids.items() for row in self.ask(statement, tenant, some)]
 
     def _execute(self, text: str, values: tuple[object, ...]) -> Sequence[Any]:
         if self.dialect == "sqlite":

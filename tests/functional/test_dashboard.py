@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.store.packing import ref_of
+from proxy.store.inspections import ref_of
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
 from tests.functional.harness import ALONE, SHARED, Deployment, Talk, prose, weir
 

@@ -190,7 +190,7 @@ async def test_a_task_that_is_cancelled_leaves_a_whole_transaction_or_none(postg
     found = await store.branch("tenant-a", "b1")
     assert found is not None
     assert found.version > 0
-    assert (len(found.edits), len(found.cuts)) == (3 * found.version, found.version)
+    assert (len(found.known.edits), len(found.known.cuts)) == (3 * found.version, found.version)
     await store.close()
 
 

@@ -227,7 +227,7 @@ async def test_a_tenant_whose_tokens_are_used_up_is_served_without_a_model_and_o
         for seed in range(3):
             await talk_of(target, seed=seed).chat(1)
         assert len(side_calls(simulator)) == 1
-        assert target.runtime.summarizer.allowance._account(tenant_of(target, "sk-test")).total > 4_000
+        assert target.runtime.summarizer.allowance.taken(tenant_of(target, "sk-test")).total() > 4_000
         await talk_of(target, key="sk-other", seed=3).chat(1)
         assert len(side_calls(simulator)) == 2
         assert {s.status for s in answered(simulator)} == {200}

@@ -12,7 +12,7 @@ from policies.pressure import advance
 from policies.settings import ContextSettings
 from proxy.store import Store
 from proxy.store.chain import AuditEvent, AuditType
-from proxy.store.records import Arrival, CalibrationRow, ConversationRow, KeyRow, LimitRow, RelayedRow
+from proxy.store.records import Arrival, Branch, CalibrationRow, ConversationRow, KeyRow, LimitRow, RelayedRow
 from tests.proxy.store_rows import change, cut, digest, edit, eviction, exchange, note, original, saved, summary
 from tests.proxy.test_store_health import session
 
@@ -88,21 +88,24 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
         eviction(4, tool="", layer="compact"),
     )
     first = replace(change(0, of=tenant, **home), name="work", evictions=evictions, chain_end=ends[4], length=5)
-    await store.commit(replace(first, request=rows[1].id, figures={"action": "evict", "condensed": []}))
+    await store.commit(replace(first, request=rows[1].id, figures={"action": "evict"}))
     edits = (edit(7, of=tenant, text="\x01 looks packed \ud800"), edit(8, of=tenant, text=""))
     second = replace(change(1, of=f"{tenant}2", count=2, with_cut=False, at=2001.0, **home), edits=edits, resumed="{}")
     await store.commit(second)
     await store.commit(replace(saved(2, at=2002.0), **home, length=5))
-    await store.record([replace(rows[0], id="req_00cc", at=3000.0, asked_again=((branch, digest("call", 2)),))])
-    await store.annotate(tenant, "req_00cc", {"alike": 0.5})
+    asked = ((branch, digest("call", 2)),)
+    detail = {**rows[0].detail, "alike": 0.5}
+    await store.record([replace(rows[0], id="req_00cc", at=3000.0, asked_again=asked, detail=detail)])
     await store.evaluated(tenant, "req_00cc", {"score": 0.875, "judged": 3}, 3001.0)
     await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", proposal="{}", purpose="compact-1", calls=2))
     await store.want(tenant, branch, "compact", 3002.0)
     found = await store.branch(tenant, branch)
     assert found is not None
-    await store.fork(found, branch=forked, keep_edits=found.edits[:2], keep_cuts=found.cuts, at=3003.0, length=10)
-    taller = replace(found, version=9)
-    await store.restate(taller, edits=found.edits, cuts=(*found.cuts, cut(2, of=tenant)), at=3004.0)
+    known = found.known
+    few = replace(known, edits=dict(list(known.edits.items())[:2]))
+    await store.fork(found, replace(found, branch=forked, known=few, length=10), at=3003.0)
+    more = replace(known, cuts=(*known.cuts, cut(2, of=tenant)))
+    await store.restate(replace(found, version=9, known=more), at=3004.0)
     await store.add_notes(tenant, conversation, [note(1), note(2, importance="critical"), note(1)])
     await store.keep_summary(tenant, summary(1, text="what was said \ud800"))
     await store.add_vectors(tenant, MODEL, {o.ref: [1.0, float(n)] for n, o in enumerate(first.originals)})
@@ -209,7 +212,14 @@ def _trend(*sizes: int) -> Trend:
     return state
 
 
+KNOWN = ("cuts", "prepared", "wanted", "resumed", "checkpoint", "checkpoint_length")
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, Branch):  # with what is known of it beside the rest, as it is told of a database of before
+        told = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "known"}
+        told |= {name: getattr(value.known, name) for name in KNOWN}
+        return _plain({**told, "edits": list(value.known.edits.values())})
     if is_dataclass(value):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, bytes):

@@ -261,7 +261,7 @@ async def test_a_batch_says_what_it_evicted_cut_and_saved_in_figures_and_digests
     ]  # fmt: skip
     rows = (eviction(1), eviction(2, before=200, after=0), replace(eviction(3, layer="compact"), kind="cut"))
     await store.commit(
-        replace(change(0), evictions=rows, figures={**figures, "condensed": condensed}, request="req-1", length=9)
+        replace(change(0), evictions=rows, figures=figures, condensed=condensed, request="req-1", length=9)
     )
     told = {row.type: json.loads(row.facts) for row in await chain_of(store)}
     assert list(told) == ["eviction", "compaction", "save"]

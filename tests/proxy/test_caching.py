@@ -95,7 +95,7 @@ class Talk:
 
     def __init__(self) -> None:
         branch = Branch(tenant="t", conversation="c", name="c", branch="b", version=0)
-        self.thread = Thread(branch, ConversationState())
+        self.thread = Thread(branch)
         self.at = 1000.0
         self.sent = 0
 

@@ -4,15 +4,14 @@ from random import Random
 import pytest
 import zstandard
 
+from proxy.store.inspections import RECORD, KeptArrays, arrays_of, parts_of
 from proxy.store.packing import (
     MESSAGES,
-    RECORD,
     Damaged,
-    KeptArrays,
-    pack_arrays,
+    pack,
     pack_message,
     pack_text,
-    unpack_arrays,
+    unpack,
     unpack_message,
     unpack_text,
 )
@@ -76,7 +75,7 @@ def test_the_arrays_of_requests_are_given_back_whatever_they_share() -> None:
         arrays(6, 1, 2, 3),
     ]
     for count in range(1, len(given) + 1):
-        assert unpack_arrays(pack_arrays(given[:count])) == given[:count]
+        assert arrays_of(unpack(pack(*parts_of(given[:count])), parts=3)) == given[:count]
 
 
 @pytest.mark.requirement("P9", "A0.148")
@@ -84,4 +83,4 @@ def test_a_longer_conversation_takes_no_more_room_for_each_request_that_is_kept(
     random = Random(1)
     messages = [random.getrandbits(40) for _ in range(2000)]
     one, twenty = ([arrays(n, *messages[: 1960 + 2 * n]) for n in range(count)] for count in (1, 20))
-    assert len(pack_arrays(twenty)) < 1.1 * len(pack_arrays(one))
+    assert len(pack(*parts_of(twenty))) < 1.1 * len(pack(*parts_of(one)))

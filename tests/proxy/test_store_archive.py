@@ -192,7 +192,11 @@ async def test_a_damaged_edit_or_cut_counts_as_absent(
     row = await store.conversation("tenant-a", "c1")
     assert branch is not None
     assert row is not None
-    assert (len(branch.edits), len(branch.cuts), len(await store.checkpoints(row))) == (edits, cuts, checkpoints)
+    assert (len(branch.known.edits), len(branch.known.cuts), len(await store.checkpoints(row))) == (
+        edits,
+        cuts,
+        checkpoints,
+    )
     assert store.damaged >= 1
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from policies.ledger import EditKind
+from policies.ledger import ConversationState, EditKind
 from proxy.store import Store
 from proxy.store.records import Arrival, CalibrationRow, KeyRow, LimitRow, NameTaken, StaleVersion, StoreError
 from tests.proxy.store_rows import chain, change, cut, edit, exchange, original, url
@@ -87,8 +87,8 @@ async def test_a_committed_change_is_there_after_a_restart(tmp_path: Path) -> No
     assert found == before
     assert found is not None
     assert found.version == 2
-    assert found.edits == (*first.edits, *second.edits)
-    assert found.cuts == (first.cut, second.cut)
+    assert tuple(found.known.edits.values()) == (*first.edits, *second.edits)
+    assert found.known.cuts == (first.cut, second.cut)
     row = await store.conversation("tenant-a", "c1")
     assert row is not None
     checkpoints = await store.checkpoints(row)
@@ -104,7 +104,7 @@ async def test_a_later_edit_of_the_same_message_replaces_the_earlier(store: Stor
     await store.commit(replace(change(1, with_cut=False), edits=(edit(1),)))
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert branch.edits == (edit(2), edit(1))
+    assert tuple(branch.known.edits.values()) == (edit(2), edit(1))
 
 
 async def test_text_that_no_database_takes_comes_back_exactly(store: Store) -> None:
@@ -113,8 +113,8 @@ async def test_text_that_no_database_takes_comes_back_exactly(store: Store) -> N
     await store.commit(replace(change(0), edits=(edit(1, text=odd),), cut=told, originals=(), checkpoint=odd))
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert branch.edits[0].text == odd
-    assert branch.cuts == (told,)
+    assert next(iter(branch.known.edits.values())).text == odd
+    assert branch.known.cuts == (told,)
     row = await store.conversation("tenant-a", "c1")
     assert row is not None
     assert (await store.checkpoints(row))[0].body == odd
@@ -135,7 +135,7 @@ async def test_of_two_concurrent_commits_one_wins_and_the_other_stores_nothing(t
     branch = await there.branch("tenant-a", "b1")
     assert branch is not None
     assert branch.version == 2
-    assert branch.edits[3:] == change(1, of=winner).edits
+    assert tuple(branch.known.edits.values())[3:] == change(1, of=winner).edits
     assert await here.original("tenant-a", change(1, of=loser).originals[0].ref) is None
     await here.close()
     await there.close()
@@ -157,7 +157,7 @@ async def test_forty_racing_appends_are_all_kept_with_retries(store: Store) -> N
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
     assert branch.version == 40
-    assert len(branch.edits) == 40
+    assert len(branch.known.edits) == 40
 
 
 @pytest.mark.requirement("A0.105")
@@ -192,7 +192,9 @@ async def test_fifty_concurrent_conversations_are_isolated(store: Store) -> None
         found = await store.find("tenant-a", chain(6, of=name))
         assert found is not None
         assert (found.conversation, found.version, found.length) == (name, 3, 3)
-        assert found.edits == tuple(e for step in range(3) for e in change(step, of=f"{name}.{step}").edits)
+        assert tuple(found.known.edits.values()) == tuple(
+            e for step in range(3) for e in change(step, of=f"{name}.{step}").edits
+        )
 
 
 @pytest.mark.requirement("P1")
@@ -203,11 +205,13 @@ async def test_a_fork_shares_the_past_and_goes_its_own_way(store: Store) -> None
     await store.commit(change(1))
     parent = await store.find("tenant-a", hashes)
     assert parent is not None
-    made = await store.fork(parent, branch="b2", keep_edits=parent.edits[:3], keep_cuts=parent.cuts[:1], at=3000.0)
-    assert (made.version, made.conversation, made.edits) == (2, "c1", parent.edits[:3])
+    edits, cuts = dict(list(parent.known.edits.items())[:3]), parent.known.cuts[:1]
+    shared = replace(parent, branch="b2", known=ConversationState(edits=edits, cuts=cuts))
+    await store.fork(parent, shared, at=3000.0)
     stored = await store.branch("tenant-a", "b2")
     assert stored is not None
-    assert (stored.edits, stored.cuts, stored.version) == (parent.edits[:3], parent.cuts[:1], 2)
+    assert (stored.version, stored.conversation) == (2, "c1")
+    assert (stored.known.edits, stored.known.cuts) == (edits, cuts)
     assert await store.commit(replace(change(2, branch="b2"), cut=cut(3, of="fork"))) == 3
     assert await store.branch("tenant-a", "b1") == replace(parent, length=0)
     row = await store.conversation("tenant-a", "c1")
@@ -215,9 +219,10 @@ async def test_a_fork_shares_the_past_and_goes_its_own_way(store: Store) -> None
     assert row.branches == 2
     copied = [c for c in await store.checkpoints(row) if c.branch == "b2"]
     assert copied[0].body == change(0).checkpoint
-    again = await store.fork(parent, branch="b2", keep_edits=(), keep_cuts=(), at=3001.0)
-    assert again.branch == "b2"
-    assert (await store.branch("tenant-a", "b2")) is not None
+    forked = await store.branch("tenant-a", "b2")
+    await store.fork(parent, replace(shared, known=ConversationState()), at=3001.0)
+    assert forked is not None
+    assert await store.branch("tenant-a", "b2") == forked
 
 
 @pytest.mark.requirement("P1")

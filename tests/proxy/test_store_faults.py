@@ -9,10 +9,12 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from policies.ledger import ConversationState
 from proxy.store import Store
 from proxy.store.records import StaleVersion, StoreUnavailable
 from tests.profile import tried
@@ -73,8 +75,8 @@ async def test_forty_killed_writers_lose_nothing_that_was_acknowledged(tmp_path:
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
     assert max(said) <= branch.version <= max(said) + 1 + said.count(0)
-    assert len(branch.cuts) == branch.version
-    assert len(branch.edits) == 3 * branch.version
+    assert len(branch.known.cuts) == branch.version
+    assert len(branch.known.edits) == 3 * branch.version
     for version in range(branch.version):
         given = change(version)
         for gone in (*given.originals, original(0, of=f"big{version}", text=f"{version} {'x' * 20_000}")):
@@ -109,9 +111,9 @@ async def test_kills_leave_no_half_checkpoint_and_lose_none_that_was_acknowledge
     for each in states:
         assert each.body == big_state(each.version - 1)
         assert (each.cut is not None) == (each.version % 2 == 0)
-    assert [cut.version for cut in branch.cuts] == list(range(2, branch.version + 1, 2))
-    assert len(branch.edits) == 3 * len(branch.cuts)
-    assert branch.checkpoint == big_state(branch.version - 1)
+    assert [cut.version for cut in branch.known.cuts] == list(range(2, branch.version + 1, 2))
+    assert len(branch.known.edits) == 3 * len(branch.known.cuts)
+    assert branch.known.checkpoint == big_state(branch.version - 1)
     assert store.damaged == 0
     await store.close()
     connection = sqlite3.connect(path)
@@ -188,7 +190,7 @@ async def test_a_task_cancelled_anywhere_leaves_no_lock_and_no_half(patient: Sto
         branch = await store.branch("tenant-a", "b1")
         expected = branch.version if branch is not None else 0
         if branch is not None:
-            assert (len(branch.edits), len(branch.cuts)) == (3 * expected, expected)
+            assert (len(branch.known.edits), len(branch.known.cuts)) == (3 * expected, expected)
     assert 0 < expected < 60
     assert made <= expected
 
@@ -238,7 +240,7 @@ async def test_a_file_that_was_deleted_or_replaced_is_opened_anew_and_told_what_
     assert await store.branch("tenant-a", "b1") is None
     with pytest.raises(StaleVersion):
         await store.commit(second)
-    await store.restate(known, edits=known.edits, cuts=known.cuts, at=2.0)
+    await store.restate(known, at=2.0)
     assert await store.commit(second) == 2
     assert secret in path.read_bytes() + Path(f"{path}-wal").read_bytes(), "tenants are known by it"
     (tmp_path / "copy.db").rename(path)
@@ -246,8 +248,8 @@ async def test_a_file_that_was_deleted_or_replaced_is_opened_anew_and_told_what_
     assert (found, store.reopened) == (3, 2)
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert branch.edits[:3] == known.edits
-    await store.restate(known, edits=(), cuts=(), at=2.0)
+    assert tuple(branch.known.edits.values())[:3] == tuple(known.known.edits.values())
+    await store.restate(replace(known, known=ConversationState()), at=2.0)
     assert await store.branch("tenant-a", "b1") == branch, "what memory knows less of stays"
 
 

@@ -143,7 +143,7 @@ async def test_a_branch_knows_the_calls_that_it_and_its_parents_have_evicted(sto
     parent = await store.branch("tenant-a", "b1")
     assert parent is not None
     assert dict(parent.evicted) == {digest("call", 1): "b1", digest("call", 2): "b1"}
-    await store.fork(parent, branch="b2", keep_edits=parent.edits, keep_cuts=parent.cuts, at=150.0)
+    await store.fork(parent, replace(parent, branch="b2"), at=150.0)
     await store.commit(replace(change(1, at=200.0), evictions=(eviction(4),)))
     await store.commit(replace(change(1, branch="b2", at=300.0, with_cut=False), evictions=(eviction(5),)))
     await store.record([replace(exchange(1), asked_again=(("b1", digest("call", 2)),))])

@@ -70,7 +70,7 @@ async def test_a_checkpoint_is_a_row_of_its_own_with_or_without_a_cut(store: Sto
     assert (rows[1].cut, rows[1].covered) == (change(1).cut, change(1).covered)
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert (branch.version, branch.checkpoint, branch.checkpoint_length) == (2, '{"goal": "g1"}', 9)
+    assert (branch.version, branch.known.checkpoint, branch.known.checkpoint_length) == (2, '{"goal": "g1"}', 9)
 
 
 @pytest.mark.requirement("A0.105", "A0.114")
@@ -145,7 +145,7 @@ async def test_a_damaged_checkpoint_counts_as_absent_and_the_one_before_it_holds
     raw(tmp_path / "w.db", 'UPDATE checkpoints SET body = CAST(\'{"goal": "g9"}\' AS BLOB) WHERE version = 3')
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert branch.checkpoint == '{"goal": "g1"}'
+    assert branch.known.checkpoint == '{"goal": "g1"}'
     row = await only(store)
     assert [r.version for r in await store.checkpoints(row)] == [1, 2]
     assert await store.checkpoint_at(row, 3) is None
@@ -156,7 +156,7 @@ async def test_a_damaged_checkpoint_counts_as_absent_and_the_one_before_it_holds
     raw(tmp_path / "w.db", "UPDATE checkpoints SET sha = x'00'")
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert (branch.checkpoint, branch.checkpoint_length) == (None, 0)
+    assert (branch.known.checkpoint, branch.known.checkpoint_length) == (None, 0)
     assert await store.latest_checkpoint("tenant-a", "c1") is None
 
 
@@ -195,20 +195,22 @@ async def test_a_fork_goes_on_from_the_newest_checkpoint_that_fits_it(store: Sto
     await store.commit(replace(saved(2), length=20))
     parent = await store.branch("tenant-a", "b1")
     assert parent is not None
+    known = parent.known
     given = (
-        ("all", parent.cuts, None, '{"goal": "g2"}', 20),
-        ("short", parent.cuts, 9, '{"goal": "g1"}', 9),
-        ("shorter", parent.cuts, 8, '{"goal": "g0"}', 4),
-        ("none", parent.cuts, 3, None, 0),
-        ("uncut", (), None, '{"goal": "g0"}', 4),
+        ("all", known.cuts, 20, '{"goal": "g2"}', 20),
+        ("short", known.cuts, 9, '{"goal": "g1"}', 9),
+        ("shorter", known.cuts, 8, '{"goal": "g0"}', 4),
+        ("none", known.cuts, 3, None, 0),
+        ("uncut", (), 20, '{"goal": "g0"}', 4),
     )
     for name, kept, length, body, saved_at in given:
-        made = await store.fork(parent, branch=name, keep_edits=parent.edits, keep_cuts=kept, at=3000.0, length=length)
+        forked = replace(parent, branch=name, known=replace(known, cuts=kept), length=length)
+        await store.fork(parent, forked, at=3000.0)
         stored = await store.branch("tenant-a", name)
         assert stored is not None
-        for branch in (made, stored):
-            assert (branch.checkpoint, branch.checkpoint_length, branch.resumed) == (body, saved_at, "from elsewhere")
-            assert (branch.version, branch.edits, branch.cuts) == (3, parent.edits, kept)
+        state = stored.known
+        assert (state.checkpoint, state.checkpoint_length, state.resumed) == (body, saved_at, "from elsewhere")
+        assert (stored.version, state.edits, state.cuts) == (3, known.edits, kept)
 
 
 @pytest.mark.requirement("A0.112")
@@ -225,7 +227,7 @@ async def test_old_checkpoints_go_but_never_that_of_the_newest_cut(tmp_path: Pat
     assert [r.version for r in await store.checkpoints(await only(store))] == [7, 8, 9]
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert [each.version for each in branch.cuts] == [1, 2, 9]
+    assert [each.version for each in branch.known.cuts] == [1, 2, 9]
     await store.close()
 
 
@@ -245,7 +247,7 @@ async def test_what_waits_on_a_branch_is_cleared_by_what_it_waited_for(tmp_path:
     async def state() -> tuple[Prepared | None, str | None, str | None]:
         branch = await store.branch("tenant-a", "b1")
         assert branch is not None
-        return branch.prepared, branch.wanted, branch.resumed
+        return branch.known.prepared, branch.known.wanted, branch.known.resumed
 
     assert await state() == (waiting, "compact", None)
     await store.commit(replace(saved(0), resumed="state of another"))
@@ -276,7 +278,7 @@ async def test_a_damaged_prepared_summary_counts_as_none(store: Store, tmp_path:
     raw(tmp_path / "w.db", "UPDATE branches SET prepared = CAST(? AS BLOB)", damaged)
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert branch.prepared is None
+    assert branch.known.prepared is None
     assert store.damaged == 1
 
 
@@ -315,8 +317,8 @@ async def history(store: Store) -> list[Change]:
 @pytest.mark.requirement("A2.11", "D14")
 def test_a_summary_that_comes_while_a_batch_is_planned_without_it_is_for_the_next_one() -> None:
     late = Prepared(2, b"prefix", "Two messages, in words.")
-    branch = Branch(tenant="tenant-a", conversation="c1", name="c1", branch="b1", version=0)
-    thread = Thread(branch, ConversationState(prepared=late))
+    known = ConversationState(prepared=late)
+    thread = Thread(Branch(tenant="tenant-a", conversation="c1", name="c1", branch="b1", version=0, known=known))
     thread.apply(replace(change(0), edits=(), cut=cut(1)), 1)
     assert thread.known.prepared == late
     thread.apply(replace(change(1), edits=(), cut=cut(2), prepared=late), 2)
@@ -333,9 +335,9 @@ async def test_a_rollback_brings_a_branch_back_to_what_it_was(store: Store) -> N
     assert await store.rollback(row, version=2, at=5.0) == 5
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert (branch.edits, branch.cuts) == was[2]
-    assert (branch.version, branch.checkpoint) == (5, '{"goal": "g1"}')
-    assert (branch.prepared, branch.wanted, branch.resumed) == (None, None, "kept")
+    assert (tuple(branch.known.edits.values()), branch.known.cuts) == was[2]
+    assert (branch.version, branch.known.checkpoint) == (5, '{"goal": "g1"}')
+    assert (branch.known.prepared, branch.known.wanted, branch.known.resumed) == (None, None, "kept")
     rows = await store.checkpoints(row)
     assert [(r.version, r.reason, r.body) for r in rows] == [
         (2, "compaction", '{"goal": "g1"}'),
@@ -348,7 +350,7 @@ async def test_a_rollback_brings_a_branch_back_to_what_it_was(store: Store) -> N
     assert await store.rollback(row, version=1, at=6.0) == 6
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert ((branch.edits, branch.cuts), branch.checkpoint) == (was[1], None)
+    assert ((tuple(branch.known.edits.values()), branch.known.cuts), branch.known.checkpoint) == (was[1], None)
     assert await store.commit(change(6, of="again")) == 7
 
 
@@ -359,7 +361,12 @@ async def test_nothing_goes_on_from_what_a_rollback_has_taken_back(store: Store)
     assert await store.rollback(row, version=0, at=5.0) == 5
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert (branch.edits, branch.cuts, branch.checkpoint, branch.evicted) == ((), (), None, ())
+    assert (tuple(branch.known.edits.values()), branch.known.cuts, branch.known.checkpoint, branch.evicted) == (
+        (),
+        (),
+        None,
+        (),
+    )
     assert await store.latest_checkpoint("tenant-a", "c1") is None
     assert await store.removed(row) == []
     assert [r.call_hash for r in await store.evictions("tenant-a")] == [b""] * 3
@@ -380,13 +387,13 @@ async def test_a_fork_can_go_back_to_what_its_parent_was(store: Store) -> None:
     given = await history(store)
     parent = await store.branch("tenant-a", "b1")
     assert parent is not None
-    await store.fork(parent, branch="b2", keep_edits=parent.edits, keep_cuts=parent.cuts, at=10.0)
+    await store.fork(parent, replace(parent, branch="b2"), at=10.0)
     await store.commit(change(4, branch="b2", of="own", at=11.0))
     assert await store.rollback(await only(store), version=2, at=12.0) == 6
     branch = await store.branch("tenant-a", "b2")
     assert branch is not None
-    assert branch.edits == (*given[0].edits, *given[1].edits)
-    assert branch.cuts == (given[1].cut,)
+    assert tuple(branch.known.edits.values()) == (*given[0].edits, *given[1].edits)
+    assert branch.known.cuts == (given[1].cut,)
     assert await store.branch("tenant-a", "b1") == parent
 
 
@@ -592,7 +599,7 @@ async def test_a_search_can_be_narrowed_to_what_one_conversation_lost(store: Sto
         await store.commit(change(0, conversation=name, branch=name, of=name))
     parent = await store.branch("tenant-a", "c1")
     assert parent is not None
-    await store.fork(parent, branch="c1-fork", keep_edits=parent.edits, keep_cuts=parent.cuts, at=3000.0)
+    await store.fork(parent, replace(parent, branch="c1-fork"), at=3000.0)
     found = await store.search("tenant-a", "output tool", conversation="c1")
     assert {o.ref for o in found} == {original(n, of="c1").ref for n in range(3)}
     assert len(found) == 3

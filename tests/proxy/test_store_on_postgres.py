@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from policies.ledger import Trend
 from policies.messages import Body, Message, Transcript, chain_of
 from proxy.conversation.book import Conversations
-from proxy.effects.allowance import Allowance
+from proxy.effects.summarizer import Allowance
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.store import Store
@@ -235,14 +235,15 @@ async def test_a_hundred_snapshots_stay_and_an_alert_opens_and_closes(store: Sto
 @pytest.mark.requirement("A0.125", "A0.122")
 async def test_a_fidelity_is_added_to_its_exchange_and_notes_and_deletion_are_audited(store: Store) -> None:
     await store.record([exchange(1)])
-    assert await store.annotate(TENANT, exchange(1).id, {"fidelity": {"score": None}})
-    assert not await store.annotate(TENANT, "nobody", {"fidelity": {"score": 1.0}})
+    assert await store.evaluated(TENANT, exchange(1).id, {"score": None}, 4000.0)
+    assert not await store.evaluated(TENANT, "nobody", {"score": 1.0}, 4000.0)
     row = await row_of(store)
     (found,) = await store.timeline(row)
     assert found.detail["fidelity"] == {"score": None}
     assert await store.add_notes(TENANT, "c1", [note(1)]) == 1
     assert await store.delete(row, 5000.0)
-    assert [each.type for each in await store.audit(TENANT)] == [AuditType.DELETE, AuditType.NOTE]
+    told = [AuditType.DELETE, AuditType.NOTE, AuditType.EVALUATION]
+    assert [each.type for each in await store.audit(TENANT)] == told
     assert (await store.verify()).chains[0].broken is None
 
 

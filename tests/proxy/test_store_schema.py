@@ -374,7 +374,7 @@ async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path)
     found = await store.find("tenant-a", [b"x" * 16])
     assert found is not None
     assert given.cut is not None
-    await store.fork(found, branch="b2", keep_edits=found.edits, keep_cuts=found.cuts, at=1.0)
+    await store.fork(found, replace(found, branch="b2"), at=1.0)
     await store.named("tenant-a", "c1")
     await store.original("tenant-a", given.originals[0].ref)
     await store.covered("tenant-a", given.cut.ref)

@@ -13,7 +13,6 @@ import pytest
 
 from policies.effects import Failed, Summarize, Summary
 from policies.ledger import PlannedMessage
-from proxy.effects.allowance import Allowance
 from proxy.effects.summarizer import (
     AT_ONCE,
     BACK_OFF_AFTER,
@@ -21,6 +20,7 @@ from proxy.effects.summarizer import (
     LEARNED_FOR,
     MAX_CHARACTERS,
     MAX_KEPT,
+    Allowance,
     Summarizer,
     SummarizerTerms,
     SummaryCache,
@@ -530,13 +530,13 @@ async def test_a_tenant_whose_hour_is_used_up_is_not_summarised_for_and_the_othe
 
         told = [await ask() for _ in range(7)]
         assert told == [NOTES] * 6 + ["! budget"]
-        assert summarizer.allowance._account("a").total == 6 * 120
+        assert summarizer.allowance.taken("a").total() == 6 * 120
         assert await ask("b") == NOTES
         clock.at += 3_540
         assert await ask() == "! budget"
         clock.at += 120
         assert await ask() == NOTES
-        assert summarizer.allowance._account("a").total == 120
+        assert summarizer.allowance.taken("a").total() == 120
 
 
 @pytest.mark.requirement("S.28")
@@ -575,13 +575,13 @@ async def test_an_allowance_is_of_the_last_hour_and_of_so_many_tenants() -> None
     clock.at = 60.0
     await allowance.settle("a", second, used=30)
     clock.at = 60.0 * 60 + 59.9
-    assert allowance._account("a").total == 90
+    assert allowance.taken("a").total() == 90
     clock.at = 60.0 * 61
-    assert allowance._account("a").total == 30
+    assert allowance.taken("a").total() == 30
     assert await allowance.reserve("held", 1, limit=1)
     assert await allowance.reserve("b", 1, limit=1)
     assert not await allowance.reserve("held", 1, limit=1)
-    assert allowance._account("a").total == 0
+    assert allowance.taken("a").total() == 0
 
 
 @pytest.mark.requirement("P9", "S.3")
