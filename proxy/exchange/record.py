@@ -105,12 +105,11 @@ class ExchangeProgress(msgspec.Struct):
         return 0 if self.attempts is None else self.attempts.retries
 
     def billed(self) -> ReportedUsage | None:
-        usage, attempts = self.seen.usage, self.attempts
-        return usage if attempts is None or not attempts.rounds else attempts.billed(usage)
+        return self.seen.usage if self.attempts is None else self.attempts.billed(self.seen.usage)
 
     def reported(self) -> ReportedUsage:
-        usage, attempts = self.seen.usage, self.attempts
-        return (usage if attempts is None or not attempts.rounds else attempts.reported(usage)) or NO_USAGE
+        usage = self.seen.usage
+        return (usage if self.attempts is None else self.attempts.reported(usage)) or NO_USAGE
 
     def begin_stream(self) -> None:
         if self.attempts is not None:
@@ -218,42 +217,18 @@ log = logging.getLogger("weir.settlement")
 
 
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One request from beginning to end, complete when it exists.
+    """One exchange that has ended, and what follows from that; complete when it exists.
 
-    It ended ``at`` (s since the epoch) after ``duration`` s; ``overhead_ms`` passed before it went up. ``settings`` are
-    the policy's, else the default ones; ``carried_out`` is what was decided and done; ``tokens`` is what went up;
-    ``actions`` is what was done, ``decided`` what was planned. ``seen`` is what the client was told, ``reported`` the
-    usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after each answer that tells
-    the conversation from others, ``ratios`` how many times shorter each thing became (with ``checkup`` only).
+    It ended ``at`` (s since the epoch) after ``duration`` s. ``tokens`` is what went up, ``actions`` what was done.
+    ``reported`` is the usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after
+    each answer that tells the conversation from others.
     """
 
-    id: str
+    exchange: ExchangeProgress
     at: float
     duration: float
-    overhead_ms: float
-    status: int | None
-    error: str | None
-    label: str
-    headers: Sequence[tuple[bytes, bytes]]
-    route: str
-    request: ClientRequest | None
-    caller: Caller | None
-    model: str
-    policy: ContextSettings | None
-    settings: ContextSettings
-    observed: bool
-    asked: PlanRequest | None
-    plan: Plan
-    carried_out: Decision | None
-    degraded: tuple[str, ...]
-    attempt: AnySpan | None
-    trace: Trace
     tokens: TokenUsage | None
     actions: str
-    decided: str
-    retries: int
-    overflows: int
-    seen: Tap
     ending: Ending | None
     reported: ReportedUsage
     billed: ReportedUsage | None
@@ -261,61 +236,44 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheUse | None
     events: tuple[Event, ...]
     checkup: Checkup | None
-    ratios: tuple[float, ...]
-    recalls: Sequence[Recalled]
-    spent: Spent
-    refusal: Mapping[str, object]
     answers: tuple[bytes, ...]
+
+    @property
+    def carried_out(self) -> Decision | None:
+        """What was decided and done."""
+        return None if self.exchange.observed else self.exchange.plan.decision
+
+    @property
+    def attempt(self) -> AnySpan | None:
+        return None if self.exchange.attempts is None else self.exchange.attempts.span
+
+    @property
+    def overflows(self) -> int:
+        return 0 if self.exchange.attempts is None else self.exchange.attempts.overflows
+
+    @property
+    def spent(self) -> Spent:
+        return NOTHING_SPENT if self.exchange.replies is None else self.exchange.replies.spent
 
 
 def record_of(
     progress: ExchangeProgress, planner: Planner, windows: ModelLimitsResolver, health: HealthBook, *, ended: float
 ) -> ExchangeRecord:
-    at, plan, tokens, attempts = planner.clock(), progress.plan, progress.tokens(), progress.attempts
-    settings = progress.policy
-    ending, reported = progress.ending(), progress.reported()
-    billed = progress.billed()
-    events, cache = _events(windows, progress, ending), _cache_use(progress, billed, ttl=settings.cache_ttl, at=at)
-    checkup, label = _check_up(health, progress, tokens, at=at), progress.label
+    at, tokens, attempts, label = planner.clock(), progress.tokens(), progress.attempts, progress.label
+    ending, reported, billed = progress.ending(), progress.reported(), progress.billed()
     return ExchangeRecord(
-        id=progress.id,
+        exchange=progress,
         at=at,
         duration=ended - progress.started,
-        overhead_ms=progress.overhead_ms,
-        status=progress.status,
-        error=progress.error,
-        label=label,
-        headers=progress.headers,
-        route=f"/v1{progress.route.path}",
-        request=progress.chat,
-        caller=progress.caller,
-        model=progress.model,
-        policy=progress.settings,
-        settings=settings,
-        observed=progress.observed,
-        asked=progress.asked,
-        plan=plan,
-        carried_out=None if progress.observed else plan.decision,
-        degraded=progress.all_degraded(),
-        attempt=None if attempts is None else attempts.span,
-        trace=progress.trace,
         tokens=tokens,
         actions=progress.actions(),
-        decided=progress.actions(planned=True) if progress.observed else "",
-        retries=progress.retries,
-        overflows=0 if attempts is None else attempts.overflows,
-        seen=progress.seen,
         ending=ending,
         reported=reported,
         billed=billed,
         call=None if attempts is None else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
-        cache=cache,
-        events=events,
-        checkup=checkup,
-        ratios=() if checkup is None or checkup.sample is None else checkup.sample.ratios,
-        recalls=progress.recalls,
-        spent=NOTHING_SPENT if progress.replies is None else progress.replies.spent,
-        refusal=progress.refusal,
+        cache=_cache_use(progress, billed, ttl=progress.policy.cache_ttl, at=at),
+        events=_events(windows, progress, ending),
+        checkup=_check_up(health, progress, tokens, at=at),
         answers=listened(planner, progress) if tokens is not None else (),
     )
 
