@@ -39,11 +39,11 @@ from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
 from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, without_field
+from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, LimitField, without_field
 from proxy.wire.codecs import codec_of
 from proxy.wire.counting import TextCounter
 from proxy.wire.raw import Raw, read_value
-from proxy.wire.render import Form, forces_a_call, standing_body
+from proxy.wire.render import forces_a_call, standing_body
 
 log = logging.getLogger("weir.exchange")
 
@@ -139,9 +139,9 @@ class Replies(EffectHandler):
     def reads(self, purpose: str) -> int | None:
         return _reads(self.runtime, self.model_for(purpose), self.settings, self.caller)
 
-    def _in_place(self, effect: Summarize, form: Form) -> bytes:
+    def _in_place(self, effect: Summarize, limit: LimitField) -> bytes:
         role = self.settings.summaries.role
-        return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
+        return standing_body(effect, request=self.request, role=role, pruned=self.pruned, limit=limit)
 
     async def _post(
         self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: AnySpan, body: bytes

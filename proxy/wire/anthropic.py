@@ -28,8 +28,8 @@ from proxy.wire.codec import (
     Codec,
     Compacted,
     GivenAnswer,
+    LimitField,
     RawSegment,
-    Segments,
     SystemField,
     array_of,
     first_object,
@@ -116,6 +116,8 @@ class MessagesCodec(Codec):
     schema = "output_config"
     headers = ((b"anthropic-version", b"2023-06-01"),)
     words = (_WALL, SEAL)
+    wall = _WALL
+    joins = True
     own_answer = frozenset({"stream", "max_tokens", "stop_sequences", "output_config", "diagnostics"})
 
     def least_output(self, request: ClientRequest) -> int:
@@ -159,13 +161,6 @@ class MessagesCodec(Codec):
                 for raw, shape in group:
                     found += _parts_of(raw, shape)
         return found
-
-    def is_closed(self, role: str) -> bool:
-        return role != "assistant"
-
-    def goes_on(self, array: Segments) -> bool:
-        """What stands before a compaction is read as nothing once that has come."""
-        return not array.mentions(_WALL)
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
         if isinstance(raw, Compacted):
@@ -249,7 +244,7 @@ class MessagesCodec(Codec):
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
         return {"name": name, "description": description, "input_schema": parameters}
 
-    def question(self, effect: Summarize) -> dict[str, object]:
+    def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         asked: dict[str, object] = {
             "max_tokens": effect.max_tokens,
             "system": effect.system,
@@ -259,7 +254,7 @@ class MessagesCodec(Codec):
             asked["output_config"] = {"format": {"type": "json_schema", "schema": dict(effect.schema)}}
         return asked
 
-    def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
+    def limit_in_place(self, request: ClientRequest, most: int, limit: LimitField) -> dict[str, object]:
         return {"max_tokens": most + self.least_output(request)}
 
     def completion(self, value: Any) -> Any:

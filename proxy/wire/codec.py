@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from pickle import PickleBuffer
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import msgspec
 
@@ -42,6 +42,12 @@ OWN = b"weir:1:"
 """What a compaction of Weir's own begins with."""
 SEAL = re.compile(OWN)
 _MARKED = f'"{MARK}"'.encode()
+SCHEMA_NAME = "working_notes"
+REASONING_ROOM = 4_096
+
+LimitField = Literal["max_tokens", "max_completion_tokens"]
+"""What a model of chat completions takes the limit of its answer in: one that reasons refuses the first."""
+
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
 _BEGUN = f'"{secrets.token_hex(16)}"'.encode()
 """An element that no client sends."""
@@ -105,7 +111,9 @@ class Codec:
             that goes on from nothing, None where it then is not there.
         created_with: fields of such a request that those which go on from it leave out.
         own_answer: fields that are about the answer asked for, and not about the prefix that a provider has cached.
-        words: what is looked for in the array as it came, to read on only where it is mentioned.
+        words: what is looked for in the array as it came, to read on only where it is mentioned; ``wall`` is the one
+            of a compaction of the provider's: what stands before it is read as nothing once that has come.
+        joins: whether adjacent elements of an assistant's are one segment.
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -122,6 +130,8 @@ class Codec:
     schema = "response_format"
     text_type = "text"
     words: tuple[re.Pattern[bytes], ...] = ()
+    wall: re.Pattern[bytes] | None = None
+    joins = False
     own_answer = frozenset(
         {
             *("stream", "stream_options", "n", "response_format", "max_tokens", "max_completion_tokens", "stop"),
@@ -237,11 +247,11 @@ class Codec:
 
     def goes_on(self, array: "Segments") -> bool:
         """Whether the segments of an array stay what they are, whatever follows them."""
-        return True
+        return self.wall is None or not array.mentions(self.wall)
 
     def is_closed(self, role: str) -> bool:
         """Whether a segment at the array's end is whole, so that elements that follow make segments of their own."""
-        return True
+        return not (self.joins and role == "assistant")
 
     # From what was planned to the endpoint's JSON
 
@@ -302,11 +312,22 @@ class Codec:
 
     # Questions to a model, and its answers
 
-    def question(self, effect: Summarize) -> dict[str, object]:
-        raise NotImplementedError
+    def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
+        """The fields of a request for a summary, but its model."""
+        asked: dict[str, object] = {
+            "messages": [{"role": "system", "content": effect.system}, {"role": "user", "content": effect.prompt}],
+            **_limit(effect.max_tokens, limit),
+            "stream": False,
+        }
+        if limit == "max_tokens":
+            asked["temperature"] = 0
+        if effect.schema:
+            described = {"name": SCHEMA_NAME, "strict": True, "schema": dict(effect.schema)}
+            asked["response_format"] = {"type": "json_schema", "json_schema": described}
+        return asked
 
-    def limit_in_place(self, request: "ClientRequest", most: int) -> dict[str, object]:
-        return {self.limits[-1]: most}
+    def limit_in_place(self, request: "ClientRequest", most: int, limit: LimitField) -> dict[str, object]:
+        return _limit(most, "max_completion_tokens" if "max_completion_tokens" in request.fields else limit)
 
     def completion(self, value: Any) -> Any:
         return value
@@ -326,6 +347,12 @@ class Codec:
 
     def error_event(self, error: ProxyError) -> bytes:
         return error.event()
+
+
+def _limit(most: int, field: LimitField) -> dict[str, object]:
+    """OpenAI's reasoning models refuse ``max_tokens`` and any temperature but their own, and count what they think
+    in ``max_completion_tokens`` (API reference, chat completions): so the limit has room for that on top."""
+    return {field: most if field == "max_tokens" else most + REASONING_ROOM}
 
 
 CHAT = Codec()

@@ -20,14 +20,15 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.chat import MARK, SEALED, marker_within, reply_of, with_lines
 from proxy.wire.codec import (
     ERROR,
+    SCHEMA_NAME,
     SEAL,
     ClientRequest,
     Codec,
     Compacted,
     GivenAnswer,
+    LimitField,
     NamingRun,
     RawSegment,
-    Segments,
     first_object,
     like,
     message_of,
@@ -121,6 +122,8 @@ class ResponsesCodec(Codec):
     schema = "text"
     text_type = "input_text"
     words = (_WALL, _REFERENCE, _BARE, _THOUGHT, SEAL)
+    wall = _WALL
+    joins = True
     own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
@@ -211,12 +214,6 @@ class ResponsesCodec(Codec):
         end_run()
         return found
 
-    def is_closed(self, role: str) -> bool:
-        return role != "assistant"
-
-    def goes_on(self, array: Segments) -> bool:
-        return not array.mentions(_WALL)
-
     def view(self, raw: Raw) -> Mapping[str, Any]:
         if isinstance(raw, Compacted | Fixed):
             return {"role": "system", "content": None if isinstance(raw, Compacted) else json.dumps(first_object(raw))}
@@ -284,7 +281,7 @@ class ResponsesCodec(Codec):
             "strict": False,
         }
 
-    def question(self, effect: Summarize) -> dict[str, object]:
+    def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         asked: dict[str, object] = {
             "instructions": effect.system,
             "input": effect.prompt,
@@ -292,11 +289,11 @@ class ResponsesCodec(Codec):
             "store": False,
         }
         if effect.schema:
-            form = {"type": "json_schema", "name": "working_notes", "strict": True, "schema": dict(effect.schema)}
+            form = {"type": "json_schema", "name": SCHEMA_NAME, "strict": True, "schema": dict(effect.schema)}
             asked["text"] = {"format": form}
         return asked
 
-    def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
+    def limit_in_place(self, request: ClientRequest, most: int, limit: LimitField) -> dict[str, object]:
         """Nothing of the question is to be stored beside the client's answers."""
         return {"max_output_tokens": most, "store": False}
 
