@@ -13,13 +13,13 @@ import time
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
 import aiohttp
 from yarl import URL
 
+from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connection import Connector, PooledConnection, PooledResponse, Pools, StaleConnection
 
@@ -39,28 +39,6 @@ _NOT_IN_NAME = re.compile(rb"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # Also as nginx (an escaped slash) and servlet containers (parameters of a segment) come to see one.
 _DOT_SEGMENT = re.compile(r"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:(?:;|%3b)[^/\\]*)?(?:[/\\]|%2f|%5c|$)", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go, from the configuration alone; times in seconds.
-
-    ``api_key`` None passes the client's own credential; ``auth`` is the header that it goes up in. ``connect`` ends at
-    the TCP (and TLS) connection, ``first_byte`` at the answer's headers, ``idle`` is the longest silence inside an
-    answer.
-    """
-
-    name: str
-    base_url: str
-    api_key: str | None = field(default=None, repr=False)
-    auth: str = "bearer"
-    connect: float = 5.0
-    first_byte: float = 300.0
-    idle: float = 120.0
-
-    def __post_init__(self) -> None:
-        if self.api_key is not None and not self.api_key.isprintable():
-            raise ValueError(f"the api_key of upstream {self.name!r} holds a character that no header may hold")
 
 
 class IdleWatch:
@@ -186,7 +164,7 @@ class HTTPAnswer(Answer):
     """
 
     __slots__ = (
-        *("_content", "_handing", "_masker", "_refilled", "_response", "_target", "_through", "_turn"),
+        *("_content", "_handing", "_masker", "_refilled", "_response", "_through", "_turn", "_upstream"),
         *("_watch", "_wire", "_write"),
     )
     _turn: asyncio.Future[None]
@@ -199,7 +177,7 @@ class HTTPAnswer(Answer):
         self,
         response: PooledResponse,
         headers: tuple[tuple[bytes, bytes], ...],
-        target: Target,
+        upstream: UpstreamSettings,
         hidden: bytes = b"",
     ) -> None:
         self._masker = None
@@ -211,7 +189,7 @@ class HTTPAnswer(Answer):
         self._response = response
         self._content = response.content
         self._handing = self._refilled = False
-        self._target = target
+        self._upstream = upstream
         self._watch = None
 
     async def read(self, limit: int | None = None) -> bytes:
@@ -251,7 +229,7 @@ class HTTPAnswer(Answer):
                 if wire is None or not wire.connected:
                     raise aiohttp.ClientConnectionError("closed here")
                 fall_silent = functools.partial(_fall_silent, self._response)
-                self._watch = self._watch or IdleWatch(self._target.idle, end=fall_silent)
+                self._watch = self._watch or IdleWatch(self._upstream.timeout.idle, end=fall_silent)
                 self._watch.since = self._watch.clock()
                 self._watch.start()
                 await turn
@@ -306,9 +284,10 @@ class HTTPAnswer(Answer):
 
     def _broken(self, error: Exception) -> Exception:
         self.close()
+        name, idle = f"Upstream {self._upstream.name!r}", self._upstream.timeout.idle
         if isinstance(error, _Idle):
-            return UpstreamTimeout(f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds.")
-        return StreamBroken(f"Upstream {self._target.name!r} broke off its answer.")
+            return UpstreamTimeout(f"{name} sent nothing for {idle:g} seconds.")
+        return StreamBroken(f"{name} broke off its answer.")
 
     def close(self) -> None:
         if not self.ended:
@@ -329,13 +308,13 @@ def _fall_silent(response: PooledResponse) -> None:
 class Client:
     def __init__(self, *, instance: str) -> None:
         self._via = f"via: 1.1 weir-{instance}".encode()
-        self._pools: Pools[tuple[str, str | None, str], Connector] = Pools(
+        self._pools: Pools[tuple[str | None, str | None, str], Connector] = Pools(
             make=Connector, busy=lambda pool: pool.busy, close=Connector.close
         )
 
     async def send(
         self,
-        target: Target,
+        upstream: UpstreamSettings,
         *,
         method: str,
         path: str,
@@ -353,7 +332,7 @@ class Client:
         ``path`` follows ``base_url``; names in ``headers`` are lower case, as ASGI has them; those in ``drop`` are
         not forwarded; ``length`` is the size of a streamed body where known; ``attempt`` above 0 makes
         ``Idempotency-Key`` a new one, for a body that was edited; ``hidden`` is a credential among the headers that the
-        client must not see in the answer, as it must not see the target's own.
+        client must not see in the answer, as it must not see the operator's.
 
         Raises UpstreamUnreachable, UpstreamTimeout, InvalidRequest, and what a streamed body raises.
 
@@ -361,16 +340,16 @@ class Client:
         upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
         ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
         """
-        origin, opening = _opening(method.upper(), target.base_url, path, query)
-        head = opening + self._fields(target, headers, drop=drop, attempt=attempt) + _framing(method, body, length)
-        pool = self._pools.of((target.base_url, target.api_key, tenant))
+        origin, opening = _opening(method.upper(), upstream.base_url or "", path, query)
+        head = opening + self._fields(upstream, headers, drop=drop, attempt=attempt) + _framing(method, body, length)
+        key, timeout = upstream.own_key, upstream.timeout
+        pool = self._pools.of((upstream.base_url, key, tenant))
         started = time.monotonic()
-        hidden = hidden if target.api_key is None else target.api_key.encode()
-        patience, within = _timeout(min(target.connect, target.first_byte)), target.first_byte
+        hidden = hidden if key is None else key.encode()
         how: dict[str, Any] = {
             "length": length,
-            "patience": patience,
-            "within": within,
+            "patience": _timeout(min(timeout.connect, timeout.first_byte)),
+            "within": timeout.first_byte,
             "is_bodiless": method == "HEAD",
         }
 
@@ -378,15 +357,15 @@ class Client:
             try:
                 answer = await pool.ask(origin, head, body or b"", **how)
             except (aiohttp.ClientError, OSError) as error:
-                raise _failure(error, target) from None
-            return _answer(answer, target, hidden)
+                raise _failure(error, upstream) from None
+            return _answer(answer, upstream, hidden)
 
         try:
             return await ask()
         except StaleConnection:
             if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
                 raise UpstreamUnreachable(
-                    f"Upstream {target.name!r} closed the connection without an answer."
+                    f"Upstream {upstream.name!r} closed the connection without an answer."
                 ) from None
         pool.drop_idle()
         return await ask()
@@ -399,8 +378,8 @@ class Client:
     async def close(self) -> None:
         await self._pools.close()
 
-    def _fields(self, target: Target, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> bytes:
-        skip = _skipped(drop, keyed=target.api_key is not None) | _named(headers)
+    def _fields(self, upstream: UpstreamSettings, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> bytes:
+        skip = _skipped(drop, keyed=upstream.own_key is not None) | _named(headers)
         lines = [
             b"%b: %b" % (copied, value)
             for name, value in headers
@@ -408,8 +387,8 @@ class Client:
         ]
         if attempt:
             lines = [b"%b-%d" % (line, attempt) if line.startswith(b"idempotency-key:") else line for line in lines]
-        if target.api_key is not None:
-            lines.append("{}: {}".format(*credential_field(target.auth, target.api_key)).encode())
+        if upstream.own_key is not None:
+            lines.append("{}: {}".format(*credential_field(upstream.credential, upstream.own_key)).encode())
         lines.append(self._via)
         if _NOT_IN_VALUE.search(b"".join(lines)):
             raise InvalidRequest(UNSENDABLE)
@@ -435,7 +414,7 @@ def came_through(headers: Headers, instance: str) -> bool:
     return any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
 
 
-def _answer(response: PooledResponse, target: Target, hidden: bytes) -> HTTPAnswer:
+def _answer(response: PooledResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
     raw, problem = response.raw_headers, None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
     if response.status < 200 or (300 <= response.status < 400 and response.status != 304):
@@ -445,24 +424,24 @@ def _answer(response: PooledResponse, target: Target, hidden: bytes) -> HTTPAnsw
     elif b"" in dict(kept):
         problem = "answered with an illegal header name"
     if problem is not None:
-        HTTPAnswer(response, (), target).close()
-        raise UpstreamUnreachable(f"Upstream {target.name!r} {problem}.")
+        HTTPAnswer(response, (), upstream).close()
+        raise UpstreamUnreachable(f"Upstream {upstream.name!r} {problem}.")
     if len(kept) < len(raw):
         hops = [(name.lower(), value) for name, value in raw]
         skip = _named(hops)
         if any(name == b"transfer-encoding" for name, _ in hops):
             skip |= {b"content-length"}
         kept = [(name, value) for name, value in kept if name not in skip]
-    return HTTPAnswer(response, tuple(kept), target, hidden)
+    return HTTPAnswer(response, tuple(kept), upstream, hidden)
 
 
-def _failure(error: Exception, target: Target) -> ProxyError:
-    name = f"Upstream {target.name!r}"
+def _failure(error: Exception, upstream: UpstreamSettings) -> ProxyError:
+    name = f"Upstream {upstream.name!r}"
     match error:
-        case aiohttp.ConnectionTimeoutError() if target.connect <= target.first_byte:
-            return UpstreamUnreachable(f"{name} could not be connected to within {target.connect:g} seconds.")
+        case aiohttp.ConnectionTimeoutError() if upstream.timeout.connect <= upstream.timeout.first_byte:
+            return UpstreamUnreachable(f"{name} could not be connected to within {upstream.timeout.connect:g} seconds.")
         case TimeoutError():
-            return UpstreamTimeout(f"{name} did not begin to answer within {target.first_byte:g} seconds.")
+            return UpstreamTimeout(f"{name} did not begin to answer within {upstream.timeout.first_byte:g} seconds.")
         case aiohttp.ClientConnectorDNSError():
             return UpstreamUnreachable(f"The host name of {name.lower()} could not be resolved.")
         case aiohttp.ClientSSLError():

@@ -10,7 +10,6 @@ What an upstream does not have, an endpoint or a route, it says in its own answe
 
 import asyncio
 import contextlib
-import dataclasses
 import importlib
 import json
 import logging
@@ -20,14 +19,14 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet
 
 from proxy.access.destination import CHAT_PATH, Caller, Destination
 from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.client import CREDENTIALS, Answer, Client, Headers, StreamBroken, Target, credential_field
+from proxy.upstream.client import CREDENTIALS, Answer, Client, Headers, StreamBroken, credential_field
 from proxy.upstream.connection import Pools
 from proxy.upstream.litellm_answer import (
     Library,
@@ -291,7 +290,6 @@ class Upstreams:
     def __init__(self, client: Client, providers: Mapping[str, LitellmProvider]) -> None:
         self._client = client
         self._providers = dict(providers)
-        self._targets: dict[str, tuple[UpstreamSettings, Target]] = {}
 
     @property
     def connections(self) -> tuple[int, int]:
@@ -318,7 +316,7 @@ class Upstreams:
             kept = [header for header in headers if header[0] not in drop]
             return provider.send(body=body, credential=caller.credential, headers=kept)
         return self._client.send(
-            self._target(upstream),
+            upstream,
             method=method,
             path=destination.path,
             query=query,
@@ -339,10 +337,13 @@ class Upstreams:
         self, upstream: UpstreamSettings, *, caller: Caller, url: str, body: bytes | None
     ) -> tuple[int, bytes]:
         base, _, path = url.rpartition("/")
-        target = dataclasses.replace(self._target(upstream), base_url=base)
-        headers = _own_credential(upstream, caller)
         answer = await self._client.send(
-            target, method="POST" if body else "GET", path=f"/{path}", headers=headers, body=body, tenant=caller.tenant
+            replace(upstream, base_url=base, auth=upstream.credential),
+            method="POST" if body else "GET",
+            path=f"/{path}",
+            headers=_own_credential(upstream, caller),
+            body=body,
+            tenant=caller.tenant,
         )
         return await _whole(answer)
 
@@ -350,21 +351,6 @@ class Upstreams:
         await self._client.close()
         for provider in self._providers.values():
             await provider.close()
-
-    def _target(self, upstream: UpstreamSettings) -> Target:
-        known, target = self._targets.get(upstream.name, (None, None))
-        if target is None or known is not upstream:
-            target = Target(
-                name=upstream.name,
-                base_url=upstream.base_url or "",
-                api_key=None if upstream.passes_key else upstream.api_key.get_secret_value(),
-                auth=upstream.credential,
-                connect=upstream.timeout.connect,
-                first_byte=upstream.timeout.first_byte,
-                idle=upstream.timeout.idle,
-            )
-            self._targets[upstream.name] = upstream, target
-        return target
 
 
 async def _whole(answer: Answer) -> tuple[int, bytes]:
