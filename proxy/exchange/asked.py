@@ -38,9 +38,9 @@ from proxy.telemetry.names import service_at
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
+from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, LimitField, without_field
-from proxy.wire.codecs import codec_of
 from proxy.wire.counting import TextCounter
 from proxy.wire.raw import Raw, read_value
 from proxy.wire.render import forces_a_call, standing_body
@@ -112,7 +112,7 @@ class Replies(EffectHandler):
         upstream, tokens = self.runtime.config.upstream(model), self.settings.summaries.tokens_per_hour
         # the client's own endpoint is one that its upstream has; of another upstream's the first is tried
         is_near = model == self.request.model or upstream is self.runtime.config.upstream(self.request.model)
-        codec = self.request.codec if is_near else codec_of(f"/{upstream.endpoints[0]}")
+        codec = self.request.codec if is_near else CODECS[upstream.endpoints[0]]
         return by_weir(upstream, self.caller, path=codec.path, model=model), SummarizerTerms(
             tenant=self.caller.tenant,
             upstream=upstream.name,

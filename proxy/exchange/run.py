@@ -22,7 +22,7 @@ import msgspec
 
 from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
-from proxy.access.destination import CHAT, MANAGED, Caller, Headers, Route, for_managed
+from proxy.access.destination import CHAT, Caller, Headers, Route, for_managed
 from proxy.custom import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
@@ -73,16 +73,14 @@ from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import Answer, HTTPAnswer, came_through
 from proxy.upstream.overflow import NONE, Kind, Verdict
 from proxy.upstream.providers import has_no_route
+from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codecs import codec_of
 from proxy.wire.raw import write_value
 
 MAX_RETRIES = 2
 NO_SUCH_ROUTE = frozenset({404, 405})
 REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})
 MAX_BINDING = 1_000
-
-CODECS = {route.path: codec_of(route.path) for route in MANAGED.values()}
 
 log = logging.getLogger("weir.exchange")
 
@@ -110,7 +108,7 @@ class ExchangeHandler:
         self, runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route = CHAT
     ) -> None:
         self.runtime, self.scope, self.receive, self.send, self.route = runtime, scope, receive, send, route
-        self.codec = CODECS.get(route.path) or codec_of(route.path)
+        self.codec = CODECS[route.path.split("/")[1]]
         self.task: asyncio.Task[Any] | None = None
         self.asking: asyncio.Task[Any] | None = None
         self.answer: Answer | None = None

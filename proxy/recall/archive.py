@@ -29,8 +29,8 @@ from policies.tokens import TokenCounter, cut_line
 from proxy.effects.perform import Ask
 from proxy.store import Store
 from proxy.store.records import Original, StoreError
+from proxy.wire import view_of_stored
 from proxy.wire.chat import body_of
-from proxy.wire.codecs import view_of_stored
 
 MAX_TERMS = 32
 IDENTIFIER_WEIGHT = 2.0
