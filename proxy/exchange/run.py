@@ -43,10 +43,9 @@ from proxy.exchange.compaction import (
     make_compaction,
     natively,
 )
-from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
-from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
+from proxy.exchange.send import Attempts, Recalling, is_linked, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Relaying, Rounds, follow_whole
@@ -303,9 +302,7 @@ class ExchangeHandler:
     def attempts_of(self, request: Request) -> tuple[Attempts, Recalling | None]:
         progress, asked = self.progress, request.asked
         progress.attempts = attempts = Attempts(
-            self.runtime.upstreams,
-            self.runtime.windows,
-            self.runtime.telemetry.metrics,
+            self.runtime,
             request.chat,
             request.destination,
             progress.headers,
@@ -315,7 +312,7 @@ class ExchangeHandler:
         )
         if asked is None or not asked.settings.recall.tool or is_linked(request.client):
             return attempts, None
-        return attempts, Recalling(self.runtime, asked, attempts)
+        return attempts, Recalling(asked, attempts)
 
     async def _send(
         self, request: Request, plan: Plan, attempts: Attempts, recalling: Recalling | None
@@ -482,9 +479,8 @@ class ExchangeHandler:
         usage = rounds[0] if rounds else progress.seen.usage
         if usage is None or progress.asked is None:
             return
-        runtime, plan, accepted = self.runtime, progress.plan, progress.status is not None and progress.status < 400
-        transcripts = runtime.planner.transcripts
-        cut = learn_from_answer(runtime.windows, transcripts, plan, progress.asked, usage=usage, accepted=accepted)
+        accepted = progress.status is not None and progress.status < 400
+        cut = learn_from_answer(self.runtime, progress.plan, progress.asked, usage=usage, accepted=accepted)
         if cut and progress.attempts is not None:
             progress.attempts.overflows += 1
 

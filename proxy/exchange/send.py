@@ -1,4 +1,8 @@
-"""One request to the upstream: what it may ask for, what its answer says about size, what is learned from it."""
+"""The requests to the upstream that one exchange makes: what they ask for, and what is learned from their answers.
+
+An answer may say that the request does not fit. What was removed from the conversation has the request carry the recall
+tool, and its rounds are asked from there.
+"""
 
 import logging
 import math
@@ -12,6 +16,12 @@ from proxy.access.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.models.limits import ModelLimitsResolver, cut_at, stays_cut
 from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.recall.archive import Archive
+from proxy.recall.chat import ChatRecall
+from proxy.recall.elements import ListRecall, MessagesRecall, ResponsesRecall
+from proxy.recall.rounds import RecallSurface, Rounds, Unseen
+from proxy.recall.tool import Offer, offer_for, with_tool
+from proxy.runtime import Runtime
 from proxy.stream import (
     IN_THE_MIDDLE,
     MAX_WHOLE,
@@ -24,7 +34,7 @@ from proxy.stream import (
 )
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
 from proxy.telemetry.logs import CONTEXT_HEADERS
-from proxy.telemetry.metrics import Metrics, ModelCall
+from proxy.telemetry.metrics import RETRIES, ModelCall
 from proxy.telemetry.names import REQUEST_PARAMS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.upstream.client import Answer, StreamBroken
@@ -38,9 +48,8 @@ from proxy.upstream.overflow import (
     is_cut_short,
     plausible_limit,
 )
-from proxy.upstream.providers import Upstreams
-from proxy.wire.codec import ClientRequest, with_fields
-from proxy.wire.transcripts import Transcripts
+from proxy.wire.codec import CHAT, ClientRequest, with_fields
+from proxy.wire.responses import RESPONSES
 
 MIN_OUTPUT = 16
 CLAMP_MARGIN = 8
@@ -64,9 +73,7 @@ class Attempts(msgspec.Struct):
     seconds until its stream began.
     """
 
-    upstreams: Upstreams
-    windows: ModelLimitsResolver
-    metrics: Metrics
+    runtime: Runtime
     request: ClientRequest
     destination: Destination
     headers: Sequence[tuple[bytes, bytes]]
@@ -94,7 +101,7 @@ class Attempts(msgspec.Struct):
             kept = [h for h in headers if h[0] not in (DROPPED_WITH_CONTEXT if context else drop)]
             drop, headers = frozenset(), [*_with_betas(kept, plan.betas), *context]
         try:
-            answer = await self.upstreams.send(
+            answer = await self.runtime.upstreams.send(
                 self.destination,
                 method="POST",
                 query=self.query,
@@ -157,7 +164,7 @@ class Attempts(msgspec.Struct):
     def count_call(self, *, seen: Tap | None = None, error: str = "") -> None:
         used = seen.usage if seen is not None else None
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
-            self.metrics.called(call)
+            self.runtime.telemetry.metrics.called(call)
 
     def billed(self, usage: ReportedUsage | None) -> ReportedUsage | None:
         """What all answers took together, every round's prompt counted; ``usage`` is what the client was told."""
@@ -250,7 +257,7 @@ class Attempts(msgspec.Struct):
         if self.policy is None or self.policy.observes or recognized is None or decision is None:
             return plan.body
         limits = recognized.limits
-        if not self.windows.is_strict(limits.scope):
+        if not self.runtime.windows.is_strict(limits.scope):
             return plan.body
         used = math.ceil(decision.after * (1 + limits.budget.margin))
         return self._asking_for(plan.body, limits.budget.window - used - CLAMP_MARGIN) or plan.body
@@ -299,16 +306,10 @@ def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan)
 
 
 def learn_from_answer(
-    windows: ModelLimitsResolver,
-    transcripts: Transcripts,
-    plan: Plan,
-    asked: PlanRequest,
-    *,
-    usage: ReportedUsage,
-    accepted: bool,
+    runtime: Runtime, plan: Plan, asked: PlanRequest, *, usage: ReportedUsage, accepted: bool
 ) -> bool:
     """Learn from what the upstream says that the forwarded request took; whether it has read only a part of it."""
-    recognized, prompt = plan.recognized, usage.prompt
+    windows, recognized, prompt = runtime.windows, plan.recognized, usage.prompt
     if recognized is None or prompt is None:
         return False
     known, has_media = recognized.limits, recognized.has_media
@@ -332,7 +333,7 @@ def learn_from_answer(
         windows.calibrate(known.counted, estimated=plan.sent, reported=prompt)
     elif has_media and plan.body is asked.request.body:
         beyond = prompt - known.budget.estimate(plan.sent)
-        transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
+        runtime.planner.transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
     return False
 
 
@@ -346,3 +347,129 @@ def _new_tokens(plan: Plan, recognized: Recognized, usage: ReportedUsage) -> int
     transcript = recognized.transcript
     known = len(transcript.messages) - len(transcript.chain) + recognized.length
     return sum(message.tokens for message in transcript.messages[known:])
+
+
+REFUSALS = frozenset({400, 404, 405, 422, 501})
+WORDS = (b"tool", b"function")
+MAX_ERROR_LEN = 16 * 1024
+MAX_SCOPES = 1_000
+
+
+class Recalling(msgspec.Struct):
+    """The recall tool of one request that is managed; ``offer`` is None as long as it does not carry it."""
+
+    asked: PlanRequest
+    attempts: Attempts
+    offer: Offer | None = None
+
+    def consider(self, plan: Plan) -> Plan:
+        """Have the request carry the tool from now on, if something was removed from its conversation.
+
+        The plan comes back, with what the definition costs added to what it says is sent.
+        """
+        before, self.offer, asked, runtime = self.offer, None, self.asked, self.attempts.runtime
+        if plan.recognized is None or not is_due(plan) or plan.recognized.limits.scope in runtime.without_tools:
+            return plan
+        if asked.request.codec is not CHAT and not runtime.store.keeps_content:
+            return plan  # after a restart nothing would be known of hidden rounds that its answers depend on
+        offer = before or offer_for(asked.request, asked.settings, asked.counter)
+        if offer is None or not plan.recognized.limits.budget.hard_fits(plan.sent + offer.tokens):
+            return plan
+        self.offer = offer
+        return msgspec.structs.replace(plan, sent=plan.sent + offer.tokens)
+
+    async def make(self, body: bytes, plan: Plan) -> tuple[UpstreamResponse, Verdict]:
+        received, verdict = await self.attempts.make(self._carrying(body), plan)
+        if self.offer is None or verdict.is_overflow or not refuses_tools(received):
+            return received, verdict
+        received.answer.close()
+        runtime, recognized = self.attempts.runtime, plan.recognized
+        runtime.telemetry.metrics.add(RETRIES, "tools_refused")
+        received, verdict = await self.attempts.make(body, plan)
+        if received.answer.status < 400:
+            self.offer = None
+            if recognized is not None and len(runtime.without_tools) < MAX_SCOPES:
+                runtime.without_tools.add(recognized.limits.scope)
+        return received, verdict
+
+    def note_round(self, received: UpstreamResponse, seen: Tap | None) -> None:
+        attempts, seen = self.attempts, seen or Tap()
+        if attempts.span is not None:
+            attempts.span.answered(received.answer.status, seen=seen)
+        attempts.count_call(seen=seen)
+        attempts.rounds.append(seen.usage or NO_USAGE)
+
+    async def keep(self, rounds: Rounds, plan: Plan) -> None:
+        recognized = plan.recognized
+        if recognized is None or rounds.unseen is None:
+            return
+        if (edit := rounds.unseen.edit(recognized.transcript)) is not None:
+            await self.attempts.runtime.planner.remember(recognized, edit, request=self.asked.id)
+
+    def _carrying(self, body: bytes) -> bytes:
+        return body if self.offer is None else with_tool(body, self.offer.definition)
+
+    def rounds(self, body: bytes, plan: Plan) -> Rounds | None:
+        """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""
+        offer, asked, recognized, runtime = self.offer, self.asked, plan.recognized, self.attempts.runtime
+        if offer is None or recognized is None:
+            return None
+        thread, recall = recognized.thread, asked.settings.recall
+        archive = Archive(
+            transcript=recognized.transcript,
+            pieces=plan.decision.pieces if plan.decision is not None else None,
+            edits=tuple(thread.known.edits.values()),
+            cuts=thread.known.cuts,
+            tenant=asked.tenant,
+            conversation=thread.branch.conversation,
+            store=runtime.store,
+            unstored=runtime.settler.original,
+            ask=asked.ask,
+            model=asked.settings.embeddings,
+            embeddings=asked.settings.recall.embeddings,
+        )
+        surface = surface_of(asked.request)
+        return Rounds(
+            surface=surface,
+            unseen=Unseen(surface, asked.counter, asked.request.model) if isinstance(surface, ListRecall) else None,
+            offer=offer,
+            archive=archive,
+            counter=asked.counter,
+            model=asked.request.model,
+            body=self._carrying(body),
+            plain=body,
+            room=recognized.limits.budget.hard_limit - plan.sent,
+            most=recall.rounds,
+            max_tokens=recall.max_tokens,
+        )
+
+
+def surface_of(request: ClientRequest) -> RecallSurface:
+    if request.codec is CHAT:
+        return ChatRecall(joins="response_format" not in request.fields)
+    joins = request.codec.schema_of(request) is None
+    if request.codec is RESPONSES:
+        return ResponsesRecall(joins=joins, stateless=request.value("store") is False)
+    return MessagesRecall(joins=joins)
+
+
+def is_linked(request: ClientRequest) -> bool:
+    link = request.codec.link
+    return link is not None and bytes(request.fields.get(link, b"null")) != b"null"
+
+
+def is_due(plan: Plan) -> bool:
+    """Whether something is out of the window of a request's conversation, by this request's batch or an earlier one.
+
+    For a request that begins anew from an early point it is what was out by then.
+    """
+    if plan.recognized is None or plan.decision is None:
+        return False
+    return plan.recognized.thread.known.at(len(plan.recognized.transcript.chain)).has_removed
+
+
+def refuses_tools(received: UpstreamResponse) -> bool:
+    if received.body is None or received.answer.status not in REFUSALS:
+        return False
+    said = received.body[:MAX_ERROR_LEN].lower()
+    return any(word in said for word in WORDS)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.settings import ContextSettings, Recall
-from proxy.exchange.recall import is_linked
+from proxy.exchange.send import is_linked
 from proxy.recall.elements import ListView, MessagesRecall, ResponsesRecall
 from proxy.recall.tool import offer_for
 from proxy.wire.anthropic import MESSAGES
