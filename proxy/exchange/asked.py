@@ -28,9 +28,10 @@ from proxy.effects.perform import (
 from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
 from proxy.errors import InvalidRequest, ProxyError, UpstreamUnreachable
 from proxy.exchange.compaction import EDITS, client_edits, opened, unseal
+from proxy.exchange.record import ExchangeProgress
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
 from proxy.models.facts import binds_reasoning, cost_of, prices_of
-from proxy.planning.values import PlanRequest, ResolveLimits
+from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS, ModelCall
@@ -219,7 +220,7 @@ class Replies(EffectHandler):
         return await self.runtime.custom.trim(effect, [self.request.view(i) for i in effect.indices])
 
 
-def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller | None = None) -> int | None:
+def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller) -> int | None:
     """The tokens that the policy's summariser can read at once, None for the request's own limit.
 
     A summariser that refused a prompt of ``caller``'s as too long holds what it said for an hour.
@@ -228,12 +229,10 @@ def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller
     return None if named in (None, "same") else _reads(runtime, str(named), settings, caller)
 
 
-def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Caller | None) -> int | None:
-    window = runtime.registry.facts(model, settings=settings).window
-    if caller is not None:
-        upstream = runtime.config.upstream(model).name
-        refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
-        window = min((size for size in (window, refused) if size is not None), default=None)
+def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Caller) -> int | None:
+    window, upstream = runtime.registry.facts(model, settings=settings).window, runtime.config.upstream(model).name
+    refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
+    window = min((size for size in (window, refused) if size is not None), default=None)
     return None if window is None else int(window * SUMMARIZER_SHARE)
 
 
@@ -282,18 +281,15 @@ def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientR
 
 def request_for(
     runtime: Runtime,
+    progress: ExchangeProgress,
     chat: ClientRequest,
     destination: Destination,
     settings: ContextSettings,
-    *,
-    headers: Headers,
-    sent: Mapping[bytes, bytes],
-    request_id: str,
-    trace: Trace,
     held: HeldState,
-    since: float | None = None,
+    *,
+    sent: Mapping[bytes, bytes],
 ) -> Request:
-    caller, upstream = destination.caller, destination.upstream
+    caller, upstream, headers = destination.caller, destination.upstream, progress.headers
     client, chat = chat, chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
     if settings.mode is Mode.OFF or held.elsewhere or not _is_manageable(runtime, upstream, chat):
         return Request(client=client, chat=client, destination=destination, held=held)
@@ -307,7 +303,7 @@ def request_for(
     counter = _counter(runtime, settings, chat.model)
     pruned, patience = set[str](), Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
     said = _anthropics_own(chat, headers, sent)
-    replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
+    replies = Replies(runtime, chat, caller, settings, progress.trace, pruned, patience, said=said)
     name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
     resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
     asked = PlanRequest(
@@ -316,7 +312,15 @@ def request_for(
         name=name,
         settings=settings,
         counter=counter,
-        limits=_limits_of(runtime, chat, settings, destination, exact=counter.is_exact),
+        limits=partial(
+            runtime.windows.resolve_limits,
+            chat.model,
+            settings=settings,
+            upstream=upstream,
+            caller=caller,
+            max_tokens=chat.max_tokens,
+            exact=counter.is_exact,
+        ),
         ask=replies,
         patience=patience,
         ask_later=partial(Replies, runtime, chat, caller, settings, pruned=pruned, said=said),
@@ -327,9 +331,10 @@ def request_for(
         resumes=_resumes(settings, resume, name),
         parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
         edits=edits,
-        binds=chat.codec is MESSAGES and _binds(runtime, upstream, chat.model),
-        id=request_id,
-        since=since,
+        binds=chat.codec is MESSAGES
+        and (binds_reasoning(chat.model) or (upstream.name, chat.model) in runtime.binding),
+        id=progress.id,
+        since=progress.since,
     )
     return Request(
         client=client,
@@ -354,10 +359,6 @@ def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientReq
     return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
 
 
-def _binds(runtime: Runtime, upstream: UpstreamSettings, model: str) -> bool:
-    return binds_reasoning(model) or (upstream.name, model) in runtime.binding
-
-
 def _resumes(settings: ContextSettings, resume: str | None, name: str | None) -> str | None:
     if settings.resume == "off" or settings.observes:
         return None
@@ -371,23 +372,8 @@ def _may_compact(chat: ClientRequest, destination: Destination, settings: Contex
 
 
 def _is_codex_compaction(headers: Headers) -> bool:
-    said = next((value for name, value in headers if name == CODEX_TURN), None)
-    about = read_value(said) if said is not None else None
+    about = read_value(dict(headers).get(CODEX_TURN, b"null"))
     return isinstance(about, dict) and about.get("request_kind") == "compaction"
-
-
-def _limits_of(
-    runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
-) -> ResolveLimits:
-    return partial(
-        runtime.windows.resolve_limits,
-        chat.model,
-        settings=settings,
-        upstream=destination.upstream,
-        caller=destination.caller,
-        max_tokens=chat.max_tokens,
-        exact=exact,
-    )
 
 
 def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool) -> ContextSettings:

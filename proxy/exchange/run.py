@@ -220,18 +220,7 @@ class ExchangeHandler:
         held = NOTHING_HELD
         if self.codec.link is not None:
             held = await held_by(runtime.answers, progress.chat, caller, settings)
-        request = request_for(
-            runtime,
-            progress.chat,
-            destination,
-            settings,
-            headers=progress.headers,
-            sent=sent,
-            request_id=progress.id,
-            trace=progress.trace,
-            held=held,
-            since=progress.since,
-        )
+        request = request_for(runtime, progress, progress.chat, destination, settings, held, sent=sent)
         progress.chat, progress.asked, progress.replies = request.chat, request.asked, request.replies
         return request
 
