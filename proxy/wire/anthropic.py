@@ -43,6 +43,7 @@ from proxy.wire.raw import (
     DONE,
     Decoder,
     Raw,
+    elements_of,
     is_object,
     read_value,
     replace_fields,
@@ -50,7 +51,7 @@ from proxy.wire.raw import (
     split_object,
     write_value,
 )
-from proxy.wire.rounds import in_messages
+from proxy.wire.render import cuts_of
 
 SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
@@ -239,7 +240,21 @@ class MessagesCodec(Codec):
         return run_as_json(raw)
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
-        return in_messages(raw, text, THINKING_TYPES)
+        messages = elements_of(raw)
+        blocks = raw_blocks(messages[0]) if len(messages) == 1 else ()
+        start, cuts = cuts_of(blocks, text, THINKING_TYPES) if len(messages) == 1 else (0, [])
+        if not cuts and not 0 < start < len(blocks):
+            return raw
+        found = list[bytes]()
+        for place, each in cuts:
+            asked = [*blocks[start:place], *map(write_value, each.calls)]
+            found.append(message_of("assistant", array_of(asked)))
+            found.append(message_of("user", write_value(each.outputs)))
+            start = place
+        if start < len(blocks):
+            whole = bytes(messages[0])
+            found.append(replace_fields(whole, split_object(whole), {"content": array_of(blocks[start:])}))
+        return b",".join(found)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
         return {"name": name, "description": description, "input_schema": parameters}

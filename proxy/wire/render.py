@@ -1,9 +1,12 @@
-"""A planned array of chat messages as bytes, and what goes to a summariser.
+"""A planned array as bytes, the hidden rounds in it, and the request by which its model writes notes in place.
 
-A summariser gets a request of its own, or the conversation's request with the instruction behind it.
+Hidden rounds are calls that Weir has answered itself. Reasoning is bound to what the model has read before it, so they
+go up again with every later request. The client knows nothing of them: it sends its answer back as one message, or one
+run, which is cut where it was.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -13,7 +16,7 @@ from policies.ledger import PlannedMessage
 from policies.messages import HEAD_ROLES
 from proxy.wire.chat import MARK, marker_for_summary
 from proxy.wire.codec import CHAT, ClientRequest, Codec, LimitField, rewritten
-from proxy.wire.raw import Raw, split_object, write_value
+from proxy.wire.raw import Raw, read_value, split_object, write_value
 
 
 def render(
@@ -107,3 +110,42 @@ def _forced(choice: Any) -> bool:
 
 def _is_marked(raw: Raw, codec: Codec) -> bool:
     return _MARKED in bytes(raw) and MARK in codec.view(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRound:
+    """What of one round the client has not seen: ``calls`` as the model made them, ``outputs`` as they went back.
+
+    The client has seen ``after`` elements of the answer before it, ``said`` of them no reasoning.
+    """
+
+    after: int
+    said: int
+    calls: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+
+
+def write_rounds(rounds: Sequence[HiddenRound], shown: int, skipped: int = 0) -> str:
+    """The rounds of an answer of which the client has seen ``shown`` elements, as JSON text.
+
+    The first ``skipped`` of them are of an answer that was given up: what follows was not made behind them.
+    """
+    kept = {"of": shown, "skipped": skipped, "rounds": [asdict(each) for each in rounds]}
+    return write_value(kept).decode("utf-8", "surrogatepass")
+
+
+def cuts_of(elements: Sequence[Raw], text: str, thoughts: Collection[str]) -> tuple[int, list[tuple[int, HiddenRound]]]:
+    """What is to be skipped of the answer as its client sends it back, and the rounds with the place of each in it.
+
+    A client may leave reasoning out: then the other elements tell. Nothing where nobody can tell.
+    """
+    kept = read_value(text.encode("utf-8", "surrogatepass"))
+    if not isinstance(kept, dict):
+        return 0, []
+    rounds = [HiddenRound(**each) for each in kept["rounds"]]
+    if len(elements) == kept["of"]:
+        return kept["skipped"], [(each.after, each) for each in rounds]
+    values = [read_value(element) for element in elements]
+    if any(isinstance(value, dict) and value.get("type") in thoughts for value in values):
+        return 0, []
+    return 0, [(min(each.said, len(elements)), each) for each in rounds]

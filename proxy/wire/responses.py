@@ -46,7 +46,7 @@ from proxy.wire.raw import (
     split_object,
     write_value,
 )
-from proxy.wire.rounds import in_items
+from proxy.wire.render import cuts_of
 
 SEALED_CHARS = 5.0
 """Characters of ``encrypted_content`` for a token; a guess that the reported usage corrects."""
@@ -270,7 +270,11 @@ class ResponsesCodec(Codec):
         return run_as_json(_meant(raw))
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
-        return in_items(raw, text, THOUGHTS)
+        items = list(elements_of(raw))
+        start, cuts = cuts_of(items, text, THOUGHTS)
+        for place, each in reversed(cuts):
+            items[place:place] = map(write_value, (*each.calls, *each.outputs))
+        return b",".join(items[start:] or items)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
         return {

@@ -15,8 +15,8 @@ from proxy.recall.tool import offer_for
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.chat import digest_of
 from proxy.wire.counting import Tokenizer
+from proxy.wire.render import HiddenRound, write_rounds
 from proxy.wire.responses import RESPONSES
-from proxy.wire.rounds import HiddenRound, write_rounds
 
 COUNTER = Tokenizer().counter("o200k_base")
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
