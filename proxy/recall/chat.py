@@ -20,10 +20,10 @@ from typing import Any
 
 from policies.tokens import TokenCounter
 from proxy.errors import ProxyError
-from proxy.recall.tool import RecallTurn, added_up, decoded, read_call
+from proxy.recall.tool import RecallTurn, RoundView, added_up, decoded, read_call
 from proxy.wire.codec import CHAT, Codec
 from proxy.wire.counting import count_message
-from proxy.wire.raw import DONE, EventFrame, Frames, write_value
+from proxy.wire.raw import DONE, EventFrame, write_value
 
 IDENTITY = ("id", "created", "model", "system_fingerprint")
 TOOL_CALLS = b'"tool_calls"'
@@ -148,33 +148,13 @@ class Earlier:
 
 
 @dataclass(slots=True)
-class Filter:
-    """One round. Feed it the stream; it gives the bytes for the client.
-
-    ``earlier`` is None in the first round. ``may_recall`` is False where a call is not answered any more, and
-    has to vanish. ``recalling`` says that another round follows, ``visible`` that the client has got to see something.
-    """
-
-    name: str
-    earlier: Earlier | None
-    may_recall: bool
-    recalling: bool = False
-    visible: bool = False
-    dropped: bool = False
-    usage: Mapping[str, Any] | None = None
-    _frames: Frames = field(default_factory=Frames)
+class Filter(RoundView[Earlier]):
     _kept: list[bytes] = field(default_factory=list)
     _size: int = 0
     _names: dict[int, str] = field(default_factory=dict)
     _numbers: CallNumbers = field(default_factory=CallNumbers)
     _own: list[int] = field(default_factory=list)
     _apart: bool = False
-
-    def feed(self, chunk: bytes) -> bytes:
-        return b"".join(map(self._pass, self._frames.feed(chunk)))
-
-    def end(self) -> bytes:
-        return self._pass(self._frames.rest())
 
     def turn(self) -> RecallTurn | None:
         return turn_of(assembled(self._chunks()), self.name)

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 from policies.tokens import TokenCounter
 from proxy.errors import ProxyError
-from proxy.recall.tool import RecallTurn, added_up, decoded, read_call
+from proxy.recall.tool import RecallTurn, RoundView, added_up, decoded, read_call
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.chat import SEALED, THINKING_TYPES
 from proxy.wire.codec import Codec
 from proxy.wire.counting import count_message
-from proxy.wire.raw import EventFrame, Frames, read_value, write_value
+from proxy.wire.raw import EventFrame, read_value, write_value
 from proxy.wire.responses import CALLS, RESPONSES, THOUGHTS
 
 GROWING = {
@@ -42,7 +42,8 @@ class ListRecall(ABC):
     Attributes:
         codec: the endpoint's.
         array: the field of an answer that is the list.
-        call: the type of a call of a function, ``call_id`` the field that its result names it by.
+        call: the type of a call of a function, ``call_id`` the field that has its id.
+        result: the type of its result, the field in which that names the call, and the one for what it says.
         own: types of the calls that a client answers, ``thoughts`` those of reasoning.
     """
 
@@ -50,6 +51,7 @@ class ListRecall(ABC):
     array: ClassVar[str]
     call: ClassVar[str]
     call_id: ClassVar[str]
+    result: ClassVar[tuple[str, str, str]]
     own: ClassVar[frozenset[str]]
     thoughts: ClassVar[frozenset[str]]
 
@@ -59,12 +61,6 @@ class ListRecall(ABC):
 
     @abstractmethod
     def arguments(self, element: Element) -> str: ...
-
-    @abstractmethod
-    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]: ...
-
-    @abstractmethod
-    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]: ...
 
     @abstractmethod
     def segment(self, elements: Sequence[Element]) -> bytes: ...
@@ -77,6 +73,15 @@ class ListRecall(ABC):
 
     @abstractmethod
     def refused(self, said: Element, earlier: "Before | None") -> bytes: ...
+
+    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]:
+        """The last round's answer with the end, and under the name, that the client is to see."""
+        del first, dropped
+        return last
+
+    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
+        kind, named, said = self.result
+        return [{"type": kind, named: call.id, said: text} for call, text in zip(turn.calls, told, strict=True)]
 
     def broken(self, error: ProxyError, earlier: "Before | None") -> bytes:
         del earlier
@@ -149,28 +154,20 @@ class Before:
 
 
 @dataclass(slots=True)
-class ListView(ABC):
-    """One round of a streamed list; ``may_recall`` is False where a call is not answered any more, and has to vanish.
+class ListView(RoundView[Before]):
+    """One round of a streamed list.
 
     ``elements`` are this round's as they were made, by their numbers, ``places`` the numbers by which the client knows
     those that it has got.
     """
 
-    surface: ListRecall
-    name: str
-    earlier: Before | None
-    may_recall: bool
-    recalling: bool = False
-    visible: bool = False
+    surface: ListRecall = field(kw_only=True)
     complete: bool = False
-    dropped: bool = False
     began: Element = field(default_factory=dict)
-    usage: Element | None = None
     elements: dict[int, dict[str, Any]] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
     sequence: int | None = None
     _owns: bool = False
-    _frames: Frames = field(default_factory=Frames)
 
     def __post_init__(self) -> None:
         if self.earlier is not None:
@@ -184,12 +181,6 @@ class ListView(ABC):
     @property
     def has_nothing_to_call(self) -> bool:
         return self.dropped and not self._owns
-
-    def feed(self, chunk: bytes) -> bytes:
-        return b"".join(map(self._pass, self._frames.feed(chunk)))
-
-    def end(self) -> bytes:
-        return self._pass(self._frames.rest())
 
     def turn(self) -> RecallTurn | None:
         return self.surface.turn_of([self.elements[number] for number in sorted(self.elements)], self.name)
@@ -237,6 +228,7 @@ class MessagesRecall(ListRecall):
     array = "content"
     call = "tool_use"
     call_id = "id"
+    result = ("tool_result", "tool_use_id", "content")
     own = frozenset({"tool_use"})
     thoughts = THINKING_TYPES
 
@@ -246,12 +238,6 @@ class MessagesRecall(ListRecall):
     def sendable(self, call: dict[str, Any], number: int) -> dict[str, Any]:
         call = super().sendable(call, number)
         return call if isinstance(call.get("input"), dict) else {**call, "input": {}}
-
-    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        return [
-            {"type": "tool_result", "tool_use_id": call.id, "content": text}
-            for call, text in zip(turn.calls, told, strict=True)
-        ]
 
     def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
         said = {"role": "assistant", "content": [*turn.shown, *turn.hidden]}
@@ -265,7 +251,7 @@ class MessagesRecall(ListRecall):
         return {**last, **{k: first[k] for k in ("id", "model") if k in first}, **reason}
 
     def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "MessagesView":
-        return MessagesView(self, name, earlier, may_recall)
+        return MessagesView(name, earlier, may_recall, surface=self)
 
     def refused(self, said: Element, earlier: Before | None) -> bytes:
         del earlier
@@ -340,6 +326,7 @@ class ResponsesRecall(ListRecall):
     array = "output"
     call = "function_call"
     call_id = "call_id"
+    result = ("function_call_output", "call_id", "output")
     own = CALLS
     thoughts = THOUGHTS
 
@@ -351,12 +338,6 @@ class ResponsesRecall(ListRecall):
         given = element.get("arguments")
         return given if isinstance(given, str) else ""
 
-    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        return [
-            {"type": "function_call_output", "call_id": call.id, "output": text}
-            for call, text in zip(turn.calls, told, strict=True)
-        ]
-
     def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
         items = (*turn.shown, *turn.hidden)
         if self.stateless and any(self.is_thought(item) and not item.get("encrypted_content") for item in items):
@@ -366,12 +347,8 @@ class ResponsesRecall(ListRecall):
     def segment(self, elements: Sequence[Element]) -> bytes:
         return b",".join(map(write_value, elements))
 
-    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]:
-        del first, dropped
-        return last
-
     def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "ResponsesView":
-        return ResponsesView(self, name, earlier, may_recall, stateless=self.stateless)
+        return ResponsesView(name, earlier, may_recall, surface=self, stateless=self.stateless)
 
     def refused(self, said: Element, earlier: Before | None) -> bytes:
         error = said.get("error")
@@ -402,7 +379,12 @@ class ResponsesView(ListView):
     def event(self, value: dict[str, Any]) -> Element | None:
         kind, response = value.get("type"), value.get("response")
         if isinstance(response, dict):
-            shown = self._ended(value, response) if kind in ENDS else self._going_on(value, response)
+            if kind in ENDS:
+                shown = self._ended(value, response)
+            elif self.earlier is None:
+                self.began, shown = response, value
+            else:
+                shown = None
         elif isinstance(value.get("output_index"), int):
             self._note(value)
             shown = self.placed(value, "output_index")
@@ -418,12 +400,6 @@ class ResponsesView(ListView):
             if number not in self.elements:
                 self.begin(number, item)
             self.elements[number] = item
-
-    def _going_on(self, value: dict[str, Any], response: dict[str, Any]) -> dict[str, Any] | None:
-        if self.earlier is not None:
-            return None
-        self.began = response
-        return value
 
     def _ended(self, value: dict[str, Any], response: dict[str, Any]) -> dict[str, Any] | None:
         self.usage = usage = response.get("usage") if isinstance(response.get("usage"), dict) else None

@@ -42,9 +42,9 @@ from proxy.recall.archive import (
     tell_page,
     tell_problem,
 )
-from proxy.recall.chat import ChatRecall, Filter
+from proxy.recall.chat import ChatRecall
 from proxy.recall.elements import ListRecall, ListView
-from proxy.recall.tool import Offer, RecallCall, RecallTurn, decoded, with_more_messages
+from proxy.recall.tool import Offer, RecallCall, RecallTurn, RoundView, decoded, with_more_messages
 from proxy.store.records import StoreError
 from proxy.stream import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
 from proxy.tap import StreamTap, Tap, read_completion
@@ -391,7 +391,7 @@ class Relaying:
         await gate.close()
         return gate.tap.seen
 
-    async def _round(self, gate: Gate, view: Filter | ListView, received: UpstreamResponse) -> Tap:
+    async def _round(self, gate: Gate, view: RoundView[Any], received: UpstreamResponse) -> Tap:
         tap = StreamTap(codec=self.rounds.surface.codec)
         try:
             async with aclosing(_chunks(received)) as chunks:
@@ -413,7 +413,7 @@ class Relaying:
             received.answer.close()
         return tap.seen
 
-    async def _show(self, gate: Gate, view: Filter | ListView, data: bytes) -> None:
+    async def _show(self, gate: Gate, view: RoundView[Any], data: bytes) -> None:
         unseen = self.rounds.unseen
         if isinstance(view, ListView) and view.complete and unseen is not None and not unseen.whole:
             self.rounds.finish()

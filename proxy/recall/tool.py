@@ -4,9 +4,10 @@ The definition is constant and stands behind the client's own tools, so that aft
 request of the conversation begins alike.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -14,7 +15,7 @@ from policies.settings import ContextSettings
 from policies.tokens import TEXT_OF, TokenCounter
 from proxy.wire.codec import CHAT, ClientRequest, Codec, tool_definitions
 from proxy.wire.counting import count_tools
-from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.raw import EventFrame, Frames, Raw, read_value, replace_fields, split_array, split_object, write_value
 
 DESCRIPTION = (
     "Brings back what was removed from this conversation. query searches it; ref reads one text in full, "
@@ -118,6 +119,43 @@ class RecallTurn:
     calls: tuple[RecallCall, ...]
     hidden: tuple[Mapping[str, Any], ...]
     shown: tuple[Mapping[str, Any], ...] = ()
+
+
+E = TypeVar("E")
+
+
+@dataclass(slots=True)
+class RoundView(ABC, Generic[E]):
+    """One round of a streamed answer. Feed it the stream; it gives the bytes for the client.
+
+    ``earlier`` is what the rounds before it leave, None in the first one. ``may_recall`` is False where a call is not
+    answered any more, and has to vanish. ``recalling`` says that another round follows, ``visible`` that the client has
+    got to see something, ``dropped`` that a call of the recall tool was left out.
+    """
+
+    name: str
+    earlier: E | None
+    may_recall: bool
+    recalling: bool = False
+    visible: bool = False
+    dropped: bool = False
+    usage: Mapping[str, Any] | None = None
+    _frames: Frames = field(default_factory=Frames)
+
+    def feed(self, chunk: bytes) -> bytes:
+        return b"".join(map(self._pass, self._frames.feed(chunk)))
+
+    def end(self) -> bytes:
+        return self._pass(self._frames.rest())
+
+    @abstractmethod
+    def turn(self) -> RecallTurn | None: ...
+
+    @abstractmethod
+    def leaves(self) -> E: ...
+
+    @abstractmethod
+    def _pass(self, frame: EventFrame) -> bytes: ...
 
 
 def read_call(identity: str, arguments: str) -> RecallCall:
