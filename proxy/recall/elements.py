@@ -19,19 +19,13 @@ from typing import Any, ClassVar
 from policies.tokens import TokenCounter
 from proxy.errors import ProxyError
 from proxy.recall.tool import RecallTurn, RoundView, added_up, decoded, read_call
-from proxy.wire.anthropic import MESSAGES
+from proxy.wire.anthropic import MESSAGES, close, grow
 from proxy.wire.chat import SEALED, THINKING_TYPES
 from proxy.wire.codec import Codec
 from proxy.wire.counting import count_message
-from proxy.wire.raw import EventFrame, read_value, write_value
+from proxy.wire.raw import EventFrame, write_value
 from proxy.wire.responses import CALLS, RESPONSES, THOUGHTS
 
-GROWING = {
-    "text_delta": "text",
-    "thinking_delta": "thinking",
-    "signature_delta": "signature",
-    "compaction_delta": "content",
-}
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 Element = Mapping[str, Any]
 
@@ -258,9 +252,8 @@ class MessagesRecall(ListRecall):
         return b"\n\n" + named_event({**said, "type": "error"})
 
 
-@dataclass(slots=True)
 class MessagesView(ListView):
-    _inputs: dict[int, str] = field(default_factory=dict)
+    __slots__ = ()
 
     def event(self, value: dict[str, Any]) -> Element | None:
         kind, number = value.get("type"), value.get("index")
@@ -272,13 +265,10 @@ class MessagesView(ListView):
             return None if self.recalling else value
         if kind == "content_block_start":
             self.begin(number, dict(block) if isinstance(block := value.get("content_block"), dict) else None)
-        elif kind == "content_block_delta" and number in self.elements:
-            self._grow(number, value.get("delta"))
-        elif kind == "content_block_stop" and number in self._inputs:
-            given = read_value(self._inputs.pop(number).encode("utf-8", "surrogatepass") or b"{}")
-            self.elements[number].pop("input", None)
-            if given is not None:
-                self.elements[number]["input"] = given
+        elif kind == "content_block_delta" and number in self.elements and isinstance(value.get("delta"), dict):
+            grow(self.elements[number], value["delta"])
+        elif kind == "content_block_stop" and number in self.elements:
+            close(self.elements[number])
         return self.placed(value, "index") if number in self.elements else value
 
     def _started(self, value: dict[str, Any]) -> Element | None:
@@ -301,18 +291,6 @@ class MessagesView(ListView):
         if self.has_nothing_to_call and isinstance(delta, dict) and delta.get("stop_reason") == "tool_use":
             value = {**value, "delta": {**delta, "stop_reason": "end_turn"}}
         return {**value, "usage": self.summed(usage)} if self.earlier is not None and usage is not None else value
-
-    def _grow(self, number: int, delta: object) -> None:
-        if not isinstance(delta, dict):
-            return
-        block, kind = self.elements[number], delta.get("type")
-        if kind == "input_json_delta":
-            self._inputs[number] = self._inputs.get(number, "") + str(delta.get("partial_json") or "")
-        elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
-        elif isinstance(kind, str) and kind in GROWING:
-            name = GROWING[kind]
-            block[name] = (block.get(name) or "") + str(delta.get(name) or "")
 
 
 class ResponsesRecall(ListRecall):

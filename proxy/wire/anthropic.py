@@ -516,7 +516,7 @@ def _given(identity: str, content: bytes, usage: object) -> GivenAnswer:
 
 
 def _streamed(stream: bytes) -> GivenAnswer | None:
-    identity, usage, blocks, parts = None, dict[str, Any](), list[dict[str, Any]](), list[str]()
+    identity, usage, blocks = None, dict[str, Any](), list[dict[str, Any]]()
     for event in Decoder().feed(stream + b"\n\n"):
         value = read_value(event.data)
         kind, value = (value.get("type"), value) if isinstance(value, dict) else (None, {})
@@ -524,12 +524,10 @@ def _streamed(stream: bytes) -> GivenAnswer | None:
             identity, usage = value["message"].get("id"), dict(value["message"].get("usage") or {})
         elif kind == "content_block_start":
             blocks.append(dict(value["content_block"]))
-            parts.clear()
         elif kind == "content_block_delta" and blocks:
-            _extend(blocks[-1], value["delta"], parts)
-        elif kind == "content_block_stop" and parts:
-            blocks[-1]["input"] = json.loads("".join(parts))
-            parts.clear()
+            grow(blocks[-1], value["delta"])
+        elif kind == "content_block_stop" and blocks and not close(blocks[-1]):
+            return None
         elif kind == "message_delta":
             usage |= {name: said for name, said in (value.get("usage") or {}).items() if said is not None}
         elif kind == "message_stop" and isinstance(identity, str):
@@ -537,14 +535,23 @@ def _streamed(stream: bytes) -> GivenAnswer | None:
     return None
 
 
-def _extend(block: dict[str, Any], delta: Mapping[str, Any], parts: list[str]) -> None:
+def grow(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add what a stream says next of a block; arguments of a call stay text until :func:`close` reads them."""
     for name, more in delta.items():
-        if name == "partial_json":
-            parts.append(more)
-        elif name == "citation":
+        if name == "citation":
             block["citations"] = [*(block.get("citations") or ()), more]
         elif isinstance(more, str) and name != "type":
             block[name] = (block.get(name) or "") + more
+
+
+def close(block: dict[str, Any]) -> bool:
+    """Whether the block is whole: not where the arguments of its call are no JSON; then it is left without."""
+    if (told := block.pop("partial_json", None)) is None:
+        return True
+    block["input"] = read_value(told.encode("utf-8", "surrogatepass") or b"{}")
+    if block["input"] is None:
+        del block["input"]
+    return "input" in block
 
 
 DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"
