@@ -17,10 +17,9 @@ from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.models.limits import ModelLimitsResolver, cut_at, stays_cut
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.archive import Archive
-from proxy.recall.chat import ChatRecall
 from proxy.recall.elements import ListRecall, MessagesRecall, ResponsesRecall
 from proxy.recall.rounds import RecallSurface, Rounds, Unseen
-from proxy.recall.tool import Offer, offer_for, with_tool
+from proxy.recall.tool import ChatRecall, Offer, offer_for, with_more
 from proxy.runtime import Runtime
 from proxy.stream import (
     IN_THE_MIDDLE,
@@ -407,7 +406,7 @@ class Recalling(msgspec.Struct):
             await self.attempts.runtime.planner.remember(recognized, edit, request=self.asked.id)
 
     def _carrying(self, body: bytes) -> bytes:
-        return body if self.offer is None else with_tool(body, self.offer.definition)
+        return body if self.offer is None else with_more(body, "tools", [self.offer.definition])
 
     def rounds(self, body: bytes, plan: Plan) -> Rounds | None:
         """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""

@@ -42,9 +42,8 @@ from proxy.recall.archive import (
     tell_page,
     tell_problem,
 )
-from proxy.recall.chat import ChatRecall
 from proxy.recall.elements import ListRecall, ListView
-from proxy.recall.tool import Offer, RecallCall, RecallTurn, RoundView, decoded, with_more_messages
+from proxy.recall.tool import ChatRecall, Offer, RecallCall, RecallTurn, RoundView, decoded, with_more
 from proxy.store.records import StoreError
 from proxy.stream import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
 from proxy.tap import StreamTap, Tap, read_completion
@@ -139,7 +138,7 @@ class Rounds:
     async def _ask(self) -> bytes:
         assert self._turn is not None  # noqa: S101 - set by after()
         self._told = await asyncio.to_thread(self._tell, self._turn)
-        return with_more_messages(self.body, [*self._sent, *self._messages()], self.surface.codec.array)
+        return with_more(self.body, self.surface.codec.array, [*self._sent, *self._messages()])
 
     def _tell(self, turn: RecallTurn) -> list[RecallAnswer]:
         overhead = self.surface.overhead(turn, self.counter, model=self.model)

@@ -15,9 +15,8 @@ from policies.messages import Transcript, chain_of
 from policies.settings import ContextSettings, Recall
 from policies.summary.material import defang
 from proxy.recall.archive import Archive, Past, elsewhere, passages, rank, said, tell_found, tell_page, terms_of
-from proxy.recall.chat import Earlier, Filter, turn_of
 from proxy.recall.rounds import patiently
-from proxy.recall.tool import added_up, definition_of, definition_tokens, offer_for, with_more_messages, with_tool
+from proxy.recall.tool import Earlier, Filter, added_up, definition_of, definition_tokens, offer_for, turn_of, with_more
 from proxy.store import Store
 from proxy.store.records import Change, Original
 from proxy.wire.chat import body_of, message_of
@@ -223,9 +222,11 @@ def test_the_definition_is_short(model: str) -> None:
 
 def test_tool_and_messages_are_put_behind_the_clients_own_bytes() -> None:
     body = b'{"messages": [1, 2 ] , "tools":[ {"a": 1.0} ], "seed": 1e5}'
-    assert with_tool(body, b'{"b":2}') == b'{"messages": [1, 2 ] , "tools":[ {"a": 1.0} ,{"b":2}], "seed": 1e5}'
-    assert with_more_messages(body, [b"3", b"4"]).startswith(b'{"messages": [1, 2 ,3,4] , "tools"')
-    assert with_tool(b'{"messages": []}', b"{}") == b'{"messages": [],"tools":[{}]}'
+    assert (
+        with_more(body, "tools", [b'{"b":2}']) == b'{"messages": [1, 2 ] , "tools":[ {"a": 1.0} ,{"b":2}], "seed": 1e5}'
+    )
+    assert with_more(body, "messages", [b"3", b"4"]).startswith(b'{"messages": [1, 2 ,3,4] , "tools"')
+    assert with_more(b'{"messages": []}', "tools", [b"{}"]) == b'{"messages": [],"tools":[{}]}'
 
 
 @pytest.mark.parametrize(
