@@ -50,8 +50,8 @@ from proxy.tap import StreamTap, Tap, read_completion
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import digest_of
+from proxy.wire.codec import HiddenRound, write_rounds
 from proxy.wire.raw import write_value
-from proxy.wire.render import HiddenRound, write_rounds
 
 SHARES = (1.0, 0.5, 0.0)
 PATIENCE = 10.0

@@ -32,6 +32,7 @@ from proxy.wire.codec import (
     RawSegment,
     SystemField,
     array_of,
+    cuts_of,
     first_object,
     like,
     message_of,
@@ -51,7 +52,6 @@ from proxy.wire.raw import (
     split_object,
     write_value,
 )
-from proxy.wire.render import cuts_of
 
 SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""

@@ -9,6 +9,7 @@ blocks of a message. Its raw form is its elements as they came, with commas betw
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pickle import PickleBuffer
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, overload
@@ -459,39 +460,6 @@ class Segments(Sequence[Raw]):
         return self._items
 
 
-def rewritten(
-    request: ClientRequest,
-    *,
-    messages: Sequence[Raw] | None,
-    pruned: Collection[str],
-    head: int = 0,
-    marker: Mapping[str, Any] = {},
-) -> bytes:
-    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes.
-
-    A ``marker`` stands behind tools and the ``head`` messages of the system.
-    """
-    new, codec = _without_tools(request, pruned) if pruned else {}, request.codec
-    if marker:
-        whole = list(messages if messages is not None else request.messages or ())
-        if head and (marked := codec.marked(whole[head - 1], marker)) is not None:
-            messages = [*whole[: head - 1], marked, *whole[head:]]
-        elif defined := split_array(new.get("tools", request.fields.get("tools", b"[]"))):
-            last = read_value(defined[-1])
-            if isinstance(last, dict):
-                new["tools"] = array_of([*defined[:-1], write_value({**last, **marker})])
-    if messages is not None:
-        new |= codec.compose(request, messages)
-    return replace_fields(request.body, request.fields, new) if new else request.body
-
-
-def without_marks(request: ClientRequest) -> bytes:
-    raws, codec = request.messages or (), request.codec
-    marked = {i for i, raw in enumerate(raws) if MARK in codec.view(raw)}
-    bare = [codec.unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)] if marked else None
-    return rewritten(request, messages=bare, pruned=())
-
-
 def without_field(request: ClientRequest, name: str) -> ClientRequest:
     return request.codec.parse(object_of({key: raw for key, raw in request.fields.items() if key != name}))
 
@@ -534,18 +502,7 @@ def run_as_json(raw: Raw) -> bytes:
     return bytes(raw) if len(elements) == 1 else array_of(elements)
 
 
-def _without_tools(request: ClientRequest, pruned: Collection[str]) -> dict[str, bytes]:
-    """The fields with definitions, less the pruned ones; an upstream refuses an empty list, so one always stays."""
-    new: dict[str, bytes] = {}
-    for field in request.codec.tool_fields:
-        items = _definitions(request, field)
-        kept = [raw for raw in items if tool_name(read_value(raw)) not in pruned]
-        if len(kept) < len(items):
-            new[field] = array_of(kept or items[:1])
-    return new
-
-
-def _definitions(request: ClientRequest, field: str) -> Sequence[Raw]:
+def definitions(request: ClientRequest, field: str) -> Sequence[Raw]:
     raw = request.fields.get(field)
     return () if raw is None else split_array(raw) or ()
 
@@ -575,7 +532,7 @@ def _described(definition: object) -> Mapping[str, Any]:
 def tool_definitions(request: ClientRequest) -> dict[str, list[Raw]]:
     found: dict[str, list[Raw]] = {}
     for field in request.codec.tool_fields:
-        for raw in _definitions(request, field):
+        for raw in definitions(request, field):
             if name := tool_name(read_value(raw)):
                 found.setdefault(name, []).append(raw)
     return found
@@ -597,3 +554,42 @@ def chosen_tools(request: ClientRequest) -> frozenset[str]:
 
 def with_fields(body: bytes, **values: object) -> bytes:
     return replace_fields(body, split_object(body), {k: write_value(v) for k, v in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRound:
+    """What of one round the client has not seen: ``calls`` as the model made them, ``outputs`` as they went back.
+
+    The client has seen ``after`` elements of the answer before it, ``said`` of them no reasoning.
+    """
+
+    after: int
+    said: int
+    calls: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+
+
+def write_rounds(rounds: Sequence[HiddenRound], shown: int, skipped: int = 0) -> str:
+    """The rounds of an answer of which the client has seen ``shown`` elements, as JSON text.
+
+    The first ``skipped`` of them are of an answer that was given up: what follows was not made behind them.
+    """
+    kept = {"of": shown, "skipped": skipped, "rounds": [asdict(each) for each in rounds]}
+    return write_value(kept).decode("utf-8", "surrogatepass")
+
+
+def cuts_of(elements: Sequence[Raw], text: str, thoughts: Collection[str]) -> tuple[int, list[tuple[int, HiddenRound]]]:
+    """What is to be skipped of the answer as its client sends it back, and the rounds with the place of each in it.
+
+    A client may leave reasoning out: then the other elements tell. Nothing where nobody can tell.
+    """
+    kept = read_value(text.encode("utf-8", "surrogatepass"))
+    if not isinstance(kept, dict):
+        return 0, []
+    rounds = [HiddenRound(**each) for each in kept["rounds"]]
+    if len(elements) == kept["of"]:
+        return kept["skipped"], [(each.after, each) for each in rounds]
+    values = [read_value(element) for element in elements]
+    if any(isinstance(value, dict) and value.get("type") in thoughts for value in values):
+        return 0, []
+    return 0, [(min(each.said, len(elements)), each) for each in rounds]

@@ -1,12 +1,6 @@
-"""A planned array as bytes, the hidden rounds in it, and the request by which its model writes notes in place.
-
-Hidden rounds are calls that Weir has answered itself. Reasoning is bound to what the model has read before it, so they
-go up again with every later request. The client knows nothing of them: it sends its answer back as one message, or one
-run, which is cut where it was.
-"""
+"""What was planned as bytes: an array, the body with it, and the request by which its model writes notes in place."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -15,8 +9,8 @@ from policies.effects import Summarize
 from policies.ledger import PlannedMessage
 from policies.messages import HEAD_ROLES
 from proxy.wire.chat import MARK, marker_for_summary
-from proxy.wire.codec import CHAT, ClientRequest, Codec, LimitField, rewritten
-from proxy.wire.raw import Raw, read_value, split_object, write_value
+from proxy.wire.codec import CHAT, ClientRequest, Codec, LimitField, array_of, definitions, tool_name
+from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
 
 def render(
@@ -60,6 +54,50 @@ def _render(piece: PlannedMessage, raw: Raw, *, marked: bool, codec: Codec) -> R
     elif marked:
         raw = codec.unmarked(raw)
     return raw if piece.rounds is None else codec.with_rounds(raw, piece.rounds.text)
+
+
+def rewritten(
+    request: ClientRequest,
+    *,
+    messages: Sequence[Raw] | None,
+    pruned: Collection[str],
+    head: int = 0,
+    marker: Mapping[str, Any] = {},
+) -> bytes:
+    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes.
+
+    A ``marker`` stands behind tools and the ``head`` messages of the system.
+    """
+    new, codec = _without_tools(request, pruned) if pruned else {}, request.codec
+    if marker:
+        whole = list(messages if messages is not None else request.messages or ())
+        if head and (marked := codec.marked(whole[head - 1], marker)) is not None:
+            messages = [*whole[: head - 1], marked, *whole[head:]]
+        elif defined := split_array(new.get("tools", request.fields.get("tools", b"[]"))):
+            last = read_value(defined[-1])
+            if isinstance(last, dict):
+                new["tools"] = array_of([*defined[:-1], write_value({**last, **marker})])
+    if messages is not None:
+        new |= codec.compose(request, messages)
+    return replace_fields(request.body, request.fields, new) if new else request.body
+
+
+def without_marks(request: ClientRequest) -> bytes:
+    raws, codec = request.messages or (), request.codec
+    marked = {i for i, raw in enumerate(raws) if MARK in codec.view(raw)}
+    bare = [codec.unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)] if marked else None
+    return rewritten(request, messages=bare, pruned=())
+
+
+def _without_tools(request: ClientRequest, pruned: Collection[str]) -> dict[str, bytes]:
+    """The fields with definitions, less the pruned ones; an upstream refuses an empty list, so one always stays."""
+    new: dict[str, bytes] = {}
+    for field in request.codec.tool_fields:
+        items = definitions(request, field)
+        kept = [raw for raw in items if tool_name(read_value(raw)) not in pruned]
+        if len(kept) < len(items):
+            new[field] = array_of(kept or items[:1])
+    return new
 
 
 _MARKED = f'"{MARK}"'.encode()
@@ -110,42 +148,3 @@ def _forced(choice: Any) -> bool:
 
 def _is_marked(raw: Raw, codec: Codec) -> bool:
     return _MARKED in bytes(raw) and MARK in codec.view(raw)
-
-
-@dataclass(frozen=True, slots=True)
-class HiddenRound:
-    """What of one round the client has not seen: ``calls`` as the model made them, ``outputs`` as they went back.
-
-    The client has seen ``after`` elements of the answer before it, ``said`` of them no reasoning.
-    """
-
-    after: int
-    said: int
-    calls: Sequence[Mapping[str, Any]]
-    outputs: Sequence[Mapping[str, Any]]
-
-
-def write_rounds(rounds: Sequence[HiddenRound], shown: int, skipped: int = 0) -> str:
-    """The rounds of an answer of which the client has seen ``shown`` elements, as JSON text.
-
-    The first ``skipped`` of them are of an answer that was given up: what follows was not made behind them.
-    """
-    kept = {"of": shown, "skipped": skipped, "rounds": [asdict(each) for each in rounds]}
-    return write_value(kept).decode("utf-8", "surrogatepass")
-
-
-def cuts_of(elements: Sequence[Raw], text: str, thoughts: Collection[str]) -> tuple[int, list[tuple[int, HiddenRound]]]:
-    """What is to be skipped of the answer as its client sends it back, and the rounds with the place of each in it.
-
-    A client may leave reasoning out: then the other elements tell. Nothing where nobody can tell.
-    """
-    kept = read_value(text.encode("utf-8", "surrogatepass"))
-    if not isinstance(kept, dict):
-        return 0, []
-    rounds = [HiddenRound(**each) for each in kept["rounds"]]
-    if len(elements) == kept["of"]:
-        return kept["skipped"], [(each.after, each) for each in rounds]
-    values = [read_value(element) for element in elements]
-    if any(isinstance(value, dict) and value.get("type") in thoughts for value in values):
-        return 0, []
-    return 0, [(min(each.said, len(elements)), each) for each in rounds]

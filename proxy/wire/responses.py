@@ -29,6 +29,7 @@ from proxy.wire.codec import (
     LimitField,
     NamingRun,
     RawSegment,
+    cuts_of,
     first_object,
     like,
     message_of,
@@ -46,7 +47,6 @@ from proxy.wire.raw import (
     split_object,
     write_value,
 )
-from proxy.wire.render import cuts_of
 
 SEALED_CHARS = 5.0
 """Characters of ``encrypted_content`` for a token; a guess that the reported usage corrects."""

@@ -14,8 +14,8 @@ from proxy.recall.elements import ListView, MessagesRecall, ResponsesRecall
 from proxy.recall.tool import offer_for
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.chat import digest_of
+from proxy.wire.codec import HiddenRound, write_rounds
 from proxy.wire.counting import Tokenizer
-from proxy.wire.render import HiddenRound, write_rounds
 from proxy.wire.responses import RESPONSES
 
 COUNTER = Tokenizer().counter("o200k_base")
