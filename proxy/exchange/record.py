@@ -219,7 +219,8 @@ log = logging.getLogger("weir.settlement")
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One exchange that has ended, and what follows from that; complete when it exists.
 
-    It ended ``at`` (s since the epoch) after ``duration`` s. ``tokens`` is what went up, ``actions`` what was done.
+    It ended ``at`` (s since the epoch) after ``duration`` s. ``policy`` is the exchange's, else the default one;
+    ``carried_out`` is what was decided and done; ``tokens`` is what went up, ``actions`` what was done.
     ``reported`` is the usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after
     each answer that tells the conversation from others.
     """
@@ -227,6 +228,12 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     exchange: ExchangeProgress
     at: float
     duration: float
+    label: str
+    policy: ContextSettings
+    carried_out: Decision | None
+    attempt: AnySpan | None
+    overflows: int
+    spent: Spent
     tokens: TokenUsage | None
     actions: str
     ending: Ending | None
@@ -238,40 +245,29 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     checkup: Checkup | None
     answers: tuple[bytes, ...]
 
-    @property
-    def carried_out(self) -> Decision | None:
-        """What was decided and done."""
-        return None if self.exchange.observed else self.exchange.plan.decision
-
-    @property
-    def attempt(self) -> AnySpan | None:
-        return None if self.exchange.attempts is None else self.exchange.attempts.span
-
-    @property
-    def overflows(self) -> int:
-        return 0 if self.exchange.attempts is None else self.exchange.attempts.overflows
-
-    @property
-    def spent(self) -> Spent:
-        return NOTHING_SPENT if self.exchange.replies is None else self.exchange.replies.spent
-
 
 def record_of(
     progress: ExchangeProgress, planner: Planner, windows: ModelLimitsResolver, health: HealthBook, *, ended: float
 ) -> ExchangeRecord:
     at, tokens, attempts, label = planner.clock(), progress.tokens(), progress.attempts, progress.label
-    ending, reported, billed = progress.ending(), progress.reported(), progress.billed()
+    policy, ending, reported, billed = progress.policy, progress.ending(), progress.reported(), progress.billed()
     return ExchangeRecord(
         exchange=progress,
         at=at,
         duration=ended - progress.started,
+        label=label,
+        policy=policy,
+        carried_out=None if progress.observed else progress.plan.decision,
+        attempt=None if attempts is None else attempts.span,
+        overflows=0 if attempts is None else attempts.overflows,
+        spent=NOTHING_SPENT if progress.replies is None else progress.replies.spent,
         tokens=tokens,
         actions=progress.actions(),
         ending=ending,
         reported=reported,
         billed=billed,
         call=None if attempts is None else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
-        cache=_cache_use(progress, billed, ttl=progress.policy.cache_ttl, at=at),
+        cache=_cache_use(progress, billed, ttl=policy.cache_ttl, at=at),
         events=_events(windows, progress, ending),
         checkup=_check_up(health, progress, tokens, at=at),
         answers=listened(planner, progress) if tokens is not None else (),

@@ -91,16 +91,16 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
                 request=exchange.id,
                 model=exchange.model,
                 status=exchange.status or 0,
-                outcome=exchange.label,
+                outcome=record.label,
                 usage=record.billed,
                 policy=exchange.settings.name if exchange.settings is not None else NO_POLICY,
             )
         return
-    keep, inspection = exchange.policy.inspect, None
+    keep, inspection = record.policy.inspect, None
     if keep.requests and runtime.store.keeps_content:
         inspection = _inspection(record, exchange.plan.recognized, keep)
     runtime.settler.put(row_of(record, record.tokens, exchange.plan.recognized, inspection))
-    if exchange.asked is None or exchange.label != "ok":
+    if exchange.asked is None or record.label != "ok":
         return
     checkup = record.checkup
     save = CRITICAL if checkup is not None and checkup.opened and checkup.is_critical else None
@@ -134,7 +134,7 @@ def _end(record: ExchangeRecord) -> TurnEnd:
     tokens = record.tokens
     return TurnEnd(
         status=record.exchange.status,
-        outcome=record.exchange.label,
+        outcome=record.label,
         tokens_before=None if tokens is None else tokens.before,
         tokens_after=None if tokens is None else tokens.after,
         zone="unknown" if tokens is None else tokens.pressure.zone,
@@ -148,7 +148,7 @@ def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
     if checkup is None or not checkup.opened or recognized is None or runtime.store.shared:
         return
     branch = recognized.thread.branch
-    whose = {"tenant": branch.tenant, "conversation": branch.name, "policy": exchange.policy.name}
+    whose = {"tenant": branch.tenant, "conversation": branch.name, "policy": record.policy.name}
     for alert in checkup.opened:
         runtime.alerts.tell(Notice(alert=alert, **whose, request=exchange.id))
 
@@ -168,7 +168,7 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
         metrics.called(record.call)
     metrics.told(
         _of_request,
-        *(exchange.label, exchange.policy.name, f"/v1{exchange.route.path}", status),
+        *(record.label, record.policy.name, f"/v1{exchange.route.path}", status),
         *("true" if record.spent.seconds > 0 else "", zone, changed, cold, *_shown(caller)),
         values=(
             *(1, record.duration, exchange.overhead_ms / 1000, None if tokens is None else tokens.pressure.level),
@@ -309,7 +309,7 @@ def _identify(record: ExchangeRecord) -> None:
     exchange.trace.identify(
         conversation=name_from(exchange.headers, fields) if branch is None else branch.name,
         tenant=caller.tenant if branch is None else branch.tenant,
-        policy=exchange.policy.name,
+        policy=record.policy.name,
         model=exchange.model,
         derived=branch is not None and branch.name == branch.conversation,
     )
@@ -327,7 +327,7 @@ def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
         usable=tokens.limit if tokens is not None else 0,
         zone=tokens.pressure.zone if tokens is not None else "unknown",
         status=exchange.status,
-        outcome=exchange.label,
+        outcome=record.label,
         conversation=branch.name if branch is not None else None,
         trace=exchange.trace.trace_id,
         tenant=branch.tenant[:TENANT_SHOWN] if branch is not None else None,
@@ -375,12 +375,12 @@ def row_of(
         parent=thread.parent,
         at=record.at,
         model=exchange.model,
-        policy=exchange.policy.name,
+        policy=record.policy.name,
         chain_end=chain[-1] if chain else b"",
         length=len(chain),
         ends=tuple(ends),
         status=exchange.status or 0,
-        outcome=exchange.label,
+        outcome=record.label,
         tokens_before=tokens.before,
         tokens_after=decision.after if decision is not None else tokens.after,
         limit=tokens.limit,
@@ -393,7 +393,7 @@ def row_of(
         overhead_ms=exchange.overhead_ms,
         duration_ms=1000 * record.duration,
         attempts=1 + exchange.retries,
-        action="none" if decision is None else decision.stage(exchange.policy, base=base),
+        action="none" if decision is None else decision.stage(record.policy, base=base),
         observed=exchange.observed,
         evicted=evicted_count(plan) if plan.evictions else 0,
         strategy="" if decision is None or not decision.trail else decision.strategy,
