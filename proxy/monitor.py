@@ -55,7 +55,8 @@ from proxy.store.records import ExchangeRow
 from proxy.tap import ReportedUsage
 from proxy.telemetry.logs import LOG_CONTEXT, AlertLine, log_alert
 from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED, Metrics
-from proxy.upstream.client import Client, StreamBroken
+from proxy.upstream.client import Client
+from proxy.upstream.connection import StreamBroken
 from proxy.wire.codec import ClientRequest
 
 Cause = Literal["none", "client", "proxy"]

@@ -31,14 +31,14 @@ from proxy.exchange.compaction import EDITS, client_edits, opened, unseal
 from proxy.exchange.record import ExchangeProgress
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
 from proxy.models.facts import binds_reasoning, cost_of, prices_of
-from proxy.planning.values import PlanRequest
+from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS, ModelCall
 from proxy.telemetry.names import service_at
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
-from proxy.upstream.client import StreamBroken
-from proxy.upstream.providers import own_headers
+from proxy.upstream.client import own_headers
+from proxy.upstream.connection import StreamBroken
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, LimitField, without_field
@@ -312,15 +312,7 @@ def request_for(
         name=name,
         settings=settings,
         counter=counter,
-        limits=partial(
-            runtime.windows.resolve_limits,
-            chat.model,
-            settings=settings,
-            upstream=upstream,
-            caller=caller,
-            max_tokens=chat.max_tokens,
-            exact=counter.is_exact,
-        ),
+        limits=_limits_of(runtime, chat, settings, destination, exact=counter.is_exact),
         ask=replies,
         patience=patience,
         ask_later=partial(Replies, runtime, chat, caller, settings, pruned=pruned, said=said),
@@ -374,6 +366,20 @@ def _may_compact(chat: ClientRequest, destination: Destination, settings: Contex
 def _is_codex_compaction(headers: Headers) -> bool:
     about = read_value(dict(headers).get(CODEX_TURN, b"null"))
     return isinstance(about, dict) and about.get("request_kind") == "compaction"
+
+
+def _limits_of(
+    runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
+) -> ResolveLimits:
+    return partial(
+        runtime.windows.resolve_limits,
+        chat.model,
+        settings=settings,
+        upstream=destination.upstream,
+        caller=destination.caller,
+        max_tokens=chat.max_tokens,
+        exact=exact,
+    )
 
 
 def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool) -> ContextSettings:

@@ -69,9 +69,9 @@ from proxy.stream import (
 from proxy.tap import Tap
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
-from proxy.upstream.client import Answer, HTTPAnswer, came_through
+from proxy.upstream.client import came_through, has_no_route
+from proxy.upstream.connection import Answer, HTTPAnswer
 from proxy.upstream.overflow import NONE, Kind, Verdict
-from proxy.upstream.providers import has_no_route
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.raw import write_value
@@ -289,9 +289,11 @@ class ExchangeHandler:
             raise EndpointMissing.of(upstream.name, f"POST /v1{path}", status=status)
 
     def attempts_of(self, request: Request) -> tuple[Attempts, Recalling | None]:
-        progress, asked = self.progress, request.asked
+        progress, runtime, asked = self.progress, self.runtime, request.asked
         progress.attempts = attempts = Attempts(
-            self.runtime,
+            runtime.upstreams,
+            runtime.windows,
+            runtime.telemetry.metrics,
             request.chat,
             request.destination,
             progress.headers,
@@ -301,7 +303,7 @@ class ExchangeHandler:
         )
         if asked is None or not asked.settings.recall.tool or is_linked(request.client):
             return attempts, None
-        return attempts, Recalling(asked, attempts)
+        return attempts, Recalling(asked, attempts, runtime.planner, runtime.without_tools)
 
     async def _send(
         self, request: Request, plan: Plan, attempts: Attempts, recalling: Recalling | None
@@ -468,8 +470,9 @@ class ExchangeHandler:
         usage = rounds[0] if rounds else progress.seen.usage
         if usage is None or progress.asked is None:
             return
-        accepted = progress.status is not None and progress.status < 400
-        cut = learn_from_answer(self.runtime, progress.plan, progress.asked, usage=usage, accepted=accepted)
+        runtime, plan, accepted = self.runtime, progress.plan, progress.status is not None and progress.status < 400
+        transcripts = runtime.planner.transcripts
+        cut = learn_from_answer(runtime.windows, transcripts, plan, progress.asked, usage=usage, accepted=accepted)
         if cut and progress.attempts is not None:
             progress.attempts.overflows += 1
 

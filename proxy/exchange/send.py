@@ -15,12 +15,12 @@ from policies.settings import ContextSettings
 from proxy.access.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.models.limits import ModelLimitsResolver, cut_at, stays_cut
+from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.archive import Archive
 from proxy.recall.elements import ListRecall, MessagesRecall, ResponsesRecall
 from proxy.recall.rounds import RecallSurface, Rounds, Unseen
 from proxy.recall.tool import ChatRecall, Offer, offer_for, with_more
-from proxy.runtime import Runtime
 from proxy.stream import (
     IN_THE_MIDDLE,
     MAX_WHOLE,
@@ -33,10 +33,11 @@ from proxy.stream import (
 )
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
 from proxy.telemetry.logs import CONTEXT_HEADERS
-from proxy.telemetry.metrics import RETRIES, ModelCall
+from proxy.telemetry.metrics import RETRIES, Metrics, ModelCall
 from proxy.telemetry.names import REQUEST_PARAMS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
-from proxy.upstream.client import Answer, StreamBroken
+from proxy.upstream.client import Upstreams
+from proxy.upstream.connection import Answer, StreamBroken
 from proxy.upstream.overflow import (
     NONE,
     Kind,
@@ -49,6 +50,7 @@ from proxy.upstream.overflow import (
 )
 from proxy.wire.codec import CHAT, ClientRequest, with_fields
 from proxy.wire.responses import RESPONSES
+from proxy.wire.transcripts import Transcripts
 
 MIN_OUTPUT = 16
 CLAMP_MARGIN = 8
@@ -72,7 +74,9 @@ class Attempts(msgspec.Struct):
     seconds until its stream began.
     """
 
-    runtime: Runtime
+    upstreams: Upstreams
+    windows: ModelLimitsResolver
+    metrics: Metrics
     request: ClientRequest
     destination: Destination
     headers: Sequence[tuple[bytes, bytes]]
@@ -100,7 +104,7 @@ class Attempts(msgspec.Struct):
             kept = [h for h in headers if h[0] not in (DROPPED_WITH_CONTEXT if context else drop)]
             drop, headers = frozenset(), [*_with_betas(kept, plan.betas), *context]
         try:
-            answer = await self.runtime.upstreams.send(
+            answer = await self.upstreams.send(
                 self.destination,
                 method="POST",
                 query=self.query,
@@ -163,7 +167,7 @@ class Attempts(msgspec.Struct):
     def count_call(self, *, seen: Tap | None = None, error: str = "") -> None:
         used = seen.usage if seen is not None else None
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
-            self.runtime.telemetry.metrics.called(call)
+            self.metrics.called(call)
 
     def billed(self, usage: ReportedUsage | None) -> ReportedUsage | None:
         """What all answers took together, every round's prompt counted; ``usage`` is what the client was told."""
@@ -256,7 +260,7 @@ class Attempts(msgspec.Struct):
         if self.policy is None or self.policy.observes or recognized is None or decision is None:
             return plan.body
         limits = recognized.limits
-        if not self.runtime.windows.is_strict(limits.scope):
+        if not self.windows.is_strict(limits.scope):
             return plan.body
         used = math.ceil(decision.after * (1 + limits.budget.margin))
         return self._asking_for(plan.body, limits.budget.window - used - CLAMP_MARGIN) or plan.body
@@ -305,10 +309,16 @@ def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan)
 
 
 def learn_from_answer(
-    runtime: Runtime, plan: Plan, asked: PlanRequest, *, usage: ReportedUsage, accepted: bool
+    windows: ModelLimitsResolver,
+    transcripts: Transcripts,
+    plan: Plan,
+    asked: PlanRequest,
+    *,
+    usage: ReportedUsage,
+    accepted: bool,
 ) -> bool:
     """Learn from what the upstream says that the forwarded request took; whether it has read only a part of it."""
-    windows, recognized, prompt = runtime.windows, plan.recognized, usage.prompt
+    recognized, prompt = plan.recognized, usage.prompt
     if recognized is None or prompt is None:
         return False
     known, has_media = recognized.limits, recognized.has_media
@@ -332,7 +342,7 @@ def learn_from_answer(
         windows.calibrate(known.counted, estimated=plan.sent, reported=prompt)
     elif has_media and plan.body is asked.request.body:
         beyond = prompt - known.budget.estimate(plan.sent)
-        runtime.planner.transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
+        transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
     return False
 
 
@@ -355,10 +365,15 @@ MAX_SCOPES = 1_000
 
 
 class Recalling(msgspec.Struct):
-    """The recall tool of one request that is managed; ``offer`` is None as long as it does not carry it."""
+    """The recall tool of one request that is managed; ``offer`` is None as long as it does not carry it.
+
+    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools.
+    """
 
     asked: PlanRequest
     attempts: Attempts
+    planner: Planner
+    without_tools: set[str]
     offer: Offer | None = None
 
     def consider(self, plan: Plan) -> Plan:
@@ -366,10 +381,10 @@ class Recalling(msgspec.Struct):
 
         The plan comes back, with what the definition costs added to what it says is sent.
         """
-        before, self.offer, asked, runtime = self.offer, None, self.asked, self.attempts.runtime
-        if plan.recognized is None or not is_due(plan) or plan.recognized.limits.scope in runtime.without_tools:
+        before, self.offer, asked = self.offer, None, self.asked
+        if plan.recognized is None or not is_due(plan) or plan.recognized.limits.scope in self.without_tools:
             return plan
-        if asked.request.codec is not CHAT and not runtime.store.keeps_content:
+        if asked.request.codec is not CHAT and not self.planner.store.keeps_content:
             return plan  # after a restart nothing would be known of hidden rounds that its answers depend on
         offer = before or offer_for(asked.request, asked.settings, asked.counter)
         if offer is None or not plan.recognized.limits.budget.hard_fits(plan.sent + offer.tokens):
@@ -382,13 +397,12 @@ class Recalling(msgspec.Struct):
         if self.offer is None or verdict.is_overflow or not refuses_tools(received):
             return received, verdict
         received.answer.close()
-        runtime, recognized = self.attempts.runtime, plan.recognized
-        runtime.telemetry.metrics.add(RETRIES, "tools_refused")
+        self.attempts.metrics.add(RETRIES, "tools_refused")
         received, verdict = await self.attempts.make(body, plan)
         if received.answer.status < 400:
             self.offer = None
-            if recognized is not None and len(runtime.without_tools) < MAX_SCOPES:
-                runtime.without_tools.add(recognized.limits.scope)
+            if plan.recognized is not None and len(self.without_tools) < MAX_SCOPES:
+                self.without_tools.add(plan.recognized.limits.scope)
         return received, verdict
 
     def note_round(self, received: UpstreamResponse, seen: Tap | None) -> None:
@@ -403,14 +417,14 @@ class Recalling(msgspec.Struct):
         if recognized is None or rounds.unseen is None:
             return
         if (edit := rounds.unseen.edit(recognized.transcript)) is not None:
-            await self.attempts.runtime.planner.remember(recognized, edit, request=self.asked.id)
+            await self.planner.remember(recognized, edit, request=self.asked.id)
 
     def _carrying(self, body: bytes) -> bytes:
         return body if self.offer is None else with_more(body, "tools", [self.offer.definition])
 
     def rounds(self, body: bytes, plan: Plan) -> Rounds | None:
         """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""
-        offer, asked, recognized, runtime = self.offer, self.asked, plan.recognized, self.attempts.runtime
+        offer, asked, recognized = self.offer, self.asked, plan.recognized
         if offer is None or recognized is None:
             return None
         thread, recall = recognized.thread, asked.settings.recall
@@ -421,8 +435,8 @@ class Recalling(msgspec.Struct):
             cuts=thread.known.cuts,
             tenant=asked.tenant,
             conversation=thread.branch.conversation,
-            store=runtime.store,
-            unstored=runtime.settler.original,
+            store=self.planner.store,
+            unstored=self.planner.settler.original,
             ask=asked.ask,
             model=asked.settings.embeddings,
             embeddings=asked.settings.recall.embeddings,

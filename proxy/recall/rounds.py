@@ -47,7 +47,7 @@ from proxy.recall.tool import ChatRecall, Offer, RecallCall, RecallTurn, RoundVi
 from proxy.store.records import StoreError
 from proxy.stream import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
 from proxy.tap import StreamTap, Tap, read_completion
-from proxy.upstream.client import StreamBroken
+from proxy.upstream.connection import StreamBroken
 from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import digest_of
 from proxy.wire.codec import HiddenRound, write_rounds

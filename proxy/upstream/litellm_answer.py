@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.client import Answer, IdleWatch, StreamBroken
+from proxy.upstream.connection import Answer, IdleWatch, StreamBroken
 
 log = logging.getLogger("weir.upstream")
 

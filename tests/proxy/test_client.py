@@ -21,7 +21,8 @@ from pydantic import SecretStr
 
 from proxy.config.values import PASS, Timeouts, UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.client import Client, HTTPAnswer, StreamBroken, came_through
+from proxy.upstream.client import Client, came_through
+from proxy.upstream.connection import HTTPAnswer, StreamBroken
 
 KEY = "sk-test-canary"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

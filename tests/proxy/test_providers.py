@@ -23,8 +23,8 @@ from proxy.config.values import Timeouts, UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.upstream.client import Answer as UpstreamAnswer
-from proxy.upstream.client import StreamBroken
+from proxy.upstream.connection import Answer as UpstreamAnswer
+from proxy.upstream.connection import StreamBroken
 from proxy.upstream.litellm_line import escaped
 from proxy.upstream.overflow import Kind, classify, classify_event
 from proxy.upstream.providers import LitellmProvider, providers_for
@@ -131,7 +131,6 @@ def test_the_import_asks_no_network_reads_no_env_file_and_happens_at_the_start(t
         asked = []
         sys.addaudithook(lambda event, args: asked.append(event) if event.startswith("socket.") else None)
         from proxy.config.values import UpstreamSettings
-        from proxy.upstream.providers import providers_for
         found = providers_for([UpstreamSettings(name="a", kind="litellm", provider="anthropic")])
         import litellm
         reached = [event for event in asked if event in ("socket.connect", "socket.getaddrinfo")]
