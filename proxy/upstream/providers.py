@@ -32,7 +32,6 @@ from proxy.upstream.litellm_answer import (
     completion_body,
     first_of,
     provider_headers,
-    relayed,
 )
 
 _ENVIRONMENT = {
@@ -147,12 +146,15 @@ class LitellmProvider:
         request = _decoded(body)
         key = self._key(credential)
         line = self._line(credential)
-        arguments = {**self._arguments(request, headers), **self._connection(key, line)}
+        arguments = _translated(request, provider=self._name, compatible=self._compatible, owned=self._owned)
+        if copied := _copied_headers(headers):
+            arguments["extra_headers"] = copied
+        arguments |= self._connection(key, line)
         try:
             async with asyncio.timeout(self._timeout.first_byte) as limit:
                 reply = await self._library.litellm.acompletion(**arguments)
                 if not request.get("stream"):
-                    return WholeAnswer(200, completion_body(reply), headers=relayed(provider_headers(reply).items()))
+                    return WholeAnswer(200, completion_body(reply), headers=provider_headers(reply))
                 first = await first_of(reply)
         except asyncio.CancelledError:
             await line.abort()
@@ -194,12 +196,6 @@ class LitellmProvider:
         if not self._compatible:
             handler = self._http.AsyncHTTPHandler
             arguments["client"] = handler(transport=line, timeout=self._timeout.first_byte, follow_redirects=False)
-        return arguments
-
-    def _arguments(self, request: dict[str, Any], headers: Headers) -> dict[str, Any]:
-        arguments = _translated(request, provider=self._name, compatible=self._compatible, owned=self._owned)
-        if copied := _copied_headers(headers):
-            arguments["extra_headers"] = copied
         return arguments
 
     def _pool(self) -> "_ProviderPool":

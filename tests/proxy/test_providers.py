@@ -131,6 +131,7 @@ def test_the_import_asks_no_network_reads_no_env_file_and_happens_at_the_start(t
         asked = []
         sys.addaudithook(lambda event, args: asked.append(event) if event.startswith("socket.") else None)
         from proxy.config.values import UpstreamSettings
+        from proxy.upstream.providers import providers_for
         found = providers_for([UpstreamSettings(name="a", kind="litellm", provider="anthropic")])
         import litellm
         reached = [event for event in asked if event in ("socket.connect", "socket.getaddrinfo")]
