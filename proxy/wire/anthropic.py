@@ -46,6 +46,7 @@ from proxy.wire.raw import (
     Raw,
     elements_of,
     is_object,
+    read_as,
     read_value,
     replace_fields,
     split_array,
@@ -83,6 +84,7 @@ class _Block(msgspec.Struct):
 _SHAPE = msgspec.json.Decoder(_Shape)
 _SHAPES = msgspec.json.Decoder(list[_Shape])
 _WALL = re.compile(rb'"compaction"')
+_BLOCK = msgspec.json.Decoder(_Block)
 _BLOCKS = msgspec.json.Decoder(list[_Block])
 
 
@@ -95,12 +97,6 @@ class TurnPart(RawSegment):
     whole: bytes = b""
     place: int = 0
     parts: int = 0
-
-
-def _part(data: bytes, whole: bytes = b"", place: int = 0, parts: int = 0) -> TurnPart:
-    part = TurnPart(data)
-    part.whole, part.place, part.parts = whole, place, parts
-    return part
 
 
 class MessagesCodec(Codec):
@@ -207,7 +203,7 @@ class MessagesCodec(Codec):
         return bare
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
-        return _part(message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
+        return TurnPart(message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
 
     def extended(self, raw: Raw, text: str) -> Raw:
         value = first_object(raw)
@@ -325,18 +321,13 @@ def _error(error: ProxyError, message: str) -> dict[str, object]:
 
 
 def _shaped(raw: Raw) -> tuple[Raw, _Shape]:
-    try:
-        return raw, _SHAPE.decode(raw)
-    except (ValueError, RecursionError):  # what cannot be read is the upstream's to judge
-        return raw, _Shape()
+    return raw, read_as(_SHAPE, raw, _Shape())
 
 
 def _parts_of(raw: Raw, shape: _Shape) -> Iterator[Raw]:
     content = bytes(shape.content)
-    try:
-        kinds = [each.type for each in _BLOCKS.decode(content)] if content[:1] == b"[" and shape.role == "user" else []
-    except (ValueError, RecursionError):
-        kinds = []
+    has_blocks = content[:1] == b"[" and shape.role == "user"
+    kinds = [each.type for each in read_as(_BLOCKS, content, [])] if has_blocks else []
     results = sum(kind == "tool_result" for kind in kinds)
     if not results:
         yield raw
@@ -346,7 +337,7 @@ def _parts_of(raw: Raw, shape: _Shape) -> Iterator[Raw]:
     if others := [block for block, kind in zip(blocks, kinds, strict=True) if kind != "tool_result"]:
         groups.append(others)
     for place, group in enumerate(groups):
-        yield _part(message_of("user", array_of(group)), whole, place, len(groups))
+        yield TurnPart.of(message_of("user", array_of(group)), whole=whole, place=place, parts=len(groups))
 
 
 def _is_reply(raw: Raw) -> bool:
@@ -354,10 +345,8 @@ def _is_reply(raw: Raw) -> bool:
 
 
 def _role(raw: Raw) -> str:
-    try:
-        return _SHAPES.decode(b"[" + raw + b"]")[0].role
-    except (ValueError, RecursionError, IndexError):
-        return ""
+    shapes = read_as(_SHAPES, b"[" + raw + b"]", [])
+    return shapes[0].role if shapes else ""
 
 
 def _is_wall(raw: Raw) -> bool:
@@ -439,7 +428,7 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     blocks = [block for raw in said for block in raw_blocks(raw)]
     results, others = blocks, []
     if len(blocks) > 1:
-        is_result = [_kind_of(block) == "tool_result" for block in blocks]
+        is_result = [read_as(_BLOCK, block, _Block()).type == "tool_result" for block in blocks]
         results = [block for block, first in zip(blocks, is_result, strict=True) if first]
         others = [block for block, first in zip(blocks, is_result, strict=True) if not first]
     content = array_of([*results, *others]) if blocks else write_value(GONE)
@@ -467,13 +456,6 @@ def raw_blocks(raw: Raw) -> Sequence[Raw]:
 
 def with_content(message: Raw, content: bytes) -> bytes:
     return object_of({**split_object(bytes(message)), "content": content})
-
-
-def _kind_of(block: Raw) -> str:
-    try:
-        return msgspec.json.decode(block, type=_Block).type
-    except (ValueError, RecursionError):
-        return ""
 
 
 def _usage(said: object) -> object:

@@ -66,11 +66,15 @@ class GivenAnswer(NamedTuple):
 class RawSegment(bytes):
     """Elements of a history, with what their codec has to know of them beside their bytes."""
 
+    @classmethod
+    def of(cls, data: bytes, **known: object) -> Self:
+        segment = cls(data)
+        segment.__dict__ |= known
+        return segment
+
     def like(self, data: bytes) -> Self:
         """The same with other elements."""
-        other = type(self)(data)
-        other.__dict__ |= self.__dict__
-        return other
+        return self.of(data, **self.__dict__)
 
 
 def like(raw: Raw, data: bytes) -> Raw:
@@ -91,9 +95,7 @@ class NamingRun(RawSegment):
     meant: bytes = b""
 
     def like(self, data: bytes) -> Self:
-        other = super().like(data)
-        other.meant = b""
-        return other
+        return self.of(data, **{**self.__dict__, "meant": b""})
 
 
 class Codec:

@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from proxy.errors import InvalidJSON, InvalidRequest
 
 Raw = msgspec.Raw | bytes
+T = TypeVar("T")
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
@@ -194,6 +195,14 @@ def read_value(raw: Raw) -> object:
             return json.loads(bytes(raw).decode("utf-8", "surrogatepass"))
         except (ValueError, RecursionError):
             return None
+
+
+def read_as(decoder: msgspec.json.Decoder[T], raw: Raw, otherwise: T) -> T:
+    """What of a slice a decoder knows; what it cannot read is the upstream's to judge."""
+    try:
+        return decoder.decode(raw)
+    except (ValueError, RecursionError):
+        return otherwise
 
 
 def write_value(value: object) -> bytes:

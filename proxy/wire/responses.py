@@ -100,12 +100,6 @@ class JoinedRun(NamingRun):
     reasoning: str = ""
 
 
-def _joined(data: bytes, reasoning: str) -> JoinedRun:
-    run = JoinedRun(data)
-    run.reasoning = reasoning
-    return run
-
-
 class Fixed(RawSegment):
     """An item that declares tools or settings: it stays where it is."""
 
@@ -198,7 +192,7 @@ class ResponsesCodec(Codec):
             if run:
                 own = next((item.id or NAMELESS for item in kinds if _is_reasoning(item)), "")
                 joined = thought and not own and any(item.id for item in kinds)
-                found.append(_joined(b",".join(run), thought) if joined else b",".join(run))
+                found.append(JoinedRun.of(b",".join(run), reasoning=thought) if joined else b",".join(run))
                 thought = own or thought
                 run.clear()
                 kinds.clear()
