@@ -111,10 +111,6 @@ class ExchangeProgress(msgspec.Struct):
         usage = self.seen.usage
         return (usage if self.attempts is None else self.attempts.reported(usage)) or NO_USAGE
 
-    def begin_stream(self) -> None:
-        if self.attempts is not None:
-            self.attempts.begin_stream()
-
     def ending(self) -> Ending | None:
         reasons, recognized = self.seen.finish_reasons, self.plan.recognized
         if self.chat is None or LENGTHS.isdisjoint(reasons):

@@ -451,7 +451,7 @@ class ExchangeHandler:
                         pour=self._pouring(answer),
                         explain=self._explain if is_readable(answer) else None,
                         codec=self.codec,
-                        begun=progress.begin_stream,
+                        begun=None if progress.attempts is None else progress.attempts.begin_stream,
                     )
         finally:
             answer.close()
