@@ -188,35 +188,38 @@ class RecallAnswer:
     hits: int = 0
 
 
-def tell_found(
-    pasts: Sequence[Past], hits: Sequence[Hit], terms: Sequence[Term], *, room: int, counter: TokenCounter
-) -> RecallAnswer:
-    if not hits:
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    pasts: tuple[Past, ...]
+    hits: tuple[Hit, ...]
+    terms: tuple[Term, ...]
+
+
+def tell_found(found: SearchResult, *, room: int, counter: TokenCounter) -> RecallAnswer:
+    if not found.hits:
         return _told(NOTHING, counter)
     if room < FLOOR:
-        return _without_room([pasts[m.index] for m in hits], counter)
+        return _without_room([found.pasts[hit.index] for hit in found.hits], counter)
     while True:
-        told = _tell(pasts, hits, terms, room, counter)
+        told = _tell(found, room, counter)
         if told.tokens <= room or told.hits == 0:
             return told
         room -= max(16, told.tokens - room)
 
 
-def _tell(
-    pasts: Sequence[Past], hits: Sequence[Hit], terms: Sequence[Term], room: int, counter: TokenCounter
-) -> RecallAnswer:
+def _tell(found: SearchResult, room: int, counter: TokenCounter) -> RecallAnswer:
     left, shown, parts, rest = room - NOTICE_TOKENS, list[str](), 0, list[Past]()
-    for number, hit in enumerate(hits):
-        past = pasts[hit.index]
+    for number, hit in enumerate(found.hits):
+        past = found.pasts[hit.index]
         frame = counter.count(fenced(past, "", ", shown in part, read on from byte 100000")) + 4
-        share = min(left, max(MIN_SHARE + frame, left // 2 if number + 1 < len(hits) else left))
+        share = min(left, max(MIN_SHARE + frame, left // 2 if number + 1 < len(found.hits) else left))
         if len(shown) >= MAX_SHOWN or share - frame < MIN_SHARE // 2:
             rest.append(past)
             continue
-        found = passages(past.text, terms, most=share - frame, count=counter.count)
-        note = "" if found.whole else f", shown in part, read on from byte {found.start}"
-        parts += not found.whole
-        shown.append(fenced(past, found.text, note))
+        said = passages(past.text, found.terms, most=share - frame, count=counter.count)
+        note = "" if said.whole else f", shown in part, read on from byte {said.start}"
+        parts += not said.whole
+        shown.append(fenced(past, said.text, note))
         left -= counter.count(shown[-1])
     if not shown:
         return _without_room(rest, counter)
@@ -326,13 +329,6 @@ MAX_COMPARED = 50
 COMPARED_CHARS = 4  # for each token of a passage
 COMPARED_TOKENS = 400
 MAX_ARGUMENTS_LEN = 80
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    pasts: tuple[Past, ...]
-    hits: tuple[Hit, ...]
-    terms: tuple[Term, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

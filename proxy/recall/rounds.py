@@ -160,7 +160,7 @@ class Rounds:
         elif isinstance(found, Past):
             told = tell_page(found, call.cursor, room=room, counter=self.counter)
         elif found is not None:
-            told = tell_found(found.pasts, found.hits, found.terms, room=room, counter=self.counter)
+            told = tell_found(found, room=room, counter=self.counter)
         else:
             told = RecallAnswer(UNKNOWN, self.counter.count(UNKNOWN))
         text = told.text + last

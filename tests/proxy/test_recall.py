@@ -14,7 +14,18 @@ from policies.ledger import Cut, PlannedMessage
 from policies.messages import Transcript, chain_of
 from policies.settings import ContextSettings, Recall
 from policies.summary.material import defang
-from proxy.recall.archive import Archive, Past, elsewhere, passages, rank, said, tell_found, tell_page, terms_of
+from proxy.recall.archive import (
+    Archive,
+    Past,
+    SearchResult,
+    elsewhere,
+    passages,
+    rank,
+    said,
+    tell_found,
+    tell_page,
+    terms_of,
+)
 from proxy.recall.rounds import patiently
 from proxy.recall.tool import Earlier, Filter, added_up, definition_of, definition_tokens, offer_for, turn_of, with_more
 from proxy.store import Store
@@ -292,7 +303,11 @@ def test_what_is_found_stays_within_the_room_and_says_first_what_is_left_out(roo
     words = "\n".join(f"line {n} about the gateway" for n in range(300))
     pasts = [Past(f"{n:012x}", f"result of t{n}", 900, f"{words}\nkey gw-77 of {n}", n, 20) for n in range(12)]
     terms = terms_of("gateway gw-77")
-    told = tell_found(pasts, rank(terms, [p.text for p in pasts]), terms, room=room, counter=COUNTER)
+    told = tell_found(
+        SearchResult(tuple(pasts), tuple(rank(terms, [p.text for p in pasts])), tuple(terms)),
+        room=room,
+        counter=COUNTER,
+    )
     assert told.tokens <= room
     first = told.text.partition("\n")[0]
     assert ("no room" in first) == (room < 250)
