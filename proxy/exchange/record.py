@@ -28,7 +28,7 @@ from proxy.planning.planner import Planner
 from proxy.planning.values import CUT, NO_PLAN, Paid, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.stream import Listener
-from proxy.tap import NO_USAGE, ReportedUsage, Tap
+from proxy.tap import NO_USAGE, ReportedUsage, Tap, together
 from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.trace import AnySpan, Trace
 from proxy.upstream.overflow import LENGTHS, Ending, ending_of
@@ -105,11 +105,22 @@ class ExchangeProgress(msgspec.Struct):
         return 0 if self.attempts is None else self.attempts.retries
 
     def billed(self) -> ReportedUsage | None:
-        return self.seen.usage if self.attempts is None else self.attempts.billed(self.seen.usage)
+        """What all answers took together, every round's prompt counted."""
+        usage, rounds = self.seen.usage, () if self.attempts is None else self.attempts.rounds
+        if usage is None or not rounds:
+            return usage
+        return msgspec.structs.replace(
+            together((*rounds, usage)), completion=usage.completion, reasoning=usage.reasoning
+        )
 
     def reported(self) -> ReportedUsage:
-        usage = self.seen.usage
-        return (usage if self.attempts is None else self.attempts.reported(usage)) or NO_USAGE
+        """What the upstream reported of the last round's answer alone."""
+        usage, rounds = self.seen.usage or NO_USAGE, () if self.attempts is None else self.attempts.rounds
+        if usage.completion is None or not rounds:
+            return usage
+        before = together(rounds)
+        thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
+        return msgspec.structs.replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
 
     def ending(self) -> Ending | None:
         reasons, recognized = self.seen.finish_reasons, self.plan.recognized
@@ -163,16 +174,14 @@ class ExchangeProgress(msgspec.Struct):
             parts.append("observe=1")
         if decision is not None and decision.applied and (planned or not self.observed):
             parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
-        if self.attempts is not None and self.attempts.room is not None:
-            parts.append("clamp=1")
-        if DROPS_UNBOUND in self.plan.betas:
-            parts.append("drop_block=1")
-        if self.plan.native:
-            parts.append("native_compaction=1")
-        if self.compacted:
-            parts.append("compaction=1")
-        if self.plan.restarted:
-            parts.append("restart=1")
+        done = {
+            "clamp": self.attempts is not None and self.attempts.room is not None,
+            "drop_block": DROPS_UNBOUND in self.plan.betas,
+            "native_compaction": self.plan.native,
+            "compaction": self.compacted,
+            "restart": self.plan.restarted,
+        }
+        parts += [f"{name}=1" for name, is_so in done.items() if is_so]
         if self.retries:
             parts.append(f"retry={self.retries}")
         if self.recalls:

@@ -31,7 +31,7 @@ from proxy.stream import (
     is_stream,
     open_stream,
 )
-from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
+from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion
 from proxy.telemetry.logs import CONTEXT_HEADERS
 from proxy.telemetry.metrics import RETRIES, Metrics, ModelCall
 from proxy.telemetry.names import REQUEST_PARAMS, service_at
@@ -168,22 +168,6 @@ class Attempts(msgspec.Struct):
         used = seen.usage if seen is not None else None
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
             self.metrics.called(call)
-
-    def billed(self, usage: ReportedUsage | None) -> ReportedUsage | None:
-        """What all answers took together, every round's prompt counted; ``usage`` is what the client was told."""
-        if usage is None or not self.rounds:
-            return usage
-        return msgspec.structs.replace(
-            together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning
-        )
-
-    def reported(self, usage: ReportedUsage | None) -> ReportedUsage | None:
-        """What the upstream reported of the last round's answer alone; ``usage`` is what the client was told."""
-        if usage is None or usage.completion is None or not self.rounds:
-            return usage
-        before = together(self.rounds)
-        thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
-        return msgspec.structs.replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
 
     def _asked(self) -> Mapping[str, object]:
         request = self.request
