@@ -63,7 +63,6 @@ class Hit:
 @dataclass(frozen=True, slots=True)
 class Passages:
     text: str
-    tokens: int
     start: int
     whole: bool
 
@@ -105,9 +104,8 @@ def rank(terms: Sequence[Term], texts: Sequence[str]) -> list[Hit]:
 
 def passages(text: str, terms: Sequence[Term], *, most: int, count: Callable[[str], int]) -> Passages:
     """What a text says around the terms, in at most ``most`` tokens; all of it where that is no more."""
-    whole = count(text) if len(text) <= most * MAX_TOKEN_LEN else most + 1
-    if whole <= most:
-        return Passages(text, whole, 0, whole=True)
+    if len(text) <= most * MAX_TOKEN_LEN and count(text) <= most:
+        return Passages(text, 0, whole=True)
     segments = [m.group() for m in _SEGMENT.finditer(text[:MAX_READ])]
     scores = [sum(t.weight for t in terms if t.pattern.search(each)) for each in segments]
     chosen: set[int] = set()
@@ -122,10 +120,9 @@ def passages(text: str, terms: Sequence[Term], *, most: int, count: Callable[[st
                     chosen.add(near)
                     left -= cost
     if not chosen:
-        cut = _beginning(segments[0] if segments else text, left, count)
-        return Passages(cut, count(cut), 0, whole=False)
+        return Passages(_beginning(segments[0] if segments else text, left, count), 0, whole=False)
     shown, start = _joined(segments, sorted(chosen))
-    return Passages(shown, count(shown), start, whole=False)
+    return Passages(shown, start, whole=False)
 
 
 def _joined(segments: Sequence[str], chosen: Sequence[int]) -> tuple[str, int]:
