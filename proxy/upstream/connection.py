@@ -383,16 +383,14 @@ class SecretMasker:
             data = data.replace(self._secret, self._stars)
         if not self._whole:
             return data
-        kept = next((n for n in range(min(len(self._secret) - 1, len(data)), 0, -1) if self._begins(data[-n:])), 0)
+        sizes = range(min(len(self._secret) - 1, len(data)), 0, -1)
+        kept = next((size for size in sizes if self._secret.startswith(data[-size:])), 0)
         self._held = data[len(data) - kept :]
         return data[: len(data) - kept]
 
     def end(self) -> bytes:
         held, self._held = self._held, b""
         return held
-
-    def _begins(self, tail: bytes) -> bool:
-        return self._secret.startswith(tail)
 
 
 class Answer(ABC):
