@@ -133,11 +133,11 @@ def _in_parts(runtime: Runtime, progress: ExchangeProgress, found: Times) -> Non
     timed("trace", lambda: end_trace(record))
     timed("metrics", lambda: count(runtime.telemetry.metrics, record))
     timed("log", lambda: write_line(runtime.logger, record))
-    if record.tokens is not None and record.plan.recognized is not None:
-        row = timed("row", partial(row_of, record, record.tokens, record.plan.recognized))
+    if record.tokens is not None and progress.plan.recognized is not None:
+        row = timed("row", partial(row_of, record, record.tokens, progress.plan.recognized))
         timed("queue", partial(runtime.settler.put, row))
-        if record.asked is not None:
-            timed("preparation", partial(runtime.preparation.after, record.asked, record.plan))
+        if progress.asked is not None:
+            timed("preparation", partial(runtime.preparation.after, progress.asked, progress.plan))
 
 
 def overhead(*, connections: int, requests: int) -> dict[str, Any]:

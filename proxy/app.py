@@ -46,8 +46,8 @@ from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process import give_back, keep_little, watch_loop, watch_process
 from proxy.telemetry.setup import Telemetry
-from proxy.upstream.client import Client
-from proxy.upstream.providers import LitellmProvider, Upstreams
+from proxy.upstream.client import Client, Upstreams
+from proxy.upstream.providers import LitellmProvider
 from proxy.wire.counting import Tokenizer, installed_estimators
 from proxy.wire.transcripts import Transcripts
 

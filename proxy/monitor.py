@@ -46,7 +46,7 @@ from policies.pressure import raw_buckets
 from policies.quality.advise import TokenPrices
 from policies.settings import ContextSettings
 from proxy.access.destination import TENANT_SHOWN
-from proxy.config.values import AlertSettings
+from proxy.config.values import AlertSettings, Timeouts, UpstreamSettings
 from proxy.conversation.thread import Prefix, Thread
 from proxy.errors import ProxyError
 from proxy.models.facts import cost_of, prices_of, tiered
@@ -55,7 +55,8 @@ from proxy.store.records import ExchangeRow
 from proxy.tap import ReportedUsage
 from proxy.telemetry.logs import LOG_CONTEXT, AlertLine, log_alert
 from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED, Metrics
-from proxy.upstream.client import Client, StreamBroken, Target
+from proxy.upstream.client import Client
+from proxy.upstream.connection import StreamBroken
 from proxy.wire.codec import ClientRequest
 
 Cause = Literal["none", "client", "proxy"]
@@ -481,12 +482,10 @@ class Alerts:
 
     async def _post(self, notice: Notice, url: str, settings: AlertSettings) -> int:
         parts = urlsplit(url)
-        target = Target(
+        receiver = UpstreamSettings(
             name="webhook",
             base_url=f"{parts.scheme}://{parts.netloc}",
-            connect=settings.seconds,
-            first_byte=settings.seconds,
-            idle=settings.seconds,
+            timeout=Timeouts(connect=settings.seconds, first_byte=settings.seconds, idle=settings.seconds),
         )
         body, now = notice.body(), str(int(self.clock()))
         headers = [
@@ -498,7 +497,7 @@ class Alerts:
             signed = signature(settings.secret.get_secret_value(), notice.id, now, body)
             headers.append((b"webhook-signature", signed.encode()))
         answer = await self.client.send(
-            target,
+            receiver,
             method="POST",
             path=parts.path or "/",
             query=parts.query.encode(),

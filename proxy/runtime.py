@@ -20,7 +20,7 @@ from proxy.planning.preparation import OnlineEvaluation, Preparation
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import KeyRow, PolicyRow
 from proxy.telemetry.setup import Telemetry
-from proxy.upstream.providers import Lacking, Upstreams
+from proxy.upstream.client import Lacking, Upstreams
 from proxy.wire.counting import Tokenizer
 
 

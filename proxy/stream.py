@@ -22,7 +22,7 @@ from proxy.errors import ProxyError, RequestTooLarge, UpstreamTimeout
 from proxy.server import BODY_FOLLOWS, DISCONNECT
 from proxy.tap import StreamTap, Tap
 from proxy.telemetry.trace import AnySpan
-from proxy.upstream.client import Answer, StreamBroken
+from proxy.upstream.connection import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
 from proxy.wire.codec import CHAT, Codec
 from proxy.wire.raw import DONE, Decoder, Lines

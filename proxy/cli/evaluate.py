@@ -29,8 +29,8 @@ from proxy.planning.preparation import facts_of
 from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, recording_of
-from proxy.upstream.client import Client
-from proxy.upstream.providers import Upstreams, providers_for
+from proxy.upstream.client import Client, Upstreams
+from proxy.upstream.providers import providers_for
 from proxy.wire.raw import read_value
 
 SECONDS = 300.0

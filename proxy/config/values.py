@@ -138,6 +138,14 @@ class UpstreamSettings:
         return self.api_key.get_secret_value() == PASS
 
     @cached_property
+    def own_key(self) -> str | None:
+        """The operator's key, None where the client's own goes up. Raises ValueError where no header may hold it."""
+        key = self.api_key.get_secret_value()
+        if not key.isprintable():
+            raise ValueError(f"the api_key of upstream {self.name!r} holds a character that no header may hold")
+        return None if self.passes_key else key
+
+    @cached_property
     def credential(self) -> Credential:
         if self.auth is not None:
             return self.auth

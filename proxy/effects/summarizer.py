@@ -19,6 +19,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
@@ -31,8 +32,8 @@ from proxy.store import Store
 from proxy.store.records import StoreError, SummaryRow
 from proxy.tap import ReportedUsage, usage_from
 from proxy.upstream.overflow import classify, plausible_limit
-from proxy.wire.codec import CHAT, Codec
-from proxy.wire.render import PLAIN, REASONING, Form, own_body
+from proxy.wire.codec import CHAT, Codec, LimitField
+from proxy.wire.raw import write_value
 
 log = logging.getLogger("weir.summaries")
 
@@ -192,7 +193,7 @@ NO_SCHEMA, FORM, LIMIT, RESTS = "no_schema", "form", "limit", "rests"
 BYTES_A_TOKEN = 4
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
-Compose = Callable[[Form], bytes]
+Compose = Callable[[LimitField], bytes]
 Source = Literal["asked", "shared", "kept", "refused"]
 
 NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", ShuttingDown.code})
@@ -303,7 +304,7 @@ class _Question:
     effect: Summarize
     terms: SummarizerTerms
     compose: Compose
-    form: Form
+    limit: LimitField
     body: bytes
     address: bytes
     send: Send
@@ -359,17 +360,17 @@ class Summarizer:
         await self._learned.ask_others(terms)
         if address and (task := self._flying.get(flight)) is not None:
             return await self._share(task, started, waits)
-        form = PLAIN if self._learned.get(FORM, terms.scope) is None else REASONING
-        write = compose or (lambda form: own_body(effect, model=terms.model, form=form, codec=terms.codec))
-        body = write(form) if compose is None else await asyncio.to_thread(compose, form)
+        compose = compose or partial(_own, effect, terms)
+        limit: LimitField = "max_tokens" if self._learned.get(FORM, terms.scope) is None else "max_completion_tokens"
+        body = await asyncio.to_thread(compose, limit) if effect.standing else compose(limit)
         flight = flight if address else _flight(terms, body)
         if (task := self._flying.get(flight)) is not None:
             return await self._share(task, started, waits)
         question = _Question(
             effect=effect,
             terms=terms,
-            compose=write,
-            form=form,
+            compose=compose,
+            limit=limit,
             body=body,
             address=address,
             send=send,
@@ -450,9 +451,9 @@ class Summarizer:
         try:
             async with asyncio.timeout(self._patience or terms.seconds):
                 status, content = await question.send(question.body)
-                if wants_other_form(status, content) and not question.form.reasons:
+                if wants_other_form(status, content) and question.limit == "max_tokens":
                     await self._learned.put(FORM, terms.scope, "reasoning")
-                    status, content = await question.send(question.compose(REASONING))
+                    status, content = await question.send(question.compose("max_completion_tokens"))
         except TimeoutError:
             return Failed("timeout"), None
         except ProxyError as error:
@@ -517,6 +518,10 @@ async def _outcome(task: "asyncio.Task[SummaryResult]", waits: float | None) -> 
     if not task.done():
         return _NOT_READY
     return _refused(ShuttingDown.code) if task.cancelled() else task.result()
+
+
+def _own(effect: Summarize, terms: SummarizerTerms, limit: LimitField) -> bytes:
+    return write_value({"model": terms.model, **terms.codec.question(effect, limit)})
 
 
 def _by_schema(effect: Summarize) -> bool:

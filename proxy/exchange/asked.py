@@ -28,6 +28,7 @@ from proxy.effects.perform import (
 from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
 from proxy.errors import InvalidRequest, ProxyError, UpstreamUnreachable
 from proxy.exchange.compaction import EDITS, client_edits, opened, unseal
+from proxy.exchange.record import ExchangeProgress
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
 from proxy.models.facts import binds_reasoning, cost_of, prices_of
 from proxy.planning.values import PlanRequest, ResolveLimits
@@ -36,14 +37,14 @@ from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS, ModelCall
 from proxy.telemetry.names import service_at
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
-from proxy.upstream.client import StreamBroken
-from proxy.upstream.providers import own_headers
+from proxy.upstream.client import own_headers
+from proxy.upstream.connection import StreamBroken
+from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, without_field
-from proxy.wire.codecs import codec_of
+from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, LimitField, without_field
 from proxy.wire.counting import TextCounter
 from proxy.wire.raw import Raw, read_value
-from proxy.wire.render import Form, forces_a_call, standing_body
+from proxy.wire.render import forces_a_call, standing_body
 
 log = logging.getLogger("weir.exchange")
 
@@ -112,7 +113,7 @@ class Replies(EffectHandler):
         upstream, tokens = self.runtime.config.upstream(model), self.settings.summaries.tokens_per_hour
         # the client's own endpoint is one that its upstream has; of another upstream's the first is tried
         is_near = model == self.request.model or upstream is self.runtime.config.upstream(self.request.model)
-        codec = self.request.codec if is_near else codec_of(f"/{upstream.endpoints[0]}")
+        codec = self.request.codec if is_near else CODECS[upstream.endpoints[0]]
         return by_weir(upstream, self.caller, path=codec.path, model=model), SummarizerTerms(
             tenant=self.caller.tenant,
             upstream=upstream.name,
@@ -139,9 +140,9 @@ class Replies(EffectHandler):
     def reads(self, purpose: str) -> int | None:
         return _reads(self.runtime, self.model_for(purpose), self.settings, self.caller)
 
-    def _in_place(self, effect: Summarize, form: Form) -> bytes:
+    def _in_place(self, effect: Summarize, limit: LimitField) -> bytes:
         role = self.settings.summaries.role
-        return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
+        return standing_body(effect, request=self.request, role=role, pruned=self.pruned, limit=limit)
 
     async def _post(
         self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: AnySpan, body: bytes
@@ -219,7 +220,7 @@ class Replies(EffectHandler):
         return await self.runtime.custom.trim(effect, [self.request.view(i) for i in effect.indices])
 
 
-def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller | None = None) -> int | None:
+def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller) -> int | None:
     """The tokens that the policy's summariser can read at once, None for the request's own limit.
 
     A summariser that refused a prompt of ``caller``'s as too long holds what it said for an hour.
@@ -228,12 +229,10 @@ def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller
     return None if named in (None, "same") else _reads(runtime, str(named), settings, caller)
 
 
-def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Caller | None) -> int | None:
-    window = runtime.registry.facts(model, settings=settings).window
-    if caller is not None:
-        upstream = runtime.config.upstream(model).name
-        refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
-        window = min((size for size in (window, refused) if size is not None), default=None)
+def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Caller) -> int | None:
+    window, upstream = runtime.registry.facts(model, settings=settings).window, runtime.config.upstream(model).name
+    refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
+    window = min((size for size in (window, refused) if size is not None), default=None)
     return None if window is None else int(window * SUMMARIZER_SHARE)
 
 
@@ -282,18 +281,15 @@ def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientR
 
 def request_for(
     runtime: Runtime,
+    progress: ExchangeProgress,
     chat: ClientRequest,
     destination: Destination,
     settings: ContextSettings,
-    *,
-    headers: Headers,
-    sent: Mapping[bytes, bytes],
-    request_id: str,
-    trace: Trace,
     held: HeldState,
-    since: float | None = None,
+    *,
+    sent: Mapping[bytes, bytes],
 ) -> Request:
-    caller, upstream = destination.caller, destination.upstream
+    caller, upstream, headers = destination.caller, destination.upstream, progress.headers
     client, chat = chat, chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
     if settings.mode is Mode.OFF or held.elsewhere or not _is_manageable(runtime, upstream, chat):
         return Request(client=client, chat=client, destination=destination, held=held)
@@ -307,7 +303,7 @@ def request_for(
     counter = _counter(runtime, settings, chat.model)
     pruned, patience = set[str](), Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
     said = _anthropics_own(chat, headers, sent)
-    replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
+    replies = Replies(runtime, chat, caller, settings, progress.trace, pruned, patience, said=said)
     name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
     resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
     asked = PlanRequest(
@@ -327,9 +323,10 @@ def request_for(
         resumes=_resumes(settings, resume, name),
         parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
         edits=edits,
-        binds=chat.codec is MESSAGES and _binds(runtime, upstream, chat.model),
-        id=request_id,
-        since=since,
+        binds=chat.codec is MESSAGES
+        and (binds_reasoning(chat.model) or (upstream.name, chat.model) in runtime.binding),
+        id=progress.id,
+        since=progress.since,
     )
     return Request(
         client=client,
@@ -354,10 +351,6 @@ def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientReq
     return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
 
 
-def _binds(runtime: Runtime, upstream: UpstreamSettings, model: str) -> bool:
-    return binds_reasoning(model) or (upstream.name, model) in runtime.binding
-
-
 def _resumes(settings: ContextSettings, resume: str | None, name: str | None) -> str | None:
     if settings.resume == "off" or settings.observes:
         return None
@@ -371,8 +364,7 @@ def _may_compact(chat: ClientRequest, destination: Destination, settings: Contex
 
 
 def _is_codex_compaction(headers: Headers) -> bool:
-    said = next((value for name, value in headers if name == CODEX_TURN), None)
-    about = read_value(said) if said is not None else None
+    about = read_value(dict(headers).get(CODEX_TURN, b"null"))
     return isinstance(about, dict) and about.get("request_kind") == "compaction"
 
 

@@ -29,7 +29,7 @@ from proxy.exchange.request import COMPACT_PATH, Request, is_native
 from proxy.planning.values import Plan, Recognized
 from proxy.runtime import Runtime
 from proxy.stream import UpstreamResponse
-from proxy.upstream.providers import has_no_route
+from proxy.upstream.client import has_no_route
 from proxy.wire.anthropic import MESSAGES, raw_blocks, with_content
 from proxy.wire.codec import OWN, ClientRequest, array_of, first_object, message_of
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, write_value

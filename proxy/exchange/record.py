@@ -27,7 +27,7 @@ from proxy.planning.planner import Planner
 from proxy.planning.values import CUT, NO_PLAN, Paid, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.stream import Listener
-from proxy.tap import NO_USAGE, ReportedUsage, Tap
+from proxy.tap import NO_USAGE, ReportedUsage, Tap, together
 from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.trace import AnySpan, Trace
 from proxy.upstream.overflow import LENGTHS, Ending, ending_of
@@ -104,16 +104,22 @@ class ExchangeProgress(msgspec.Struct):
         return 0 if self.attempts is None else self.attempts.retries
 
     def billed(self) -> ReportedUsage | None:
-        usage, attempts = self.seen.usage, self.attempts
-        return usage if attempts is None or not attempts.rounds else attempts.billed(usage)
+        """What all answers took together, every round's prompt counted."""
+        usage, rounds = self.seen.usage, () if self.attempts is None else self.attempts.rounds
+        if usage is None or not rounds:
+            return usage
+        return msgspec.structs.replace(
+            together((*rounds, usage)), completion=usage.completion, reasoning=usage.reasoning
+        )
 
     def reported(self) -> ReportedUsage:
-        usage, attempts = self.seen.usage, self.attempts
-        return (usage if attempts is None or not attempts.rounds else attempts.reported(usage)) or NO_USAGE
-
-    def begin_stream(self) -> None:
-        if self.attempts is not None:
-            self.attempts.begin_stream()
+        """What the upstream reported of the last round's answer alone."""
+        usage, rounds = self.seen.usage or NO_USAGE, () if self.attempts is None else self.attempts.rounds
+        if usage.completion is None or not rounds:
+            return usage
+        before = together(rounds)
+        thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
+        return msgspec.structs.replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
 
     def ending(self) -> Ending | None:
         reasons, recognized = self.seen.finish_reasons, self.plan.recognized
@@ -167,16 +173,14 @@ class ExchangeProgress(msgspec.Struct):
             parts.append("observe=1")
         if decision is not None and decision.applied and (planned or not self.observed):
             parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
-        if self.attempts is not None and self.attempts.room is not None:
-            parts.append("clamp=1")
-        if DROPS_UNBOUND in self.plan.betas:
-            parts.append("drop_block=1")
-        if self.plan.native:
-            parts.append("native_compaction=1")
-        if self.compacted:
-            parts.append("compaction=1")
-        if self.plan.restarted:
-            parts.append("restart=1")
+        done = {
+            "clamp": self.attempts is not None and self.attempts.room is not None,
+            "drop_block": DROPS_UNBOUND in self.plan.betas,
+            "native_compaction": self.plan.native,
+            "compaction": self.compacted,
+            "restart": self.plan.restarted,
+        }
+        parts += [f"{name}=1" for name, is_so in done.items() if is_so]
         if self.retries:
             parts.append(f"retry={self.retries}")
         if self.recalls:
@@ -217,42 +221,25 @@ log = logging.getLogger("weir.settlement")
 
 
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One request from beginning to end, complete when it exists.
+    """One exchange that has ended, and what follows from that; complete when it exists.
 
-    It ended ``at`` (s since the epoch) after ``duration`` s; ``overhead_ms`` passed before it went up. ``settings`` are
-    the policy's, else the default ones; ``carried_out`` is what was decided and done; ``tokens`` is what went up;
-    ``actions`` is what was done, ``decided`` what was planned. ``seen`` is what the client was told, ``reported`` the
-    usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after each answer that tells
-    the conversation from others, ``ratios`` how many times shorter each thing became (with ``checkup`` only).
+    It ended ``at`` (s since the epoch) after ``duration`` s. ``policy`` is the exchange's, else the default one;
+    ``carried_out`` is what was decided and done; ``tokens`` is what went up, ``actions`` what was done.
+    ``reported`` is the usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after
+    each answer that tells the conversation from others.
     """
 
-    id: str
+    exchange: ExchangeProgress
     at: float
     duration: float
-    overhead_ms: float
-    status: int | None
-    error: str | None
     label: str
-    headers: Sequence[tuple[bytes, bytes]]
-    route: str
-    request: ClientRequest | None
-    caller: Caller | None
-    model: str
-    policy: ContextSettings | None
-    settings: ContextSettings
-    observed: bool
-    asked: PlanRequest | None
-    plan: Plan
+    policy: ContextSettings
     carried_out: Decision | None
-    degraded: tuple[str, ...]
     attempt: AnySpan | None
-    trace: Trace
+    overflows: int
+    spent: Spent
     tokens: TokenUsage | None
     actions: str
-    decided: str
-    retries: int
-    overflows: int
-    seen: Tap
     ending: Ending | None
     reported: ReportedUsage
     billed: ReportedUsage | None
@@ -260,61 +247,33 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheUse | None
     events: tuple[Event, ...]
     checkup: Checkup | None
-    ratios: tuple[float, ...]
-    recalls: Sequence[Recalled]
-    spent: Spent
-    refusal: Mapping[str, object]
     answers: tuple[bytes, ...]
 
 
 def record_of(
     progress: ExchangeProgress, planner: Planner, windows: ModelLimitsResolver, health: HealthBook, *, ended: float
 ) -> ExchangeRecord:
-    at, plan, tokens, attempts = planner.clock(), progress.plan, progress.tokens(), progress.attempts
-    settings = progress.policy
-    ending, reported = progress.ending(), progress.reported()
-    billed = progress.billed()
-    events, cache = _events(windows, progress, ending), _cache_use(progress, billed, ttl=settings.cache_ttl, at=at)
-    checkup, label = _check_up(health, progress, tokens, at=at), progress.label
+    at, tokens, attempts, label = planner.clock(), progress.tokens(), progress.attempts, progress.label
+    policy, ending, reported, billed = progress.policy, progress.ending(), progress.reported(), progress.billed()
     return ExchangeRecord(
-        id=progress.id,
+        exchange=progress,
         at=at,
         duration=ended - progress.started,
-        overhead_ms=progress.overhead_ms,
-        status=progress.status,
-        error=progress.error,
         label=label,
-        headers=progress.headers,
-        route=f"/v1{progress.route.path}",
-        request=progress.chat,
-        caller=progress.caller,
-        model=progress.model,
-        policy=progress.settings,
-        settings=settings,
-        observed=progress.observed,
-        asked=progress.asked,
-        plan=plan,
-        carried_out=None if progress.observed else plan.decision,
-        degraded=progress.all_degraded(),
+        policy=policy,
+        carried_out=None if progress.observed else progress.plan.decision,
         attempt=None if attempts is None else attempts.span,
-        trace=progress.trace,
+        overflows=0 if attempts is None else attempts.overflows,
+        spent=NOTHING_SPENT if progress.replies is None else progress.replies.spent,
         tokens=tokens,
         actions=progress.actions(),
-        decided=progress.actions(planned=True) if progress.observed else "",
-        retries=progress.retries,
-        overflows=0 if attempts is None else attempts.overflows,
-        seen=progress.seen,
         ending=ending,
         reported=reported,
         billed=billed,
         call=None if attempts is None else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
-        cache=cache,
-        events=events,
-        checkup=checkup,
-        ratios=() if checkup is None or checkup.sample is None else checkup.sample.ratios,
-        recalls=progress.recalls,
-        spent=NOTHING_SPENT if progress.replies is None else progress.replies.spent,
-        refusal=progress.refusal,
+        cache=_cache_use(progress, billed, ttl=policy.cache_ttl, at=at),
+        events=_events(windows, progress, ending),
+        checkup=_check_up(health, progress, tokens, at=at),
         answers=listened(planner, progress) if tokens is not None else (),
     )
 

@@ -22,8 +22,9 @@ from proxy.planning.values import Paid, Plan, PlanRequest
 from proxy.store.records import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
 from proxy.telemetry.names import service_at
-from proxy.wire.codec import NOTHING, OWN, ClientRequest, Segments, opening_of, with_history, without_marks
+from proxy.wire.codec import NOTHING, OWN, ClientRequest, Segments, opening_of, with_history
 from proxy.wire.raw import Raw
+from proxy.wire.render import without_marks
 from proxy.wire.responses import begun_as, references
 
 log = logging.getLogger("weir.settlement")

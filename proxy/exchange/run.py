@@ -22,7 +22,7 @@ import msgspec
 
 from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
-from proxy.access.destination import CHAT, MANAGED, Caller, Headers, Route, for_managed
+from proxy.access.destination import CHAT, Caller, Headers, Route, for_managed
 from proxy.custom import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
@@ -43,10 +43,9 @@ from proxy.exchange.compaction import (
     make_compaction,
     natively,
 )
-from proxy.exchange.recall import Recalling, is_linked
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
-from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
+from proxy.exchange.send import Attempts, Recalling, is_linked, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Relaying, Rounds, follow_whole
@@ -70,19 +69,17 @@ from proxy.stream import (
 from proxy.tap import Tap
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
-from proxy.upstream.client import Answer, HTTPAnswer, came_through
+from proxy.upstream.client import came_through, has_no_route
+from proxy.upstream.connection import Answer, HTTPAnswer
 from proxy.upstream.overflow import NONE, Kind, Verdict
-from proxy.upstream.providers import has_no_route
+from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codecs import codec_of
 from proxy.wire.raw import write_value
 
 MAX_RETRIES = 2
 NO_SUCH_ROUTE = frozenset({404, 405})
 REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})
 MAX_BINDING = 1_000
-
-CODECS = {route.path: codec_of(route.path) for route in MANAGED.values()}
 
 log = logging.getLogger("weir.exchange")
 
@@ -110,7 +107,7 @@ class ExchangeHandler:
         self, runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route = CHAT
     ) -> None:
         self.runtime, self.scope, self.receive, self.send, self.route = runtime, scope, receive, send, route
-        self.codec = CODECS.get(route.path) or codec_of(route.path)
+        self.codec = CODECS[route.path.split("/")[1]]
         self.task: asyncio.Task[Any] | None = None
         self.asking: asyncio.Task[Any] | None = None
         self.answer: Answer | None = None
@@ -214,18 +211,7 @@ class ExchangeHandler:
         held = NOTHING_HELD
         if self.codec.link is not None:
             held = await held_by(runtime.answers, progress.chat, caller, settings)
-        request = request_for(
-            runtime,
-            progress.chat,
-            destination,
-            settings,
-            headers=progress.headers,
-            sent=sent,
-            request_id=progress.id,
-            trace=progress.trace,
-            held=held,
-            since=progress.since,
-        )
+        request = request_for(runtime, progress, progress.chat, destination, settings, held, sent=sent)
         progress.chat, progress.asked, progress.replies = request.chat, request.asked, request.replies
         return request
 
@@ -294,11 +280,11 @@ class ExchangeHandler:
             raise EndpointMissing.of(upstream.name, f"POST /v1{path}", status=status)
 
     def attempts_of(self, request: Request) -> tuple[Attempts, Recalling | None]:
-        progress, asked = self.progress, request.asked
+        progress, runtime, asked = self.progress, self.runtime, request.asked
         progress.attempts = attempts = Attempts(
-            self.runtime.upstreams,
-            self.runtime.windows,
-            self.runtime.telemetry.metrics,
+            runtime.upstreams,
+            runtime.windows,
+            runtime.telemetry.metrics,
             request.chat,
             request.destination,
             progress.headers,
@@ -308,7 +294,7 @@ class ExchangeHandler:
         )
         if asked is None or not asked.settings.recall.tool or is_linked(request.client):
             return attempts, None
-        return attempts, Recalling(self.runtime, asked, attempts)
+        return attempts, Recalling(asked, attempts, runtime.planner, runtime.without_tools)
 
     async def _send(
         self, request: Request, plan: Plan, attempts: Attempts, recalling: Recalling | None
@@ -456,7 +442,7 @@ class ExchangeHandler:
                         pour=self._pouring(answer),
                         explain=self._explain if is_readable(answer) else None,
                         codec=self.codec,
-                        begun=progress.begin_stream,
+                        begun=None if progress.attempts is None else progress.attempts.begin_stream,
                     )
         finally:
             answer.close()

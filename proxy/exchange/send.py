@@ -1,4 +1,8 @@
-"""One request to the upstream: what it may ask for, what its answer says about size, what is learned from it."""
+"""The requests to the upstream that one exchange makes: what they ask for, and what is learned from their answers.
+
+An answer may say that the request does not fit. What was removed from the conversation has the request carry the recall
+tool, and its rounds are asked from there.
+"""
 
 import logging
 import math
@@ -11,7 +15,12 @@ from policies.settings import ContextSettings
 from proxy.access.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.models.limits import ModelLimitsResolver, cut_at, stays_cut
+from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.recall.archive import Archive
+from proxy.recall.elements import ListRecall, MessagesRecall, ResponsesRecall
+from proxy.recall.rounds import RecallSurface, Rounds, Unseen
+from proxy.recall.tool import ChatRecall, Offer, offer_for, with_more
 from proxy.stream import (
     IN_THE_MIDDLE,
     MAX_WHOLE,
@@ -22,12 +31,13 @@ from proxy.stream import (
     is_stream,
     open_stream,
 )
-from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
+from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion
 from proxy.telemetry.logs import CONTEXT_HEADERS
-from proxy.telemetry.metrics import Metrics, ModelCall
+from proxy.telemetry.metrics import RETRIES, Metrics, ModelCall
 from proxy.telemetry.names import REQUEST_PARAMS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
-from proxy.upstream.client import Answer, StreamBroken
+from proxy.upstream.client import Upstreams
+from proxy.upstream.connection import Answer, StreamBroken
 from proxy.upstream.overflow import (
     NONE,
     Kind,
@@ -38,8 +48,8 @@ from proxy.upstream.overflow import (
     is_cut_short,
     plausible_limit,
 )
-from proxy.upstream.providers import Upstreams
-from proxy.wire.codec import ClientRequest, with_fields
+from proxy.wire.codec import CHAT, ClientRequest, with_fields
+from proxy.wire.responses import RESPONSES
 from proxy.wire.transcripts import Transcripts
 
 MIN_OUTPUT = 16
@@ -158,22 +168,6 @@ class Attempts(msgspec.Struct):
         used = seen.usage if seen is not None else None
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
             self.metrics.called(call)
-
-    def billed(self, usage: ReportedUsage | None) -> ReportedUsage | None:
-        """What all answers took together, every round's prompt counted; ``usage`` is what the client was told."""
-        if usage is None or not self.rounds:
-            return usage
-        return msgspec.structs.replace(
-            together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning
-        )
-
-    def reported(self, usage: ReportedUsage | None) -> ReportedUsage | None:
-        """What the upstream reported of the last round's answer alone; ``usage`` is what the client was told."""
-        if usage is None or usage.completion is None or not self.rounds:
-            return usage
-        before = together(self.rounds)
-        thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
-        return msgspec.structs.replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
 
     def _asked(self) -> Mapping[str, object]:
         request = self.request
@@ -346,3 +340,133 @@ def _new_tokens(plan: Plan, recognized: Recognized, usage: ReportedUsage) -> int
     transcript = recognized.transcript
     known = len(transcript.messages) - len(transcript.chain) + recognized.length
     return sum(message.tokens for message in transcript.messages[known:])
+
+
+REFUSALS = frozenset({400, 404, 405, 422, 501})
+WORDS = (b"tool", b"function")
+MAX_ERROR_LEN = 16 * 1024
+MAX_SCOPES = 1_000
+
+
+class Recalling(msgspec.Struct):
+    """The recall tool of one request that is managed; ``offer`` is None as long as it does not carry it.
+
+    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools.
+    """
+
+    asked: PlanRequest
+    attempts: Attempts
+    planner: Planner
+    without_tools: set[str]
+    offer: Offer | None = None
+
+    def consider(self, plan: Plan) -> Plan:
+        """Have the request carry the tool from now on, if something was removed from its conversation.
+
+        The plan comes back, with what the definition costs added to what it says is sent.
+        """
+        before, self.offer, asked = self.offer, None, self.asked
+        if plan.recognized is None or not is_due(plan) or plan.recognized.limits.scope in self.without_tools:
+            return plan
+        if asked.request.codec is not CHAT and not self.planner.store.keeps_content:
+            return plan  # after a restart nothing would be known of hidden rounds that its answers depend on
+        offer = before or offer_for(asked.request, asked.settings, asked.counter)
+        if offer is None or not plan.recognized.limits.budget.hard_fits(plan.sent + offer.tokens):
+            return plan
+        self.offer = offer
+        return msgspec.structs.replace(plan, sent=plan.sent + offer.tokens)
+
+    async def make(self, body: bytes, plan: Plan) -> tuple[UpstreamResponse, Verdict]:
+        received, verdict = await self.attempts.make(self._carrying(body), plan)
+        if self.offer is None or verdict.is_overflow or not refuses_tools(received):
+            return received, verdict
+        received.answer.close()
+        self.attempts.metrics.add(RETRIES, "tools_refused")
+        received, verdict = await self.attempts.make(body, plan)
+        if received.answer.status < 400:
+            self.offer = None
+            if plan.recognized is not None and len(self.without_tools) < MAX_SCOPES:
+                self.without_tools.add(plan.recognized.limits.scope)
+        return received, verdict
+
+    def note_round(self, received: UpstreamResponse, seen: Tap | None) -> None:
+        attempts, seen = self.attempts, seen or Tap()
+        if attempts.span is not None:
+            attempts.span.answered(received.answer.status, seen=seen)
+        attempts.count_call(seen=seen)
+        attempts.rounds.append(seen.usage or NO_USAGE)
+
+    async def keep(self, rounds: Rounds, plan: Plan) -> None:
+        recognized = plan.recognized
+        if recognized is None or rounds.unseen is None:
+            return
+        if (edit := rounds.unseen.edit(recognized.transcript)) is not None:
+            await self.planner.remember(recognized, edit, request=self.asked.id)
+
+    def _carrying(self, body: bytes) -> bytes:
+        return body if self.offer is None else with_more(body, "tools", [self.offer.definition])
+
+    def rounds(self, body: bytes, plan: Plan) -> Rounds | None:
+        """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""
+        offer, asked, recognized = self.offer, self.asked, plan.recognized
+        if offer is None or recognized is None:
+            return None
+        thread, recall = recognized.thread, asked.settings.recall
+        archive = Archive(
+            transcript=recognized.transcript,
+            pieces=plan.decision.pieces if plan.decision is not None else None,
+            edits=tuple(thread.known.edits.values()),
+            cuts=thread.known.cuts,
+            tenant=asked.tenant,
+            conversation=thread.branch.conversation,
+            store=self.planner.store,
+            unstored=self.planner.settler.original,
+            ask=asked.ask,
+            model=asked.settings.embeddings,
+            embeddings=asked.settings.recall.embeddings,
+        )
+        surface = surface_of(asked.request)
+        return Rounds(
+            surface=surface,
+            unseen=Unseen(surface, asked.counter, asked.request.model) if isinstance(surface, ListRecall) else None,
+            offer=offer,
+            archive=archive,
+            counter=asked.counter,
+            model=asked.request.model,
+            body=self._carrying(body),
+            plain=body,
+            room=recognized.limits.budget.hard_limit - plan.sent,
+            most=recall.rounds,
+            max_tokens=recall.max_tokens,
+        )
+
+
+def surface_of(request: ClientRequest) -> RecallSurface:
+    if request.codec is CHAT:
+        return ChatRecall(joins="response_format" not in request.fields)
+    joins = request.codec.schema_of(request) is None
+    if request.codec is RESPONSES:
+        return ResponsesRecall(joins=joins, stateless=request.value("store") is False)
+    return MessagesRecall(joins=joins)
+
+
+def is_linked(request: ClientRequest) -> bool:
+    link = request.codec.link
+    return link is not None and bytes(request.fields.get(link, b"null")) != b"null"
+
+
+def is_due(plan: Plan) -> bool:
+    """Whether something is out of the window of a request's conversation, by this request's batch or an earlier one.
+
+    For a request that begins anew from an early point it is what was out by then.
+    """
+    if plan.recognized is None or plan.decision is None:
+        return False
+    return plan.recognized.thread.known.at(len(plan.recognized.transcript.chain)).has_removed
+
+
+def refuses_tools(received: UpstreamResponse) -> bool:
+    if received.body is None or received.answer.status not in REFUSALS:
+        return False
+    said = received.body[:MAX_ERROR_LEN].lower()
+    return any(word in said for word in WORDS)

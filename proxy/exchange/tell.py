@@ -82,39 +82,40 @@ def record_relayed(
 
 
 def _store(runtime: Runtime, record: ExchangeRecord) -> None:
-    if record.tokens is None or record.plan.recognized is None:
-        if record.caller is not None:
+    exchange = record.exchange
+    if record.tokens is None or exchange.plan.recognized is None:
+        if exchange.caller is not None:
             record_relayed(
                 runtime,
-                record.caller,
-                request=record.id,
-                model=record.model,
-                status=record.status or 0,
+                exchange.caller,
+                request=exchange.id,
+                model=exchange.model,
+                status=exchange.status or 0,
                 outcome=record.label,
                 usage=record.billed,
-                policy=record.policy.name if record.policy is not None else NO_POLICY,
+                policy=exchange.settings.name if exchange.settings is not None else NO_POLICY,
             )
         return
-    keep, inspection = record.settings.inspect, None
+    keep, inspection = record.policy.inspect, None
     if keep.requests and runtime.store.keeps_content:
-        inspection = _inspection(record, record.plan.recognized, keep)
-    runtime.settler.put(row_of(record, record.tokens, record.plan.recognized, inspection))
-    if record.asked is None or record.label != "ok":
+        inspection = _inspection(record, exchange.plan.recognized, keep)
+    runtime.settler.put(row_of(record, record.tokens, exchange.plan.recognized, inspection))
+    if exchange.asked is None or record.label != "ok":
         return
     checkup = record.checkup
     save = CRITICAL if checkup is not None and checkup.opened and checkup.is_critical else None
-    runtime.preparation.after(record.asked, record.plan, save=save, trace=record.trace)
-    if record.asked.ask_about is not None:
-        runtime.evaluation.after(record.asked, record.plan, record.trace)
+    runtime.preparation.after(exchange.asked, exchange.plan, save=save, trace=exchange.trace)
+    if exchange.asked.ask_about is not None:
+        runtime.evaluation.after(exchange.asked, exchange.plan, exchange.trace)
 
 
 def _inspection(record: ExchangeRecord, recognized: Recognized, keep: Inspect) -> Inspection:
     """The two arrays of a request by reference; what was never given to the store before goes with them."""
     thread, transcript, decision = recognized.thread, recognized.transcript, record.carried_out
-    count = len(transcript.messages)
+    count, request = len(transcript.messages), record.exchange.chat
     raws, known = recognized.new, thread.inspected
-    if known < count - len(raws) and record.request is not None and record.request.messages is not None:
-        raws = record.request.messages
+    if known < count - len(raws) and request is not None and request.messages is not None:
+        raws = request.messages
     if keep.content:
         thread.inspected = count
     return Inspection(
@@ -132,7 +133,7 @@ def _inspection(record: ExchangeRecord, recognized: Recognized, keep: Inspect) -
 def _end(record: ExchangeRecord) -> TurnEnd:
     tokens = record.tokens
     return TurnEnd(
-        status=record.status,
+        status=record.exchange.status,
         outcome=record.label,
         tokens_before=None if tokens is None else tokens.before,
         tokens_after=None if tokens is None else tokens.after,
@@ -143,19 +144,19 @@ def _end(record: ExchangeRecord) -> TurnEnd:
 
 def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
     """Tell what began with the request; where servers share a store, the one that stores its row does."""
-    checkup, recognized = record.checkup, record.plan.recognized
+    exchange, checkup, recognized = record.exchange, record.checkup, record.exchange.plan.recognized
     if checkup is None or not checkup.opened or recognized is None or runtime.store.shared:
         return
     branch = recognized.thread.branch
-    whose = {"tenant": branch.tenant, "conversation": branch.name, "policy": record.settings.name, "request": record.id}
+    whose = {"tenant": branch.tenant, "conversation": branch.name, "policy": record.policy.name}
     for alert in checkup.opened:
-        runtime.alerts.tell(Notice(alert=alert, **whose))
+        runtime.alerts.tell(Notice(alert=alert, **whose, request=exchange.id))
 
 
 def count(metrics: Metrics, record: ExchangeRecord) -> None:
-    tokens, status = record.tokens, "" if record.status is None else str(record.status)
-    is_sent, used = record.attempt is not None, record.billed or NO_USAGE
-    cache, caller = record.cache if is_sent else None, record.caller if is_sent else None
+    exchange, tokens, used = record.exchange, record.tokens, record.billed or NO_USAGE
+    status, is_sent = "" if exchange.status is None else str(exchange.status), record.attempt is not None
+    cache, caller = record.cache if is_sent else None, exchange.caller if is_sent else None
     zone = "" if tokens is None else tokens.pressure.zone
     changed, cold = ("", "") if cache is None else (cache.prefix_changed, "true" if cache.cold else "false")
     before = after = saved = prompt = read = written = None
@@ -167,14 +168,14 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
         metrics.called(record.call)
     metrics.told(
         _of_request,
-        *(record.label, record.settings.name, record.route, status),
+        *(record.label, record.policy.name, f"/v1{exchange.route.path}", status),
         *("true" if record.spent.seconds > 0 else "", zone, changed, cold, *_shown(caller)),
         values=(
-            *(1, record.duration, record.overhead_ms / 1000, None if tokens is None else tokens.pressure.level),
+            *(1, record.duration, exchange.overhead_ms / 1000, None if tokens is None else tokens.pressure.level),
             *(before, after, saved, prompt, read, written, None if cache is None else 1),
             *_key_took(after, saved, used, None if caller is None else cache),
         ),
-        trace=record.trace.trace_id if record.trace.recorded else None,
+        trace=exchange.trace.trace_id if exchange.trace.recorded else None,
     )
     if unusual := [*_unusual(record)]:
         metrics.tell(unusual)
@@ -214,29 +215,30 @@ def _key_took(
 
 
 def _unusual(record: ExchangeRecord) -> Iterator[Count]:
+    exchange, checkup = record.exchange, record.checkup
     if record.overflows:
         yield i.OVERFLOWS, record.overflows, ()
-    if record.retries:
-        yield i.RETRIES, record.retries, ("overflow",)
+    if exchange.retries:
+        yield i.RETRIES, exchange.retries, ("overflow",)
     for event in record.events:
         yield i.EVENTS, 1, (event.kind,)
-    for _ in record.recalls:
+    for _ in exchange.recalls:
         yield i.EVENTS, 1, ("recall",)
-    for reason in record.degraded:
+    for reason in exchange.all_degraded():
         yield i.DEGRADED, 1, (reason,)
-    for ratio in record.ratios:
+    for ratio in checkup.sample.ratios if checkup is not None and checkup.sample is not None else ():
         yield i.COMPRESSION, ratio, ()
     decision = record.carried_out
     for report in decision.trail if decision is not None else ():
         if report.kept:
             yield i.ACTIONS, max(1, report.units), (report.layer,)
     cut = None if decision is None else decision.cut
-    if cut is not None and (cut.origin == PREPARED or record.plan.prepared):
+    if cut is not None and (cut.origin == PREPARED or exchange.plan.prepared):
         yield i.PREPARATIONS, 1, ("used" if cut.origin == PREPARED else "wasted",)
 
 
 def end_trace(record: ExchangeRecord) -> None:
-    trace = record.trace
+    exchange, trace = record.exchange, record.exchange.trace
     if not trace.recorded:
         return
     _note_events(record)
@@ -246,16 +248,16 @@ def end_trace(record: ExchangeRecord) -> None:
     _note_refusal(record)
     if record.ending is not None:
         trace.ending(record.ending)
-    for reason in record.degraded:
+    for reason in exchange.all_degraded():
         trace.event("degraded", reason=reason)
-    if record.attempt is not None and record.status is not None:
-        failed = record.error or ("error_in_stream" if record.seen.error is not None else None)
-        record.attempt.answered(seen=record.seen, usage=record.reported, error_type=failed)
-    trace.end(record.status, record.error)
+    if record.attempt is not None and exchange.status is not None:
+        failed = exchange.error or ("error_in_stream" if exchange.seen.error is not None else None)
+        record.attempt.answered(seen=exchange.seen, usage=record.reported, error_type=failed)
+    trace.end(exchange.status, exchange.error)
 
 
 def _note_events(record: ExchangeRecord) -> None:
-    plan, note = record.plan, record.trace.event
+    exchange, plan, note = record.exchange, record.exchange.plan, record.exchange.trace.event
     for event in record.events:
         facts = {**event.facts, "actions": record.actions} if event.kind == STATUS else event.facts
         note(event.kind, **facts)
@@ -270,81 +272,83 @@ def _note_events(record: ExchangeRecord) -> None:
         )
     if plan.recognized is not None and plan.recognized.asked_again:
         note("asked_again", count=len(plan.recognized.asked_again))
-    for each in record.recalls:
+    for each in exchange.recalls:
         note("recall", count=each.hits, tokens=each.tokens)
-    if record.observed and (plan.decision is not None or plan.refused is not None):
-        note("observed", actions=record.decided, reason=plan.refused or "")
+    if exchange.observed and (plan.decision is not None or plan.refused is not None):
+        note("observed", actions=exchange.actions(planned=True), reason=plan.refused or "")
     for alert in record.checkup.opened if record.checkup is not None else ():
         kinds = {"alert": alert.kind, "level": alert.level, "category": alert.category}
         note("alert", **kinds, value=round(alert.value, 4), threshold=alert.limit)
 
 
 def _note_refusal(record: ExchangeRecord) -> None:
-    tokens, recognized, root = record.tokens, record.plan.recognized, record.trace.root
-    if tokens is None or recognized is None or not (record.refusal or record.plan.refused):
+    exchange, tokens = record.exchange, record.tokens
+    plan, refusal, root = exchange.plan, exchange.refusal, exchange.trace.root
+    if tokens is None or plan.recognized is None or not (refusal or plan.refused):
         return
     root.decide(
-        "refuse" if record.refusal else "observe",
+        "refuse" if refusal else "observe",
         before=tokens.before,
         after=tokens.after,
         limit=tokens.limit,
         pressure=tokens.pressure.level,
         zone=tokens.pressure.zone,
-        base=recognized.policy_limits.base,
+        base=plan.recognized.policy_limits.base,
     )
-    buckets = record.refusal.get("buckets")
+    buckets = refusal.get("buckets")
     root.buckets(buckets if isinstance(buckets, Mapping) else {})
 
 
 def _identify(record: ExchangeRecord) -> None:
     """Tell the trace whose request it was, as far as that is known: a stranger's word for it is not taken."""
-    caller, recognized = record.caller, record.plan.recognized
+    exchange, caller, recognized = record.exchange, record.exchange.caller, record.exchange.plan.recognized
     branch = None if recognized is None else recognized.thread.branch
     if caller is None:
         return
-    fields = record.request.fields if record.request is not None else {}
-    record.trace.identify(
-        conversation=name_from(record.headers, fields) if branch is None else branch.name,
+    fields = exchange.chat.fields if exchange.chat is not None else {}
+    exchange.trace.identify(
+        conversation=name_from(exchange.headers, fields) if branch is None else branch.name,
         tenant=caller.tenant if branch is None else branch.tenant,
-        policy=record.settings.name,
-        model=record.model,
+        policy=record.policy.name,
+        model=exchange.model,
         derived=branch is not None and branch.name == branch.conversation,
     )
 
 
 def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
-    tokens, recognized, done = record.tokens, record.plan.recognized, record.carried_out
+    exchange, tokens, done = record.exchange, record.tokens, record.carried_out
+    recognized = exchange.plan.recognized
     branch = None if recognized is None else recognized.thread.branch
     scanned, prunable = _scan(record)
     line = ExchangeLine(
-        request=record.id,
+        request=exchange.id,
         tokens_before=tokens.before if tokens is not None else 0,
         tokens_after=tokens.after if tokens is not None else 0,
         usable=tokens.limit if tokens is not None else 0,
         zone=tokens.pressure.zone if tokens is not None else "unknown",
-        status=record.status,
+        status=exchange.status,
         outcome=record.label,
         conversation=branch.name if branch is not None else None,
-        trace=record.trace.trace_id,
+        trace=exchange.trace.trace_id,
         tenant=branch.tenant[:TENANT_SHOWN] if branch is not None else None,
-        model=record.request.model if record.request is not None else None,
-        policy=record.policy.name if record.policy is not None else None,
+        model=exchange.chat.model if exchange.chat is not None else None,
+        policy=exchange.settings.name if exchange.settings is not None else None,
         actions=record.actions,
         overflow=record.overflows > 0,
         scanned=scanned,
         prunable=prunable,
         removed=len(done.removed) or None if done is not None else None,
-        attempts=1 + record.retries,
-        overhead_ms=round(record.overhead_ms, 2),
+        attempts=1 + exchange.retries,
+        overhead_ms=round(exchange.overhead_ms, 2),
         duration_ms=round(1000 * record.duration, 1),
         ending=record.ending,
-        error=record.error,
+        error=exchange.error,
     )
     log_exchange(logger, line)
 
 
 def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
-    decision, recognized = record.carried_out, record.plan.recognized
+    decision, recognized = record.carried_out, record.exchange.plan.recognized
     if decision is None or recognized is None or not decision.trail:
         return None, None
     ratio = recognized.limits.budget.ratio
@@ -355,67 +359,68 @@ def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
 def row_of(
     record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized, inspection: Inspection | None = None
 ) -> ExchangeRow:
-    plan, settings, decision = record.plan, record.settings, record.plan.decision
+    exchange, plan, decision = record.exchange, record.exchange.plan, record.exchange.plan.decision
     thread, chain, branch = recognized.thread, recognized.transcript.chain, recognized.thread.branch
     ends = [(end, len(chain)) for end in thread.ends(recognized.transcript)]
     ends += [(end, len(chain) + 1) for end in record.answers]
-    used, pressure = record.seen.usage or NO_USAGE, decision.pressure if decision is not None else tokens.pressure
+    used, pressure = exchange.seen.usage or NO_USAGE, decision.pressure if decision is not None else tokens.pressure
     base = max(1, recognized.policy_limits.base)
     reading = decision.reading if decision is not None else None
     return ExchangeRow(
-        id=record.id,
+        id=exchange.id,
         tenant=branch.tenant,
         conversation=branch.conversation,
         name=branch.name,
         branch=branch.branch,
         parent=thread.parent,
         at=record.at,
-        model=record.model,
-        policy=settings.name,
+        model=exchange.model,
+        policy=record.policy.name,
         chain_end=chain[-1] if chain else b"",
         length=len(chain),
         ends=tuple(ends),
-        status=record.status or 0,
+        status=exchange.status or 0,
         outcome=record.label,
         tokens_before=tokens.before,
         tokens_after=decision.after if decision is not None else tokens.after,
         limit=tokens.limit,
         pressure=pressure.level,
         zone=pressure.zone,
-        actions=record.decided if record.observed else record.actions,
+        actions=exchange.actions(planned=True) if exchange.observed else record.actions,
         usage_prompt=used.prompt,
         usage_completion=used.completion,
         usage_cached=used.cached,
-        overhead_ms=record.overhead_ms,
+        overhead_ms=exchange.overhead_ms,
         duration_ms=1000 * record.duration,
-        attempts=1 + record.retries,
-        action="none" if decision is None else decision.stage(red_at=settings.zones.red_at * base),
-        observed=record.observed,
+        attempts=1 + exchange.retries,
+        action="none" if decision is None else decision.stage(red_at=record.policy.zones.red_at * base),
+        observed=exchange.observed,
         evicted=evicted_count(plan) if plan.evictions else 0,
         strategy="" if decision is None or not decision.trail else decision.strategy,
         pressure_before=tokens.before / base,
         velocity=reading.velocity_tokens_per_turn if reading is not None else None,
         turns_until_red=reading.turns_until_red if reading is not None else None,
         trend=decision.trend if decision is not None else None,
-        parent_conversation=record.asked.parent if record.asked is not None else None,
+        parent_conversation=exchange.asked.parent if exchange.asked is not None else None,
         asked_again=recognized.asked_again,
         detail=_detail(record, recognized),
         health=record.checkup,
         events=record.events,
-        refusal={"code": plan.refused} if plan.refused is not None else record.refusal,
+        refusal={"code": plan.refused} if plan.refused is not None else exchange.refusal,
         inspection=inspection,
     )
 
 
 def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]:
-    decision, budget, detail = record.plan.decision, recognized.limits.budget, dict[str, object]()
+    exchange, detail = record.exchange, dict[str, object]()
+    decision, budget = exchange.plan.decision, recognized.limits.budget
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
     detail["base"], detail["window"] = recognized.policy_limits.base, budget.window
     if budget.caps:
         detail["caps"] = dict(budget.caps)
-    if record.trace.recorded:
-        detail["trace"] = record.trace.trace_id
+    if exchange.trace.recorded:
+        detail["trace"] = exchange.trace.trace_id
     detail["source"] = "model_reported" if budget.reported else "client_estimated"
     if record.events:
         detail["events"] = [{"kind": e.kind, **e.facts} for e in record.events[:MAX_EVENTS]]
@@ -432,8 +437,8 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
         detail |= record.cache.facts()
     if record.spent is not NOTHING_SPENT and record.spent.any:
         detail["summarizer"] = asdict(record.spent)
-    if record.recalls:
-        detail["recall"] = [asdict(each) for each in record.recalls]
+    if exchange.recalls:
+        detail["recall"] = [asdict(each) for each in exchange.recalls]
     return detail
 
 

@@ -41,9 +41,9 @@ from proxy.http.request import (
 from proxy.store import Store
 from proxy.store.inspections import Inspected
 from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
+from proxy.wire import view_of_stored
 from proxy.wire.chat import body_of
 from proxy.wire.codec import array_of
-from proxy.wire.codecs import view_of_stored
 from proxy.wire.raw import split_array
 
 PAGE = 64 * 1024

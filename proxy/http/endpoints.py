@@ -62,7 +62,8 @@ from proxy.telemetry.logs import CONTEXT_HEADERS, LOG_CONTEXT
 from proxy.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE, REQUESTS, ModelCall
 from proxy.telemetry.names import OPERATIONS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
-from proxy.upstream.client import Answer, StreamBroken, came_through
+from proxy.upstream.client import came_through
+from proxy.upstream.connection import Answer, StreamBroken
 from proxy.wire.raw import read_value, split_object
 
 log = logging.getLogger("weir")

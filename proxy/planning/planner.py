@@ -50,8 +50,7 @@ from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.trace import NULL_SPAN, AnySpan
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
-from proxy.wire.codec import rewritten, without_marks
-from proxy.wire.render import render
+from proxy.wire.render import render, rewritten, without_marks
 from proxy.wire.transcripts import RequestTranscript, Transcripts
 
 log = logging.getLogger("weir.planning")

@@ -40,11 +40,9 @@ from proxy.effects.perform import Ask, Returned, SharedReadings, by_shingles, dr
 from proxy.errors import Busy
 from proxy.telemetry.process import collect_seldom, give_back, keep_little, resident
 from proxy.telemetry.trace import NULL_SPAN, AnySpan
-from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codec import CHAT
-from proxy.wire.codecs import codec_of
+from proxy.wire import CODECS
+from proxy.wire.codec import Codec
 from proxy.wire.counting import TextCounter, Vocabulary
-from proxy.wire.responses import RESPONSES
 
 NICENESS = 1
 """Requests that are not planned here go first."""
@@ -118,6 +116,10 @@ def _announce(what: str) -> None:
 
 
 @cache
+def _codec(name: str) -> Codec:
+    return CODECS[name]
+
+
 def _readings() -> Readings:
     return Readings(most=30_000)
 
@@ -176,7 +178,7 @@ def written(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> 
 _INSTEAD: dict[type, Callable[[Any], Any]] = {
     **copyreg.dispatch_table,
     MappingProxyType: lambda found: (dict, (dict(found),)),
-    **{type(codec): lambda codec: (codec_of, (codec.path,)) for codec in (CHAT, RESPONSES, MESSAGES)},
+    **{type(codec): lambda codec: (_codec, (codec.name,)) for codec in CODECS.values()},
     SharedReadings: lambda _: (_readings, ()),
     Pages: lambda _: (_pages, ()),
     Vocabulary: lambda found: (_vocabulary, (found.name, found._directories)),  # noqa: SLF001 - to be made again there

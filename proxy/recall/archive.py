@@ -29,8 +29,8 @@ from policies.tokens import TokenCounter, cut_line
 from proxy.effects.perform import Ask
 from proxy.store import Store
 from proxy.store.records import Original, StoreError
+from proxy.wire import view_of_stored
 from proxy.wire.chat import body_of
-from proxy.wire.codecs import view_of_stored
 
 MAX_TERMS = 32
 IDENTIFIER_WEIGHT = 2.0
@@ -63,7 +63,6 @@ class Hit:
 @dataclass(frozen=True, slots=True)
 class Passages:
     text: str
-    tokens: int
     start: int
     whole: bool
 
@@ -105,9 +104,8 @@ def rank(terms: Sequence[Term], texts: Sequence[str]) -> list[Hit]:
 
 def passages(text: str, terms: Sequence[Term], *, most: int, count: Callable[[str], int]) -> Passages:
     """What a text says around the terms, in at most ``most`` tokens; all of it where that is no more."""
-    whole = count(text) if len(text) <= most * MAX_TOKEN_LEN else most + 1
-    if whole <= most:
-        return Passages(text, whole, 0, whole=True)
+    if len(text) <= most * MAX_TOKEN_LEN and count(text) <= most:
+        return Passages(text, 0, whole=True)
     segments = [m.group() for m in _SEGMENT.finditer(text[:MAX_READ])]
     scores = [sum(t.weight for t in terms if t.pattern.search(each)) for each in segments]
     chosen: set[int] = set()
@@ -122,10 +120,9 @@ def passages(text: str, terms: Sequence[Term], *, most: int, count: Callable[[st
                     chosen.add(near)
                     left -= cost
     if not chosen:
-        cut = _beginning(segments[0] if segments else text, left, count)
-        return Passages(cut, count(cut), 0, whole=False)
+        return Passages(_beginning(segments[0] if segments else text, left, count), 0, whole=False)
     shown, start = _joined(segments, sorted(chosen))
-    return Passages(shown, count(shown), start, whole=False)
+    return Passages(shown, start, whole=False)
 
 
 def _joined(segments: Sequence[str], chosen: Sequence[int]) -> tuple[str, int]:
@@ -188,35 +185,38 @@ class RecallAnswer:
     hits: int = 0
 
 
-def tell_found(
-    pasts: Sequence[Past], hits: Sequence[Hit], terms: Sequence[Term], *, room: int, counter: TokenCounter
-) -> RecallAnswer:
-    if not hits:
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    pasts: tuple[Past, ...]
+    hits: tuple[Hit, ...]
+    terms: tuple[Term, ...]
+
+
+def tell_found(found: SearchResult, *, room: int, counter: TokenCounter) -> RecallAnswer:
+    if not found.hits:
         return _told(NOTHING, counter)
     if room < FLOOR:
-        return _without_room([pasts[m.index] for m in hits], counter)
+        return _without_room([found.pasts[hit.index] for hit in found.hits], counter)
     while True:
-        told = _tell(pasts, hits, terms, room, counter)
+        told = _tell(found, room, counter)
         if told.tokens <= room or told.hits == 0:
             return told
         room -= max(16, told.tokens - room)
 
 
-def _tell(
-    pasts: Sequence[Past], hits: Sequence[Hit], terms: Sequence[Term], room: int, counter: TokenCounter
-) -> RecallAnswer:
+def _tell(found: SearchResult, room: int, counter: TokenCounter) -> RecallAnswer:
     left, shown, parts, rest = room - NOTICE_TOKENS, list[str](), 0, list[Past]()
-    for number, hit in enumerate(hits):
-        past = pasts[hit.index]
+    for number, hit in enumerate(found.hits):
+        past = found.pasts[hit.index]
         frame = counter.count(fenced(past, "", ", shown in part, read on from byte 100000")) + 4
-        share = min(left, max(MIN_SHARE + frame, left // 2 if number + 1 < len(hits) else left))
+        share = min(left, max(MIN_SHARE + frame, left // 2 if number + 1 < len(found.hits) else left))
         if len(shown) >= MAX_SHOWN or share - frame < MIN_SHARE // 2:
             rest.append(past)
             continue
-        found = passages(past.text, terms, most=share - frame, count=counter.count)
-        note = "" if found.whole else f", shown in part, read on from byte {found.start}"
-        parts += not found.whole
-        shown.append(fenced(past, found.text, note))
+        said = passages(past.text, found.terms, most=share - frame, count=counter.count)
+        note = "" if said.whole else f", shown in part, read on from byte {said.start}"
+        parts += not said.whole
+        shown.append(fenced(past, said.text, note))
         left -= counter.count(shown[-1])
     if not shown:
         return _without_room(rest, counter)
@@ -326,13 +326,6 @@ MAX_COMPARED = 50
 COMPARED_CHARS = 4  # for each token of a passage
 COMPARED_TOKENS = 400
 MAX_ARGUMENTS_LEN = 80
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    pasts: tuple[Past, ...]
-    hits: tuple[Hit, ...]
-    terms: tuple[Term, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

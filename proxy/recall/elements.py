@@ -18,20 +18,14 @@ from typing import Any, ClassVar
 
 from policies.tokens import TokenCounter
 from proxy.errors import ProxyError
-from proxy.recall.tool import RecallTurn, added_up, decoded, read_call
-from proxy.wire.anthropic import MESSAGES
+from proxy.recall.tool import RecallTurn, RoundView, added_up, decoded, read_call
+from proxy.wire.anthropic import MESSAGES, close, grow
 from proxy.wire.chat import SEALED, THINKING_TYPES
 from proxy.wire.codec import Codec
 from proxy.wire.counting import count_message
-from proxy.wire.raw import EventFrame, Frames, read_value, write_value
+from proxy.wire.raw import EventFrame, write_value
 from proxy.wire.responses import CALLS, RESPONSES, THOUGHTS
 
-GROWING = {
-    "text_delta": "text",
-    "thinking_delta": "thinking",
-    "signature_delta": "signature",
-    "compaction_delta": "content",
-}
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 Element = Mapping[str, Any]
 
@@ -42,7 +36,8 @@ class ListRecall(ABC):
     Attributes:
         codec: the endpoint's.
         array: the field of an answer that is the list.
-        call: the type of a call of a function, ``call_id`` the field that its result names it by.
+        call: the type of a call of a function, ``call_id`` the field that has its id.
+        result: the type of its result, the field in which that names the call, and the one for what it says.
         own: types of the calls that a client answers, ``thoughts`` those of reasoning.
     """
 
@@ -50,6 +45,7 @@ class ListRecall(ABC):
     array: ClassVar[str]
     call: ClassVar[str]
     call_id: ClassVar[str]
+    result: ClassVar[tuple[str, str, str]]
     own: ClassVar[frozenset[str]]
     thoughts: ClassVar[frozenset[str]]
 
@@ -59,12 +55,6 @@ class ListRecall(ABC):
 
     @abstractmethod
     def arguments(self, element: Element) -> str: ...
-
-    @abstractmethod
-    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]: ...
-
-    @abstractmethod
-    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]: ...
 
     @abstractmethod
     def segment(self, elements: Sequence[Element]) -> bytes: ...
@@ -77,6 +67,15 @@ class ListRecall(ABC):
 
     @abstractmethod
     def refused(self, said: Element, earlier: "Before | None") -> bytes: ...
+
+    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]:
+        """The last round's answer with the end, and under the name, that the client is to see."""
+        del first, dropped
+        return last
+
+    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
+        kind, named, said = self.result
+        return [{"type": kind, named: call.id, said: text} for call, text in zip(turn.calls, told, strict=True)]
 
     def broken(self, error: ProxyError, earlier: "Before | None") -> bytes:
         del earlier
@@ -149,28 +148,20 @@ class Before:
 
 
 @dataclass(slots=True)
-class ListView(ABC):
-    """One round of a streamed list; ``may_recall`` is False where a call is not answered any more, and has to vanish.
+class ListView(RoundView[Before]):
+    """One round of a streamed list.
 
     ``elements`` are this round's as they were made, by their numbers, ``places`` the numbers by which the client knows
     those that it has got.
     """
 
-    surface: ListRecall
-    name: str
-    earlier: Before | None
-    may_recall: bool
-    recalling: bool = False
-    visible: bool = False
+    surface: ListRecall = field(kw_only=True)
     complete: bool = False
-    dropped: bool = False
     began: Element = field(default_factory=dict)
-    usage: Element | None = None
     elements: dict[int, dict[str, Any]] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
     sequence: int | None = None
     _owns: bool = False
-    _frames: Frames = field(default_factory=Frames)
 
     def __post_init__(self) -> None:
         if self.earlier is not None:
@@ -184,12 +175,6 @@ class ListView(ABC):
     @property
     def has_nothing_to_call(self) -> bool:
         return self.dropped and not self._owns
-
-    def feed(self, chunk: bytes) -> bytes:
-        return b"".join(map(self._pass, self._frames.feed(chunk)))
-
-    def end(self) -> bytes:
-        return self._pass(self._frames.rest())
 
     def turn(self) -> RecallTurn | None:
         return self.surface.turn_of([self.elements[number] for number in sorted(self.elements)], self.name)
@@ -237,6 +222,7 @@ class MessagesRecall(ListRecall):
     array = "content"
     call = "tool_use"
     call_id = "id"
+    result = ("tool_result", "tool_use_id", "content")
     own = frozenset({"tool_use"})
     thoughts = THINKING_TYPES
 
@@ -246,12 +232,6 @@ class MessagesRecall(ListRecall):
     def sendable(self, call: dict[str, Any], number: int) -> dict[str, Any]:
         call = super().sendable(call, number)
         return call if isinstance(call.get("input"), dict) else {**call, "input": {}}
-
-    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        return [
-            {"type": "tool_result", "tool_use_id": call.id, "content": text}
-            for call, text in zip(turn.calls, told, strict=True)
-        ]
 
     def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
         said = {"role": "assistant", "content": [*turn.shown, *turn.hidden]}
@@ -265,16 +245,15 @@ class MessagesRecall(ListRecall):
         return {**last, **{k: first[k] for k in ("id", "model") if k in first}, **reason}
 
     def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "MessagesView":
-        return MessagesView(self, name, earlier, may_recall)
+        return MessagesView(name, earlier, may_recall, surface=self)
 
     def refused(self, said: Element, earlier: Before | None) -> bytes:
         del earlier
         return b"\n\n" + named_event({**said, "type": "error"})
 
 
-@dataclass(slots=True)
 class MessagesView(ListView):
-    _inputs: dict[int, str] = field(default_factory=dict)
+    __slots__ = ()
 
     def event(self, value: dict[str, Any]) -> Element | None:
         kind, number = value.get("type"), value.get("index")
@@ -286,13 +265,10 @@ class MessagesView(ListView):
             return None if self.recalling else value
         if kind == "content_block_start":
             self.begin(number, dict(block) if isinstance(block := value.get("content_block"), dict) else None)
-        elif kind == "content_block_delta" and number in self.elements:
-            self._grow(number, value.get("delta"))
-        elif kind == "content_block_stop" and number in self._inputs:
-            given = read_value(self._inputs.pop(number).encode("utf-8", "surrogatepass") or b"{}")
-            self.elements[number].pop("input", None)
-            if given is not None:
-                self.elements[number]["input"] = given
+        elif kind == "content_block_delta" and number in self.elements and isinstance(value.get("delta"), dict):
+            grow(self.elements[number], value["delta"])
+        elif kind == "content_block_stop" and number in self.elements:
+            close(self.elements[number])
         return self.placed(value, "index") if number in self.elements else value
 
     def _started(self, value: dict[str, Any]) -> Element | None:
@@ -316,18 +292,6 @@ class MessagesView(ListView):
             value = {**value, "delta": {**delta, "stop_reason": "end_turn"}}
         return {**value, "usage": self.summed(usage)} if self.earlier is not None and usage is not None else value
 
-    def _grow(self, number: int, delta: object) -> None:
-        if not isinstance(delta, dict):
-            return
-        block, kind = self.elements[number], delta.get("type")
-        if kind == "input_json_delta":
-            self._inputs[number] = self._inputs.get(number, "") + str(delta.get("partial_json") or "")
-        elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
-        elif isinstance(kind, str) and kind in GROWING:
-            name = GROWING[kind]
-            block[name] = (block.get(name) or "") + str(delta.get(name) or "")
-
 
 class ResponsesRecall(ListRecall):
     """The rounds of a response: items go back as they were given, reasoning and its ids with them.
@@ -340,6 +304,7 @@ class ResponsesRecall(ListRecall):
     array = "output"
     call = "function_call"
     call_id = "call_id"
+    result = ("function_call_output", "call_id", "output")
     own = CALLS
     thoughts = THOUGHTS
 
@@ -351,12 +316,6 @@ class ResponsesRecall(ListRecall):
         given = element.get("arguments")
         return given if isinstance(given, str) else ""
 
-    def outputs(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
-        return [
-            {"type": "function_call_output", "call_id": call.id, "output": text}
-            for call, text in zip(turn.calls, told, strict=True)
-        ]
-
     def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Element]:
         items = (*turn.shown, *turn.hidden)
         if self.stateless and any(self.is_thought(item) and not item.get("encrypted_content") for item in items):
@@ -366,12 +325,8 @@ class ResponsesRecall(ListRecall):
     def segment(self, elements: Sequence[Element]) -> bytes:
         return b",".join(map(write_value, elements))
 
-    def ended(self, last: dict[str, Any], first: Element, *, dropped: bool) -> dict[str, Any]:
-        del first, dropped
-        return last
-
     def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "ResponsesView":
-        return ResponsesView(self, name, earlier, may_recall, stateless=self.stateless)
+        return ResponsesView(name, earlier, may_recall, surface=self, stateless=self.stateless)
 
     def refused(self, said: Element, earlier: Before | None) -> bytes:
         error = said.get("error")
@@ -402,7 +357,12 @@ class ResponsesView(ListView):
     def event(self, value: dict[str, Any]) -> Element | None:
         kind, response = value.get("type"), value.get("response")
         if isinstance(response, dict):
-            shown = self._ended(value, response) if kind in ENDS else self._going_on(value, response)
+            if kind in ENDS:
+                shown = self._ended(value, response)
+            elif self.earlier is None:
+                self.began, shown = response, value
+            else:
+                shown = None
         elif isinstance(value.get("output_index"), int):
             self._note(value)
             shown = self.placed(value, "output_index")
@@ -418,12 +378,6 @@ class ResponsesView(ListView):
             if number not in self.elements:
                 self.begin(number, item)
             self.elements[number] = item
-
-    def _going_on(self, value: dict[str, Any], response: dict[str, Any]) -> dict[str, Any] | None:
-        if self.earlier is not None:
-            return None
-        self.began = response
-        return value
 
     def _ended(self, value: dict[str, Any], response: dict[str, Any]) -> dict[str, Any] | None:
         self.usage = usage = response.get("usage") if isinstance(response.get("usage"), dict) else None

@@ -42,17 +42,16 @@ from proxy.recall.archive import (
     tell_page,
     tell_problem,
 )
-from proxy.recall.chat import ChatRecall, Filter
 from proxy.recall.elements import ListRecall, ListView
-from proxy.recall.tool import Offer, RecallCall, RecallTurn, decoded, with_more_messages
+from proxy.recall.tool import ChatRecall, Offer, RecallCall, RecallTurn, RoundView, decoded, with_more
 from proxy.store.records import StoreError
 from proxy.stream import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
 from proxy.tap import StreamTap, Tap, read_completion
-from proxy.upstream.client import StreamBroken
+from proxy.upstream.connection import StreamBroken
 from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import digest_of
+from proxy.wire.codec import HiddenRound, write_rounds
 from proxy.wire.raw import write_value
-from proxy.wire.rounds import HiddenRound, write_rounds
 
 SHARES = (1.0, 0.5, 0.0)
 PATIENCE = 10.0
@@ -139,7 +138,7 @@ class Rounds:
     async def _ask(self) -> bytes:
         assert self._turn is not None  # noqa: S101 - set by after()
         self._told = await asyncio.to_thread(self._tell, self._turn)
-        return with_more_messages(self.body, [*self._sent, *self._messages()], self.surface.codec.array)
+        return with_more(self.body, self.surface.codec.array, [*self._sent, *self._messages()])
 
     def _tell(self, turn: RecallTurn) -> list[RecallAnswer]:
         overhead = self.surface.overhead(turn, self.counter, model=self.model)
@@ -161,7 +160,7 @@ class Rounds:
         elif isinstance(found, Past):
             told = tell_page(found, call.cursor, room=room, counter=self.counter)
         elif found is not None:
-            told = tell_found(found.pasts, found.hits, found.terms, room=room, counter=self.counter)
+            told = tell_found(found, room=room, counter=self.counter)
         else:
             told = RecallAnswer(UNKNOWN, self.counter.count(UNKNOWN))
         text = told.text + last
@@ -391,7 +390,7 @@ class Relaying:
         await gate.close()
         return gate.tap.seen
 
-    async def _round(self, gate: Gate, view: Filter | ListView, received: UpstreamResponse) -> Tap:
+    async def _round(self, gate: Gate, view: RoundView[Any], received: UpstreamResponse) -> Tap:
         tap = StreamTap(codec=self.rounds.surface.codec)
         try:
             async with aclosing(_chunks(received)) as chunks:
@@ -413,7 +412,7 @@ class Relaying:
             received.answer.close()
         return tap.seen
 
-    async def _show(self, gate: Gate, view: Filter | ListView, data: bytes) -> None:
+    async def _show(self, gate: Gate, view: RoundView[Any], data: bytes) -> None:
         unseen = self.rounds.unseen
         if isinstance(view, ListView) and view.complete and unseen is not None and not unseen.whole:
             self.rounds.finish()

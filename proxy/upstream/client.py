@@ -1,32 +1,40 @@
 """The upstream's edge: aiohttp, in pools that no two credentials share, with deadlines and nothing of its own added.
 
+A request goes to where it was decided to, with whose credential, by OpenAI's protocol or litellm's provider. What an
+upstream does not have, an endpoint or a route, it says in its own answers; that is remembered for a time.
+
 A pool belongs to one origin and one tenant's credential, so that bytes which an upstream writes after the end of an
 answer can never open another tenant's. Within a pool such bytes close the connection.
 """
 
-import asyncio
-import contextlib
 import functools
-import math
 import re
 import time
 import urllib.parse
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import aiohttp
 from yarl import URL
 
+from proxy.access.destination import CHAT_PATH, Caller, Destination, Headers
+from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connection import Connector, PooledConnection, PooledResponse, Pools, StaleConnection
-
-Headers = Sequence[tuple[bytes, bytes]]
+from proxy.upstream.connection import (
+    Answer,
+    Connector,
+    HTTPAnswer,
+    PooledResponse,
+    Pools,
+    StaleConnection,
+    StreamBroken,
+)
+from proxy.upstream.providers import LitellmProvider
+from proxy.wire.raw import read_value
 
 STALE_WITHIN = 1.0
-MIN_SECRET_LEN = 6
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"trailers", b"transfer-encoding", b"upgrade"},
 )
@@ -41,301 +49,16 @@ _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _DOT_SEGMENT = re.compile(r"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:(?:;|%3b)[^/\\]*)?(?:[/\\]|%2f|%5c|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go, from the configuration alone; times in seconds.
-
-    ``api_key`` None passes the client's own credential; ``auth`` is the header that it goes up in. ``connect`` ends at
-    the TCP (and TLS) connection, ``first_byte`` at the answer's headers, ``idle`` is the longest silence inside an
-    answer.
-    """
-
-    name: str
-    base_url: str
-    api_key: str | None = field(default=None, repr=False)
-    auth: str = "bearer"
-    connect: float = 5.0
-    first_byte: float = 300.0
-    idle: float = 120.0
-
-    def __post_init__(self) -> None:
-        if self.api_key is not None and not self.api_key.isprintable():
-            raise ValueError(f"the api_key of upstream {self.name!r} holds a character that no header may hold")
-
-
-class IdleWatch:
-    """Calls ``end`` when a wait has gone on for ``seconds`` without a byte.
-
-    ``since`` is the loop's time at which the wait under way began, None between two waits. ``received`` counts bytes
-    that came without ending the wait.
-    """
-
-    __slots__ = ("_bytes", "_end", "_received", "_timer", "clock", "seconds", "since")
-
-    def __init__(self, seconds: float, *, end: Callable[[], None], received: Callable[[], int] = int) -> None:
-        self.seconds = seconds
-        self.since: float | None = None
-        self.clock = asyncio.get_running_loop().time
-        self._end = end
-        self._received = received
-        self._bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.seconds, self._look)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        now, count = self.clock(), self._received()
-        if self.since is None or count != self._bytes:
-            self._bytes = count
-            self.since = None if self.since is None else now
-        left = self.seconds if self.since is None else self.since + self.seconds - now
-        if left > 0:
-            self._timer = asyncio.get_running_loop().call_later(left, self._look)
-        else:
-            self._timer = None
-            self._end()
-
-
-class StreamBroken(Exception): ...
-
-
-class _Idle(Exception): ...
-
-
-_BREAKS = (_Idle, aiohttp.ClientError, OSError)
-
-
-class SecretMasker:
-    """Takes a secret out of bytes on their way, length for length; of an error's body also where it is in two parts."""
-
-    def __init__(self, secret: bytes, *, whole: bool) -> None:
-        self._secret = secret
-        self._stars = b"*" * len(secret)
-        self._whole = whole
-        self._held = b""
-
-    def over(self, chunk: bytes) -> bytes:
-        data = self._held + chunk if self._held else chunk
-        if self._secret in data:
-            data = data.replace(self._secret, self._stars)
-        if not self._whole:
-            return data
-        kept = next((n for n in range(min(len(self._secret) - 1, len(data)), 0, -1) if self._begins(data[-n:])), 0)
-        self._held = data[len(data) - kept :]
-        return data[: len(data) - kept]
-
-    def end(self) -> bytes:
-        held, self._held = self._held, b""
-        return held
-
-    def _begins(self, tail: bytes) -> bool:
-        return self._secret.startswith(tail)
-
-
-class Answer(ABC):
-    __slots__ = ("_rest", "ended", "headers", "status")
-
-    def __init__(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
-        self.status = status
-        self.headers = headers
-        self.ended = False
-        self._rest = b""
-
-    @abstractmethod
-    def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives, or what :meth:`read` left of it.
-
-        Raises UpstreamTimeout after ``idle`` seconds of silence, StreamBroken if it is cut off.
-        """
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    async def read(self, limit: int | None = None) -> bytes:
-        """The body, or its first ``limit`` bytes: then ``ended`` is false and ``chunks`` goes on after them.
-
-        Raises what ``chunks`` raises.
-        """
-        parts: list[bytes] = []
-        size = 0
-        async with contextlib.aclosing(self.chunks()) as chunks:
-            async for chunk in chunks:
-                parts.append(chunk)
-                size += len(chunk)
-                if limit is not None and size > limit:
-                    break
-        body = b"".join(parts)
-        if limit is not None and size > limit:
-            self._rest, body = body[limit:], body[:limit]
-            self.ended = False
-        return body
-
-
-class HTTPAnswer(Answer):
-    """An answer that came over a connection of Weir's own.
-
-    ``hidden`` is the operator's key that the request was sent with: an upstream that shows it in its answer would
-    show it to the client.
-    """
-
-    __slots__ = (
-        *("_content", "_handing", "_masker", "_refilled", "_response", "_target", "_through", "_turn"),
-        *("_watch", "_wire", "_write"),
-    )
-    _turn: asyncio.Future[None]
-    _watch: IdleWatch | None
-    _wire: PooledConnection | None
-    _write: Callable[[bytes], bool | None]
-    _through: Callable[[bytes], bytes]
-
-    def __init__(
-        self,
-        response: PooledResponse,
-        headers: tuple[tuple[bytes, bytes], ...],
-        target: Target,
-        hidden: bytes = b"",
-    ) -> None:
-        self._masker = None
-        if len(hidden) >= MIN_SECRET_LEN:
-            self._masker = SecretMasker(hidden, whole=response.status >= 400)
-            if any(hidden in value for _, value in headers):
-                headers = tuple((n, v.replace(hidden, b"*" * len(hidden))) for n, v in headers)
-        super().__init__(response.status, headers)
-        self._response = response
-        self._content = response.content
-        self._handing = self._refilled = False
-        self._target = target
-        self._watch = None
-
-    async def read(self, limit: int | None = None) -> bytes:
-        content = self._content
-        if not content.is_eof() or content.exception() or self._rest or content.total_bytes > (limit or math.inf):
-            return await super().read(limit)
-        body, self.ended = content.read_nowait(), True  # it is there as a whole, as most answers are with their head
-        return body if self._masker is None else self._masker.over(body) + self._masker.end()
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        held: list[bytes] = []
-        is_over = False
-        while not is_over:
-            is_over = await self.pour(held.append, bytes)
-            if held:
-                piece = b"".join(held)
-                held.clear()
-                yield piece
-
-    async def pour(self, write: Callable[[bytes], bool | None], through: Callable[[bytes], bytes]) -> bool:
-        """Write what is left of the body, each piece in the callback that it comes in, without a turn of the loop.
-
-        It goes ``through`` a function first. True when the body is over, False as soon as ``write`` wants no more for
-        now; then this is to be called again. Raises what ``chunks`` raises.
-        """
-        rest, self._rest = self._rest, b""
-        if rest and (piece := through(rest)) and not write(piece):
-            return False
-        self._write, self._through = write, through
-        self._wire = wire = self._response.wire
-        self._turn = turn = asyncio.get_running_loop().create_future()
-        if wire is not None:
-            wire.told = self._come
-        self._come()
-        try:
-            if not turn.done():
-                if wire is None or not wire.connected:
-                    raise aiohttp.ClientConnectionError("closed here")
-                fall_silent = functools.partial(_fall_silent, self._response)
-                self._watch = self._watch or IdleWatch(self._target.idle, end=fall_silent)
-                self._watch.since = self._watch.clock()
-                self._watch.start()
-                await turn
-            turn.result()
-        except _BREAKS as error:
-            raise self._broken(error) from error
-        finally:
-            if self._watch is not None:
-                self._watch.since = None
-            self._turn_away()
-            del self._write, self._through  # which lead to whoever holds this answer
-        if not self._content.at_eof():
-            return False
-        if self._masker is not None and (held := through(self._masker.end())):
-            write(held)
-        self.ended = True
-        self._stop_watch()
-        return True
-
-    def _come(self) -> None:
-        if self._handing or self._turn.done():
-            self._refilled = True
-            return
-        self._handing = True
-        try:
-            if self._hand_on():
-                if self._watch is not None:
-                    self._watch.since = self._watch.clock()
-            else:
-                self._turn.set_result(None)
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits
-            self._turn.set_exception(error)
-        self._handing = False
-        if self._turn.done():
-            self._turn_away()
-
-    def _hand_on(self) -> bool:
-        """Whether more is to come, and welcome. Room that is made may bring at once what aiohttp had held back."""
-        self._refilled = True
-        while self._refilled:
-            self._refilled = False
-            piece = self._content.read_nowait()
-            if piece and self._masker is not None:
-                piece = self._masker.over(piece)
-            if piece and (piece := self._through(piece)) and not self._write(piece):
-                return False
-        return not self._content.is_eof()
-
-    def _turn_away(self) -> None:
-        if self._wire is not None and self._wire.told == self._come:
-            self._wire.told = None
-
-    def _broken(self, error: Exception) -> Exception:
-        self.close()
-        if isinstance(error, _Idle):
-            return UpstreamTimeout(f"Upstream {self._target.name!r} sent nothing for {self._target.idle:g} seconds.")
-        return StreamBroken(f"Upstream {self._target.name!r} broke off its answer.")
-
-    def close(self) -> None:
-        if not self.ended:
-            self._stop_watch()
-            self._response.close()
-
-    def _stop_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
-
-
-def _fall_silent(response: PooledResponse) -> None:
-    response.content.set_exception(_Idle())
-    if response.wire is not None and response.wire.told is not None:
-        response.wire.told()
-
-
 class Client:
     def __init__(self, *, instance: str) -> None:
         self._via = f"via: 1.1 weir-{instance}".encode()
-        self._pools: Pools[tuple[str, str | None, str], Connector] = Pools(
+        self._pools: Pools[tuple[str | None, str | None, str], Connector] = Pools(
             make=Connector, busy=lambda pool: pool.busy, close=Connector.close
         )
 
     async def send(
         self,
-        target: Target,
+        upstream: UpstreamSettings,
         *,
         method: str,
         path: str,
@@ -353,7 +76,7 @@ class Client:
         ``path`` follows ``base_url``; names in ``headers`` are lower case, as ASGI has them; those in ``drop`` are
         not forwarded; ``length`` is the size of a streamed body where known; ``attempt`` above 0 makes
         ``Idempotency-Key`` a new one, for a body that was edited; ``hidden`` is a credential among the headers that the
-        client must not see in the answer, as it must not see the target's own.
+        client must not see in the answer, as it must not see the operator's.
 
         Raises UpstreamUnreachable, UpstreamTimeout, InvalidRequest, and what a streamed body raises.
 
@@ -361,16 +84,16 @@ class Client:
         upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
         ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
         """
-        origin, opening = _opening(method.upper(), target.base_url, path, query)
-        head = opening + self._fields(target, headers, drop=drop, attempt=attempt) + _framing(method, body, length)
-        pool = self._pools.of((target.base_url, target.api_key, tenant))
+        origin, opening = _opening(method.upper(), upstream.base_url or "", path, query)
+        head = opening + self._fields(upstream, headers, drop=drop, attempt=attempt) + _framing(method, body, length)
+        key, timeout = upstream.own_key, upstream.timeout
+        pool = self._pools.of((upstream.base_url, key, tenant))
         started = time.monotonic()
-        hidden = hidden if target.api_key is None else target.api_key.encode()
-        patience, within = _timeout(min(target.connect, target.first_byte)), target.first_byte
+        hidden = hidden if key is None else key.encode()
         how: dict[str, Any] = {
             "length": length,
-            "patience": patience,
-            "within": within,
+            "patience": _timeout(min(timeout.connect, timeout.first_byte)),
+            "within": timeout.first_byte,
             "is_bodiless": method == "HEAD",
         }
 
@@ -378,15 +101,15 @@ class Client:
             try:
                 answer = await pool.ask(origin, head, body or b"", **how)
             except (aiohttp.ClientError, OSError) as error:
-                raise _failure(error, target) from None
-            return _answer(answer, target, hidden)
+                raise _failure(error, upstream) from None
+            return _answer(answer, upstream, hidden)
 
         try:
             return await ask()
         except StaleConnection:
             if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
                 raise UpstreamUnreachable(
-                    f"Upstream {target.name!r} closed the connection without an answer."
+                    f"Upstream {upstream.name!r} closed the connection without an answer."
                 ) from None
         pool.drop_idle()
         return await ask()
@@ -399,8 +122,8 @@ class Client:
     async def close(self) -> None:
         await self._pools.close()
 
-    def _fields(self, target: Target, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> bytes:
-        skip = _skipped(drop, keyed=target.api_key is not None) | _named(headers)
+    def _fields(self, upstream: UpstreamSettings, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> bytes:
+        skip = _skipped(drop, keyed=upstream.own_key is not None) | _named(headers)
         lines = [
             b"%b: %b" % (copied, value)
             for name, value in headers
@@ -408,8 +131,8 @@ class Client:
         ]
         if attempt:
             lines = [b"%b-%d" % (line, attempt) if line.startswith(b"idempotency-key:") else line for line in lines]
-        if target.api_key is not None:
-            lines.append("{}: {}".format(*credential_field(target.auth, target.api_key)).encode())
+        if upstream.own_key is not None:
+            lines.append("{}: {}".format(*credential_field(upstream.credential, upstream.own_key)).encode())
         lines.append(self._via)
         if _NOT_IN_VALUE.search(b"".join(lines)):
             raise InvalidRequest(UNSENDABLE)
@@ -435,7 +158,7 @@ def came_through(headers: Headers, instance: str) -> bool:
     return any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
 
 
-def _answer(response: PooledResponse, target: Target, hidden: bytes) -> HTTPAnswer:
+def _answer(response: PooledResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
     raw, problem = response.raw_headers, None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
     if response.status < 200 or (300 <= response.status < 400 and response.status != 304):
@@ -445,24 +168,24 @@ def _answer(response: PooledResponse, target: Target, hidden: bytes) -> HTTPAnsw
     elif b"" in dict(kept):
         problem = "answered with an illegal header name"
     if problem is not None:
-        HTTPAnswer(response, (), target).close()
-        raise UpstreamUnreachable(f"Upstream {target.name!r} {problem}.")
+        HTTPAnswer(response, (), upstream).close()
+        raise UpstreamUnreachable(f"Upstream {upstream.name!r} {problem}.")
     if len(kept) < len(raw):
         hops = [(name.lower(), value) for name, value in raw]
         skip = _named(hops)
         if any(name == b"transfer-encoding" for name, _ in hops):
             skip |= {b"content-length"}
         kept = [(name, value) for name, value in kept if name not in skip]
-    return HTTPAnswer(response, tuple(kept), target, hidden)
+    return HTTPAnswer(response, tuple(kept), upstream, hidden)
 
 
-def _failure(error: Exception, target: Target) -> ProxyError:
-    name = f"Upstream {target.name!r}"
+def _failure(error: Exception, upstream: UpstreamSettings) -> ProxyError:
+    name = f"Upstream {upstream.name!r}"
     match error:
-        case aiohttp.ConnectionTimeoutError() if target.connect <= target.first_byte:
-            return UpstreamUnreachable(f"{name} could not be connected to within {target.connect:g} seconds.")
+        case aiohttp.ConnectionTimeoutError() if upstream.timeout.connect <= upstream.timeout.first_byte:
+            return UpstreamUnreachable(f"{name} could not be connected to within {upstream.timeout.connect:g} seconds.")
         case TimeoutError():
-            return UpstreamTimeout(f"{name} did not begin to answer within {target.first_byte:g} seconds.")
+            return UpstreamTimeout(f"{name} did not begin to answer within {upstream.timeout.first_byte:g} seconds.")
         case aiohttp.ClientConnectorDNSError():
             return UpstreamUnreachable(f"The host name of {name.lower()} could not be resolved.")
         case aiohttp.ClientSSLError():
@@ -528,3 +251,158 @@ def _named(headers: Headers) -> frozenset[bytes]:
 @functools.lru_cache(maxsize=64)
 def _tokens(value: bytes) -> frozenset[bytes]:
     return frozenset(token.strip().lower() for token in value.split(b","))
+
+
+MAX_ANSWER = 64 * 1024 * 1024
+"""Bytes of an answer to a request of Weir's own: 256 vectors of 4,096 numbers take 24 MB."""
+_STEERING = re.compile(
+    rb"(?:x-portkey|helicone|(?:x-)?litellm|cf-aig|x-envoy|x-gateway|x-bf|x-bifrost|x-kong|x-ai-eg)-.*"
+    rb"|.*(?:model|deployment|fallback|provider|target-url|override).*|x-(?:http-)?method|x-(?:original|rewrite)-ur[il]",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What chooses another model, provider, method or path in a gateway behind Weir, without any word in path or body."""
+
+
+class Upstreams:
+    def __init__(self, client: Client, providers: Mapping[str, LitellmProvider]) -> None:
+        self._client = client
+        self._providers = dict(providers)
+
+    @property
+    def connections(self) -> tuple[int, int]:
+        return self._client.connections
+
+    def send(
+        self,
+        destination: Destination,
+        *,
+        method: str,
+        headers: Headers,
+        body: bytes | AsyncIterator[bytes] | None,
+        query: bytes = b"",
+        drop: frozenset[bytes] = frozenset(),
+        attempt: int = 0,
+        length: int | None = None,
+    ) -> Coroutine[Any, Any, Answer]:
+        """As :meth:`Client.send`; not itself a coroutine, which every wait would have to pass."""
+        upstream, caller = destination.upstream, destination.caller
+        if upstream.kind == "litellm":
+            provider = self._providers.get(upstream.name)
+            if provider is None or destination.path != CHAT_PATH or not isinstance(body, bytes):
+                raise UpstreamUnreachable(f"Upstream {upstream.name!r} answers chat completions only.")
+            kept = [header for header in headers if header[0] not in drop]
+            return provider.send(body=body, credential=caller.credential, headers=kept)
+        return self._client.send(
+            upstream,
+            method=method,
+            path=destination.path,
+            query=query,
+            headers=_with_credential(_judged(headers, caller), upstream, caller),
+            body=body,
+            tenant=caller.tenant,
+            attempt=attempt,
+            drop=drop,
+            length=length,
+            hidden=caller.credential if caller.name is not None and upstream.passes_key else b"",
+        )
+
+    async def post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
+        answer = await self.send(destination, method="POST", headers=own_headers(destination), body=body)
+        return await _whole(answer)
+
+    async def get(self, upstream: UpstreamSettings, caller: Caller, url: str, body: bytes | None) -> tuple[int, bytes]:
+        base, _, path = url.rpartition("/")
+        answer = await self._client.send(
+            replace(upstream, base_url=base, auth=upstream.credential),
+            method="POST" if body else "GET",
+            path=f"/{path}",
+            headers=_own_credential(upstream, caller),
+            body=body,
+            tenant=caller.tenant,
+        )
+        return await _whole(answer)
+
+    async def close(self) -> None:
+        await self._client.close()
+        for provider in self._providers.values():
+            await provider.close()
+
+
+async def _whole(answer: Answer) -> tuple[int, bytes]:
+    try:
+        body = await answer.read(MAX_ANSWER)
+    except StreamBroken as error:
+        raise UpstreamUnreachable(str(error)) from None
+    finally:
+        answer.close()
+    if not answer.ended:
+        raise UpstreamUnreachable(f"The upstream's answer to a request of Weir's own has over {MAX_ANSWER} bytes.")
+    return answer.status, body
+
+
+def _judged(headers: Headers, caller: Caller) -> Headers:
+    """The headers without those by which a key could get what its list of models does not have."""
+    if not caller.models or not caller.is_restricted:
+        return headers
+    return [(name, value) for name, value in headers if _STEERING.fullmatch(name) is None]
+
+
+def _with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller) -> Headers:
+    if caller.name is None or not upstream.passes_key:
+        return headers
+    kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIALS]
+    return [*kept, *_own_credential(upstream, caller)]
+
+
+def own_headers(destination: Destination) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", b"application/json"), *_own_credential(destination.upstream, destination.caller)]
+
+
+def _own_credential(upstream: UpstreamSettings, caller: Caller) -> list[tuple[bytes, bytes]]:
+    if not caller.credential:
+        return []
+    name, value = credential_field(upstream.credential, caller.credential.decode("latin-1"))
+    return [(name.encode(), value.encode("latin-1"))]
+
+
+LACKING_FOR = 600.0
+MAX_LACKING = 1_000
+_SAYS_NOTHING_ELSE = frozenset({"not found", "file not found", "resource not found"})
+"""All that Anthropic, llama.cpp, FastAPI and Azure say where nothing is at an address; of a model they name it."""
+
+
+def has_no_route(status: int, body: bytes, path: str) -> bool:
+    """Whether an answer says that nothing is at ``path``, and not that a model or a stored answer is missing.
+
+    405 says so (RFC 9110, 15.5.6). A 404 does where its body is not the error of an API, where the error names the
+    route (OpenAI: "Invalid URL (POST /v1/…)") or nothing at all. Whatever speaks of a model is about that.
+    """
+    if status != 404:
+        return status == 405
+    try:
+        value = read_value(body)
+    except ValueError:
+        value = None
+    error = value.get("error", value.get("detail", value.get("message"))) if isinstance(value, dict) else None
+    said = error.get("message") if isinstance(error, dict) else error
+    text = (said if isinstance(said, str) else body.decode("utf-8", "replace")).lower()
+    if "model" in text:
+        return False
+    return not isinstance(said, str) or text.strip(" .!") in _SAYS_NOTHING_ELSE or path in text
+
+
+class Lacking:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.until: dict[tuple[str, str], float] = {}
+
+    def __contains__(self, what: tuple[str, str]) -> bool:
+        return self.until.get(what, 0.0) > self._clock()
+
+    def add(self, upstream: str, what: str) -> None:
+        if len(self.until) >= MAX_LACKING:
+            self.until.clear()
+        self.until[upstream, what] = self._clock() + LACKING_FOR
+
+    def discard(self, upstream: str, what: str) -> None:
+        self.until.pop((upstream, what), None)

@@ -1,14 +1,17 @@
-"""Connections to upstreams as aiohttp has them, changed where its own behaviour is not Weir's.
+"""Connections to upstreams as aiohttp has them, changed where its own behaviour is not Weir's, and answers over them.
 
 Nothing is added to a request, bytes that nobody asked for close a connection, an answer that was broken off never
 looks complete, and a pooled connection that the upstream had closed already is told from one that failed.
 """
 
 import asyncio
+import contextlib
 import functools
+import math
 import select
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
@@ -21,6 +24,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
 from yarl import URL
 
+from proxy.config.values import UpstreamSettings
+from proxy.errors import UpstreamTimeout
+
 K = TypeVar("K")
 V = TypeVar("V")
 KEEP_ALIVE = 15.0
@@ -28,6 +34,7 @@ MAX_LINE = 1 << 17
 READ_BUFFER = 1 << 17
 MAX_POOLS = 256
 SWITCHING = 101
+MIN_SECRET_LEN = 6
 
 
 class StaleConnection(Exception):
@@ -310,3 +317,265 @@ class Pools(Generic[K, V]):
             await self._close(pool)
         if self._closing:
             await asyncio.wait(self._closing)
+
+
+class IdleWatch:
+    """Calls ``end`` when a wait has gone on for ``seconds`` without a byte.
+
+    ``since`` is the loop's time at which the wait under way began, None between two waits. ``received`` counts bytes
+    that came without ending the wait.
+    """
+
+    __slots__ = ("_bytes", "_end", "_received", "_timer", "clock", "seconds", "since")
+
+    def __init__(self, seconds: float, *, end: Callable[[], None], received: Callable[[], int] = int) -> None:
+        self.seconds = seconds
+        self.since: float | None = None
+        self.clock = asyncio.get_running_loop().time
+        self._end = end
+        self._received = received
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.seconds, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        now, count = self.clock(), self._received()
+        if self.since is None or count != self._bytes:
+            self._bytes = count
+            self.since = None if self.since is None else now
+        left = self.seconds if self.since is None else self.since + self.seconds - now
+        if left > 0:
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+        else:
+            self._timer = None
+            self._end()
+
+
+class StreamBroken(Exception): ...
+
+
+class _Idle(Exception): ...
+
+
+_BREAKS = (_Idle, aiohttp.ClientError, OSError)
+
+
+class SecretMasker:
+    """Takes a secret out of bytes on their way, length for length; of an error's body also where it is in two parts."""
+
+    def __init__(self, secret: bytes, *, whole: bool) -> None:
+        self._secret = secret
+        self._stars = b"*" * len(secret)
+        self._whole = whole
+        self._held = b""
+
+    def over(self, chunk: bytes) -> bytes:
+        data = self._held + chunk if self._held else chunk
+        if self._secret in data:
+            data = data.replace(self._secret, self._stars)
+        if not self._whole:
+            return data
+        sizes = range(min(len(self._secret) - 1, len(data)), 0, -1)
+        kept = next((size for size in sizes if self._secret.startswith(data[-size:])), 0)
+        self._held = data[len(data) - kept :]
+        return data[: len(data) - kept]
+
+    def end(self) -> bytes:
+        held, self._held = self._held, b""
+        return held
+
+
+class Answer(ABC):
+    __slots__ = ("_rest", "ended", "headers", "status")
+
+    def __init__(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        self.status = status
+        self.headers = headers
+        self.ended = False
+        self._rest = b""
+
+    @abstractmethod
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives, or what :meth:`read` left of it.
+
+        Raises UpstreamTimeout after ``idle`` seconds of silence, StreamBroken if it is cut off.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    async def read(self, limit: int | None = None) -> bytes:
+        """The body, or its first ``limit`` bytes: then ``ended`` is false and ``chunks`` goes on after them.
+
+        Raises what ``chunks`` raises.
+        """
+        parts: list[bytes] = []
+        size = 0
+        async with contextlib.aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                parts.append(chunk)
+                size += len(chunk)
+                if limit is not None and size > limit:
+                    break
+        body = b"".join(parts)
+        if limit is not None and size > limit:
+            self._rest, body = body[limit:], body[:limit]
+            self.ended = False
+        return body
+
+
+class HTTPAnswer(Answer):
+    """An answer that came over a connection of Weir's own.
+
+    ``hidden`` is the operator's key that the request was sent with: an upstream that shows it in its answer would
+    show it to the client.
+    """
+
+    __slots__ = (
+        *("_content", "_handing", "_masker", "_refilled", "_response", "_through", "_turn", "_upstream"),
+        *("_watch", "_wire", "_write"),
+    )
+    _turn: asyncio.Future[None]
+    _watch: IdleWatch | None
+    _wire: PooledConnection | None
+    _write: Callable[[bytes], bool | None]
+    _through: Callable[[bytes], bytes]
+
+    def __init__(
+        self,
+        response: PooledResponse,
+        headers: tuple[tuple[bytes, bytes], ...],
+        upstream: UpstreamSettings,
+        hidden: bytes = b"",
+    ) -> None:
+        self._masker = None
+        if len(hidden) >= MIN_SECRET_LEN:
+            self._masker = SecretMasker(hidden, whole=response.status >= 400)
+            if any(hidden in value for _, value in headers):
+                headers = tuple((n, v.replace(hidden, b"*" * len(hidden))) for n, v in headers)
+        super().__init__(response.status, headers)
+        self._response = response
+        self._content = response.content
+        self._handing = self._refilled = False
+        self._upstream = upstream
+        self._watch = None
+
+    async def read(self, limit: int | None = None) -> bytes:
+        content = self._content
+        if not content.is_eof() or content.exception() or self._rest or content.total_bytes > (limit or math.inf):
+            return await super().read(limit)
+        body, self.ended = content.read_nowait(), True  # it is there as a whole, as most answers are with their head
+        return body if self._masker is None else self._masker.over(body) + self._masker.end()
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        held: list[bytes] = []
+        is_over = False
+        while not is_over:
+            is_over = await self.pour(held.append, bytes)
+            if held:
+                piece = b"".join(held)
+                held.clear()
+                yield piece
+
+    async def pour(self, write: Callable[[bytes], bool | None], through: Callable[[bytes], bytes]) -> bool:
+        """Write what is left of the body, each piece in the callback that it comes in, without a turn of the loop.
+
+        It goes ``through`` a function first. True when the body is over, False as soon as ``write`` wants no more for
+        now; then this is to be called again. Raises what ``chunks`` raises.
+        """
+        rest, self._rest = self._rest, b""
+        if rest and (piece := through(rest)) and not write(piece):
+            return False
+        self._write, self._through = write, through
+        self._wire = wire = self._response.wire
+        self._turn = turn = asyncio.get_running_loop().create_future()
+        if wire is not None:
+            wire.told = self._come
+        self._come()
+        try:
+            if not turn.done():
+                if wire is None or not wire.connected:
+                    raise aiohttp.ClientConnectionError("closed here")
+                fall_silent = functools.partial(_fall_silent, self._response)
+                self._watch = self._watch or IdleWatch(self._upstream.timeout.idle, end=fall_silent)
+                self._watch.since = self._watch.clock()
+                self._watch.start()
+                await turn
+            turn.result()
+        except _BREAKS as error:
+            raise self._broken(error) from error
+        finally:
+            if self._watch is not None:
+                self._watch.since = None
+            self._turn_away()
+            del self._write, self._through  # which lead to whoever holds this answer
+        if not self._content.at_eof():
+            return False
+        if self._masker is not None and (held := through(self._masker.end())):
+            write(held)
+        self.ended = True
+        self._stop_watch()
+        return True
+
+    def _come(self) -> None:
+        if self._handing or self._turn.done():
+            self._refilled = True
+            return
+        self._handing = True
+        try:
+            if self._hand_on():
+                if self._watch is not None:
+                    self._watch.since = self._watch.clock()
+            else:
+                self._turn.set_result(None)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            self._turn.set_exception(error)
+        self._handing = False
+        if self._turn.done():
+            self._turn_away()
+
+    def _hand_on(self) -> bool:
+        """Whether more is to come, and welcome. Room that is made may bring at once what aiohttp had held back."""
+        self._refilled = True
+        while self._refilled:
+            self._refilled = False
+            piece = self._content.read_nowait()
+            if piece and self._masker is not None:
+                piece = self._masker.over(piece)
+            if piece and (piece := self._through(piece)) and not self._write(piece):
+                return False
+        return not self._content.is_eof()
+
+    def _turn_away(self) -> None:
+        if self._wire is not None and self._wire.told == self._come:
+            self._wire.told = None
+
+    def _broken(self, error: Exception) -> Exception:
+        self.close()
+        name, idle = f"Upstream {self._upstream.name!r}", self._upstream.timeout.idle
+        if isinstance(error, _Idle):
+            return UpstreamTimeout(f"{name} sent nothing for {idle:g} seconds.")
+        return StreamBroken(f"{name} broke off its answer.")
+
+    def close(self) -> None:
+        if not self.ended:
+            self._stop_watch()
+            self._response.close()
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+
+
+def _fall_silent(response: PooledResponse) -> None:
+    response.content.set_exception(_Idle())
+    if response.wire is not None and response.wire.told is not None:
+        response.wire.told()

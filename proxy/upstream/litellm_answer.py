@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.client import Answer, IdleWatch, StreamBroken
+from proxy.upstream.connection import Answer, IdleWatch, StreamBroken
 
 log = logging.getLogger("weir.upstream")
 
@@ -32,7 +32,7 @@ _ADVICE = re.compile(
     r"\s*(?:To drop these,|Traceback \(most recent call last\)|This looks like a bug in LiteLLM).*", re.DOTALL
 )
 _QUERY = re.compile(r"(https?://[^\s?\"'`<>]+)\?[^\s\"'`<>]*")
-_RELAYED = re.compile(
+_GO_ON = re.compile(
     r"retry-after(?:-ms)?|x-should-retry|(?:x-)?request-id|cf-ray|x-ratelimit-.+|anthropic-.+|openai-.+"
 )
 _KINDS = {
@@ -125,7 +125,7 @@ class Reader:
         if status < 400:
             text = f"Upstream {self.upstream!r} answered with status {status}, which Weir does not follow."
             return UpstreamUnreachable(text)
-        return self._refusal(status, response.text, causes, secret, headers=relayed(response.headers.items()))
+        return self._refusal(status, response.text, causes, secret, headers=_relayed(response.headers.items()))
 
     def _refusal(
         self, status: int, text: str, causes: tuple[BaseException, ...], secret: str, *, headers: Headers = ()
@@ -145,11 +145,12 @@ class Reader:
         )
 
 
-def relayed(headers: Iterable[tuple[object, object]]) -> Headers:
+def _relayed(headers: Iterable[tuple[object, object]]) -> Headers:
+    """Those that go on; litellm puts ``llm_provider-`` before some."""
     kept: dict[str, str] = {}
     for name, value in headers:
         plain = str(name).lower().removeprefix("llm_provider-")
-        if _RELAYED.fullmatch(plain) and str(value).isascii() and str(value).isprintable():
+        if _GO_ON.fullmatch(plain) and str(value).isascii() and str(value).isprintable():
             kept.setdefault(plain, str(value))
     return tuple((name.encode(), value.encode()) for name, value in kept.items())
 
@@ -243,7 +244,7 @@ class StreamedAnswer(Answer):
     """
 
     def __init__(self, stream: Any, first: Any, *, line: Any, reader: Reader, secret: str, idle: float) -> None:
-        super().__init__(200, (EVENTS, *relayed(provider_headers(stream).items())))
+        super().__init__(200, (EVENTS, *provider_headers(stream)))
         self._stream = stream
         self._first: Any = first
         self._line = line
@@ -328,11 +329,11 @@ def is_invented_end(stream: Any, chunk: Any) -> bool:
     return ends and known is None
 
 
-def provider_headers(reply: Any) -> Mapping[str, Any]:
-    """The headers of the provider's answer that litellm keeps beside it, some with the prefix ``llm_provider-``."""
-    hidden = getattr(reply, "_hidden_params", None) or {}
+def provider_headers(reply: Any) -> Headers:
+    """What goes on of the provider's headers, which litellm keeps beside its answer."""
+    hidden = getattr(reply, "_hidden_params", None)
     headers = hidden.get("additional_headers") if isinstance(hidden, dict) else None
-    return headers if isinstance(headers, dict) else {}
+    return _relayed(headers.items()) if isinstance(headers, dict) else ()
 
 
 def event(data: bytes) -> bytes:

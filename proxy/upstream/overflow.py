@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from proxy.tap import NO_USAGE, usage_from
 from proxy.upstream import overflow_rules as rules
 from proxy.upstream.overflow_rules import ErrorReport, Numbers, decode, failure_in, plain, read_numbers, take_apart
 
@@ -201,19 +202,8 @@ def _classify_success(value: object, *, window: int | None) -> Verdict:
         return _judge_inner(failure)
     if not isinstance(value, dict):
         return NONE
-    usage = value.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    prompt = _first_int(usage, "prompt_tokens", "input_tokens")
-    if prompt is not None and "prompt_tokens" not in usage:
-        cached = (_first_int(usage, key) for key in ("cache_read_input_tokens", "cache_creation_input_tokens"))
-        prompt += sum(n for n in cached if n is not None)
-    return classify_answer(
-        _finish_reason(value),
-        prompt=prompt,
-        completion=_first_int(usage, "completion_tokens", "output_tokens"),
-        max_tokens=None,
-        window=window,
-    )
+    usage, reason = usage_from(value.get("usage")) or NO_USAGE, _finish_reason(value)
+    return classify_answer(reason, prompt=usage.prompt, completion=usage.completion, max_tokens=None, window=window)
 
 
 def _finish_reason(value: dict[str, object]) -> str | None:
@@ -226,11 +216,6 @@ def _finish_reason(value: dict[str, object]) -> str | None:
         details.get("reason") if isinstance(details, dict) else None,
     )
     return next((reason for reason in reasons if isinstance(reason, str)), None)
-
-
-def _first_int(source: dict[str, object], *keys: str) -> int | None:
-    found = (source.get(key) for key in keys)
-    return next((n for n in found if isinstance(n, int) and not isinstance(n, bool)), None)
 
 
 def _judge_inner(failure: object) -> Verdict:

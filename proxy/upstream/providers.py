@@ -1,16 +1,13 @@
-"""Sends a request to where it was decided to go, with whose credential, by OpenAI's protocol or litellm.
+"""An upstream that litellm speaks to.
 
 litellm takes seconds and 165 MB to import: that is done at the start, and only where an upstream needs it. It
 translates and does nothing else that it could: no network for a table, no ``.env``, no callbacks, no log, no
 repetition, no redirect, no credential from the environment on a caller's behalf. A client's body never becomes its
 arguments: by ``api_base`` or ``fallbacks`` a client could have the operator's key sent elsewhere (CVE-2024-6587).
-
-What an upstream does not have, an endpoint or a route, it says in its own answers; that is remembered for a time.
 """
 
 import asyncio
 import contextlib
-import dataclasses
 import importlib
 import json
 import logging
@@ -18,17 +15,15 @@ import os
 import re
 import ssl
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
-from proxy.access.destination import CHAT_PATH, Caller, Destination
+from proxy.access.destination import Headers
 from proxy.config.values import UpstreamSettings
-from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.client import CREDENTIALS, Answer, Client, Headers, StreamBroken, Target, credential_field
-from proxy.upstream.connection import Pools
+from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout
+from proxy.upstream.connection import Answer, Pools
 from proxy.upstream.litellm_answer import (
     Library,
     Reader,
@@ -37,9 +32,7 @@ from proxy.upstream.litellm_answer import (
     completion_body,
     first_of,
     provider_headers,
-    relayed,
 )
-from proxy.wire.raw import read_value
 
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -66,8 +59,6 @@ _LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 
 _SDK = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "custom_openai", "mistral", "openrouter"})
 _NO_KEY = "no-key"
-MAX_ANSWER = 64 * 1024 * 1024
-"""Bytes of an answer to a request of Weir's own: 256 vectors of 4,096 numbers take 24 MB."""
 _STANDARD = frozenset(
     {
         *("messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"),
@@ -155,12 +146,15 @@ class LitellmProvider:
         request = _decoded(body)
         key = self._key(credential)
         line = self._line(credential)
-        arguments = {**self._arguments(request, headers), **self._connection(key, line)}
+        arguments = _translated(request, provider=self._name, compatible=self._compatible, owned=self._owned)
+        if copied := _copied_headers(headers):
+            arguments["extra_headers"] = copied
+        arguments |= self._connection(key, line)
         try:
             async with asyncio.timeout(self._timeout.first_byte) as limit:
                 reply = await self._library.litellm.acompletion(**arguments)
                 if not request.get("stream"):
-                    return WholeAnswer(200, completion_body(reply), headers=relayed(provider_headers(reply).items()))
+                    return WholeAnswer(200, completion_body(reply), headers=provider_headers(reply))
                 first = await first_of(reply)
         except asyncio.CancelledError:
             await line.abort()
@@ -202,12 +196,6 @@ class LitellmProvider:
         if not self._compatible:
             handler = self._http.AsyncHTTPHandler
             arguments["client"] = handler(transport=line, timeout=self._timeout.first_byte, follow_redirects=False)
-        return arguments
-
-    def _arguments(self, request: dict[str, Any], headers: Headers) -> dict[str, Any]:
-        arguments = _translated(request, provider=self._name, compatible=self._compatible, owned=self._owned)
-        if copied := _copied_headers(headers):
-            arguments["extra_headers"] = copied
         return arguments
 
     def _pool(self) -> "_ProviderPool":
@@ -277,169 +265,3 @@ def _translated(
 def _copied_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     lowered = ((name.lower(), value) for name, value in headers)
     return {name.decode(): value.decode("latin-1") for name, value in lowered if name in _COPIED}
-
-
-_STEERING = re.compile(
-    rb"(?:x-portkey|helicone|(?:x-)?litellm|cf-aig|x-envoy|x-gateway|x-bf|x-bifrost|x-kong|x-ai-eg)-.*"
-    rb"|.*(?:model|deployment|fallback|provider|target-url|override).*|x-(?:http-)?method|x-(?:original|rewrite)-ur[il]",
-    re.IGNORECASE | re.DOTALL,
-)
-"""What chooses another model, provider, method or path in a gateway behind Weir, without any word in path or body."""
-
-
-class Upstreams:
-    def __init__(self, client: Client, providers: Mapping[str, LitellmProvider]) -> None:
-        self._client = client
-        self._providers = dict(providers)
-        self._targets: dict[str, tuple[UpstreamSettings, Target]] = {}
-
-    @property
-    def connections(self) -> tuple[int, int]:
-        return self._client.connections
-
-    def send(
-        self,
-        destination: Destination,
-        *,
-        method: str,
-        headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
-        query: bytes = b"",
-        drop: frozenset[bytes] = frozenset(),
-        attempt: int = 0,
-        length: int | None = None,
-    ) -> Coroutine[Any, Any, Answer]:
-        """As :meth:`Client.send`; not itself a coroutine, which every wait would have to pass."""
-        upstream, caller = destination.upstream, destination.caller
-        if upstream.kind == "litellm":
-            provider = self._providers.get(upstream.name)
-            if provider is None or destination.path != CHAT_PATH or not isinstance(body, bytes):
-                raise UpstreamUnreachable(f"Upstream {upstream.name!r} answers chat completions only.")
-            kept = [header for header in headers if header[0] not in drop]
-            return provider.send(body=body, credential=caller.credential, headers=kept)
-        return self._client.send(
-            self._target(upstream),
-            method=method,
-            path=destination.path,
-            query=query,
-            headers=_with_credential(_judged(headers, caller), upstream, caller),
-            body=body,
-            tenant=caller.tenant,
-            attempt=attempt,
-            drop=drop,
-            length=length,
-            hidden=caller.credential if caller.name is not None and upstream.passes_key else b"",
-        )
-
-    async def post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
-        answer = await self.send(destination, method="POST", headers=own_headers(destination), body=body)
-        return await _whole(answer)
-
-    async def get(self, upstream: UpstreamSettings, caller: Caller, url: str, body: bytes | None) -> tuple[int, bytes]:
-        base, _, path = url.rpartition("/")
-        target = dataclasses.replace(self._target(upstream), base_url=base)
-        headers = _own_credential(upstream, caller)
-        answer = await self._client.send(
-            target, method="POST" if body else "GET", path=f"/{path}", headers=headers, body=body, tenant=caller.tenant
-        )
-        return await _whole(answer)
-
-    async def close(self) -> None:
-        await self._client.close()
-        for provider in self._providers.values():
-            await provider.close()
-
-    def _target(self, upstream: UpstreamSettings) -> Target:
-        known, target = self._targets.get(upstream.name, (None, None))
-        if target is None or known is not upstream:
-            target = Target(
-                name=upstream.name,
-                base_url=upstream.base_url or "",
-                api_key=None if upstream.passes_key else upstream.api_key.get_secret_value(),
-                auth=upstream.credential,
-                connect=upstream.timeout.connect,
-                first_byte=upstream.timeout.first_byte,
-                idle=upstream.timeout.idle,
-            )
-            self._targets[upstream.name] = upstream, target
-        return target
-
-
-async def _whole(answer: Answer) -> tuple[int, bytes]:
-    try:
-        body = await answer.read(MAX_ANSWER)
-    except StreamBroken as error:
-        raise UpstreamUnreachable(str(error)) from None
-    finally:
-        answer.close()
-    if not answer.ended:
-        raise UpstreamUnreachable(f"The upstream's answer to a request of Weir's own has over {MAX_ANSWER} bytes.")
-    return answer.status, body
-
-
-def _judged(headers: Headers, caller: Caller) -> Headers:
-    """The headers without those by which a key could get what its list of models does not have."""
-    if not caller.models or not caller.is_restricted:
-        return headers
-    return [(name, value) for name, value in headers if _STEERING.fullmatch(name) is None]
-
-
-def _with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller) -> Headers:
-    if caller.name is None or not upstream.passes_key:
-        return headers
-    kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIALS]
-    return [*kept, *_own_credential(upstream, caller)]
-
-
-def own_headers(destination: Destination) -> list[tuple[bytes, bytes]]:
-    return [(b"content-type", b"application/json"), *_own_credential(destination.upstream, destination.caller)]
-
-
-def _own_credential(upstream: UpstreamSettings, caller: Caller) -> list[tuple[bytes, bytes]]:
-    if not caller.credential:
-        return []
-    name, value = credential_field(upstream.credential, caller.credential.decode("latin-1"))
-    return [(name.encode(), value.encode("latin-1"))]
-
-
-LACKING_FOR = 600.0
-MAX_LACKING = 1_000
-_SAYS_NOTHING_ELSE = frozenset({"not found", "file not found", "resource not found"})
-"""All that Anthropic, llama.cpp, FastAPI and Azure say where nothing is at an address; of a model they name it."""
-
-
-def has_no_route(status: int, body: bytes, path: str) -> bool:
-    """Whether an answer says that nothing is at ``path``, and not that a model or a stored answer is missing.
-
-    405 says so (RFC 9110, 15.5.6). A 404 does where its body is not the error of an API, where the error names the
-    route (OpenAI: "Invalid URL (POST /v1/…)") or nothing at all. Whatever speaks of a model is about that.
-    """
-    if status != 404:
-        return status == 405
-    try:
-        value = read_value(body)
-    except ValueError:
-        value = None
-    error = value.get("error", value.get("detail", value.get("message"))) if isinstance(value, dict) else None
-    said = error.get("message") if isinstance(error, dict) else error
-    text = (said if isinstance(said, str) else body.decode("utf-8", "replace")).lower()
-    if "model" in text:
-        return False
-    return not isinstance(said, str) or text.strip(" .!") in _SAYS_NOTHING_ELSE or path in text
-
-
-class Lacking:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.until: dict[tuple[str, str], float] = {}
-
-    def __contains__(self, what: tuple[str, str]) -> bool:
-        return self.until.get(what, 0.0) > self._clock()
-
-    def add(self, upstream: str, what: str) -> None:
-        if len(self.until) >= MAX_LACKING:
-            self.until.clear()
-        self.until[upstream, what] = self._clock() + LACKING_FOR
-
-    def discard(self, upstream: str, what: str) -> None:
-        self.until.pop((upstream, what), None)

@@ -28,10 +28,11 @@ from proxy.wire.codec import (
     Codec,
     Compacted,
     GivenAnswer,
+    LimitField,
     RawSegment,
-    Segments,
     SystemField,
     array_of,
+    cuts_of,
     first_object,
     like,
     message_of,
@@ -43,14 +44,15 @@ from proxy.wire.raw import (
     DONE,
     Decoder,
     Raw,
+    elements_of,
     is_object,
+    read_as,
     read_value,
     replace_fields,
     split_array,
     split_object,
     write_value,
 )
-from proxy.wire.rounds import in_messages
 
 SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
@@ -82,6 +84,7 @@ class _Block(msgspec.Struct):
 _SHAPE = msgspec.json.Decoder(_Shape)
 _SHAPES = msgspec.json.Decoder(list[_Shape])
 _WALL = re.compile(rb'"compaction"')
+_BLOCK = msgspec.json.Decoder(_Block)
 _BLOCKS = msgspec.json.Decoder(list[_Block])
 
 
@@ -94,12 +97,6 @@ class TurnPart(RawSegment):
     whole: bytes = b""
     place: int = 0
     parts: int = 0
-
-
-def _part(data: bytes, whole: bytes = b"", place: int = 0, parts: int = 0) -> TurnPart:
-    part = TurnPart(data)
-    part.whole, part.place, part.parts = whole, place, parts
-    return part
 
 
 class MessagesCodec(Codec):
@@ -116,6 +113,8 @@ class MessagesCodec(Codec):
     schema = "output_config"
     headers = ((b"anthropic-version", b"2023-06-01"),)
     words = (_WALL, SEAL)
+    wall = _WALL
+    joins = True
     own_answer = frozenset({"stream", "max_tokens", "stop_sequences", "output_config", "diagnostics"})
 
     def least_output(self, request: ClientRequest) -> int:
@@ -159,13 +158,6 @@ class MessagesCodec(Codec):
                 for raw, shape in group:
                     found += _parts_of(raw, shape)
         return found
-
-    def is_closed(self, role: str) -> bool:
-        return role != "assistant"
-
-    def goes_on(self, array: Segments) -> bool:
-        """What stands before a compaction is read as nothing once that has come."""
-        return not array.mentions(_WALL)
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
         if isinstance(raw, Compacted):
@@ -211,7 +203,7 @@ class MessagesCodec(Codec):
         return bare
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
-        return _part(message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
+        return TurnPart(message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
 
     def extended(self, raw: Raw, text: str) -> Raw:
         value = first_object(raw)
@@ -244,12 +236,26 @@ class MessagesCodec(Codec):
         return run_as_json(raw)
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
-        return in_messages(raw, text, THINKING_TYPES)
+        messages = elements_of(raw)
+        blocks = raw_blocks(messages[0]) if len(messages) == 1 else ()
+        start, cuts = cuts_of(blocks, text, THINKING_TYPES) if len(messages) == 1 else (0, [])
+        if not cuts and not 0 < start < len(blocks):
+            return raw
+        found = list[bytes]()
+        for place, each in cuts:
+            asked = [*blocks[start:place], *map(write_value, each.calls)]
+            found.append(message_of("assistant", array_of(asked)))
+            found.append(message_of("user", write_value(each.outputs)))
+            start = place
+        if start < len(blocks):
+            whole = bytes(messages[0])
+            found.append(replace_fields(whole, split_object(whole), {"content": array_of(blocks[start:])}))
+        return b",".join(found)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
         return {"name": name, "description": description, "input_schema": parameters}
 
-    def question(self, effect: Summarize) -> dict[str, object]:
+    def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         asked: dict[str, object] = {
             "max_tokens": effect.max_tokens,
             "system": effect.system,
@@ -259,7 +265,7 @@ class MessagesCodec(Codec):
             asked["output_config"] = {"format": {"type": "json_schema", "schema": dict(effect.schema)}}
         return asked
 
-    def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
+    def limit_in_place(self, request: ClientRequest, most: int, limit: LimitField) -> dict[str, object]:
         return {"max_tokens": most + self.least_output(request)}
 
     def completion(self, value: Any) -> Any:
@@ -315,18 +321,13 @@ def _error(error: ProxyError, message: str) -> dict[str, object]:
 
 
 def _shaped(raw: Raw) -> tuple[Raw, _Shape]:
-    try:
-        return raw, _SHAPE.decode(raw)
-    except (ValueError, RecursionError):  # what cannot be read is the upstream's to judge
-        return raw, _Shape()
+    return raw, read_as(_SHAPE, raw, _Shape())
 
 
 def _parts_of(raw: Raw, shape: _Shape) -> Iterator[Raw]:
     content = bytes(shape.content)
-    try:
-        kinds = [each.type for each in _BLOCKS.decode(content)] if content[:1] == b"[" and shape.role == "user" else []
-    except (ValueError, RecursionError):
-        kinds = []
+    has_blocks = content[:1] == b"[" and shape.role == "user"
+    kinds = [each.type for each in read_as(_BLOCKS, content, [])] if has_blocks else []
     results = sum(kind == "tool_result" for kind in kinds)
     if not results:
         yield raw
@@ -336,7 +337,7 @@ def _parts_of(raw: Raw, shape: _Shape) -> Iterator[Raw]:
     if others := [block for block, kind in zip(blocks, kinds, strict=True) if kind != "tool_result"]:
         groups.append(others)
     for place, group in enumerate(groups):
-        yield _part(message_of("user", array_of(group)), whole, place, len(groups))
+        yield TurnPart.of(message_of("user", array_of(group)), whole=whole, place=place, parts=len(groups))
 
 
 def _is_reply(raw: Raw) -> bool:
@@ -344,10 +345,8 @@ def _is_reply(raw: Raw) -> bool:
 
 
 def _role(raw: Raw) -> str:
-    try:
-        return _SHAPES.decode(b"[" + raw + b"]")[0].role
-    except (ValueError, RecursionError, IndexError):
-        return ""
+    shapes = read_as(_SHAPES, b"[" + raw + b"]", [])
+    return shapes[0].role if shapes else ""
 
 
 def _is_wall(raw: Raw) -> bool:
@@ -429,7 +428,7 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     blocks = [block for raw in said for block in raw_blocks(raw)]
     results, others = blocks, []
     if len(blocks) > 1:
-        is_result = [_kind_of(block) == "tool_result" for block in blocks]
+        is_result = [read_as(_BLOCK, block, _Block()).type == "tool_result" for block in blocks]
         results = [block for block, first in zip(blocks, is_result, strict=True) if first]
         others = [block for block, first in zip(blocks, is_result, strict=True) if not first]
     content = array_of([*results, *others]) if blocks else write_value(GONE)
@@ -457,13 +456,6 @@ def raw_blocks(raw: Raw) -> Sequence[Raw]:
 
 def with_content(message: Raw, content: bytes) -> bytes:
     return object_of({**split_object(bytes(message)), "content": content})
-
-
-def _kind_of(block: Raw) -> str:
-    try:
-        return msgspec.json.decode(block, type=_Block).type
-    except (ValueError, RecursionError):
-        return ""
 
 
 def _usage(said: object) -> object:
@@ -506,7 +498,7 @@ def _given(identity: str, content: bytes, usage: object) -> GivenAnswer:
 
 
 def _streamed(stream: bytes) -> GivenAnswer | None:
-    identity, usage, blocks, parts = None, dict[str, Any](), list[dict[str, Any]](), list[str]()
+    identity, usage, blocks = None, dict[str, Any](), list[dict[str, Any]]()
     for event in Decoder().feed(stream + b"\n\n"):
         value = read_value(event.data)
         kind, value = (value.get("type"), value) if isinstance(value, dict) else (None, {})
@@ -514,12 +506,10 @@ def _streamed(stream: bytes) -> GivenAnswer | None:
             identity, usage = value["message"].get("id"), dict(value["message"].get("usage") or {})
         elif kind == "content_block_start":
             blocks.append(dict(value["content_block"]))
-            parts.clear()
         elif kind == "content_block_delta" and blocks:
-            _extend(blocks[-1], value["delta"], parts)
-        elif kind == "content_block_stop" and parts:
-            blocks[-1]["input"] = json.loads("".join(parts))
-            parts.clear()
+            grow(blocks[-1], value["delta"])
+        elif kind == "content_block_stop" and blocks and not close(blocks[-1]):
+            return None
         elif kind == "message_delta":
             usage |= {name: said for name, said in (value.get("usage") or {}).items() if said is not None}
         elif kind == "message_stop" and isinstance(identity, str):
@@ -527,14 +517,23 @@ def _streamed(stream: bytes) -> GivenAnswer | None:
     return None
 
 
-def _extend(block: dict[str, Any], delta: Mapping[str, Any], parts: list[str]) -> None:
+def grow(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add what a stream says next of a block; arguments of a call stay text until :func:`close` reads them."""
     for name, more in delta.items():
-        if name == "partial_json":
-            parts.append(more)
-        elif name == "citation":
+        if name == "citation":
             block["citations"] = [*(block.get("citations") or ()), more]
         elif isinstance(more, str) and name != "type":
             block[name] = (block.get(name) or "") + more
+
+
+def close(block: dict[str, Any]) -> bool:
+    """Whether the block is whole: not where the arguments of its call are no JSON; then it is left without."""
+    if (told := block.pop("partial_json", None)) is None:
+        return True
+    block["input"] = read_value(told.encode("utf-8", "surrogatepass") or b"{}")
+    if block["input"] is None:
+        del block["input"]
+    return "input" in block
 
 
 DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"

@@ -9,9 +9,10 @@ blocks of a message. Its raw form is its elements as they came, with commas betw
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pickle import PickleBuffer
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import msgspec
 
@@ -42,6 +43,12 @@ OWN = b"weir:1:"
 """What a compaction of Weir's own begins with."""
 SEAL = re.compile(OWN)
 _MARKED = f'"{MARK}"'.encode()
+SCHEMA_NAME = "working_notes"
+REASONING_ROOM = 4_096
+
+LimitField = Literal["max_tokens", "max_completion_tokens"]
+"""What a model of chat completions takes the limit of its answer in: one that reasons refuses the first."""
+
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
 _BEGUN = f'"{secrets.token_hex(16)}"'.encode()
 """An element that no client sends."""
@@ -59,11 +66,15 @@ class GivenAnswer(NamedTuple):
 class RawSegment(bytes):
     """Elements of a history, with what their codec has to know of them beside their bytes."""
 
+    @classmethod
+    def of(cls, data: bytes, **known: object) -> Self:
+        segment = cls(data)
+        segment.__dict__ |= known
+        return segment
+
     def like(self, data: bytes) -> Self:
         """The same with other elements."""
-        other = type(self)(data)
-        other.__dict__ |= self.__dict__
-        return other
+        return self.of(data, **self.__dict__)
 
 
 def like(raw: Raw, data: bytes) -> Raw:
@@ -84,9 +95,7 @@ class NamingRun(RawSegment):
     meant: bytes = b""
 
     def like(self, data: bytes) -> Self:
-        other = super().like(data)
-        other.meant = b""
-        return other
+        return self.of(data, **{**self.__dict__, "meant": b""})
 
 
 class Codec:
@@ -105,7 +114,9 @@ class Codec:
             that goes on from nothing, None where it then is not there.
         created_with: fields of such a request that those which go on from it leave out.
         own_answer: fields that are about the answer asked for, and not about the prefix that a provider has cached.
-        words: what is looked for in the array as it came, to read on only where it is mentioned.
+        words: what is looked for in the array as it came, to read on only where it is mentioned; ``wall`` is the one
+            of a compaction of the provider's: what stands before it is read as nothing once that has come.
+        joins: whether adjacent elements of an assistant's are one segment.
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -122,6 +133,8 @@ class Codec:
     schema = "response_format"
     text_type = "text"
     words: tuple[re.Pattern[bytes], ...] = ()
+    wall: re.Pattern[bytes] | None = None
+    joins = False
     own_answer = frozenset(
         {
             *("stream", "stream_options", "n", "response_format", "max_tokens", "max_completion_tokens", "stop"),
@@ -237,11 +250,11 @@ class Codec:
 
     def goes_on(self, array: "Segments") -> bool:
         """Whether the segments of an array stay what they are, whatever follows them."""
-        return True
+        return self.wall is None or not array.mentions(self.wall)
 
     def is_closed(self, role: str) -> bool:
         """Whether a segment at the array's end is whole, so that elements that follow make segments of their own."""
-        return True
+        return not (self.joins and role == "assistant")
 
     # From what was planned to the endpoint's JSON
 
@@ -302,11 +315,22 @@ class Codec:
 
     # Questions to a model, and its answers
 
-    def question(self, effect: Summarize) -> dict[str, object]:
-        raise NotImplementedError
+    def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
+        """The fields of a request for a summary, but its model."""
+        asked: dict[str, object] = {
+            "messages": [{"role": "system", "content": effect.system}, {"role": "user", "content": effect.prompt}],
+            **_limit(effect.max_tokens, limit),
+            "stream": False,
+        }
+        if limit == "max_tokens":
+            asked["temperature"] = 0
+        if effect.schema:
+            described = {"name": SCHEMA_NAME, "strict": True, "schema": dict(effect.schema)}
+            asked["response_format"] = {"type": "json_schema", "json_schema": described}
+        return asked
 
-    def limit_in_place(self, request: "ClientRequest", most: int) -> dict[str, object]:
-        return {self.limits[-1]: most}
+    def limit_in_place(self, request: "ClientRequest", most: int, limit: LimitField) -> dict[str, object]:
+        return _limit(most, "max_completion_tokens" if "max_completion_tokens" in request.fields else limit)
 
     def completion(self, value: Any) -> Any:
         return value
@@ -326,6 +350,12 @@ class Codec:
 
     def error_event(self, error: ProxyError) -> bytes:
         return error.event()
+
+
+def _limit(most: int, field: LimitField) -> dict[str, object]:
+    """OpenAI's reasoning models refuse ``max_tokens`` and any temperature but their own, and count what they think
+    in ``max_completion_tokens`` (API reference, chat completions): so the limit has room for that on top."""
+    return {field: most if field == "max_tokens" else most + REASONING_ROOM}
 
 
 CHAT = Codec()
@@ -432,39 +462,6 @@ class Segments(Sequence[Raw]):
         return self._items
 
 
-def rewritten(
-    request: ClientRequest,
-    *,
-    messages: Sequence[Raw] | None,
-    pruned: Collection[str],
-    head: int = 0,
-    marker: Mapping[str, Any] = {},
-) -> bytes:
-    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes.
-
-    A ``marker`` stands behind tools and the ``head`` messages of the system.
-    """
-    new, codec = _without_tools(request, pruned) if pruned else {}, request.codec
-    if marker:
-        whole = list(messages if messages is not None else request.messages or ())
-        if head and (marked := codec.marked(whole[head - 1], marker)) is not None:
-            messages = [*whole[: head - 1], marked, *whole[head:]]
-        elif defined := split_array(new.get("tools", request.fields.get("tools", b"[]"))):
-            last = read_value(defined[-1])
-            if isinstance(last, dict):
-                new["tools"] = array_of([*defined[:-1], write_value({**last, **marker})])
-    if messages is not None:
-        new |= codec.compose(request, messages)
-    return replace_fields(request.body, request.fields, new) if new else request.body
-
-
-def without_marks(request: ClientRequest) -> bytes:
-    raws, codec = request.messages or (), request.codec
-    marked = {i for i, raw in enumerate(raws) if MARK in codec.view(raw)}
-    bare = [codec.unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)] if marked else None
-    return rewritten(request, messages=bare, pruned=())
-
-
 def without_field(request: ClientRequest, name: str) -> ClientRequest:
     return request.codec.parse(object_of({key: raw for key, raw in request.fields.items() if key != name}))
 
@@ -507,18 +504,7 @@ def run_as_json(raw: Raw) -> bytes:
     return bytes(raw) if len(elements) == 1 else array_of(elements)
 
 
-def _without_tools(request: ClientRequest, pruned: Collection[str]) -> dict[str, bytes]:
-    """The fields with definitions, less the pruned ones; an upstream refuses an empty list, so one always stays."""
-    new: dict[str, bytes] = {}
-    for field in request.codec.tool_fields:
-        items = _definitions(request, field)
-        kept = [raw for raw in items if tool_name(read_value(raw)) not in pruned]
-        if len(kept) < len(items):
-            new[field] = array_of(kept or items[:1])
-    return new
-
-
-def _definitions(request: ClientRequest, field: str) -> Sequence[Raw]:
+def definitions(request: ClientRequest, field: str) -> Sequence[Raw]:
     raw = request.fields.get(field)
     return () if raw is None else split_array(raw) or ()
 
@@ -548,7 +534,7 @@ def _described(definition: object) -> Mapping[str, Any]:
 def tool_definitions(request: ClientRequest) -> dict[str, list[Raw]]:
     found: dict[str, list[Raw]] = {}
     for field in request.codec.tool_fields:
-        for raw in _definitions(request, field):
+        for raw in definitions(request, field):
             if name := tool_name(read_value(raw)):
                 found.setdefault(name, []).append(raw)
     return found
@@ -570,3 +556,42 @@ def chosen_tools(request: ClientRequest) -> frozenset[str]:
 
 def with_fields(body: bytes, **values: object) -> bytes:
     return replace_fields(body, split_object(body), {k: write_value(v) for k, v in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRound:
+    """What of one round the client has not seen: ``calls`` as the model made them, ``outputs`` as they went back.
+
+    The client has seen ``after`` elements of the answer before it, ``said`` of them no reasoning.
+    """
+
+    after: int
+    said: int
+    calls: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+
+
+def write_rounds(rounds: Sequence[HiddenRound], shown: int, skipped: int = 0) -> str:
+    """The rounds of an answer of which the client has seen ``shown`` elements, as JSON text.
+
+    The first ``skipped`` of them are of an answer that was given up: what follows was not made behind them.
+    """
+    kept = {"of": shown, "skipped": skipped, "rounds": [asdict(each) for each in rounds]}
+    return write_value(kept).decode("utf-8", "surrogatepass")
+
+
+def cuts_of(elements: Sequence[Raw], text: str, thoughts: Collection[str]) -> tuple[int, list[tuple[int, HiddenRound]]]:
+    """What is to be skipped of the answer as its client sends it back, and the rounds with the place of each in it.
+
+    A client may leave reasoning out: then the other elements tell. Nothing where nobody can tell.
+    """
+    kept = read_value(text.encode("utf-8", "surrogatepass"))
+    if not isinstance(kept, dict):
+        return 0, []
+    rounds = [HiddenRound(**each) for each in kept["rounds"]]
+    if len(elements) == kept["of"]:
+        return kept["skipped"], [(each.after, each) for each in rounds]
+    values = [read_value(element) for element in elements]
+    if any(isinstance(value, dict) and value.get("type") in thoughts for value in values):
+        return 0, []
+    return 0, [(min(each.said, len(elements)), each) for each in rounds]

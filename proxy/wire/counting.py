@@ -318,10 +318,8 @@ class Countable(msgspec.Struct, frozen=True):
         return max(0, self.fixed + sum(counter.count(text) for text in self.texts))
 
 
-def count_message(
-    message: Mapping[str, Any], counter: TokenCounter, *, model: str, image_tokens: int | None = None
-) -> int:
-    return message_texts(message, model=model, image_tokens=image_tokens).count(counter)
+def count_message(message: Mapping[str, Any], counter: TokenCounter, *, model: str) -> int:
+    return message_texts(message, model=model).count(counter)
 
 
 def count_tools(tools: Any, functions: Any, response_format: Any, counter: TokenCounter, *, model: str) -> int:

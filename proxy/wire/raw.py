@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from proxy.errors import InvalidJSON, InvalidRequest
 
 Raw = msgspec.Raw | bytes
+T = TypeVar("T")
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
@@ -55,7 +56,7 @@ def split_array(raw: Raw | memoryview) -> Sequence[Raw] | None:
         if not text.startswith("["):
             return None
         try:
-            return _scan_array(text)
+            return [element for _, element in _scan(text, 0)[0]]
         except (ValueError, RecursionError):
             return None
 
@@ -98,13 +99,13 @@ def _split_leniently(body: bytes, error: Exception) -> Mapping[str, Raw]:
         if text[start : start + 1] != "{":
             json.loads(text)
             raise InvalidRequest("The request body must be a JSON object with a model and messages.")
-        fields, end = _scan_object(text, start)
+        fields, end = _scan(text, start)
         if _skip(text, end) != len(text):
             raise ValueError("data after the end of the object")  # noqa: TRY301
     except (ValueError, RecursionError) as reason:
         detail = str(error) if isinstance(reason, UnicodeDecodeError | RecursionError) else str(reason)
         raise InvalidJSON(f"The request body is not valid JSON: {detail}.") from None
-    return fields
+    return dict(fields)
 
 
 def _skip(text: str, index: int) -> int:
@@ -113,40 +114,28 @@ def _skip(text: str, index: int) -> int:
     return index
 
 
-def _scan_object(text: str, start: int) -> tuple[dict[str, bytes], int]:
-    fields: dict[str, bytes] = {}
-    index = _skip(text, start + 1)
-    if text[index : index + 1] == "}":
-        return fields, index + 1
+def _scan(text: str, start: int) -> tuple[list[tuple[str, bytes]], int]:
+    """The members of the object that begins there, or the elements of the array under no name, and where it ends."""
+    has_keys, members, key = text[start] == "{", list[tuple[str, bytes]](), ""
+    closing, index = "}" if has_keys else "]", _skip(text, start + 1)
+    if text[index : index + 1] == closing:
+        return members, index + 1
     while True:
-        key, index = _SCANNER.raw_decode(text, index)
-        index = _skip(text, index)
-        if not isinstance(key, str) or text[index : index + 1] != ":":
-            raise ValueError(f"expected a key and a colon at character {index}")
-        begin = _skip(text, index + 1)
+        if has_keys:
+            key, index = _SCANNER.raw_decode(text, index)
+            index = _skip(text, index)
+            if not isinstance(key, str) or text[index : index + 1] != ":":
+                raise ValueError(f"expected a key and a colon at character {index}")
+            index = _skip(text, index + 1)
+        begin = index
         _, index = _SCANNER.raw_decode(text, begin)
-        fields[key] = text[begin:index].encode("utf-8", "surrogatepass")
+        members.append((key, text[begin:index].encode("utf-8", "surrogatepass")))
         index = _skip(text, index)
-        if text[index : index + 1] == "}":
-            return fields, index + 1
+        if text[index : index + 1] == closing:
+            return members, index + 1
         if text[index : index + 1] != ",":
             raise ValueError(f"expected a comma at character {index}")
         index = _skip(text, index + 1)
-
-
-def _scan_array(text: str) -> list[bytes]:
-    items: list[bytes] = []
-    index = _skip(text, 1)
-    while text[index : index + 1] != "]":
-        begin = index
-        _, index = _SCANNER.raw_decode(text, begin)
-        items.append(text[begin:index].encode("utf-8", "surrogatepass"))
-        index = _skip(text, index)
-        if text[index : index + 1] == ",":
-            index = _skip(text, index + 1)
-        elif text[index : index + 1] != "]":
-            raise ValueError(f"expected a comma at character {index}")
-    return items
 
 
 def replace_fields(body: bytes, fields: Mapping[str, Raw], new: Mapping[str, bytes]) -> bytes:
@@ -206,6 +195,14 @@ def read_value(raw: Raw) -> object:
             return json.loads(bytes(raw).decode("utf-8", "surrogatepass"))
         except (ValueError, RecursionError):
             return None
+
+
+def read_as(decoder: msgspec.json.Decoder[T], raw: Raw, otherwise: T) -> T:
+    """What of a slice a decoder knows; what it cannot read is the upstream's to judge."""
+    try:
+        return decoder.decode(raw)
+    except (ValueError, RecursionError):
+        return otherwise
 
 
 def write_value(value: object) -> bytes:

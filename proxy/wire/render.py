@@ -1,10 +1,6 @@
-"""A planned array of chat messages as bytes, and what goes to a summariser.
+"""What was planned as bytes: an array, the body with it, and the request by which its model writes notes in place."""
 
-A summariser gets a request of its own, or the conversation's request with the instruction behind it.
-"""
-
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,8 +9,8 @@ from policies.effects import Summarize
 from policies.ledger import PlannedMessage
 from policies.messages import HEAD_ROLES
 from proxy.wire.chat import MARK, marker_for_summary
-from proxy.wire.codec import CHAT, ClientRequest, Codec, rewritten
-from proxy.wire.raw import Raw, split_object, write_value
+from proxy.wire.codec import CHAT, ClientRequest, Codec, LimitField, array_of, definitions, tool_name
+from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
 
 def render(
@@ -60,51 +56,61 @@ def _render(piece: PlannedMessage, raw: Raw, *, marked: bool, codec: Codec) -> R
     return raw if piece.rounds is None else codec.with_rounds(raw, piece.rounds.text)
 
 
-REASONING_ROOM = 4_096
-SCHEMA_NAME = "working_notes"
+def rewritten(
+    request: ClientRequest,
+    *,
+    messages: Sequence[Raw] | None,
+    pruned: Collection[str],
+    head: int = 0,
+    marker: Mapping[str, Any] = {},
+) -> bytes:
+    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes.
+
+    A ``marker`` stands behind tools and the ``head`` messages of the system.
+    """
+    new, codec = _without_tools(request, pruned) if pruned else {}, request.codec
+    if marker:
+        whole = list(messages if messages is not None else request.messages or ())
+        if head and (marked := codec.marked(whole[head - 1], marker)) is not None:
+            messages = [*whole[: head - 1], marked, *whole[head:]]
+        elif defined := split_array(new.get("tools", request.fields.get("tools", b"[]"))):
+            last = read_value(defined[-1])
+            if isinstance(last, dict):
+                new["tools"] = array_of([*defined[:-1], write_value({**last, **marker})])
+    if messages is not None:
+        new |= codec.compose(request, messages)
+    return replace_fields(request.body, request.fields, new) if new else request.body
+
+
+def without_marks(request: ClientRequest) -> bytes:
+    raws, codec = request.messages or (), request.codec
+    marked = {i for i, raw in enumerate(raws) if MARK in codec.view(raw)}
+    bare = [codec.unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)] if marked else None
+    return rewritten(request, messages=bare, pruned=())
+
+
+def _without_tools(request: ClientRequest, pruned: Collection[str]) -> dict[str, bytes]:
+    """The fields with definitions, less the pruned ones; an upstream refuses an empty list, so one always stays."""
+    new: dict[str, bytes] = {}
+    for field in request.codec.tool_fields:
+        items = definitions(request, field)
+        kept = [raw for raw in items if tool_name(read_value(raw)) not in pruned]
+        if len(kept) < len(items):
+            new[field] = array_of(kept or items[:1])
+    return new
+
+
 _MARKED = f'"{MARK}"'.encode()
 _FREE = frozenset({"auto", "none"})
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How a model takes its limits.
-
-    OpenAI's reasoning models refuse ``max_tokens`` and any temperature but their own, and count what they think
-    in ``max_completion_tokens`` (API reference, chat completions): so the limit has room for that on top.
-    """
-
-    reasons: bool = False
-
-    def limit(self, max_tokens: int) -> dict[str, object]:
-        if self.reasons:
-            return {"max_completion_tokens": max_tokens + REASONING_ROOM}
-        return {"max_tokens": max_tokens}
-
-
-PLAIN = Form()
-REASONING = Form(reasons=True)
-
-
-def own_body(effect: Summarize, *, model: str, form: Form = PLAIN, codec: Codec = CHAT) -> bytes:
-    if codec is not CHAT:
-        return write_value({"model": model, **codec.question(effect)})
-    body: dict[str, object] = {
-        "model": model,
-        "messages": [{"role": "system", "content": effect.system}, {"role": "user", "content": effect.prompt}],
-        **form.limit(effect.max_tokens),
-        "stream": False,
-    }
-    if not form.reasons:
-        body["temperature"] = 0
-    if effect.schema:
-        described = {"name": SCHEMA_NAME, "strict": True, "schema": dict(effect.schema)}
-        body["response_format"] = {"type": "json_schema", "json_schema": described}
-    return write_value(body)
-
-
 def standing_body(
-    effect: Summarize, *, request: ClientRequest, role: str = "user", pruned: Collection[str] = (), form: Form = PLAIN
+    effect: Summarize,
+    *,
+    request: ClientRequest,
+    role: str = "user",
+    pruned: Collection[str] = (),
+    limit: LimitField = "max_tokens",
 ) -> bytes:
     """The client's request over ``effect.standing``, with the instruction as its last message.
 
@@ -119,10 +125,8 @@ def standing_body(
     asked = codec.own(effect.prompt, {}, role="user")
     standing = render(effect.standing, raws, marked, role=role, codec=codec)
     fields = dict(split_object(rewritten(request, messages=[*standing, asked], pruned=pruned)))
-    limit = codec.limit_in_place(request, effect.max_tokens)
-    if codec is CHAT:
-        limit = Form(form.reasons or "max_completion_tokens" in request.fields).limit(effect.max_tokens)
-    own = {name: write_value(value) for name, value in limit.items()}
+    limited = codec.limit_in_place(request, effect.max_tokens, limit)
+    own = {name: write_value(value) for name, value in limited.items()}
     sent = {name: bytes(raw) for name, raw in fields.items() if name not in codec.own_answer} | own
     sent["stream"] = b"false"
     return b"{" + b",".join(msgspec.json.encode(name) + b":" + raw for name, raw in sent.items()) + b"}"

@@ -20,14 +20,16 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.chat import MARK, SEALED, marker_within, reply_of, with_lines
 from proxy.wire.codec import (
     ERROR,
+    SCHEMA_NAME,
     SEAL,
     ClientRequest,
     Codec,
     Compacted,
     GivenAnswer,
+    LimitField,
     NamingRun,
     RawSegment,
-    Segments,
+    cuts_of,
     first_object,
     like,
     message_of,
@@ -45,7 +47,6 @@ from proxy.wire.raw import (
     split_object,
     write_value,
 )
-from proxy.wire.rounds import in_items
 
 SEALED_CHARS = 5.0
 """Characters of ``encrypted_content`` for a token; a guess that the reported usage corrects."""
@@ -99,12 +100,6 @@ class JoinedRun(NamingRun):
     reasoning: str = ""
 
 
-def _joined(data: bytes, reasoning: str) -> JoinedRun:
-    run = JoinedRun(data)
-    run.reasoning = reasoning
-    return run
-
-
 class Fixed(RawSegment):
     """An item that declares tools or settings: it stays where it is."""
 
@@ -121,6 +116,8 @@ class ResponsesCodec(Codec):
     schema = "text"
     text_type = "input_text"
     words = (_WALL, _REFERENCE, _BARE, _THOUGHT, SEAL)
+    wall = _WALL
+    joins = True
     own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
@@ -195,7 +192,7 @@ class ResponsesCodec(Codec):
             if run:
                 own = next((item.id or NAMELESS for item in kinds if _is_reasoning(item)), "")
                 joined = thought and not own and any(item.id for item in kinds)
-                found.append(_joined(b",".join(run), thought) if joined else b",".join(run))
+                found.append(JoinedRun.of(b",".join(run), reasoning=thought) if joined else b",".join(run))
                 thought = own or thought
                 run.clear()
                 kinds.clear()
@@ -210,12 +207,6 @@ class ResponsesCodec(Codec):
                 kinds.append(item)
         end_run()
         return found
-
-    def is_closed(self, role: str) -> bool:
-        return role != "assistant"
-
-    def goes_on(self, array: Segments) -> bool:
-        return not array.mentions(_WALL)
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
         if isinstance(raw, Compacted | Fixed):
@@ -273,7 +264,11 @@ class ResponsesCodec(Codec):
         return run_as_json(_meant(raw))
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
-        return in_items(raw, text, THOUGHTS)
+        items = list(elements_of(raw))
+        start, cuts = cuts_of(items, text, THOUGHTS)
+        for place, each in reversed(cuts):
+            items[place:place] = map(write_value, (*each.calls, *each.outputs))
+        return b",".join(items[start:] or items)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
         return {
@@ -284,7 +279,7 @@ class ResponsesCodec(Codec):
             "strict": False,
         }
 
-    def question(self, effect: Summarize) -> dict[str, object]:
+    def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         asked: dict[str, object] = {
             "instructions": effect.system,
             "input": effect.prompt,
@@ -292,11 +287,11 @@ class ResponsesCodec(Codec):
             "store": False,
         }
         if effect.schema:
-            form = {"type": "json_schema", "name": "working_notes", "strict": True, "schema": dict(effect.schema)}
+            form = {"type": "json_schema", "name": SCHEMA_NAME, "strict": True, "schema": dict(effect.schema)}
             asked["text"] = {"format": form}
         return asked
 
-    def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
+    def limit_in_place(self, request: ClientRequest, most: int, limit: LimitField) -> dict[str, object]:
         """Nothing of the question is to be stored beside the client's answers."""
         return {"max_output_tokens": most, "store": False}
 

@@ -11,7 +11,7 @@ from proxy.access.destination import _NAMING, CHAT, Destination, Route, route_of
 from proxy.app import SERVED, create_app
 from proxy.config.loading import load_config
 from proxy.telemetry.setup import OtelSettings, Telemetry
-from proxy.upstream.providers import Upstreams
+from proxy.upstream.client import Upstreams
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = [path for path in sorted((ROOT / "proxy").rglob("*.py")) if "simulator" not in path.parts]
@@ -46,7 +46,7 @@ def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None
     senders = {
         file for file in calls("send") if any(ast.unparse(c.func).endswith("client.send") for c in calls("send")[file])
     }
-    assert senders == {"proxy/upstream/providers.py", "proxy/monitor.py"}, "alerts go to the operator's webhook"
+    assert senders == {"proxy/upstream/client.py", "proxy/monitor.py"}, "alerts go to the operator's webhook"
 
 
 @pytest.mark.requirement("P7")

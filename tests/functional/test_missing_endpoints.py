@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from proxy.simulator import Dialect, SimulatorSettings, run_simulator
-from proxy.upstream.providers import LACKING_FOR, Lacking, has_no_route
+from proxy.upstream.client import LACKING_FOR, Lacking, has_no_route
 from tests.functional.harness import COUNTER, weir
 from tests.functional.scripted import scripted, whole
 

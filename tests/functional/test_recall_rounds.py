@@ -17,7 +17,7 @@ import pytest
 from proxy.recall.tool import definition_of
 from proxy.simulator import Dialect, Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.wire.codecs import codec_of
+from proxy.wire import CODECS
 from tests.functional.harness import ALONE, COUNTER, EVICTING, SHARED, Deployment, InTurns, answered, prose
 from tests.profile import each_once, soak
 
@@ -173,7 +173,7 @@ class Scene:
     @property
     def arrays(self) -> list[list[Any]]:
         """Their histories."""
-        return [body[codec_of(f"/{self.endpoint}").array] for body in self.bodies]
+        return [body[CODECS[self.endpoint].array] for body in self.bodies]
 
 
 @asynccontextmanager
@@ -261,7 +261,7 @@ async def test_a_call_is_answered_unseen_and_goes_up_again_with_every_later_requ
         assert kinds(answer) == ["thought", "text", "thought", "text"]
         assert texts(answer) == ["Let me look.", TOLD]
         first, second = on.bodies
-        assert first["tools"][-1] == definition_of("recall", codec_of(f"/{endpoint}"))
+        assert first["tools"][-1] == definition_of("recall", CODECS[endpoint])
         assert {**first, "input": 0, "messages": 0} == {**second, "input": 0, "messages": 0}
         assert SECRET not in json.dumps(first)
         assert SECRET in json.dumps(second)

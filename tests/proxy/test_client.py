@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 import uvloop
+from pydantic import SecretStr
 
+from proxy.config.values import PASS, Timeouts, UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.client import Client, HTTPAnswer, StreamBroken, Target, came_through
+from proxy.upstream.client import Client, came_through
+from proxy.upstream.connection import HTTPAnswer, StreamBroken
 
 KEY = "sk-test-canary"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -96,16 +99,20 @@ class Wire:
         self.left = time.monotonic()
 
 
+def to(base_url: str, *, api_key: str = PASS, **timeouts: Any) -> UpstreamSettings:
+    return UpstreamSettings(name="up", base_url=base_url, api_key=SecretStr(api_key), timeout=Timeouts(**timeouts))
+
+
 @asynccontextmanager
 async def upstream(
     script: Callable[[Wire], Awaitable[None]], *, tls: ssl.SSLContext | None = None, **timeouts: Any
-) -> AsyncIterator[tuple[Upstream, Target, Client]]:
+) -> AsyncIterator[tuple[Upstream, UpstreamSettings, Client]]:
     served = Upstream(script)
     server = await asyncio.start_server(served, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     scheme = "https" if tls is not None else "http"
     client = Client(instance="here")
-    target = Target("up", f"{scheme}://127.0.0.1:{port}/v1", api_key=KEY, **timeouts)
+    target = to(f"{scheme}://127.0.0.1:{port}/v1", api_key=KEY, **timeouts)
     try:
         yield served, target, client
     finally:
@@ -127,7 +134,7 @@ def once(answer: bytes) -> Callable[[Wire], Awaitable[None]]:
     return script
 
 
-async def post(client: Client, target: Target, body: Any = b"{}", **changes: Any) -> HTTPAnswer:
+async def post(client: Client, target: UpstreamSettings, body: Any = b"{}", **changes: Any) -> HTTPAnswer:
     arguments: dict[str, Any] = {
         "method": "POST",
         "path": "/chat/completions",
@@ -205,7 +212,7 @@ async def test_the_upstream_sees_the_clients_headers_and_nothing_that_belongs_to
 @on_uvloop
 async def test_a_relayed_request_keeps_its_accept_encoding_and_gets_no_header_added() -> None:
     async with upstream(once(OK)) as (served, target, client):
-        passing = replace(target, api_key=None)
+        passing = replace(target, api_key=SecretStr(PASS))
         headers = [(b"accept-encoding", b"zstd"), (b"authorization", b"Bearer own")]
         await (await post(client, passing, None, method="GET", path="/models", headers=headers)).read()
         assert [name for name, _ in fields(served.requests[0])] == ["host", "accept-encoding", "authorization", "via"]
@@ -218,7 +225,7 @@ async def test_the_clients_credential_goes_upstream_only_where_the_target_has_no
     async with upstream(once(OK)) as (served, target, client):
         headers = [(name, b"mine")]
         await (await post(client, target, headers=headers)).read()
-        await (await post(client, replace(target, api_key=None), headers=headers)).read()
+        await (await post(client, replace(target, api_key=SecretStr(PASS)), headers=headers)).read()
         ours, theirs = served.requests
     assert b"mine" not in ours
     assert KEY.encode() in ours
@@ -228,9 +235,9 @@ async def test_the_clients_credential_goes_upstream_only_where_the_target_has_no
 
 @pytest.mark.requirement("S.17")
 def test_a_target_does_not_show_its_key_and_takes_no_key_that_no_header_can_hold() -> None:
-    assert KEY not in repr(Target("up", "http://a", api_key=KEY))
+    assert KEY not in repr(to("http://a", api_key=KEY))
     with pytest.raises(ValueError, match="api_key") as caught:
-        Target("up", "http://a", api_key=KEY + "\n")
+        _ = to("http://a", api_key=KEY + "\n").own_key
     assert KEY not in str(caught.value)
 
 
@@ -547,7 +554,7 @@ async def test_a_refused_connection_is_an_unreachable_upstream() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         client = Client(instance="here")
-        target = Target("up", f"http://127.0.0.1:{sock.getsockname()[1]}/v1?key=secret", api_key=KEY)
+        target = to(f"http://127.0.0.1:{sock.getsockname()[1]}/v1?key=secret", api_key=KEY)
         with pytest.raises(UpstreamUnreachable) as caught:
             await post(client, target, query=b"key=secret")
         await client.close()
@@ -559,7 +566,7 @@ async def test_a_refused_connection_is_an_unreachable_upstream() -> None:
 async def test_an_unknown_host_is_an_unreachable_upstream() -> None:
     client = Client(instance="here")
     with pytest.raises(UpstreamUnreachable, match="could not be"):
-        await post(client, Target("up", "http://no-such-host.invalid/v1", connect=3))
+        await post(client, to("http://no-such-host.invalid/v1", connect=3))
     await client.close()
 
 
@@ -574,7 +581,7 @@ async def test_a_connection_that_is_never_accepted_ends_at_the_connect_timeout()
             sock.setblocking(False)
             sock.connect_ex(listener.getsockname())
         client = Client(instance="here")
-        target = Target("up", f"http://127.0.0.1:{listener.getsockname()[1]}/v1", connect=0.3)
+        target = to(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", connect=0.3)
         with pytest.raises(UpstreamUnreachable, match=r"within 0\.3 seconds"):
             await post(client, target)
         await client.close()
@@ -830,7 +837,7 @@ async def test_tenants_never_share_a_connection_and_one_tenant_reuses_its_own() 
     async with upstream(once(OK)) as (served, target, client):
         for tenant in ("a", "b", "a", "b"):
             await (await post(client, target, tenant=tenant)).read()
-        await (await post(client, replace(target, api_key="sk-rotated"), tenant="a")).read()
+        await (await post(client, replace(target, api_key=SecretStr("sk-rotated")), tenant="a")).read()
         assert [len(wire.requests) for wire in served.wires] == [2, 2, 1]
 
 

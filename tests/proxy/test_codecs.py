@@ -11,8 +11,9 @@ from policies.messages import units
 from proxy.errors import ProxyError
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.chat import digest_of, message_of
-from proxy.wire.codec import ClientRequest, Codec, rewritten
+from proxy.wire.codec import ClientRequest, Codec
 from proxy.wire.raw import split_array
+from proxy.wire.render import rewritten
 from proxy.wire.responses import RESPONSES
 from proxy.wire.transcripts import Transcripts
 from tests import legal_histories

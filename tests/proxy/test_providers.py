@@ -23,8 +23,8 @@ from proxy.config.values import Timeouts, UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.upstream.client import Answer as UpstreamAnswer
-from proxy.upstream.client import StreamBroken
+from proxy.upstream.connection import Answer as UpstreamAnswer
+from proxy.upstream.connection import StreamBroken
 from proxy.upstream.litellm_line import escaped
 from proxy.upstream.overflow import Kind, classify, classify_event
 from proxy.upstream.providers import LitellmProvider, providers_for

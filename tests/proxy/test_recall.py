@@ -14,10 +14,20 @@ from policies.ledger import Cut, PlannedMessage
 from policies.messages import Transcript, chain_of
 from policies.settings import ContextSettings, Recall
 from policies.summary.material import defang
-from proxy.recall.archive import Archive, Past, elsewhere, passages, rank, said, tell_found, tell_page, terms_of
-from proxy.recall.chat import Earlier, Filter, turn_of
+from proxy.recall.archive import (
+    Archive,
+    Past,
+    SearchResult,
+    elsewhere,
+    passages,
+    rank,
+    said,
+    tell_found,
+    tell_page,
+    terms_of,
+)
 from proxy.recall.rounds import patiently
-from proxy.recall.tool import added_up, definition_of, definition_tokens, offer_for, with_more_messages, with_tool
+from proxy.recall.tool import Earlier, Filter, added_up, definition_of, definition_tokens, offer_for, turn_of, with_more
 from proxy.store import Store
 from proxy.store.records import Change, Original
 from proxy.wire.chat import body_of, message_of
@@ -223,9 +233,11 @@ def test_the_definition_is_short(model: str) -> None:
 
 def test_tool_and_messages_are_put_behind_the_clients_own_bytes() -> None:
     body = b'{"messages": [1, 2 ] , "tools":[ {"a": 1.0} ], "seed": 1e5}'
-    assert with_tool(body, b'{"b":2}') == b'{"messages": [1, 2 ] , "tools":[ {"a": 1.0} ,{"b":2}], "seed": 1e5}'
-    assert with_more_messages(body, [b"3", b"4"]).startswith(b'{"messages": [1, 2 ,3,4] , "tools"')
-    assert with_tool(b'{"messages": []}', b"{}") == b'{"messages": [],"tools":[{}]}'
+    assert (
+        with_more(body, "tools", [b'{"b":2}']) == b'{"messages": [1, 2 ] , "tools":[ {"a": 1.0} ,{"b":2}], "seed": 1e5}'
+    )
+    assert with_more(body, "messages", [b"3", b"4"]).startswith(b'{"messages": [1, 2 ,3,4] , "tools"')
+    assert with_more(b'{"messages": []}', "tools", [b"{}"]) == b'{"messages": [],"tools":[{}]}'
 
 
 @pytest.mark.parametrize(
@@ -282,7 +294,7 @@ def test_all_words_stand_before_some_and_rare_before_common() -> None:
 def test_passages_are_of_the_text_and_within_their_room(text: str, most: int) -> None:
     found = passages(text, terms_of(text[:20]), most=most, count=COUNTER.count)
     assert found.whole == (COUNTER.count(text) <= most)
-    assert found.whole or found.tokens <= most + 8
+    assert found.whole or COUNTER.count(found.text) <= most + 8
 
 
 @pytest.mark.requirement("A4.25")
@@ -291,7 +303,11 @@ def test_what_is_found_stays_within_the_room_and_says_first_what_is_left_out(roo
     words = "\n".join(f"line {n} about the gateway" for n in range(300))
     pasts = [Past(f"{n:012x}", f"result of t{n}", 900, f"{words}\nkey gw-77 of {n}", n, 20) for n in range(12)]
     terms = terms_of("gateway gw-77")
-    told = tell_found(pasts, rank(terms, [p.text for p in pasts]), terms, room=room, counter=COUNTER)
+    told = tell_found(
+        SearchResult(tuple(pasts), tuple(rank(terms, [p.text for p in pasts])), tuple(terms)),
+        room=room,
+        counter=COUNTER,
+    )
     assert told.tokens <= room
     first = told.text.partition("\n")[0]
     assert ("no room" in first) == (room < 250)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.settings import ContextSettings, Recall
-from proxy.exchange.recall import is_linked
+from proxy.exchange.send import is_linked
 from proxy.recall.elements import ListView, MessagesRecall, ResponsesRecall
 from proxy.recall.tool import offer_for
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.chat import digest_of
+from proxy.wire.codec import HiddenRound, write_rounds
 from proxy.wire.counting import Tokenizer
 from proxy.wire.responses import RESPONSES
-from proxy.wire.rounds import HiddenRound, write_rounds
 
 COUNTER = Tokenizer().counter("o200k_base")
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}

@@ -29,8 +29,8 @@ from proxy.effects.summarizer import (
 from proxy.errors import UpstreamUnreachable
 from proxy.store import Store
 from proxy.store.records import StoreUnavailable, SummaryRow
-from proxy.wire.codec import parse_chat
-from proxy.wire.render import REASONING_ROOM, forces_a_call, standing_body
+from proxy.wire.codec import REASONING_ROOM, parse_chat
+from proxy.wire.render import forces_a_call, standing_body
 
 TERMS = SummarizerTerms(tenant="a", upstream="up", model="small")
 NOTES = "The service was moved to port 8400 and the tests pass; next is the release."

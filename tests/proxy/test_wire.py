@@ -13,9 +13,9 @@ from proxy.errors import InvalidJSON, InvalidRequest
 from proxy.exchange.asked import wants_no_editing
 from proxy.wire import raw
 from proxy.wire.chat import body_of, digest_of, message_of
-from proxy.wire.codec import parse_chat, rewritten, with_fields
+from proxy.wire.codec import parse_chat, with_fields
 from proxy.wire.raw import read_value, replace_fields, split_array, split_object, write_value
-from proxy.wire.render import render
+from proxy.wire.render import render, rewritten
 
 CALL = {
     "id": "call_1",
