@@ -172,11 +172,7 @@ async def delete_policy(visit: PageVisit) -> Redirect:
     return Redirect(f"{PATH}/policies?done={quote('Removed ' + visit.path['name'] + '.')}")
 
 
-async def trial(visit: PageVisit) -> View:
-    return _trial(visit)
-
-
-def _trial(visit: PageVisit, *, problem: str | None = None, status: int = 200, **found: object) -> View:
+async def trial(visit: PageVisit, *, problem: str | None = None, status: int = 200, **found: object) -> View:
     chosen = visit.form.get("policy") or [visit.query.get("policy", DEFAULT_PRESET)]
     values: dict[str, Any] = {
         "problem": problem,
@@ -215,11 +211,11 @@ async def play(visit: PageVisit) -> View:
         report = await asyncio.to_thread(_played, text, title, settings, conditions)
     except (ProxyError, BadRecording) as fault:
         said = fault.message if isinstance(fault, ProxyError) else str(fault).partition(": ")[2] or str(fault)
-        return _trial(visit, problem=said, status=400)
+        return await trial(visit, problem=said, status=400)
     rows = [table_row(name, tally, report.prices) for name, tally in report.totals.items()]
     told = [said for name, tally in report.totals.items() for said in remarks(name, tally)]
     drawn = Markup("\n".join(sections(report)))  # noqa: S704 - every text in it is escaped where it is drawn
-    return _trial(visit, rows=rows, remarks=told, pictures=drawn, report=report)
+    return await trial(visit, rows=rows, remarks=told, pictures=drawn, report=report)
 
 
 async def _recorded(visit: PageVisit) -> tuple[bytes, str, str]:
@@ -274,11 +270,7 @@ async def _play_all(
     )
 
 
-async def keys(visit: PageVisit) -> View:
-    return await _keys(visit)
-
-
-async def _keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
+async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
     visit.only_operator()
     found = await api_keys.listing(visit.asked(query={}, rows=MAX_ROWS))
     values: dict[str, Any] = {
@@ -304,14 +296,14 @@ async def create_key(visit: PageVisit) -> View:
     try:
         answer = await api_keys.create(visit.asked(body=body))
     except InvalidRequest as fault:
-        return await _keys(visit, status=400, problem=fault.message)
-    return await _keys(visit, status=201, made=json.loads(answer.body))
+        return await keys(visit, status=400, problem=fault.message)
+    return await keys(visit, status=201, made=json.loads(answer.body))
 
 
 async def rotate_key(visit: PageVisit) -> View:
     visit.only_operator()
     answer = await api_keys.rotate(visit.asked())
-    return await _keys(visit, status=201, made=json.loads(answer.body))
+    return await keys(visit, status=201, made=json.loads(answer.body))
 
 
 async def limit_key(visit: PageVisit) -> View | Redirect:
@@ -319,7 +311,7 @@ async def limit_key(visit: PageVisit) -> View | Redirect:
     try:
         done = await api_keys.limit(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
     except InvalidRequest as fault:
-        return await _keys(visit, status=400, problem=fault.message)
+        return await keys(visit, status=400, problem=fault.message)
     return Redirect(f"{PATH}/keys?done={quote(f'Set the limits of {done.name}: they hold from its next request on.')}")
 
 
@@ -331,19 +323,16 @@ async def revoke_key(visit: PageVisit) -> Redirect:
 
 async def usage(visit: PageVisit) -> View:
     found, by, since = await _usage(visit)
-    following = None if found.next is None else visit.link(cursor=found.next)
     first = visit.link(cursor=None) if "cursor" in visit.query else None
     csv_link = visit.link(cursor=None).replace(f"{PATH}/usage", f"{PATH}/usage.csv", 1)
-    values = {"found": found, "by": by, "since": since, "bys": BYS, "sinces": SINCE, "next": following}
-    return View("usage.html", values | {"first": first, "csv": csv_link})
+    values = {"found": found, "by": by, "since": since, "bys": BYS, "sinces": SINCE, "csv": csv_link}
+    return View("usage.html", values | {"first": first, "next": visit.following(found.next)})
 
 
 async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[reports.Usage, str, str]:
     since = visit.query.get("since", "30d")
-    by = visit.query.get("by", "")
-    query = {"since": since, **({"by": by} if by else {})}
-    query |= {"cursor": visit.query["cursor"]} if "cursor" in visit.query else {}
-    return await reports.usage(visit.asked(query=query, rows=rows)), by, since
+    query = {"since": since, **visit.given("by", "cursor")}
+    return await reports.usage(visit.asked(query=query, rows=rows)), query.get("by", ""), since
 
 
 async def usage_csv(visit: PageVisit) -> ManagementAnswer:
