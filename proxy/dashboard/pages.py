@@ -86,7 +86,7 @@ def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int
     found = []
     for title, name, metric in (("Tokens forwarded", "tokens", "tokens_after"), ("Requests", "requests", "requests")):
         _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
-        picture = charts.bars([point.value or 0.0 for point in points], title)
+        picture = charts.spark([point.value or 0.0 for point in points], title, filled=True)
         found.append((title, name, Markup(picture)))  # noqa: S704 - drawn of numbers
     return found
 

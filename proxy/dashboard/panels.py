@@ -361,6 +361,7 @@ async def system(visit: PageVisit) -> View:
     up = await asyncio.gather(*(_is_up(base) for base in bases))
     requests = await store.requests()
     size, kept = await store.size(), await store.sizes()
+    drawn = charts.spark([each for _, each in kept], "Bytes of the store", filled=True)
     values: dict[str, Any] = {
         "version": version("weir-proxy"),
         "instance": runtime.instance,
@@ -370,7 +371,7 @@ async def system(visit: PageVisit) -> View:
         "size": size,
         "most": runtime.config.store.max_size,
         "grown": reports.store_growth(kept, size, now=visit.now),
-        "drawn": Markup(charts.bars([each for _, each in kept], "Bytes of the store")) if kept[1:] else "",  # noqa: S704
+        "drawn": Markup(drawn) if kept[1:] else "",  # noqa: S704 - drawn of numbers
         "since": kept[0][0] if kept else None,
         "per_request": size / requests if requests else None,
         "waiting": runtime.settler.waiting(),

@@ -349,7 +349,6 @@ class Compaction:
     later: tuple[ToolCall, ...] = ()
     archived: str = ""
     layers: tuple[str, ...] = ()
-    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +374,6 @@ async def compactions_of(script: Script, scenario: Scenario) -> AsyncIterator[Co
             later=tuple(c for index in range(length, len(script.recording.values)) for c in script.read(index).calls),
             archived="\n".join(script.text(index) for index in sorted(archived)),
             layers=forwarded.layers,
-            asked=forwarded.asked,
         )
     await scenario.close()
 

@@ -58,12 +58,7 @@ def buckets_chart(steps: Sequence[Step], *, window: int) -> str:
     ticks = scale(highest * 1.02)
     frame = Frame(len(steps), ticks[-1], 260)
     parts = [*grid(frame, ticks, [_short(tick) for tick in ticks])]
-    below = [0.0] * len(steps)
-    for name in BUCKETS:
-        above = [low + step.buckets.get(name, 0) for low, step in zip(below, steps, strict=True)]
-        if above != below:
-            parts.append(f'<path class="b-{name}" d="{area(frame, below, above)}"/>')
-        below = above
+    parts += stacked(frame, BUCKETS, [step.buckets for step in steps])
     raw = list(takewhile(lambda tokens: tokens <= frame.top, (step.before for step in steps)))
     if raw:
         parts.append(f'<path class="raw" d="{line_of(frame, raw)}"/>')
@@ -98,12 +93,12 @@ def reuse_chart(steps: Sequence[Step]) -> str:
     return svg(frame, "Prefix reuse of each request", parts)
 
 
-def svg(frame: Frame, label: str, parts: Sequence[str]) -> str:
+def svg(frame: Frame, label: str, parts: Sequence[str], role: str = 'role="img"') -> str:
     inner = "\n".join(parts)
-    return f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{escape(label)}">\n{inner}\n</svg>'
+    return f'<svg viewBox="0 0 {frame.width} {frame.height}" {role} aria-label="{escape(label)}">\n{inner}\n</svg>'
 
 
-def grid(frame: Frame, ticks: Sequence[float], labels: Sequence[str], *, first: int = 1) -> Iterator[str]:
+def grid(frame: Frame, ticks: Sequence[float], labels: Iterable[str], *, first: int = 1) -> Iterator[str]:
     for tick, label in zip(ticks, labels, strict=True):
         y = frame.y(tick)
         yield f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -122,6 +117,16 @@ def area(frame: Frame, below: Sequence[float], above: Sequence[float]) -> str:
     there = [f"{frame.x(i + side):.1f},{frame.y(value):.1f}" for i, value in enumerate(above) for side in (0, 1)]
     back = [f"{frame.x(i + side):.1f},{frame.y(below[i]):.1f}" for i in reversed(range(len(below))) for side in (1, 0)]
     return f"M{' L'.join((*there, *back))} Z" if there else "M0,0"
+
+
+def stacked(frame: Frame, names: Iterable[str], buckets: Sequence[Mapping[str, int]]) -> Iterator[str]:
+    """The buckets of each request, one upon the other."""
+    below = [0.0] * len(buckets)
+    for name in names:
+        above = [low + each.get(name, 0) for low, each in zip(below, buckets, strict=True)]
+        if above != below:
+            yield f'<path class="b-{name}" d="{area(frame, below, above)}"/>'
+        below = above
 
 
 def line_of(frame: Frame, values: Sequence[float]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from policies.decision import Decision
 from policies.effects import Failed, Summarize, Summary
@@ -106,25 +106,25 @@ class Forwarded:
         return () if self.decision is None else self.decision.removed
 
 
-class Scenario(Protocol):
-    async def forward(self, script: Script, length: int) -> Forwarded: ...
+class Scenario:
+    async def forward(self, script: Script, length: int) -> Forwarded:
+        raise NotImplementedError
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Give up what is kept for the requests so far."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unmanaged:
+class Unmanaged(Scenario):
     budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
         tokens = script.transcript(length).tokens
         return Forwarded(pieces=script.raw_pieces(length), tokens=tokens, limit=self.budget.usable, action="pass")
 
-    async def close(self) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
-class SlidingWindow:
+class SlidingWindow(Scenario):
     budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
@@ -148,8 +148,6 @@ class SlidingWindow:
             new=dropped > 0,
         )
 
-    async def close(self) -> None: ...
-
 
 class _Asked(EffectHandler):
     def __init__(self, ask: Ask | None) -> None:
@@ -162,7 +160,7 @@ class _Asked(EffectHandler):
         return reply if isinstance(reply, Summary | Failed) else Failed("replay")
 
 
-class Managed:
+class Managed(Scenario):
     def __init__(
         self,
         settings: ContextSettings,
