@@ -7,6 +7,7 @@ it. In a model it stands behind ``fault:``.
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -145,7 +146,7 @@ def parse_fault(text: str, known: Mapping[str, FaultRule]) -> InjectedFault:
     return fault
 
 
-def answer_with_status(fault: InjectedFault, scene: Scene) -> Transmission:
+def _answer_with_status(_: Transmission, fault: InjectedFault, scene: Scene) -> Transmission:
     status, wait = int(fault.name), fault.argument or "1"
     if status in {204, 304}:
         return Transmission(status=status)
@@ -168,6 +169,7 @@ def _error_in_stream(delivery: Transmission, fault: InjectedFault, scene: Scene)
     return replace(delivery, chunks=(*said, scene.error_after(len(said))))
 
 
+STATUS = FaultRule(_answer_with_status, wins=True)
 FAULTS: Mapping[str, FaultRule] = {
     "latency": FaultRule(lambda sent, fault, _: replace(sent, before=fault.number(1.0)), wins=True),
     "slow_chunks": FaultRule(lambda sent, fault, _: replace(sent, between=fault.number(0.2))),
@@ -272,23 +274,14 @@ def speak(answer: SimulatedAnswer, *, limit: int | None, count: Count) -> Spoken
         calls, spent, finish = (), limit, finish or "length"
     pieces = tuple(match.group() for match in _PIECE.finditer(answer.text))
     room = None if limit is None else limit - spent
-    kept = len(pieces) if room is None or count(answer.text) <= room else _fitting(pieces, room, count)
+    kept = len(pieces)
+    if room is not None and count(answer.text) > room:
+        kept = bisect_right(range(1, len(pieces)), room, key=lambda most: count("".join(pieces[:most])))
     if kept < len(pieces):
         finish = finish or "length"
     text = "".join(pieces[:kept])
     spent += count(text) if text else 0
     return Spoken(pieces[:kept], calls, answer.reasoning, finish or ("tool_calls" if calls else "stop"), spent, thought)
-
-
-def _fitting(pieces: tuple[str, ...], room: int, count: Count) -> int:
-    low, high = 0, len(pieces)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count("".join(pieces[:middle])) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _forced_tool(request: Request) -> tuple[str, Any] | None:

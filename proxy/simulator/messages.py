@@ -49,13 +49,10 @@ class SimulatedMessages(Surface):
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
         self._judge(request, counting=True)
         edited = self._read(request, sender).request
-        counts: dict[str, Any] = {"input_tokens": self._tokens(edited)}
+        counts: dict[str, Any] = {"input_tokens": self.tokens(edited)}
         if request.get("context_management"):
-            counts["context_management"] = {"original_input_tokens": self._tokens(request)}
+            counts["context_management"] = {"original_input_tokens": self.tokens(request)}
         return counts
-
-    def _tokens(self, request: Request) -> int:
-        return self.counter.measure(self.pieces(request)).total
 
     def _judge(self, request: Request, *, counting: bool = False) -> None:
         settings = self.settings
@@ -191,7 +188,7 @@ class SimulatedMessages(Surface):
             return request, {}
         applied = []
         for edit in request["context_management"].get("edits") or ():
-            kind, size = edit["type"], self._tokens(request)
+            kind, size = edit["type"], self.tokens(request)
             if kind == "compact_20260112":
                 if size >= (edit.get("trigger") or {}).get("value", COMPACTION_TRIGGER):
                     request = {**request, "compact": edit}
@@ -199,7 +196,7 @@ class SimulatedMessages(Surface):
             name = "cleared_thinking_turns" if kind.startswith("clear_thinking") else "cleared_tool_uses"
             clear = _without_thinking if kind.startswith("clear_thinking") else _without_results
             messages, count = clear(request["messages"], edit, size)
-            cleared = size - self._tokens({**request, "messages": messages})
+            cleared = size - self.tokens({**request, "messages": messages})
             if count and cleared >= (edit.get("clear_at_least") or {}).get("value", 0):
                 applied.append({"type": kind, name: count, "cleared_input_tokens": cleared})
                 request = {**request, "messages": messages}

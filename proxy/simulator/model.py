@@ -15,6 +15,7 @@ from typing import Any
 from proxy.simulator.delivery import (
     FAULT_PREFIX,
     FAULTS,
+    STATUS,
     FaultRule,
     InjectedFault,
     Scene,
@@ -22,7 +23,6 @@ from proxy.simulator.delivery import (
     SimulatedAnswer,
     Spoken,
     Transmission,
-    answer_with_status,
     as_json,
     as_stream,
     asked_tokens,
@@ -187,7 +187,10 @@ class Surface:
         raise NotImplementedError
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
-        return {"input_tokens": self.counter.measure(self.pieces(request)).total}
+        return {"input_tokens": self.tokens(request)}
+
+    def tokens(self, request: Request) -> int:
+        return self.counter.measure(self.pieces(request)).total
 
     def view(self, request: Request) -> Request:
         return request
@@ -302,28 +305,27 @@ class Model:
             refused = as_json(error, status=status, headers=self._headers())
             return self._refuse(surface, fault, refused, scene, streamed=bool(request.get("stream")))
         outcome = self._outcome(surface, admitted, prompt, window)
-        delivery = self._apply(fault, self._render(surface, outcome), scene)
+        delivery = self._rule(fault).change(self._render(surface, outcome), fault, scene)
         if delivery.completes:
             self.cache.remember(prompt, credential=credential, model=model)
             surface.remember(outcome)
         noted.cached_tokens, noted.completion_tokens = outcome.cached, outcome.spoken.tokens
         return delivery
 
-    def _apply(self, fault: InjectedFault, delivery: Transmission, scene: Scene) -> Transmission:
-        if fault.is_status:
-            return answer_with_status(fault, scene)
-        return self.settings.faults.get(fault.name, FaultRule()).change(delivery, fault, scene)
+    def _rule(self, fault: InjectedFault) -> FaultRule:
+        return STATUS if fault.is_status else self.settings.faults.get(fault.name, FaultRule())
 
     def _refuse(
         self, surface: Surface, fault: InjectedFault, refused: Transmission, scene: Scene, *, streamed: bool
     ) -> Transmission:
-        if fault.name in {"overflow_in_stream", "error_in_stream"} and not streamed:
+        is_inside = fault.name in {"overflow_in_stream", "error_in_stream"}
+        if is_inside and not streamed:
             return as_json(scene.overflow)
         how = fault.argument if fault.name == "overflow_in_stream" else self.settings.overflow_in_stream
-        if fault.name in {"overflow_in_stream", "error_in_stream"} or (how and streamed):
+        if is_inside or (how and streamed):
             return as_stream(surface.told(scene.overflow, how or "error"), headers=self._headers())
-        wins = fault.is_status or self.settings.faults.get(fault.name, FaultRule()).wins
-        return self._apply(fault, refused, scene) if wins else refused
+        rule = self._rule(fault)
+        return rule.change(refused, fault, scene) if rule.wins else refused
 
     def _error(
         self, surface: Surface, fault: InjectedFault, prompt: CountedPrompt, window: int, asked: int | None

@@ -207,8 +207,7 @@ class SimulatedResponses(Surface):
         return items
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
-        tokens = self.counter.measure(self.pieces(self.admit(request, sender).request)).total
-        return {"object": "response.input_tokens", "input_tokens": tokens}
+        return {"object": "response.input_tokens", "input_tokens": self.tokens(self.admit(request, sender).request)}
 
     def view(self, request: Request) -> Request:
         messages: list[dict[str, Any]] = []
