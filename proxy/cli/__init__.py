@@ -87,7 +87,7 @@ def _stop(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=_CommandTable, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_CommandTable, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="weir-proxy", prog_name="weir")
 def main() -> None:
     """Weir: an OpenAI-compatible proxy that keeps long conversations inside the context window.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import click
@@ -97,7 +97,7 @@ async def verify(store: Store, config: Config, *, tenant: str | None, noted: lis
 @audit.command("list")
 @click.option("--conversation", metavar="ID", help="Only this conversation, by name or id; a deleted one too.")
 @click.option("--type", "kind", type=click.Choice([str(each) for each in AuditType]), help="Only rows of this type.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many rows, newest first.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, help="How many rows, newest first.")
 @tenant_option
 @reads
 async def list_rows(
@@ -131,7 +131,7 @@ async def list_rows(
 @audit.command()
 @click.option("--conversation", "name", metavar="NAME", help="Only this conversation, by name or id.")
 @click.option("--policy", metavar="P", help="Only evictions by this policy.")
-@click.option("--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many rows with --json.")
+@click.option("--limit", type=click.IntRange(min=1), default=200, help="How many rows with --json.")
 @reads
 async def evictions(store: Store, _: Config, *, name: str | None, policy: str | None, limit: int) -> Findings:
     """List what was evicted, what that freed, and how much of it was requested again: the regret.
@@ -151,10 +151,7 @@ async def evictions(store: Store, _: Config, *, name: str | None, policy: str | 
     rows = await store.evictions(None, conversation=one, policy=policy, limit=limit)
     asked = await store.evictions(None, conversation=one, policy=policy, asked_again=True, limit=limit)
     total = _total(sums)
-    groups = {
-        "layer": _grouped(sums, "layer", lambda each: each.layer),
-        "tool": _grouped(sums, "tool", lambda each: each.tool),
-    }
+    groups = {label: _grouped(sums, label) for label in ("layer", "tool")}
 
     def value() -> dict[str, object]:
         listed = {"asked_again_rows": [_eviction_json(row) for row in asked], "rows": [_eviction_json(r) for r in rows]}
@@ -235,23 +232,22 @@ def _eviction_json(row: EvictionRow) -> dict[str, object]:
     return {**asdict(row), "digest": row.digest.hex(), "call_hash": row.call_hash.hex(), "freed": row.freed}
 
 
-def _total(sums: Iterable[EvictionSum]) -> dict[str, object]:
-    listed = list(sums)
-    results = sum(each.evicted for each in listed if each.tool)
-    again = sum(each.asked_again for each in listed)
+def _total(sums: Sequence[EvictionSum]) -> dict[str, object]:
+    results = sum(each.evicted for each in sums if each.tool)
+    again = sum(each.asked_again for each in sums)
     return {
-        "evicted": sum(each.evicted for each in listed),
+        "evicted": sum(each.evicted for each in sums),
         "results": results,
         "asked_again": again,
         "regret": round(again / results, 4) if results else None,
-        "tokens_freed": sum(each.tokens_before - each.tokens_after for each in listed),
+        "tokens_freed": sum(each.tokens_before - each.tokens_after for each in sums),
     }
 
 
-def _grouped(sums: Iterable[EvictionSum], label: str, key: Callable[[EvictionSum], str]) -> list[dict[str, object]]:
+def _grouped(sums: Iterable[EvictionSum], label: str) -> list[dict[str, object]]:
     groups: dict[str, list[EvictionSum]] = {}
     for each in sums:
-        groups.setdefault(key(each), []).append(each)
+        groups.setdefault(getattr(each, label), []).append(each)
     return [{label: name, **_total(group)} for name, group in groups.items()]
 
 

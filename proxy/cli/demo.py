@@ -257,9 +257,7 @@ View = Callable[[int, Batch | None], None]
 
 
 @click.command()
-@click.option(
-    "--window", type=click.IntRange(min=1024), default=8192, show_default=True, help="The model's window, tokens."
-)
+@click.option("--window", type=click.IntRange(min=1024), default=8192, help="The model's window, tokens.")
 @click.option("--steps", type=click.IntRange(min=1), help="How many requests to play; defaults to all.")
 @click.option("--policy", help="A preset, see `weir policy list`; defaults to the default policy.")
 @click.option(

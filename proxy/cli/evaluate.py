@@ -19,7 +19,7 @@ from policies.settings import ContextSettings
 from proxy.access.destination import CHAT_PATH, Caller, by_weir
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded
-from proxy.cli.shared import config_option, found, json_option, loaded, opened, print_json, store_option
+from proxy.cli.shared import FILE, config_option, found, json_option, loaded, opened, print_json, store_option
 from proxy.config.values import Config, Flags
 from proxy.effects.perform import EffectHandler, Spent
 from proxy.effects.summarizer import Summarizer, SummarizerTerms
@@ -91,7 +91,6 @@ class Models(EffectHandler):
 INPUT_SHARE = 0.7
 """Share of a model's window that a question with its material may take: its tokenizer may be another one."""
 USUAL_WINDOW = 8_192
-DEFAULT_QUESTIONS = 10
 TOO_AGGRESSIVE = 0.75
 """Fidelity under which a compaction takes too much (requirement A0.122)."""
 TITLES = (
@@ -142,40 +141,41 @@ class _Asking(TypedDict):
     summarizer: str | None
     upstream: str | None
     model_window: int | None
-    propose: int
+    propose: int | None
     budget: int | None
     at_once: int
     seconds: float
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
+@click.argument("file", type=FILE, required=False)
 @click.option("--conversation", metavar="ID", help="Evaluate a stored conversation's summaries instead of a file.")
-@click.option("--policy", default="balanced", show_default=True, help="A policy's name, or FILE.yaml:NAME.")
+@click.option("--policy", default="balanced", help="A policy's name, or FILE.yaml:NAME.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the policy's.")
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), help="The max_tokens of each request; defaults to the policy's reserve."
 )
-@click.option("--model", default="", help="The model that answers questions; without it only coverage is scored.")
-@click.option("--judge", default="", help="The model that compares the answers; defaults to --model.")
+@click.option(
+    "--model",
+    default="",
+    show_default=False,
+    help="The model that answers questions; without it only coverage is scored.",
+)
+@click.option(
+    "--judge", default="", show_default=False, help="The model that compares the answers; defaults to --model."
+)
 @click.option("--summarizer", help="The model that writes summaries, `same` for --model; defaults to the policy's.")
 @click.option(
     "--upstream", metavar="URL", help="The models' server; defaults to the configuration's. OPENAI_API_KEY is sent."
 )
 @click.option("--model-window", type=click.IntRange(min=1024), help="The models' context window, tokens.")
 @click.option(
-    "--questions",
-    type=click.IntRange(MIN_QUESTIONS, MAX_QUESTIONS),
-    default=DEFAULT_QUESTIONS,
-    show_default=True,
-    help="Questions per compaction.",
+    "--questions", type=click.IntRange(MIN_QUESTIONS, MAX_QUESTIONS), default=10, help="Questions per compaction."
 )
-@click.option("--propose", type=click.IntRange(0, 10), default=0, help="Additional questions, written by the model.")
+@click.option("--propose", type=click.IntRange(0, 10), help="Additional questions, written by the model.")
 @click.option("--budget", type=click.IntRange(min=1), help="The most tokens to spend on the models.")
-@click.option("--at-once", type=click.IntRange(1, 8), default=AT_ONCE, show_default=True, help="Concurrent questions.")
-@click.option(
-    "--seconds", type=click.FloatRange(min=1), default=SECONDS, show_default=True, help="Timeout for an answer."
-)
+@click.option("--at-once", type=click.IntRange(1, 8), default=AT_ONCE, help="Concurrent questions.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=SECONDS, help="Timeout for an answer.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @click.option("--gate", type=click.FloatRange(0, 1), help="Exit with 1 if fidelity is lower, or nothing was judged.")
 @click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit with 1 if coverage is lower. Needs no model.")
@@ -252,7 +252,7 @@ def _print(run: _EvaluationRun, failures: Sequence[str], *, answers: bool, as_js
 def _terms_of(settings: ContextSettings, conditions: Conditions, asking: _Asking) -> Terms:
     window = asking["model_window"] or conditions.facts.window or settings.window or USUAL_WINDOW
     reads = int(INPUT_SHARE * window)
-    return Terms(counter=conditions.counter, max_input=reads, judge_input=reads, propose=asking["propose"])
+    return Terms(counter=conditions.counter, max_input=reads, judge_input=reads, propose=asking["propose"] or 0)
 
 
 def _models_of(config: Config, settings: ContextSettings, asking: _Asking) -> Models | None:

@@ -12,7 +12,7 @@ from policies.quality.advise import PROVIDERS, Advice, ToolAdvice, recommend, wo
 from policies.settings import ContextSettings
 from proxy.cli import Failure
 from proxy.cli.output import Progressed, print_line, print_table, progress
-from proxy.cli.shared import Findings, counted, found, known_policy, loaded, reading, stored
+from proxy.cli.shared import FILE, Findings, counted, found, known_policy, loaded, reading, stored
 from proxy.config.values import Config
 from proxy.http.archive import checkpoints_of
 from proxy.models.facts import BadPrices, ModelFacts, ModelRegistry, PriceList, price_list
@@ -76,10 +76,10 @@ class _ReplayRun:
 
 @click.command()
 @click.argument("source", metavar="FILE|CONVERSATION")
-@click.option("--policy", default="balanced", show_default=True, help="A policy's name, or FILE.yaml:NAME.")
+@click.option("--policy", default="balanced", help="A policy's name, or FILE.yaml:NAME.")
 @click.option("--compare", multiple=True, metavar="POLICY", help="Another policy to compare; may be repeated.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
-@click.option("--model", default="", help="The model, for its tokenizer, window and prices.")
+@click.option("--model", default="", show_default=False, help="The model, for its tokenizer, window and prices.")
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), help="The max_tokens of each request; defaults to the policy's reserve."
 )
@@ -87,9 +87,7 @@ class _ReplayRun:
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
 @click.option("--advise", "advise_too", is_flag=True, help="Also play each policy with its cheapest trigger.")
 @click.option("--steps", is_flag=True, help="Also show each request.")
-@click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write a report with plots."
-)
+@click.option("--html", type=FILE, metavar="OUT", help="Write a report with plots.")
 @stored
 def replay(
     config: Config,

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import resource
-import shlex
 import signal
 import socket
 import sys
@@ -23,7 +22,7 @@ import click
 from proxy.access.admission import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
-from proxy.cli.shared import cannot_listen, config_option, loaded, store_url
+from proxy.cli.shared import config_option, given_again, listening, loaded, store_url
 from proxy.config.loading import Handed, environment, hand_down, handed_down, load_config
 from proxy.config.values import Config, Flags, masked_url, secrets_of
 from proxy.custom import Hooks, Plugin
@@ -62,9 +61,7 @@ COLLECT_AFTER = 20_000
 @click.option("--policy", help="The default policy; 'off' forwards everything unchanged.")
 @click.option("--store", metavar="PATH|URL", callback=store_url, help="The database, e.g. weir.db.")
 @click.option("--summarizer", metavar="MODEL", help="Model that writes summaries; 'same' for the request's own.")
-@click.option(
-    "--log-format", type=click.Choice(["line", "json"]), default="line", show_default=True, help="Log format."
-)
+@click.option("--log-format", type=click.Choice(["line", "json"]), default="line", help="Log format.")
 def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """Start the proxy.
 
@@ -85,9 +82,12 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
         raise Failure(f"telemetry: {error}") from error
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
     handler = _open_log(log_format)
-    with _logging(handler), _listening(config) as listener, _upstream(config, tokenizer) as effective:
+    address = config.listen.host, config.listen.port
+    # bound before anything is announced, so that the announced port is the true one
+    with _logging(handler), listening(*address) as listener, _upstream(config, tokenizer) as effective:
         keys = _check_store(effective)
-        _announce(effective, listener.getsockname()[1], keys, _making_a_key(path, flags))
+        making = f"weir keys create --name me{given_again(path, flags.store and masked_url(flags.store))}"
+        _announce(effective, listener.getsockname()[1], keys, making)
         code = _run(effective, path, flags, tokenizer, listener, handler, log_format)
     if code:
         raise Failure("the proxy could not be started; the log above says why")
@@ -183,19 +183,6 @@ def installed_plugins() -> tuple[Plugin, ...]:
 def _vocabularies() -> Path | None:
     cache = environment().get("TIKTOKEN_CACHE_DIR")
     return Path(cache) if cache else None
-
-
-@contextlib.contextmanager
-def _listening(config: Config) -> Iterator[socket.socket]:
-    """A socket that is bound before anything is announced, so that the announced port is the true one."""
-    host, port = config.listen.host, config.listen.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
-    except OSError as error:
-        raise cannot_listen(host, port, error) from error
-    with listener:
-        yield listener
 
 
 def _check_store(config: Config) -> Keyring:
@@ -296,12 +283,6 @@ def _thread_ended(found: threading.ExceptHookArgs) -> None:
 
 def _not_raised(found: "sys.UnraisableHookArgs") -> None:
     log.error("an exception could not be raised", exc_info=found.exc_value)
-
-
-def _making_a_key(path: Path | None, flags: Flags) -> str:
-    options = [f" --config {shlex.quote(str(path))}" if path else ""]
-    options += [f" --store {shlex.quote(masked_url(flags.store))}" if flags.store else ""]
-    return f"weir keys create --name me{''.join(options)}"
 
 
 def _first_key(making: str) -> Iterator[str]:

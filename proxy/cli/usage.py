@@ -1,6 +1,7 @@
 """What conversations took and how they fare: ``weir usage`` by key, ``weir budget`` by bucket, ``weir health``."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -79,9 +80,7 @@ def budget() -> None:
 
 
 @budget.command()
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many conversations, newest first."
-)
+@click.option("--limit", type=click.IntRange(min=1), default=200, help="How many conversations, newest first.")
 @click.option("--policy", metavar="P", help="Only requests with this policy.")
 @reads
 async def advise(store: Store, config: Config, *, limit: int, policy: str | None) -> Findings:
@@ -152,29 +151,24 @@ class _Use:
             conversations=len(self.buckets), requests=requests, turns=requests, tools=tuple(self.tools.values())
         )
 
-    def add(self, requests: Iterable[ExchangeRow], config: Config) -> None:
-        over, tokens, count = dict[str, int](), dict[str, int](), 0
+    def add(self, requests: Sequence[ExchangeRow], config: Config) -> None:
+        over, tokens = Counter[str](), dict[str, int]()
         for row in requests:
-            count += 1
             used, soft = tokens_by_bucket(row.detail.get("buckets")), config.soft_shares(row.policy)
-            for name, cap in tokens_by_bucket(row.detail.get("caps")).items():
-                if used.get(name, 0) >= soft.get(name, SOFT) * cap:
-                    over[name] = over.get(name, 0) + 1
+            caps = tokens_by_bucket(row.detail.get("caps"))
+            over.update(name for name, cap in caps.items() if used.get(name, 0) >= soft.get(name, SOFT) * cap)
             tokens = used or tokens
             self._add_tools(row)
-        if count:
-            self.buckets.append(BucketUse(requests=count, over=over, tokens=tokens))
+        if requests:
+            self.buckets.append(BucketUse(requests=len(requests), over=over, tokens=tokens))
 
     def _add_tools(self, row: ExchangeRow) -> None:
         found = row.detail.get("tools")
         for name, (calls, tokens, largest) in found.items() if isinstance(found, Mapping) else ():
-            old = self.tools.get(name, ToolUse(name=name, calls=0, tokens=0, largest=0))
-            self.tools[name] = ToolUse(
-                name=name,
-                calls=old.calls + int(calls),
-                tokens=old.tokens + int(tokens),
-                largest=max(old.largest, int(largest)),
-            )
+            tool = self.tools.setdefault(name, ToolUse(name=name))
+            tool.calls += int(calls)
+            tool.tokens += int(tokens)
+            tool.largest = max(tool.largest, int(largest))
 
 
 ALERTS_SHOWN = 20

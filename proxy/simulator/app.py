@@ -23,18 +23,20 @@ from typing import Any, Protocol
 import uvicorn
 from anyio.from_thread import start_blocking_portal
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.simulator.chat import SimulatedChat
-from proxy.simulator.delivery import FAULT_HEADER, deliver
+from proxy.simulator.delivery import FAULT_HEADER, Transmission, deliver
 from proxy.simulator.memory import stored_routes
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, Noted, SimulatorSettings, Surface, sender_of
+from proxy.simulator.model import Model, Noted, Sender, SimulatorSettings, Surface, sender_of
 from proxy.simulator.responses import SimulatedCompaction, SimulatedResponses
 from proxy.simulator.window import Count, Dialect, Request, missing_problem, problem_body
 
@@ -163,7 +165,10 @@ class Recorder:
         if scope["type"] != "http" or scope["path"].startswith(OWN_ROUTES):
             await self._app(scope, receive, send)
             return
-        body = await _read(receive)
+        try:
+            body = await HTTPRequest(scope, receive).body()
+        except ClientDisconnect:
+            body = None
         visit = self._ledger.arrive(scope, body or b"", send)
         if body is None:
             visit.leave()
@@ -183,17 +188,6 @@ class Recorder:
         finally:
             watch.cancel()
             self._ledger.depart(visit)
-
-
-async def _read(receive: Receive) -> bytes | None:
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
 
 
 async def _watch(receive: Receive, visit: Visit) -> None:
@@ -219,30 +213,15 @@ class Simulator:
         self.ledger = Ledger(max_bytes=settings.ledger_bytes)
 
 
-class _Answering:
-    """The ASGI endpoint of a surface; an instance, since starlette would hand a plain function a parsed request."""
+class _Endpoint:
+    """An instance, since starlette would hand a plain function a parsed request, and send what it answers itself."""
 
-    def __init__(self, simulator: Simulator, surface: Surface) -> None:
-        self._simulator = simulator
-        self._surface = surface
+    def __init__(self, answer: Callable[[RecordedRequest, Sender], Transmission]) -> None:
+        self._answer = answer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, visit = HTTPRequest(scope, receive, send), scope[VISIT]
-        delivery = self._simulator.model.exchange(
-            self._surface,
-            await request.body(),
-            sender=sender_of(request.headers),
-            header=request.headers.get(FAULT_HEADER),
-            noted=visit.seen,
-        )
-        await deliver(delivery, visit)
-
-
-class _Counting(_Answering):
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = HTTPRequest(scope, receive, send)
-        counted = self._simulator.model.measure(self._surface, await request.body(), sender=sender_of(request.headers))
-        await deliver(counted, scope[VISIT])
+    async def __call__(self, scope: Scope, *_: object) -> None:
+        visit = scope[VISIT]
+        await deliver(self._answer(visit.seen, sender_of(Headers(scope=scope))), visit)
 
 
 def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
@@ -264,20 +243,26 @@ def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> St
 
 def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
     """OpenAI has chat and responses, Anthropic messages, vLLM and llama.cpp all three."""
-    settings, counter = simulator.settings, simulator.model.counter
+    settings, model, counter = simulator.settings, simulator.model, simulator.model.counter
     routes: list[BaseRoute] = [Route("/", lambda _: Response(), methods=["HEAD"])]  # Claude Code asks before it begins
 
-    def add(path: str, surface: Surface, counting: str) -> None:
-        routes.append(Route(f"/v1/{path}/{counting}", _Counting(simulator, surface), methods=["POST"]))
-        routes.append(Route(f"/v1/{path}", _Answering(simulator, surface), methods=["POST"]))
+    def add(path: str, surface: Surface, counting: str = "") -> None:
+        def answer(seen: RecordedRequest, sender: Sender) -> Transmission:
+            return model.exchange(surface, seen.body, sender=sender, header=seen.header(FAULT_HEADER), noted=seen)
+
+        def count(seen: RecordedRequest, sender: Sender) -> Transmission:
+            return model.measure(surface, seen.body, sender=sender)
+
+        routes.append(Route(f"/v1/{path}", _Endpoint(answer), methods=["POST"]))
+        if counting:
+            routes.append(Route(f"/v1/{path}/{counting}", _Endpoint(count), methods=["POST"]))
 
     if settings.dialect is not Dialect.ANTHROPIC:
         add("chat/completions", SimulatedChat(settings, counter), "input_tokens")
         responses = SimulatedResponses(settings, counter)
         add("responses", responses, "input_tokens")
         if settings.dialect is Dialect.OPENAI:
-            compacting = _Answering(simulator, SimulatedCompaction(responses))
-            routes.append(Route("/v1/responses/compact", compacting, methods=["POST"]))
+            add("responses/compact", SimulatedCompaction(responses))
         routes += stored_routes(responses.memory, settings.dialect)
     if settings.dialect is not Dialect.OPENAI:
         add("messages", SimulatedMessages(settings, counter), "count_tokens")
@@ -386,6 +371,7 @@ def _packed(vector: list[float]) -> str:
 
 START_SECONDS = 10.0
 BACKLOG = 2048
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,11 +420,6 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
-
-
 def _configure(
     settings: SimulatorSettings, counter: WordCounter, log_level: str | None = None
 ) -> tuple[uvicorn.Config, Simulator]:
@@ -454,21 +435,18 @@ def serve_until_stopped(
     *,
     counter: WordCounter,
     host: str,
-    port: int,
+    listener: socket.socket,
     ready: Callable[[RunningSimulator], None],
 ) -> None:
-    listener = _listen(host, port)
     config, simulator = _configure(settings, counter, "critical")
     ready(RunningSimulator(simulator, host, listener.getsockname()[1]))
     uvicorn.Server(config).run(sockets=[listener])
 
 
 @contextlib.asynccontextmanager
-async def serve_simulator(
-    settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
-) -> AsyncIterator[RunningSimulator]:
-    """A simulator in the running event loop for the length of the block; port 0 takes a free one."""
-    listener = _listen(host, port)
+async def serve_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> AsyncIterator[RunningSimulator]:
+    """A simulator on a free port, in the running event loop for the length of the block."""
+    listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
     config, simulator = _configure(settings, counter)
     server = _QuietServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -478,7 +456,7 @@ async def serve_simulator(
                 if serving.done():
                     await serving
                 await asyncio.sleep(0.005)
-        yield RunningSimulator(simulator, host, listener.getsockname()[1])
+        yield RunningSimulator(simulator, LOOPBACK, listener.getsockname()[1])
     finally:
         simulator.ledger.release()
         server.stop()
