@@ -3,13 +3,12 @@
 from proxy.simulator.app import RecordedRequest, RunningSimulator, run_simulator, serve_simulator, serve_until_stopped
 from proxy.simulator.delivery import SimulatedAnswer, SimulatedCall
 from proxy.simulator.model import SimulatorSettings
-from proxy.simulator.window import Dialect, Problem, Rejected, Request
+from proxy.simulator.window import Dialect, Problem, Request
 
 __all__ = [
     "Dialect",
     "Problem",
     "RecordedRequest",
-    "Rejected",
     "Request",
     "RunningSimulator",
     "SimulatedAnswer",

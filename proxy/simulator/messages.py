@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.checks import misshapen, refuse_first, reject
+from proxy.simulator.checks import misshapen, refuse_first
 from proxy.simulator.delivery import compact
 from proxy.simulator.memory import Sealer, ServerMemory, ServerThread, TenantMemory, owner
 from proxy.simulator.messages_rules import REQUEST, THINKING, Block, blocks_of, coded, form, sequence, sides
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
 from proxy.simulator.summaries import summarize, text_of
-from proxy.simulator.window import Dialect, PromptCounter, PromptPart, Rejected, Request, canonical, tool_pieces
+from proxy.simulator.window import Dialect, Problem, PromptCounter, PromptPart, Request, canonical, tool_pieces
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -59,11 +59,11 @@ class SimulatedMessages(Surface):
         refuse_first(form(request, counting=counting) if settings.strict else misshapen(request, REQUEST))
         for name in ("model", "messages") if counting else ("model", "max_tokens", "messages"):
             if not request.get(name):
-                raise reject(f"{name}: Field required")
+                raise Problem(f"{name}: Field required")
         asked = request.get("max_tokens")
         if settings.max_output is not None and asked is not None and asked > settings.max_output:
             text = f"max_tokens: {asked} > {settings.max_output}, which is the maximum allowed number of output tokens"
-            raise reject(f"{text} for {request['model']}")
+            raise Problem(f"{text} for {request['model']}")
 
     def _read(self, request: Request, sender: Sender) -> AdmittedRequest:
         self._serial += 1
@@ -91,21 +91,21 @@ class SimulatedMessages(Surface):
         named = [name for name in UNTHREADED if f'"{name}":' in json.dumps(request)]
         if named or not self.settings.keeps:
             text = "`thread` cannot be used with this request."
-            raise Rejected(coded(text, "thread_unsupported_request", unsupported=named))
+            raise coded(text, "thread_unsupported_request", unsupported=named)
         if thread.get("type") != "continue":
             return request
         held = tenant.threads.get(str(thread.get("previous_message_id")))
         if held is None or time.monotonic() - held.at > self.settings.thread_seconds:
             text = "No usable Thread state was found for `previous_message_id`. Replay the full conversation with"
             text = f'{text} `thread: {{"type": "create"}}` to start a new Thread.'
-            raise Rejected(coded(text, "thread_not_found", status=404))
+            raise coded(text, "thread_not_found", status=404)
         if held.continued:
             text = "The response that `previous_message_id` names has already been continued."
-            raise Rejected(coded(text, "thread_already_continued"))
+            raise coded(text, "thread_already_continued")
         if request.get("system") is not None or request.get("tools") is not None:
-            raise reject('`system` and `tools` cannot be set when `thread.type` is "continue".')  # words: unknown
+            raise Problem('`system` and `tools` cannot be set when `thread.type` is "continue".')  # words: unknown
         if request["model"] != held.fields["model"]:
-            raise Rejected(coded("`model` differs from the Thread's.", "thread_fingerprint_mismatch"))
+            raise coded("`model` differs from the Thread's.", "thread_fingerprint_mismatch")
         return {**request, **held.fields, "messages": [*held.messages, *request["messages"]]}
 
     def _verified(self, request: Request, sender: Sender) -> tuple[list[Request], list[Any], dict[str, Any]]:
@@ -148,9 +148,9 @@ class SimulatedMessages(Surface):
     def _check_dropping(self, request: Request, sender: Sender, path: str) -> None:
         binding = request["thinking"].get("block_binding") if request.get("thinking") else None
         if binding is not None and BINDING not in sender.beta:
-            raise reject(f"thinking.{request['thinking']['type']}.block_binding: Extra inputs are not permitted")
+            raise Problem(f"thinking.{request['thinking']['type']}.block_binding: Extra inputs are not permitted")
         if (binding or {}).get("prefix_mismatch_behavior") != "drop_block":
-            raise reject(
+            raise Problem(
                 f"{path}: Invalid `signature` in `thinking` block. The block is bound to a different conversation. "
                 'Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
             )
@@ -160,14 +160,14 @@ class SimulatedMessages(Surface):
         if value is None or value.get("by") != owner(sender.credential) or "chain" not in value:
             if self._trusts:
                 return None
-            raise reject(f"{path}: Invalid `signature` in `{block['type']}` block")
+            raise Problem(f"{path}: Invalid `signature` in `{block['type']}` block")
         if at is not None and (value["text"] != _hash(block["thinking"]) or at != value["at"]):
-            raise reject(
+            raise Problem(
                 f"{path}: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified. "
                 "These blocks must remain as they were in the original response."
             )
         if value["text"] != _hash(block["thinking"]):
-            raise reject(f"{path}: Invalid `signature` in `thinking` block")
+            raise Problem(f"{path}: Invalid `signature` in `thinking` block")
         return value
 
     def _summary(self, block: Block, since: int) -> int:
@@ -177,10 +177,10 @@ class SimulatedMessages(Surface):
             return since
         if value is None:
             text = "The `compaction` block's `signature` does not verify."
-            raise Rejected(coded(text, "compaction_signature_invalid"))
+            raise coded(text, "compaction_signature_invalid")
         if value["text"] != _hash(str(block["content"])):
             text = "The `compaction` block's `content` differs from the text its `signature` recorded."
-            raise Rejected(coded(text, "compaction_content_mismatch"))
+            raise coded(text, "compaction_content_mismatch")
         return int(value["n"])
 
     def _edited(self, request: Request) -> tuple[Request, dict[str, Any]]:

@@ -43,7 +43,6 @@ from proxy.simulator.window import (
     Problem,
     PromptCounter,
     PromptPart,
-    Rejected,
     Request,
     overflow_problem,
     overflows,
@@ -248,8 +247,8 @@ class Model:
             if self._is_summary(surface.view(admitted.request)):
                 settings.summarizer.check(surface.view(admitted.request))
             return self._answer(surface, admitted, fault, noted)
-        except Rejected as rejected:
-            return self.refusal(surface, rejected.problem)
+        except Problem as problem:
+            return self.refusal(surface, problem)
 
     def refusal(self, surface: Surface, problem: Problem) -> Transmission:
         body = json.dumps(problem_body(problem, surface.shape)).encode()
@@ -258,8 +257,8 @@ class Model:
     def measure(self, surface: Surface, body: bytes, *, sender: Sender) -> Transmission:
         try:
             return as_json(compact(surface.counted(self._parse(body, sender.credential), sender)))
-        except Rejected as rejected:
-            return self.refusal(surface, rejected.problem)
+        except Problem as problem:
+            return self.refusal(surface, problem)
 
     def _is_summary(self, request: Request) -> bool:
         return wants_summary(request, self.settings.summary_model)
@@ -267,14 +266,14 @@ class Model:
     def _parse(self, body: bytes, credential: str) -> Request:
         settings = self.settings
         if settings.api_keys and credential not in settings.api_keys:
-            raise Rejected(status_problem(401, model="", dialect=settings.dialect, retry_after=""))
+            raise status_problem(401, model="", dialect=settings.dialect, retry_after="")
         try:
             request = json.loads(body)
         except (ValueError, RecursionError):
             status = 500 if settings.dialect is Dialect.LLAMACPP else 400
-            raise Rejected(Problem(status=status, message=NOT_JSON)) from None
+            raise Problem(status=status, message=NOT_JSON) from None
         if not isinstance(request, dict):
-            raise Rejected(Problem(message="Invalid type for request body: expected an object."))
+            raise Problem(message="Invalid type for request body: expected an object.")
         return request
 
     def _meet(self, request: Request, header: str | None) -> InjectedFault:
@@ -287,7 +286,7 @@ class Model:
         try:
             fault = parse_fault(spelling, self.settings.faults)
         except ValueError as error:
-            raise Rejected(Problem(message=str(error), param="model")) from None
+            raise Problem(message=str(error), param="model") from None
         self._met[spelling] += 1
         return fault if fault.times is None or self._met[spelling] <= fault.times else NO_FAULT
 
@@ -339,7 +338,7 @@ class Model:
             status, body = self.settings.wordings[wording]
             return status, json.dumps(body(overflow)).encode()
         if wording and wording not in [*Dialect]:
-            raise Rejected(Problem(message=f"unknown wording {wording!r}; known are {', '.join(Dialect)}"))
+            raise Problem(message=f"unknown wording {wording!r}; known are {', '.join(Dialect)}")
         dialect = Dialect(wording or self.settings.dialect)
         problem = surface.too_long(overflow, dialect, numbers=bool(wording))
         return 400, json.dumps(problem_body(problem, dialect if wording else surface.shape)).encode()
