@@ -80,10 +80,9 @@ async def verify(store: Store, config: Config, *, tenant: str | None, noted: lis
     lost = [each for each in noted if not any(each.link in chain.found for chain in audited.chains)]
     failure = "; ".join(_faults(audited, len(lost)))
 
-    def value() -> dict[str, object]:
-        chains = [{**asdict(each), "found": sorted(link.hex() for link in each.found)} for each in audited.chains]
-        given = [{"head": each.link.hex(), "found": each not in lost} for each in noted]
-        return {"ok": not failure, "chains": chains, "heads": given, "unguarded": audited.unguarded}
+    chains = [{**asdict(each), "found": sorted(link.hex() for link in each.found)} for each in audited.chains]
+    given = [{"head": each.link.hex(), "found": each not in lost} for each in noted]
+    value = {"ok": not failure, "chains": chains, "heads": given, "unguarded": audited.unguarded}
 
     def show() -> None:
         _show_chains(audited.chains, names)
@@ -91,7 +90,7 @@ async def verify(store: Store, config: Config, *, tenant: str | None, noted: lis
             found = _why_lost(each, audited.chains) if each in lost else "is in the chain"
             click.echo(f"{each.link.hex()[:12]}… {found}")
 
-    return Findings(value, show, failure)
+    return Findings(lambda: value, show, failure)
 
 
 @audit.command("list")

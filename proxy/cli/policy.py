@@ -312,22 +312,21 @@ def recommend(
     advice = advice_for(pace, settings, conditions, prices.prices)
     tools = worst_tools(traffic)
 
-    def value() -> dict[str, object]:
-        return {
-            "traffic": _figures_of(traffic, pace),
-            "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
-            "advice": {
-                "policy": name,
-                "window": budget.window,
-                "usable": budget.usable,
-                "prices": prices.source,
-                "trigger": advice.trigger,
-                "low_water": advice.target,
-                "optimum": advice.optimum,
-                "reason": advice.reason,
-            },
-            "worst_tools": worst_json(tools),
-        }
+    value = {
+        "traffic": _figures_of(traffic, pace),
+        "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
+        "advice": {
+            "policy": name,
+            "window": budget.window,
+            "usable": budget.usable,
+            "prices": prices.source,
+            "trigger": advice.trigger,
+            "low_water": advice.target,
+            "optimum": advice.optimum,
+            "reason": advice.reason,
+        },
+        "worst_tools": worst_json(tools),
+    }
 
     def show() -> None:
         print_line(
@@ -346,7 +345,7 @@ def recommend(
             ],
         )
 
-    return Findings(value, show)
+    return Findings(lambda: value, show)
 
 
 def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Traffic, Pace]:

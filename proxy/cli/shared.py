@@ -168,6 +168,12 @@ def loaded(path: Path | None, flags: Flags | None = None) -> Config:
         raise Failure(f"{fault.problems[0]}{more}{hint}") from fault
 
 
+def vocabularies() -> Path | None:
+    """The folder that the user gave for vocabularies."""
+    cache = environment().get("TIKTOKEN_CACHE_DIR")
+    return Path(cache) if cache else None
+
+
 def known_policy(name: str, config: Config) -> str:
     if name not in config.policies:
         raise click.BadParameter(f"no policy {name}{nearest(name, sorted(config.policies))}", param_hint="--policy")

@@ -100,25 +100,24 @@ async def advise(store: Store, config: Config, *, limit: int, policy: str | None
     traffic, advice = use.traffic, advise_budget(tuple(use.buckets))
     tools = worst_tools(traffic)
 
-    def value() -> dict[str, object]:
-        return {
-            "conversations": traffic.conversations,
-            "requests": traffic.requests,
-            "ready": advice.ready,
-            "enlarge": list(advice.enlarge),
-            "reason": advice.reason,
-            "worst_tools": [
-                {
-                    "tool": each.tool.name,
-                    "calls": each.tool.calls,
-                    "tokens": each.tool.tokens,
-                    "largest": each.tool.largest,
-                    "share": round(each.share, 4),
-                    "advice": each.advice,
-                }
-                for each in tools
-            ],
-        }
+    value = {
+        "conversations": traffic.conversations,
+        "requests": traffic.requests,
+        "ready": advice.ready,
+        "enlarge": list(advice.enlarge),
+        "reason": advice.reason,
+        "worst_tools": [
+            {
+                "tool": each.tool.name,
+                "calls": each.tool.calls,
+                "tokens": each.tool.tokens,
+                "largest": each.tool.largest,
+                "share": round(each.share, 4),
+                "advice": each.advice,
+            }
+            for each in tools
+        ],
+    }
 
     def show() -> None:
         click.echo(advice.reason)
@@ -126,7 +125,7 @@ async def advise(store: Store, config: Config, *, limit: int, policy: str | None
             click.echo()
             print_columns(tools, TOOLS)
 
-    return Findings(value, show)
+    return Findings(lambda: value, show)
 
 
 TOOLS = {

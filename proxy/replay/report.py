@@ -248,7 +248,7 @@ def _table(report: ReplayReport) -> Iterator[str]:
 
 def remarks(name: str, tally: Tally) -> Iterator[str]:
     if tally.refused:
-        reasons = "; ".join(f"{each.text} ({each.count:,} x)" for each in tally.why)
+        reasons = "; ".join(f"{each.text} ({each.count:,} x)" for each in tally.refusals())
         yield (
             f"{name}: {tally.refused:,} of {tally.requests:,} requests could not be made to fit and would have been "
             f"refused{f': {reasons}' if reasons else ''}. They are in no sum, and no cost is compared."
