@@ -4,7 +4,7 @@ Pictures of one conversation in one scenario (buckets against the window, cost, 
 are CSS classes of the page (``report.css``), so that they follow light and dark.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -184,19 +184,19 @@ LEGEND = (
     ("b-history", "history"),
     ("b-tool_outputs", "tool results"),
 )
-COLUMNS = (
-    "policy",
-    "requests",
-    "fit",
-    "batches",
-    "prefix reuse",
-    "tokens sent",
-    "tokens saved",
-    "cost",
-    "vs unmanaged",
-    "facts in window",
-    "or archive",
-)
+CELLS: Mapping[str, Callable[[Tally, PriceList], str]] = {
+    "requests": lambda tally, _: f"{tally.requests:,}",
+    "fit": lambda tally, _: f"{tally.fit:,}",
+    "batches": lambda tally, _: f"{tally.batches:,}",
+    "prefix reuse": lambda tally, _: f"{tally.reuse:.1%}",
+    "tokens sent": lambda tally, _: f"{tally.tokens:,}",
+    "tokens saved": lambda tally, _: f"{tally.saved:,}",
+    "cost": lambda tally, prices: prices.shown(tally.cost),
+    "vs unmanaged": lambda tally, _: shown_ratio(tally),
+    "facts in window": lambda tally, _: _share(tally.retention.kept, tally.retention.needed),
+    "or archive": lambda tally, _: _share(tally.retention.recoverable, tally.retention.needed),
+}
+COLUMNS = ("policy", *CELLS)
 
 STYLE = (files("proxy.replay") / "report.css").read_text(encoding="utf-8").strip()
 
@@ -267,20 +267,11 @@ def shown_ratio(tally: Tally) -> str:
 
 
 def table_row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
-    kept = tally.retention
-    return (
-        name,
-        f"{tally.requests:,}",
-        f"{tally.fit:,}",
-        f"{tally.batches:,}",
-        f"{tally.reuse:.1%}",
-        f"{tally.tokens:,}",
-        f"{tally.saved:,}",
-        prices.shown(tally.cost),
-        shown_ratio(tally),
-        f"{kept.kept / kept.needed:.1%}" if kept.needed else "-",
-        f"{kept.recoverable / kept.needed:.1%}" if kept.needed else "-",
-    )
+    return (name, *(cell(tally, prices) for cell in CELLS.values()))
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
 
 
 def sections(report: ReplayReport) -> Iterator[str]:

@@ -7,7 +7,6 @@ recorded byte for byte while it is answered, for tests and for ``GET /sim/reques
 import asyncio
 import base64
 import contextlib
-import hashlib
 import json
 import math
 import re
@@ -17,13 +16,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Protocol
 
 import uvicorn
 from anyio.from_thread import start_blocking_portal
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
@@ -33,55 +32,15 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.simulator.chat import SimulatedChat
-from proxy.simulator.delivery import FAULT_HEADER, Transmission, deliver
+from proxy.simulator.delivery import Transmission, deliver
 from proxy.simulator.memory import stored_routes
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, Noted, Sender, SimulatorSettings, Surface, sender_of
+from proxy.simulator.model import Model, RecordedRequest, SimulatorSettings, Surface
 from proxy.simulator.responses import SimulatedCompaction, SimulatedResponses
 from proxy.simulator.window import Count, Dialect, Request, missing_problem, problem_body
 
 OWN_ROUTES = "/sim/"
 VISIT = "simulator.visit"
-
-
-@dataclass(slots=True, kw_only=True)
-class RecordedRequest(Noted):
-    """One request as it arrived, and what became of it so far.
-
-    Attributes:
-        headers: name and value in the order received, names in lower case.
-        status: of the answer, 0 while there is none.
-        prompt_tokens: of the request, 0 where it was not counted; ``cached_tokens`` of them were in the cache.
-        at: seconds from the start of the simulator; ``gone_at`` likewise, None while the client stayed.
-        client_gone: the client left before the answer was complete.
-        sent: bytes of the answer's body that were handed to the server.
-        finished: the answer was sent to its end.
-    """
-
-    method: str
-    path: str
-    headers: tuple[tuple[str, str], ...]
-    body: bytes
-    at: float
-    status: int = 0
-    client_gone: bool = False
-    gone_at: float | None = None
-    sent: int = 0
-    finished: bool = False
-
-    def header(self, name: str) -> str | None:
-        return next((value for key, value in self.headers if key == name.lower()), None)
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    def report(self) -> dict[str, Any]:
-        try:
-            body = self.json()
-        except ValueError:
-            body = self.body.decode("utf-8", "replace")
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "body"}
-        return {**values, "body": body, "body_bytes": len(self.body), "sha256": hashlib.sha256(self.body).hexdigest()}
 
 
 class Ledger:
@@ -216,12 +175,11 @@ class Simulator:
 class _Endpoint:
     """An instance, since starlette would hand a plain function a parsed request, and send what it answers itself."""
 
-    def __init__(self, answer: Callable[[RecordedRequest, Sender], Transmission]) -> None:
+    def __init__(self, answer: Callable[[RecordedRequest], Transmission]) -> None:
         self._answer = answer
 
     async def __call__(self, scope: Scope, *_: object) -> None:
-        visit = scope[VISIT]
-        await deliver(self._answer(visit.seen, sender_of(Headers(scope=scope))), visit)
+        await deliver(self._answer(scope[VISIT].seen), scope[VISIT])
 
 
 def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
@@ -247,15 +205,9 @@ def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
     routes: list[BaseRoute] = [Route("/", lambda _: Response(), methods=["HEAD"])]  # Claude Code asks before it begins
 
     def add(path: str, surface: Surface, counting: str = "") -> None:
-        def answer(seen: RecordedRequest, sender: Sender) -> Transmission:
-            return model.exchange(surface, seen.body, sender=sender, header=seen.header(FAULT_HEADER), noted=seen)
-
-        def count(seen: RecordedRequest, sender: Sender) -> Transmission:
-            return model.measure(surface, seen.body, sender=sender)
-
-        routes.append(Route(f"/v1/{path}", _Endpoint(answer), methods=["POST"]))
+        routes.append(Route(f"/v1/{path}", _Endpoint(partial(model.exchange, surface)), methods=["POST"]))
         if counting:
-            routes.append(Route(f"/v1/{path}/{counting}", _Endpoint(count), methods=["POST"]))
+            routes.append(Route(f"/v1/{path}/{counting}", _Endpoint(partial(model.measure, surface)), methods=["POST"]))
 
     if settings.dialect is not Dialect.ANTHROPIC:
         add("chat/completions", SimulatedChat(settings, counter), "input_tokens")

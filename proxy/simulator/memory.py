@@ -101,7 +101,7 @@ def stored_routes(memory: ServerMemory, dialect: Dialect) -> list[BaseRoute]:
 
     def kept(path: str, what: str, deleted: str, read: Callable[[str, Any], Any]) -> Route:
         async def endpoint(request: HTTPRequest) -> Response:
-            tenant, name = memory.of(sender_of(request.headers).credential), request.path_params["name"]
+            tenant, name = memory.of(sender_of(request.headers.get).credential), request.path_params["name"]
             there: MutableMapping[str, Any] = tenant.answers if what == "Response" else tenant.conversations
             if name not in there:
                 problem = Problem(message=f"{what} with id '{name}' not found.", status=404)
@@ -114,7 +114,7 @@ def stored_routes(memory: ServerMemory, dialect: Dialect) -> list[BaseRoute]:
         return Route(path, endpoint, methods=["GET", "DELETE"] if deleted else ["GET"])
 
     async def create(request: HTTPRequest) -> Response:
-        conversations, name = memory.of(sender_of(request.headers).credential).conversations, f"conv_{uuid4().hex}"
+        conversations, name = memory.of(sender_of(request.headers.get).credential).conversations, f"conv_{uuid4().hex}"
         conversations[name] = list((await request.json()).get("items") or ()) if await request.body() else []
         return JSONResponse(_conversation(name, ()))
 

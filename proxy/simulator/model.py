@@ -9,10 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 
 from proxy.simulator.delivery import (
+    FAULT_HEADER,
     FAULT_PREFIX,
     FAULTS,
     STATUS,
@@ -138,9 +139,9 @@ class Sender:
     beta: str = ""
 
 
-def sender_of(headers: Mapping[str, str]) -> Sender:
-    bearer = headers.get("authorization", "").removeprefix("Bearer ")
-    return Sender(bearer or headers.get("x-api-key") or headers.get("api-key") or "", headers.get("anthropic-beta", ""))
+def sender_of(header: Callable[[str], str | None]) -> Sender:
+    bearer = (header("authorization") or "").removeprefix("Bearer ")
+    return Sender(bearer or header("x-api-key") or header("api-key") or "", header("anthropic-beta") or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,14 +217,52 @@ class Surface:
 
 
 @dataclass(slots=True, kw_only=True)
-class Noted:
-    """What is found out about a request while it is answered."""
+class RecordedRequest:
+    """One request as it arrived, and what became of it so far.
+
+    Attributes:
+        headers: name and value in the order received, names in lower case.
+        at: seconds from the start of the simulator; ``gone_at`` likewise, None while the client stayed.
+        prompt_tokens: of the request, 0 where it was not counted; ``cached_tokens`` of them were in the cache.
+        status: of the answer, 0 while there is none.
+        client_gone: the client left before the answer was complete.
+        sent: bytes of the answer's body that were handed to the server.
+        finished: the answer was sent to its end.
+    """
 
     model: str = ""
     fault: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    at: float
+    status: int = 0
+    client_gone: bool = False
+    gone_at: float | None = None
+    sent: int = 0
+    finished: bool = False
+
+    @property
+    def sender(self) -> Sender:
+        return sender_of(self.header)
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name.lower()), None)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def report(self) -> dict[str, Any]:
+        try:
+            body = self.json()
+        except ValueError:
+            body = self.body.decode("utf-8", "replace")
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "body"}
+        return {**values, "body": body, "body_bytes": len(self.body), "sha256": sha256(self.body).hexdigest()}
 
 
 class Model:
@@ -235,18 +274,16 @@ class Model:
         self._met: Counter[str] = Counter()
         self._serial = 0
 
-    def exchange(
-        self, surface: Surface, body: bytes, *, sender: Sender, header: str | None, noted: Noted
-    ) -> Transmission:
-        settings = self.settings
+    def exchange(self, surface: Surface, seen: RecordedRequest) -> Transmission:
+        settings, sender = self.settings, seen.sender
         try:
-            request = self._parse(body, sender.credential)
-            fault = self._meet(request, header)
-            noted.model, noted.fault = str(request.get("model") or ""), fault.name
+            request = self._parse(seen.body, sender.credential)
+            fault = self._meet(request, seen.header(FAULT_HEADER))
+            seen.model, seen.fault = str(request.get("model") or ""), fault.name
             admitted = surface.admit(request, sender)
             if self._is_summary(surface.view(admitted.request)):
                 settings.summarizer.check(surface.view(admitted.request))
-            return self._answer(surface, admitted, fault, noted)
+            return self._answer(surface, admitted, fault, seen)
         except Problem as problem:
             return self.refusal(surface, problem)
 
@@ -254,9 +291,10 @@ class Model:
         body = json.dumps(problem_body(problem, surface.shape)).encode()
         return as_json(body, status=problem.status, headers=self._headers())
 
-    def measure(self, surface: Surface, body: bytes, *, sender: Sender) -> Transmission:
+    def measure(self, surface: Surface, seen: RecordedRequest) -> Transmission:
+        sender = seen.sender
         try:
-            return as_json(compact(surface.counted(self._parse(body, sender.credential), sender)))
+            return as_json(compact(surface.counted(self._parse(seen.body, sender.credential), sender)))
         except Problem as problem:
             return self.refusal(surface, problem)
 
@@ -290,12 +328,14 @@ class Model:
         self._met[spelling] += 1
         return fault if fault.times is None or self._met[spelling] <= fault.times else NO_FAULT
 
-    def _answer(self, surface: Surface, admitted: AdmittedRequest, fault: InjectedFault, noted: Noted) -> Transmission:
+    def _answer(
+        self, surface: Surface, admitted: AdmittedRequest, fault: InjectedFault, seen: RecordedRequest
+    ) -> Transmission:
         settings, request = self.settings, admitted.request
         model, asked, credential = str(request["model"]), asked_tokens(request), admitted.sender.credential
         prompt = self.counter.measure(surface.pieces(request))
         window = int(fault.number(0)) if fault.name == "window" else settings.window_of(model)
-        noted.prompt_tokens = prompt.total
+        seen.prompt_tokens = prompt.total
         status, error = self._error(surface, fault, prompt, window, asked)
         scene = Scene(dialect=surface.shape, model=model, overflow=error, event=surface.error_event)
         # llama.cpp reserves nothing for the answer, it stops where the window ends
@@ -308,7 +348,7 @@ class Model:
         if delivery.completes:
             self.cache.remember(prompt, credential=credential, model=model)
             surface.remember(outcome)
-        noted.cached_tokens, noted.completion_tokens = outcome.cached, outcome.spoken.tokens
+        seen.cached_tokens, seen.completion_tokens = outcome.cached, outcome.spoken.tokens
         return delivery
 
     def _rule(self, fault: InjectedFault) -> FaultRule:

@@ -200,9 +200,6 @@ class PrefixCache:
         while len(self._seen) > self._entries:
             self._seen.popitem(last=False)
 
-    def clear(self) -> None:
-        self._seen.clear()
-
 
 def _chain(prompt: CountedPrompt, credential: str, model: str) -> Iterator[bytes]:
     key = blake2b(f"{credential}\n{model}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

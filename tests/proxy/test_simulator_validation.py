@@ -13,7 +13,7 @@ from proxy.simulator import Dialect, Problem, SimulatorSettings, run_simulator
 from proxy.simulator.chat import SimulatedChat, check_chat
 from proxy.simulator.checks import refuse_first
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, Noted, Sender
+from proxy.simulator.model import Model, RecordedRequest
 from proxy.simulator.responses import SimulatedResponses
 from tests.profile import tried
 
@@ -287,7 +287,7 @@ MODELS = [
 def test_no_request_makes_the_simulator_fall_over(messages, more):
     body = json.dumps({"model": "sim", "messages": messages, "input": messages, "max_tokens": 9, **more}).encode()
     for model, surface in MODELS:
-        delivery = model.exchange(surface, body, sender=Sender(), header=None, noted=Noted())
+        delivery = model.exchange(surface, RecordedRequest(method="POST", path="/", headers=(), body=body, at=0.0))
         assert delivery.status in {200, 400, 404}
 
 
