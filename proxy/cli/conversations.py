@@ -24,12 +24,12 @@ from proxy.cli.shared import (
     given_again,
     json_option,
     key_names,
-    kinds_of,
     moment,
     over_store,
     print_json,
     reading,
     reads,
+    removed_json,
     removed_line,
     say,
     store_option,
@@ -290,10 +290,15 @@ async def _status(store: Store, row: ConversationRow, config: Config) -> Finding
     names, given = await key_names(store, config), click.get_current_context().params
 
     def value() -> dict[str, object]:
-        out = {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": kinds_of(gone)}
         state = {} if last is None else {name: getattr(last, name) for name in LAST_REQUEST}
         budget = {} if last is None else {name: last.detail.get(name) or {} for name in ("buckets", "caps")}
-        return {**asdict(row), **state, **budget, "removed": out, "checkpoints": [each.version for each in saved]}
+        return {
+            **asdict(row),
+            **state,
+            **budget,
+            "removed": removed_json(gone),
+            "checkpoints": [each.version for each in saved],
+        }
 
     def shown() -> None:
         print_facts(

@@ -33,7 +33,7 @@ from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.conversations import removed_from
 from proxy.cli.output import console, print_line, print_table
-from proxy.cli.shared import json_option, kinds_of, opened, print_json, removed_line
+from proxy.cli.shared import json_option, opened, print_json, removed_json, removed_line
 from proxy.config.file import ConfigError
 from proxy.config.loading import load_config
 from proxy.config.values import Config, Flags
@@ -462,11 +462,7 @@ def _report(played: Playback, gone: list[RemovedRow]) -> dict[str, object]:
             "summariser_calls": len(played.summaries),
             "summariser_tokens": sum(seen.prompt_tokens for seen in played.summaries),
             "overhead_ms_median": played.overhead,
-            "removed": {
-                "messages": len(gone),
-                "tokens": sum(each.tokens for each in gone),
-                "kinds": kinds_of(gone),
-            },
+            "removed": removed_json(gone),
         },
         "store": show.url,
     }

@@ -19,7 +19,7 @@ from policies.settings import ContextSettings
 from proxy.access.destination import CHAT_PATH, Caller, by_weir
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded
-from proxy.cli.shared import FILE, config_option, found, json_option, loaded, opened, print_json, store_option
+from proxy.cli.shared import FILE, POSITIVE, config_option, found, json_option, loaded, opened, print_json, store_option
 from proxy.config.values import Config, Flags
 from proxy.effects.perform import EffectHandler, Spent
 from proxy.effects.summarizer import Summarizer, SummarizerTerms
@@ -152,9 +152,7 @@ class _Asking(TypedDict):
 @click.option("--conversation", metavar="ID", help="Evaluate a stored conversation's summaries instead of a file.")
 @click.option("--policy", default="balanced", help="A policy's name, or FILE.yaml:NAME.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the policy's.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), help="The max_tokens of each request; defaults to the policy's reserve."
-)
+@click.option("--max-tokens", type=POSITIVE, help="The max_tokens of each request; defaults to the policy's reserve.")
 @click.option(
     "--model",
     default="",
@@ -173,10 +171,10 @@ class _Asking(TypedDict):
     "--questions", type=click.IntRange(MIN_QUESTIONS, MAX_QUESTIONS), default=10, help="Questions per compaction."
 )
 @click.option("--propose", type=click.IntRange(0, 10), help="Additional questions, written by the model.")
-@click.option("--budget", type=click.IntRange(min=1), help="The most tokens to spend on the models.")
+@click.option("--budget", type=POSITIVE, help="The most tokens to spend on the models.")
 @click.option("--at-once", type=click.IntRange(1, 8), default=AT_ONCE, help="Concurrent questions.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=SECONDS, help="Timeout for an answer.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
+@click.option("--limit", type=POSITIVE, help="Only the first so many conversations.")
 @click.option("--gate", type=click.FloatRange(0, 1), help="Exit with 1 if fidelity is lower, or nothing was judged.")
 @click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit with 1 if coverage is lower. Needs no model.")
 @click.option("--answers", is_flag=True, help="Print every question with both answers, to check the judge.")

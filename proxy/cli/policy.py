@@ -16,8 +16,9 @@ from policies.quality.advise import recommend as choose
 from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
 from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.replay import conditions_for, priced, recorded, worst_json
+from proxy.cli.replay import conditions_for, priced, recorded
 from proxy.cli.shared import FILE, Findings, config_option, configured, json_option, known_policy, print_json, reading
+from proxy.cli.usage import worst_json
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of, nearest, read_document
 from proxy.config.importing import imported, known_keys
 from proxy.config.loading import environment, load_config, public
@@ -325,7 +326,7 @@ def recommend(
             "optimum": advice.optimum,
             "reason": advice.reason,
         },
-        "worst_tools": worst_json(tools),
+        "worst_tools": worst_json(tools, "tokens"),
     }
 
     def show() -> None:

@@ -81,9 +81,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     except TelemetryError as error:
         raise Failure(f"telemetry: {error}") from error
     process = _Process(path, flags, log_format)
-    address = config.listen.host, config.listen.port
-    # bound before anything is announced, so that the announced port is the true one
-    with _logging(process.log), listening(*address) as listener, _upstream(config, process.tokenizer) as effective:
+    with _logging(process.log), _listening(config) as listener, _upstream(config, process.tokenizer) as effective:
         keys = _check_store(effective)
         making = f"weir keys create --name me{given_again(path, flags.store and masked_url(flags.store))}"
         _announce(effective, listener.getsockname()[1], keys, making)
@@ -176,6 +174,11 @@ def installed_plugins() -> tuple[Plugin, ...]:
     return tuple(found)
 
 
+def _listening(config: Config) -> socket.socket:
+    """Bound before anything is announced, so that the announced port is the true one."""
+    return listening(config.listen.host, config.listen.port)
+
+
 def _check_store(config: Config) -> Keyring:
     """Open the store once, so that what is wrong with it is said before anybody connects; the keys there are."""
 
@@ -258,16 +261,8 @@ def _log_to(handler: logging.Handler) -> None:
     root.setLevel(logging.WARNING)
     logging.getLogger("weir").setLevel(logging.INFO)
     # Python prints these with the words of the exception.
-    threading.excepthook = _thread_ended
-    sys.unraisablehook = _not_raised
-
-
-def _thread_ended(found: threading.ExceptHookArgs) -> None:
-    log.error("a thread ended", exc_info=found.exc_value)
-
-
-def _not_raised(found: "sys.UnraisableHookArgs") -> None:
-    log.error("an exception could not be raised", exc_info=found.exc_value)
+    threading.excepthook = lambda found: log.error("a thread ended", exc_info=found.exc_value)
+    sys.unraisablehook = lambda found: log.error("an exception could not be raised", exc_info=found.exc_value)
 
 
 def _first_key(making: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,7 @@ NAMES_TRIED = 10_000
 NAMES_SHOWN = 3
 
 FILE = click.Path(path_type=Path, dir_okay=False)
+POSITIVE = click.IntRange(min=1)
 config_option = click.option(
     "--config", "path", type=FILE, help="The YAML configuration file; defaults to WEIR_CONFIG."
 )
@@ -240,15 +241,19 @@ async def found(store: Store, name: str) -> ConversationRow:
     return row
 
 
-def kinds_of(gone: Iterable[RemovedRow]) -> dict[str, int]:
-    return dict(sorted(Counter(each.how for each in gone).items()))
+def removed_json(gone: Sequence[RemovedRow]) -> dict[str, object]:
+    return {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": _kinds(gone)}
 
 
-def removed_line(gone: list[RemovedRow]) -> str:
+def removed_line(gone: Sequence[RemovedRow]) -> str:
     if not gone:
         return "nothing"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in kinds_of(gone).items())
+    kinds = ", ".join(f"{kind} {count}" for kind, count in _kinds(gone).items())
     return f"{len(gone)} messages, {sum(each.tokens for each in gone):,} tokens ({kinds})"
+
+
+def _kinds(gone: Sequence[RemovedRow]) -> dict[str, int]:
+    return dict(sorted(Counter(each.how for each in gone).items()))
 
 
 MAX_BODY = 8 << 20

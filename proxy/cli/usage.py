@@ -1,7 +1,7 @@
 """What conversations took and how they fare: ``weir usage`` by key, ``weir budget`` by bucket, ``weir health``."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -9,7 +9,7 @@ import click
 
 from policies.health import KEPT, HealthTrend, Snapshot, trend_of
 from policies.pressure import SOFT
-from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
+from policies.quality.advise import BucketUse, ToolAdvice, ToolUse, Traffic, advise_budget, worst_tools
 from proxy.cli.output import print_columns, print_table
 from proxy.cli.shared import Findings, found, key_names, moment, reads, since_option, tame
 from proxy.config.values import Config
@@ -106,17 +106,7 @@ async def advise(store: Store, config: Config, *, limit: int, policy: str | None
         "ready": advice.ready,
         "enlarge": list(advice.enlarge),
         "reason": advice.reason,
-        "worst_tools": [
-            {
-                "tool": each.tool.name,
-                "calls": each.tool.calls,
-                "tokens": each.tool.tokens,
-                "largest": each.tool.largest,
-                "share": round(each.share, 4),
-                "advice": each.advice,
-            }
-            for each in tools
-        ],
+        "worst_tools": worst_json(tools, "calls", "tokens", "largest"),
     }
 
     def show() -> None:
@@ -126,6 +116,19 @@ async def advise(store: Store, config: Config, *, limit: int, policy: str | None
             print_columns(tools, TOOLS)
 
     return Findings(lambda: value, show)
+
+
+def worst_json(tools: Iterable[ToolAdvice], *figures: str) -> list[dict[str, object]]:
+    """What is advised on tools, with so many of their figures."""
+    return [
+        {
+            "tool": each.tool.name,
+            **{name: getattr(each.tool, name) for name in figures},
+            "share": round(each.share, 4),
+            "advice": each.advice,
+        }
+        for each in tools
+    ]
 
 
 TOOLS = {

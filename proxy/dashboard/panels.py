@@ -44,7 +44,6 @@ MAX_PLAYED = 20
 MAX_REQUESTS = 600
 """Requests at most that a file may have to be played while somebody waits."""
 MAX_DRAWN = 3
-DEFAULT_ENCODING = "o200k_base"
 BYS: tuple[By, ...] = get_args(By)
 SINCE = ("24h", "7d", "30d")
 LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
@@ -200,13 +199,8 @@ async def play(visit: PageVisit) -> View:
             raise InvalidRequest("The window is a number of tokens from 256 on.")
         text, title, model = await _recorded(visit)
         runtime = visit.runtime
-        facts = runtime.registry.facts(model, settings=ContextSettings())
-        conditions = Conditions(
-            counter=runtime.tokenizer.counter(model or DEFAULT_ENCODING),
-            model=model,
-            facts=facts,
-            window=int(window) if window else runtime.config.window,
-        )
+        size = int(window) if window else runtime.config.window
+        conditions = Conditions.of(model, runtime.tokenizer, runtime.registry, window=size)
         settings = [replace(runtime.config.policy(name), name=name) for name in names]
         report = await asyncio.to_thread(_played, text, title, settings, conditions)
     except (ProxyError, BadRecording) as fault:

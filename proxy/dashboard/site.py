@@ -99,6 +99,7 @@ class Site:
         known = self._sessions.read(scope)
         session, is_new = known or self._sessions.guest(), known is None
         visit: PageVisit | None = None
+        answer: Answer
         try:
             answer, visit = await self._answer(scope, receive, session, path)
         except ClientGone:
@@ -109,22 +110,19 @@ class Site:
             answer = View("error.html", {"message": f"The store cannot do this now: {type(fault).__name__}."}, 500)
         except ProxyError as fault:
             answer = View("error.html", {"message": fault.message}, fault.status, tuple(fault.headers()))
-        if isinstance(answer, Redirect) and answer.session is not None:
-            session, is_new = answer.session, True
-        cookies = [(b"set-cookie", self._sessions.cookie(session, scope))] if is_new else []
-        if isinstance(answer, ManagementAnswer) and answer.stream is not None:
-            await respond_live(scope, receive, send, replace(answer, headers=[*GUARDS, *cookies]))
-        elif isinstance(answer, ManagementAnswer):
-            headers = [*answer.headers, *GUARDS, *cookies]
-            await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
-        elif isinstance(answer, Redirect):
-            where = (b"location", answer.to.encode())
-            await respond(send, b"", status=303, kind=HTML, headers=[where, *GUARDS, *cookies])
-        else:
+        if isinstance(answer, Redirect):
+            session, is_new = answer.session or session, is_new or answer.session is not None
+            answer = ManagementAnswer(b"", 303, HTML, [(b"location", answer.to.encode())])
+        elif isinstance(answer, View):
             body = await asyncio.to_thread(self._render, answer, visit or self._visit(scope, session, path))
             body, packed = _packed(scope, body)
-            headers = [*answer.headers, *packed, *GUARDS, *cookies]
-            await respond(send, body, status=answer.status, kind=HTML, headers=headers)
+            answer = ManagementAnswer(body, answer.status, HTML, [*answer.headers, *packed])
+        cookies = [(b"set-cookie", self._sessions.cookie(session, scope))] if is_new else []
+        headers = [*answer.headers, *GUARDS, *cookies]
+        if answer.stream is not None:
+            await respond_live(scope, receive, send, replace(answer, headers=headers))
+        else:
+            await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
 
     async def _answer(
         self, scope: Scope, receive: Receive, session: Session, path: str

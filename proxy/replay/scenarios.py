@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
 from policies.decision import Decision
 from policies.effects import Failed, Summarize, Summary
@@ -21,7 +21,7 @@ from policies.settings import ContextSettings, Mode
 from proxy.conversation.book import Conversations
 from proxy.effects.perform import Ask, EffectHandler, Patience
 from proxy.errors import ContextLengthExceeded
-from proxy.models.facts import ModelFacts
+from proxy.models.facts import ModelFacts, ModelRegistry
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
@@ -29,11 +29,12 @@ from proxy.planning.values import PlanRequest
 from proxy.replay.script import Script
 from proxy.store import Store, WriteBehindQueue
 from proxy.wire.codec import parse_chat
-from proxy.wire.counting import TextCounter
+from proxy.wire.counting import TextCounter, Tokenizer
 from proxy.wire.transcripts import Transcripts
 
 UNMANAGED, SLIDING = "unmanaged", "sliding window"
 WHOLE_REQUEST = "total"
+DEFAULT_ENCODING = "o200k_base"
 SECONDS_BETWEEN = 5.0
 """Between two requests of a recording, which has no times: an agent's follow one another while caches are warm."""
 STARTED = 1_000_000_000.0
@@ -48,6 +49,12 @@ class Conditions:
     facts: ModelFacts = field(default_factory=ModelFacts)
     window: int | None = None
     max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, model: str, tokenizer: Tokenizer, models: ModelRegistry, **stated: int | None) -> Self:
+        """Those of a model, which may be none that is named."""
+        facts = models.facts(model, settings=ContextSettings()) if model else ModelFacts()
+        return cls(counter=tokenizer.counter(model or DEFAULT_ENCODING), model=model, facts=facts, **stated)
 
     def window_of(self, settings: ContextSettings) -> int:
         return self.window or settings.window or self.facts.window or UNKNOWN_WINDOW

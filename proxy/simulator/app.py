@@ -32,7 +32,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.simulator.chat import SimulatedChat
-from proxy.simulator.delivery import Transmission, deliver
+from proxy.simulator.delivery import Transmission
 from proxy.simulator.memory import stored_routes
 from proxy.simulator.messages import SimulatedMessages
 from proxy.simulator.model import Model, RecordedRequest, SimulatorSettings, Surface
@@ -109,6 +109,29 @@ class Visit:
             self.done = self.done or self.seen.finished
         await self._send(message)
 
+    async def deliver(self, delivery: Transmission) -> None:
+        if delivery.stall_at == -1:
+            await self.wait(None)
+            return
+        if await self.wait(delivery.before):
+            return
+        headers = [(name.encode(), value.encode()) for name, value in delivery.headers.items()]
+        if delivery.length is not None:
+            headers.append((b"content-length", str(delivery.length).encode()))
+        await self.send({"type": "http.response.start", "status": delivery.status, "headers": headers})
+        last = len(delivery.chunks) - 1 if delivery.stall_at is None and delivery.cut_at is None else None
+        for index, chunk in enumerate(delivery.chunks):
+            if index == delivery.stall_at:
+                await self.wait(None)
+                return
+            if index == delivery.cut_at or await self.wait(delivery.between if index else 0):
+                return
+            await self.send({"type": "http.response.body", "body": chunk, "more_body": index != last})
+        if delivery.stall_at is not None:
+            await self.wait(None)
+        if last == -1:
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
     def leave(self) -> None:
         if not self.done:
             self.seen.client_gone, self.seen.gone_at = True, self._ledger.now()
@@ -179,7 +202,8 @@ class _Endpoint:
         self._answer = answer
 
     async def __call__(self, scope: Scope, *_: object) -> None:
-        await deliver(self._answer(scope[VISIT].seen), scope[VISIT])
+        visit: Visit = scope[VISIT]
+        await visit.deliver(self._answer(visit.seen))
 
 
 def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:

@@ -8,10 +8,10 @@ it. In a model it stands behind ``fault:``.
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from proxy.simulator.window import PER_CALL, Count, Dialect, Request, problem_body, status_problem
 
@@ -61,36 +61,6 @@ def as_stream(events: tuple[bytes, ...], *, headers: Mapping[str, str] | None = 
 
 def compact(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-class Connection(Protocol):
-    async def wait(self, seconds: float | None) -> bool: ...
-
-    async def send(self, message: MutableMapping[str, Any]) -> None: ...
-
-
-async def deliver(delivery: Transmission, connection: Connection) -> None:
-    if delivery.stall_at == -1:
-        await connection.wait(None)
-        return
-    if await connection.wait(delivery.before):
-        return
-    headers = [(name.encode(), value.encode()) for name, value in delivery.headers.items()]
-    if delivery.length is not None:
-        headers.append((b"content-length", str(delivery.length).encode()))
-    await connection.send({"type": "http.response.start", "status": delivery.status, "headers": headers})
-    last = len(delivery.chunks) - 1 if delivery.stall_at is None and delivery.cut_at is None else None
-    for index, chunk in enumerate(delivery.chunks):
-        if index == delivery.stall_at:
-            await connection.wait(None)
-            return
-        if index == delivery.cut_at or await connection.wait(delivery.between if index else 0):
-            return
-        await connection.send({"type": "http.response.body", "body": chunk, "more_body": index != last})
-    if delivery.stall_at is not None:
-        await connection.wait(None)
-    if last == -1:
-        await connection.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class SimulatedMessages(Surface):
     def __init__(self, settings: SimulatorSettings, counter: PromptCounter) -> None:
         super().__init__(settings, counter)
         self.sealer = Sealer(settings.seed)
-        self.memory = ServerMemory()
+        self.memory = ServerMemory(TenantMemory)
         self._serial = 0
         self._trusts = settings.foreign or not settings.strict or settings.dialect is not Dialect.ANTHROPIC
 
@@ -69,7 +69,7 @@ class SimulatedMessages(Surface):
         self._serial += 1
         if not self.settings.strict:
             return AdmittedRequest(request=request, sender=sender, place={"n": self._serial})
-        whole = self._continued(request, self.memory.of(sender.credential))
+        whole = self._continued(request, self.memory[sender.credential])
         refuse_first(sequence(whole, whole["messages"]))
         messages, dropped, place = self._verified(whole, sender)
         edited, notes = self._edited({**whole, "messages": messages})
@@ -260,7 +260,7 @@ class SimulatedMessages(Surface):
 
     def remember(self, outcome: Completion) -> None:
         request, admitted = outcome.request, outcome.admitted
-        thread, tenant = request.get("thread"), self.memory.of(admitted.sender.credential)
+        thread, tenant = request.get("thread"), self.memory[admitted.sender.credential]
         if not thread or not self.settings.keeps:
             return
         if thread.get("type") == "continue":

@@ -88,12 +88,12 @@ class SimulatedResponses(Surface):
     def __init__(self, settings: SimulatorSettings, counter: PromptCounter) -> None:
         super().__init__(settings, counter)
         self.sealer = Sealer(settings.seed)
-        self.memory = ServerMemory()
+        self.memory = ServerMemory(TenantMemory)
         self.is_open = settings.dialect is not Dialect.OPENAI
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
         self._judge(request)
-        kept = self.memory.of(sender.credential)
+        kept = self.memory[sender.credential]
         before = self._before(request, kept)
         given = [self._known(item, kept, sender) for item in items_of(request)]
         history = (*(before or ()), *given)
@@ -283,7 +283,7 @@ class SimulatedResponses(Surface):
 
     def remember(self, outcome: Completion) -> None:
         admitted, items = outcome.admitted, self.output(outcome)
-        request, kept = admitted.request, self.memory.of(admitted.sender.credential)
+        request, kept = admitted.request, self.memory[admitted.sender.credential]
         reason = next((at for at, item in enumerate(items) if is_reasoning(item)), len(items))
         kept.reasons.update({item["id"]: items[reason]["id"] for item in items[reason:]})
         if not self.settings.keeps or request.get("store") is False:

@@ -88,7 +88,7 @@ async def test_every_key_of_the_configuration_is_read_by_a_weir_that_serves(
             aiohttp.ClientSession() as session,
         ):
             runtime, config = target.runtime, target.runtime.config
-            with command.listening(config.listen.host, config.listen.port):
+            with command._listening(config):
                 pass
             providers_for(config.upstreams.values())
             command._limits(config)
