@@ -152,9 +152,8 @@ async def evictions(store: Store, _: Config, *, name: str | None, policy: str | 
     total = _total(sums)
     groups = {label: _grouped(sums, label) for label in ("layer", "tool")}
 
-    def value() -> dict[str, object]:
-        listed = {"asked_again_rows": [_eviction_json(row) for row in asked], "rows": [_eviction_json(r) for r in rows]}
-        return {**total, **{f"by_{label}": group for label, group in groups.items()}, **listed}
+    listed = {"asked_again_rows": [_eviction_json(row) for row in asked], "rows": [_eviction_json(r) for r in rows]}
+    value = {**total, **{f"by_{label}": group for label, group in groups.items()}, **listed}
 
     def show() -> None:
         if not sums:
@@ -172,7 +171,7 @@ async def evictions(store: Store, _: Config, *, name: str | None, policy: str | 
             print_columns(asked[:EVICTIONS_SHOWN], ASKED_AGAIN)
         return None
 
-    return Findings(value, show)
+    return Findings(lambda: value, show)
 
 
 async def _tenant(store: Store, given: str) -> str:

@@ -106,8 +106,8 @@ class _EvaluationRun:
     settings: ContextSettings
     conditions: Conditions
     questions: int
-    model: str
-    judge: str
+    model: str | None
+    judge: str | None
     terms: Terms | None
     models: Models | None
     done: list[tuple[str, Evaluated]] = field(default_factory=list)
@@ -136,8 +136,8 @@ class _EvaluationRun:
 
 
 class _Asking(TypedDict):
-    model: str
-    judge: str
+    model: str | None
+    judge: str | None
     summarizer: str | None
     upstream: str | None
     model_window: int | None
@@ -153,15 +153,8 @@ class _Asking(TypedDict):
 @click.option("--policy", default="balanced", help="A policy's name, or FILE.yaml:NAME.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the policy's.")
 @click.option("--max-tokens", type=POSITIVE, help="The max_tokens of each request; defaults to the policy's reserve.")
-@click.option(
-    "--model",
-    default="",
-    show_default=False,
-    help="The model that answers questions; without it only coverage is scored.",
-)
-@click.option(
-    "--judge", default="", show_default=False, help="The model that compares the answers; defaults to --model."
-)
+@click.option("--model", help="The model that answers questions; without it only coverage is scored.")
+@click.option("--judge", help="The model that compares the answers; defaults to --model.")
 @click.option("--summarizer", help="The model that writes summaries, `same` for --model; defaults to the policy's.")
 @click.option(
     "--upstream", metavar="URL", help="The models' server; defaults to the configuration's. OPENAI_API_KEY is sent."
@@ -255,7 +248,7 @@ def _terms_of(settings: ContextSettings, conditions: Conditions, asking: _Asking
 
 def _models_of(config: Config, settings: ContextSettings, asking: _Asking) -> Models | None:
     """None where no model is to answer questions or to write summaries."""
-    model, writer = asking["model"], None if settings.summarizer == "same" else settings.summarizer
+    model, writer = asking["model"] or "", None if settings.summarizer == "same" else settings.summarizer
     if not model and (asking["summarizer"] is None or writer is None):
         return None
     if not config.upstreams:

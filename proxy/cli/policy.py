@@ -283,7 +283,7 @@ def import_policy(file: Path, *, name: str) -> None:
 @click.argument("file", type=FILE)
 @click.option("--policy", "name", default="balanced", help="The policy whose trigger to advise on.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
-@click.option("--model", default="", show_default=False, help="The model, for its tokenizer, window and prices.")
+@click.option("--model", help="The model, for its tokenizer, window and prices.")
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @configured
@@ -293,7 +293,7 @@ def recommend(
     file: Path,
     name: str,
     window: int | None,
-    model: str,
+    model: str | None,
     stated: str | None,
     limit: int | None,
 ) -> Findings:

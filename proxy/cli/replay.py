@@ -79,7 +79,7 @@ class _ReplayRun:
 @click.option("--policy", default="balanced", help="A policy's name, or FILE.yaml:NAME.")
 @click.option("--compare", multiple=True, metavar="POLICY", help="Another policy to compare; may be repeated.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
-@click.option("--model", default="", show_default=False, help="The model, for its tokenizer, window and prices.")
+@click.option("--model", help="The model, for its tokenizer, window and prices.")
 @click.option("--max-tokens", type=POSITIVE, help="The max_tokens of each request; defaults to the policy's reserve.")
 @click.option("--limit", type=POSITIVE, help="Only the first so many conversations.")
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
@@ -94,7 +94,7 @@ def replay(
     policy: str,
     compare: tuple[str, ...],
     window: int | None,
-    model: str,
+    model: str | None,
     max_tokens: int | None,
     limit: int | None,
     stated: str | None,
@@ -160,11 +160,13 @@ async def _play(run: _ReplayRun, limit: int | None, one: Recording | None) -> No
                 await run.play(place, store)
 
 
-def conditions_for(config: Config, *, model: str, window: int | None, max_tokens: int | None = None) -> Conditions:
+def conditions_for(
+    config: Config, *, model: str | None, window: int | None, max_tokens: int | None = None
+) -> Conditions:
     tokenizer = Tokenizer()
     click.get_current_context().call_on_close(tokenizer.close)
     models = ModelRegistry(config.models)
-    return Conditions.of(model, tokenizer, models, window=window or config.window, max_tokens=max_tokens)
+    return Conditions.of(model or "", tokenizer, models, window=window or config.window, max_tokens=max_tokens)
 
 
 def recorded(file: Path, limit: int | None, progressed: Progressed) -> Iterator[Place]:

@@ -22,13 +22,7 @@ from proxy.wire.counting import Tokenizer
 @click.option("--port", type=click.IntRange(0, 65535), default=9000, help="0 takes a free port.")
 @click.option("--max-output", type=click.IntRange(min=1), help="Most tokens an answer may ask for.")
 @click.option("--model", "models", multiple=True, help="A model that /v1/models lists; may be repeated.")
-@click.option(
-    "--steps",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=False,
-    help="Call the request's tools in so many steps first.",
-)
+@click.option("--steps", type=click.IntRange(min=0), help="Call the request's tools in so many steps first.")
 @click.option("--bound", is_flag=True, help="Reasoning is good only behind the very history it was made behind.")
 @click.option("--foreign", is_flag=True, help="Take reasoning, ids and chains of other servers as its own.")
 @click.option("--stateless", is_flag=True, help="Keep no answers, items and threads.")
@@ -52,8 +46,9 @@ def simulate(dialect: str, host: str, port: int, models: tuple[str, ...], *, sta
       weir serve --upstream http://127.0.0.1:9000/v1
     """
     options["stops_at_window"] = options.pop("stop_at_window")
+    given = {name: value for name, value in options.items() if value is not None}
     settings = SimulatorSettings(
-        dialect=Dialect(dialect), models=models or ("sim",), stateful=False if stateless else None, **options
+        dialect=Dialect(dialect), models=models or ("sim",), stateful=False if stateless else None, **given
     )
     counter = Tokenizer().counter("o200k_base")
     with listening(host, port) as listener:

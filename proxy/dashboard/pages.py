@@ -277,15 +277,12 @@ async def request(visit: PageVisit) -> View:
 
 def cut(row: archive.SideRow, visit: PageVisit) -> str:
     text = row.text if isinstance(row.text, str) else ""
-    return text if visit.query.get("full") == str(row.place) else text[: _room(row)]
+    most = MAX_SAME if row.status == "same" else MAX_OTHER
+    return text if visit.query.get("full") == str(row.place) else text[:most]
 
 
 def is_cut(row: archive.SideRow, visit: PageVisit) -> bool:
     return isinstance(row.text, str) and len(cut(row, visit)) < len(row.text)
-
-
-def _room(row: archive.SideRow) -> int:
-    return MAX_SAME if row.status == "same" else MAX_OTHER
 
 
 def marked(pair: archive.Pair, side: str) -> Markup:

@@ -202,7 +202,8 @@ async def play(visit: PageVisit) -> View:
         size = int(window) if window else runtime.config.window
         conditions = Conditions.of(model, runtime.tokenizer, runtime.registry, window=size)
         settings = [replace(runtime.config.policy(name), name=name) for name in names]
-        report = await asyncio.to_thread(_played, text, title, settings, conditions)
+        # in a loop of its own: this takes seconds, and other requests go on meanwhile
+        report = await asyncio.to_thread(asyncio.run, _play_all(text, title, settings, conditions))
     except (ProxyError, BadRecording) as fault:
         said = fault.message if isinstance(fault, ProxyError) else str(fault).partition(": ")[2] or str(fault)
         return await trial(visit, problem=said, status=400)
@@ -231,11 +232,6 @@ async def _recorded(visit: PageVisit) -> tuple[bytes, str, str]:
         if found is None:
             break
     raise NotFound("Nothing whole is kept of this conversation's newest requests (inspect of its policy).")
-
-
-def _played(text: bytes, title: str, policies: Sequence[ContextSettings], conditions: Conditions) -> ReplayReport:
-    """The report, made in a loop of its own: this takes seconds, and other requests go on meanwhile."""
-    return asyncio.run(_play_all(text, title, policies, conditions))
 
 
 async def _play_all(

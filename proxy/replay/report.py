@@ -71,17 +71,12 @@ def buckets_chart(steps: Sequence[Step], *, window: int) -> str:
     return svg(frame, "Tokens of each forwarded request by bucket", parts)
 
 
-def cost_chart(lines: Sequence[tuple[str, Sequence[float]]], labels: Sequence[str]) -> str:
-    count = max(len(values) for _, values in lines)
-    ticks = cost_scale(lines)
-    frame = Frame(count, ticks[-1], 180)
-    parts = [*grid(frame, ticks, labels)]
+def cost_chart(lines: Sequence[tuple[str, Sequence[float]]], shown: Callable[[float], str]) -> str:
+    ticks = scale(max((max(values, default=0.0) for _, values in lines), default=0.0))
+    frame = Frame(max(len(values) for _, values in lines), ticks[-1], 180)
+    parts = [*grid(frame, ticks, map(shown, ticks))]
     parts += [f'<path class="{escape(name)}" d="{line_of(frame, values)}"/>' for name, values in lines]
     return svg(frame, "Cumulative cost of the prompts", parts)
-
-
-def cost_scale(lines: Sequence[tuple[str, Sequence[float]]]) -> tuple[float, ...]:
-    return scale(max((max(values, default=0.0) for _, values in lines), default=0.0))
 
 
 def reuse_chart(steps: Sequence[Step]) -> str:
@@ -297,9 +292,8 @@ def _conversation(
     )
     drawn = (("unmanaged", UNMANAGED), ("sliding", SLIDING), ("policy", name))
     lines = [(style, [step.total for step in by_name[scenario].steps]) for style, scenario in drawn]
-    labels = [prices.shown(tick) for tick in cost_scale(lines)]
     yield _figure("Tokens by bucket, request by request", buckets_chart(steps, window=replayed.window))
-    yield _figure("Cumulative cost of the prompts", cost_chart(lines, labels))
+    yield _figure("Cumulative cost of the prompts", cost_chart(lines, prices.shown))
     yield _figure("Prefix reuse", reuse_chart(steps))
 
 
