@@ -18,20 +18,18 @@ from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, PROPOSE, AnswerVer
 from policies.settings import ContextSettings
 from proxy.access.destination import CHAT_PATH, Caller, by_weir
 from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.replay import conditions_for, policy_named, recorded
-from proxy.cli.shared import FILE, POSITIVE, config_option, found, json_option, loaded, opened, print_json, store_option
+from proxy.cli.replay import conditions_for, policy_named, recorded, summarized
+from proxy.cli.shared import FILE, POSITIVE, config_option, json_option, loaded, opened, print_json, store_option
 from proxy.config.values import Config, Flags
 from proxy.effects.perform import EffectHandler, Spent
 from proxy.effects.summarizer import Summarizer, SummarizerTerms
-from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts
 from proxy.planning.preparation import facts_of
 from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
-from proxy.replay.script import Script, recording_of
+from proxy.replay.script import Script
 from proxy.upstream.client import Client
 from proxy.upstream.providers import Upstreams, providers_for
-from proxy.wire.raw import read_value
 
 SECONDS = 300.0
 """Longest wait for one answer: nobody waits behind it, and a model on one's own machine takes its time."""
@@ -294,15 +292,10 @@ async def _recorded(run: _EvaluationRun, file: Path, limit: int | None) -> Async
 
 async def _archived(run: _EvaluationRun, conversation: str) -> AsyncIterator[tuple[str, Compaction]]:
     async with opened(run.config.store.url, read_only=True) as store:
-        row = await found(store, conversation)
-        cuts = {c.cut.ref: c.cut for c in await checkpoints_of(store, row) if c.cut is not None and c.cut.text}
-        for cut in cuts.values():
-            originals = await store.covered(row.tenant, cut.ref)
-            messages = [value for one in originals if isinstance(value := read_value(one.body), dict)]
-            if messages:
-                recording = recording_of(messages, name=f"{row.name} v{cut.version}")
+        for cut, recording in await summarized(store, conversation):
+            if cut.text:
                 script = Script(recording, counter=run.conditions.counter, model="")
-                yield recording.id, archived_pair(recording, cut, script=script)
+                yield f"{recording.id} v{cut.version}", archived_pair(recording, cut, script=script)
 
 
 def _below(run: _EvaluationRun, gate: float | None, gate_coverage: float | None) -> Iterator[str]:

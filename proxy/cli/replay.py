@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from policies.ledger import Cut
 from policies.quality.advise import PROVIDERS, Advice, recommend, worst_tools
 from policies.settings import ContextSettings
 from proxy.cli import Failure
@@ -138,16 +139,25 @@ def replay(
 
 async def _kept(store: Store, name: str) -> Recording:
     """What is stored of a conversation word for word: what the longest of its summaries stands for."""
-    row = await found(store, name)
-    cuts = {each.cut.ref for each in await checkpoints_of(store, row) if each.cut is not None}
-    held = [await store.covered(row.tenant, ref) for ref in cuts]
-    values = (read_value(each.body) for each in max(held, key=len, default=[]))
-    messages = [value for value in values if isinstance(value, Mapping)]
-    if not messages:
+    recordings = [recording for _, recording in await summarized(store, name)]
+    if not recordings:
         raise Failure(
             f"nothing of {name} was summarised yet, so no message of it is stored; weir replay FILE plays a file"
         )
-    return recording_of(messages, name=row.name)
+    return max(recordings, key=lambda each: len(each.raws))
+
+
+async def summarized(store: Store, name: str) -> list[tuple[Cut, Recording]]:
+    """The summaries of a conversation, each with what it stands for, word for word."""
+    row = await found(store, name)
+    cuts = {each.cut.ref: each.cut for each in await checkpoints_of(store, row) if each.cut is not None}
+    whole: list[tuple[Cut, Recording]] = []
+    for ref, cut in cuts.items():
+        values = [read_value(each.body) for each in await store.covered(row.tenant, ref)]
+        messages = [value for value in values if isinstance(value, Mapping)]
+        if messages:
+            whole.append((cut, recording_of(messages, name=row.name)))
+    return whole
 
 
 async def _play(run: _ReplayRun, limit: int | None, one: Recording | None) -> None:

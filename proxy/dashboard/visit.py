@@ -124,14 +124,12 @@ class Sessions:
 
 
 def cookie_in(scope: Mapping[str, Any]) -> str:
-    for name, value in scope["headers"]:
-        if name == b"cookie":
-            try:
-                found = SimpleCookie(value.decode("latin-1")).get(COOKIE)
-            except CookieError:
-                return ""
-            return "" if found is None else found.value
-    return ""
+    given = dict(scope["headers"]).get(b"cookie", b"")
+    try:
+        found = SimpleCookie(given.decode("latin-1")).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
 
 
 def _is_encrypted(scope: Mapping[str, Any]) -> bool:

@@ -206,21 +206,19 @@ class _Endpoint:
         await visit.deliver(self._answer(visit.seen))
 
 
-def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
-    simulator = Simulator(settings, counter=counter)
+def _application(simulator: Simulator) -> Starlette:
+    settings = simulator.settings
 
     async def missing(request: HTTPRequest, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         problem = missing_problem(request.method, request.url.path, status=status, dialect=settings.dialect)
         return JSONResponse(problem_body(problem, settings.dialect), status)
 
-    app = Starlette(
+    return Starlette(
         routes=[*_answering_routes(simulator), *_plain_routes(simulator), *_ledger_routes(simulator)],
         middleware=[Middleware(Recorder, ledger=simulator.ledger)],
         exception_handlers={HTTPException: missing},
     )
-    app.state.simulator = simulator
-    return app
 
 
 def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
@@ -399,11 +397,12 @@ class _QuietServer(uvicorn.Server):
 def _configure(
     settings: SimulatorSettings, counter: WordCounter, log_level: str | None = None
 ) -> tuple[uvicorn.Config, Simulator]:
-    app = create_simulator(settings, counter=counter)
+    simulator = Simulator(settings, counter=counter)
+    app = _application(simulator)
     config = uvicorn.Config(
         app, log_config=None, log_level=log_level, access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
-    return config, app.state.simulator
+    return config, simulator
 
 
 def serve_until_stopped(

@@ -148,10 +148,7 @@ FAULTS: Mapping[str, FaultRule] = {
     "cut_stream": FaultRule(lambda sent, fault, _: replace(halved(sent), cut_at=int(fault.number(1)))),
     "error_in_stream": FaultRule(_error_in_stream),
     # about the window itself: another size, other numbers or words in the error, the error inside a 200
-    "window": FaultRule(),
-    "wrong_window": FaultRule(),
-    "wording": FaultRule(),
-    "overflow_in_stream": FaultRule(),
+    **dict.fromkeys(("window", "wrong_window", "wording", "overflow_in_stream"), FaultRule()),
 }
 
 
@@ -197,8 +194,8 @@ class Spoken:
 def default_answer(request: Request, seed: int) -> SimulatedAnswer:
     forced = _forced_tool(request)
     if forced is not None:
-        name, schema = forced
-        return SimulatedAnswer(calls=(SimulatedCall(name, json.dumps(_sample(schema, seed=seed))),))
+        arguments = json.dumps(_sample(_schema_of(forced), seed=seed))
+        return SimulatedAnswer(calls=(SimulatedCall(str(forced.get("name")), arguments),))
     return SimulatedAnswer(text=_default_text(request, seed))
 
 
@@ -207,8 +204,7 @@ def step_answer(request: Request) -> SimulatedAnswer | None:
 
     The number of the step stands in the ids of its calls, so that a history may be cut. None without tools.
     """
-    tools = [tool.get("function") or tool.get("custom") or tool for tool in request.get("tools") or ()]
-    tools = [tool for tool in tools if tool.get("name") and _schema_of(tool)]
+    tools = [tool for tool in _tools_of(request) if tool.get("name") and _schema_of(tool)]
     if not tools:
         return None
     step = next_step(request)
@@ -254,8 +250,12 @@ def speak(answer: SimulatedAnswer, *, limit: int | None, count: Count) -> Spoken
     return Spoken(pieces[:kept], calls, answer.reasoning, finish or ("tool_calls" if calls else "stop"), spent, thought)
 
 
-def _forced_tool(request: Request) -> tuple[str, Any] | None:
-    tools = [tool.get("function") or tool.get("custom") or tool for tool in request.get("tools") or ()]
+def _tools_of(request: Request) -> list[Request]:
+    return [tool.get("function") or tool.get("custom") or tool for tool in request.get("tools") or ()]
+
+
+def _forced_tool(request: Request) -> Request | None:
+    tools = _tools_of(request)
     choice = request.get("tool_choice")
     if not tools or choice in (None, "auto", "none"):
         return None
@@ -264,10 +264,7 @@ def _forced_tool(request: Request) -> tuple[str, Any] | None:
         if choice.get("type") in {"auto", "none"}:
             return None
         wanted = choice.get("name") or (choice.get("function") or choice.get("custom") or {}).get("name")
-    tool = next((tool for tool in tools if wanted in (None, tool.get("name"))), None)
-    if tool is None:
-        return None
-    return str(tool.get("name")), _schema_of(tool)
+    return next((tool for tool in tools if wanted in (None, tool.get("name"))), None)
 
 
 def _schema_of(tool: Request) -> Any:
