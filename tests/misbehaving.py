@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from proxy.simulator import Problem, Rejected, Request, SimulatedAnswer, SimulatedCall
+from proxy.simulator import Problem, Request, SimulatedAnswer, SimulatedCall
 from proxy.simulator.delivery import FAULTS, FaultRule, InjectedFault, Scene, Transmission, as_json
 from proxy.simulator.summaries import SummaryWriter, instruction_of, read_material, schema_of
 from proxy.simulator.window import Count, Dialect, status_problem
@@ -179,16 +179,16 @@ class Failing(SummaryWriter):
         if self.mode in STATUSES:
             model = str(request.get("model"))
             problem = status_problem(STATUSES[self.mode], model=model, dialect=Dialect.OPENAI, retry_after="1")
-            raise Rejected(problem)
+            raise problem
         if self.mode is SummaryMode.NO_SCHEMA and schema_of(request) is not None:
             said = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
-            raise Rejected(Problem(message=said, param="response_format"))
+            raise Problem(message=said, param="response_format")
         if self.mode is SummaryMode.REASONING_MODEL and "max_tokens" in request:
             said = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' "
-            raise Rejected(Problem(message=f"{said}instead.", param="max_tokens", code="unsupported_parameter"))
+            raise Problem(message=f"{said}instead.", param="max_tokens", code="unsupported_parameter")
         if self.mode is SummaryMode.REASONING_MODEL and request.get("temperature", 1) != 1:
             said = "Unsupported value: 'temperature' does not support 0 with this model."
-            raise Rejected(Problem(message=said, param="temperature", code="unsupported_value"))
+            raise Problem(message=said, param="temperature", code="unsupported_value")
 
     def answer(self, request: Request, *, max_output: int | None, count: Count) -> SimulatedAnswer:
         if self.mode in SAID:

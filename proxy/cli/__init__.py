@@ -30,7 +30,7 @@ COMMANDS = {
     "completion": "Print the completion script of a shell.",
 }
 """Each command with its line in ``weir --help``; ``proxy.cli.NAME``, or its home, has it under the same name."""
-HOMES = {"health": "usage", "budget": "usage", "config": "policy", "completion": "init"}
+HOMES = {"health": "usage", "budget": "usage", "audit": "db", "config": "policy", "completion": "init"}
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -87,7 +87,7 @@ def _stop(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=_CommandTable, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_CommandTable, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="weir-proxy", prog_name="weir")
 def main() -> None:
     """Weir: an OpenAI-compatible proxy that keeps long conversations inside the context window.

@@ -17,17 +17,19 @@ from policies.tokens import TEXT_OF
 from proxy.cli import Failure
 from proxy.cli.output import print_columns, print_facts, table
 from proxy.cli.shared import (
+    FILE,
     Findings,
     answering,
     found,
+    given_again,
     json_option,
     key_names,
-    kinds_of,
     moment,
     over_store,
     print_json,
     reading,
     reads,
+    removed_json,
     removed_line,
     say,
     store_option,
@@ -68,9 +70,7 @@ def conversations() -> None:
 @conversations.command("list")
 @answering
 @store_option
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many conversations, newest first."
-)
+@click.option("--limit", type=click.IntRange(min=1), default=50, help="How many conversations, newest first.")
 @json_option
 @over_store
 async def list_conversations(store: Store, config: Config, *, limit: int) -> Findings:
@@ -147,14 +147,7 @@ def show(
 
 @conversations.command()
 @name_argument
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["md", "json"]),
-    default="md",
-    show_default=True,
-    help="Output format.",
-)
+@click.option("--format", "form", type=click.Choice(["md", "json"]), default="md", help="Output format.")
 @click.option("--version", type=click.IntRange(min=1), help="Which version; defaults to the newest.")
 @reads
 async def checkpoint(
@@ -218,12 +211,7 @@ def notes(config: Config, *, name: str, text: str | None) -> Findings:
 
 @conversations.command()
 @name_argument
-@click.option(
-    "--out",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write to this file; defaults to standard output.",
-)
+@click.option("--out", metavar="FILE", type=FILE, help="Write to this file; defaults to standard output.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @answering
 @store_option
@@ -296,22 +284,21 @@ def actions_of(actions: str) -> str:
     return "observed" + (f": {','.join(planned)}" if planned else "")
 
 
-def _options_given() -> str:
-    given = click.get_current_context().params
-    options = (("--config", given["path"]), ("--store", given["store"]))
-    return "".join(f" {option} {shlex.quote(str(value))}" for option, value in options if value is not None)
-
-
 async def _status(store: Store, row: ConversationRow, config: Config) -> Findings:
     gone, saved = await removed_from(store, row), await checkpoints_of(store, row)
     last = next(iter(await store.timeline(row, limit=1)), None)
-    names, where = await key_names(store, config), _options_given()
+    names, given = await key_names(store, config), click.get_current_context().params
 
     def value() -> dict[str, object]:
-        out = {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": kinds_of(gone)}
         state = {} if last is None else {name: getattr(last, name) for name in LAST_REQUEST}
         budget = {} if last is None else {name: last.detail.get(name) or {} for name in ("buckets", "caps")}
-        return {**asdict(row), **state, **budget, "removed": out, "checkpoints": [each.version for each in saved]}
+        return {
+            **asdict(row),
+            **state,
+            **budget,
+            "removed": removed_json(gone),
+            "checkpoints": [each.version for each in saved],
+        }
 
     def shown() -> None:
         print_facts(
@@ -335,6 +322,7 @@ async def _status(store: Store, row: ConversationRow, config: Config) -> Finding
             }
         )
         for option in ["--timeline", *(["--checkpoint"] if saved else []), *(["--removed"] if gone else [])]:
+            where = given_again(given["path"], given["store"])
             click.echo(f"  weir conversations show {shlex.quote(tame(row.name))} {option}{where}", err=True)
 
     return Findings(value, shown)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 import openai
+from openai.types import CompletionUsage
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -32,7 +33,7 @@ from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.conversations import removed_from
 from proxy.cli.output import console, print_line, print_table
-from proxy.cli.shared import json_option, kinds_of, opened, print_json, removed_line
+from proxy.cli.shared import json_option, opened, print_json, removed_json, removed_line
 from proxy.config.file import ConfigError
 from proxy.config.loading import load_config
 from proxy.config.values import Config, Flags
@@ -45,6 +46,7 @@ from proxy.wire.counting import Tokenizer
 
 MODEL = "sim"
 NAME = "demo"
+DIRECT, MANAGED = "without Weir", "with Weir"
 SUMMARIZER = "sim-summarizer"
 MAX_TOKENS = 512
 ENCODING = "o200k_base"
@@ -84,22 +86,79 @@ class DemoAnswer:
     """What became of one request.
 
     ``tokens`` are those of the prompt that arrived (0 if none did), ``code`` and ``message`` the error's; ``stable``
-    is whether it began with the one before; ``visible`` counts the values that stood in it, of ``needed``.
+    is whether it began with the one before.
     """
 
-    tokens: int
-    prompt: int = 0
-    cached: int = 0
+    tokens: int = 0
     code: str | None = None
     message: str = ""
     stable: bool = True
-    visible: int = 0
-    needed: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def answered(self) -> bool:
         return self.code is None
+
+
+class Side:
+    """The requests that are sent one way, and what they add up to: tokens and values only of those answered."""
+
+    def __init__(self, name: str, client: openai.AsyncOpenAI, simulator: RunningSimulator) -> None:
+        self.name = name
+        self.requests = self.answered = self.tokens = self.cached = self.largest = self.visible = self.needed = 0
+        self.refused: Counter[str] = Counter()
+        self.last = DemoAnswer()
+        self._client = client
+        self._simulator = simulator
+        self._seen = 0
+        self._before: list[Any] = []
+
+    @property
+    def reuse(self) -> float:
+        return self.cached / self.tokens if self.tokens else 0.0
+
+    async def send(self, messages: list[Any], tools: Any, needed: tuple[str, ...]) -> None:
+        self.requests += 1
+        self.needed += len(needed)
+        try:
+            raw = await self._client.chat.completions.with_raw_response.create(
+                model=MODEL, messages=messages, tools=tools, max_tokens=MAX_TOKENS
+            )
+            usage = raw.parse().usage
+        except openai.APIStatusError as error:
+            body = error.body if isinstance(error.body, dict) else {}
+            code = str(body.get("code") or f"status_{error.status_code}")
+            self._refuse(code, str(body.get("message") or error), tokens=self._arrived())
+        except openai.APIConnectionError as error:
+            self._refuse("connection_error", str(error), tokens=0)
+        else:
+            assert usage is not None  # noqa: S101 - the simulator tells it
+            self._count(usage, needed, raw.headers)
+
+    def _refuse(self, code: str, message: str, *, tokens: int) -> None:
+        self.refused[code] += 1
+        self.last = DemoAnswer(tokens=tokens, code=code, message=message)
+
+    def _count(self, usage: CompletionUsage, needed: tuple[str, ...], headers: Mapping[str, str]) -> None:
+        before = self._before
+        self._before = body = json.loads(self.seen(MODEL)[-1].body)["messages"]
+        text = json.dumps(body, ensure_ascii=False)
+        details = usage.prompt_tokens_details
+        self.answered += 1
+        self.tokens += usage.prompt_tokens
+        self.cached += (details.cached_tokens or 0) if details is not None else 0
+        self.largest = max(self.largest, usage.prompt_tokens)
+        self.visible += sum(value in text for value in needed)
+        is_stable = body[: len(before)] == before
+        self.last = DemoAnswer(tokens=self._arrived(), stable=is_stable, headers=dict(headers))
+
+    def seen(self, model: str) -> list[RecordedRequest]:
+        return [seen for seen in self._simulator.answered() if seen.model == model]
+
+    def _arrived(self) -> int:
+        entries = self.seen(MODEL)
+        fresh, self._seen = len(entries) > self._seen, len(entries)
+        return entries[-1].prompt_tokens if fresh else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,89 +170,18 @@ class Batch:
 
 
 @dataclass(slots=True)
-class SideTotals:
-    requests: int = 0
-    answered: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    tokens: int = 0
-    cached: int = 0
-    largest: int = 0
-    visible: int = 0
-    needed: int = 0
-    last: DemoAnswer = field(default_factory=lambda: DemoAnswer(tokens=0))
-
-    def add(self, answer: DemoAnswer) -> None:
-        self.last = answer
-        self.requests += 1
-        self.needed += answer.needed
-        if answer.code is not None:
-            self.refused[answer.code] += 1
-            return
-        self.answered += 1
-        self.tokens += answer.prompt
-        self.cached += answer.cached
-        self.largest = max(self.largest, answer.prompt)
-        self.visible += answer.visible
-
-    @property
-    def reuse(self) -> float:
-        return self.cached / self.tokens if self.tokens else 0.0
-
-
-class Side:
-    def __init__(self, client: openai.AsyncOpenAI, simulator: RunningSimulator) -> None:
-        self.totals = SideTotals()
-        self._client = client
-        self._simulator = simulator
-        self._seen = 0
-        self._before: list[Any] = []
-
-    async def send(self, messages: list[Any], tools: Any, needed: tuple[str, ...]) -> DemoAnswer:
-        try:
-            raw = await self._client.chat.completions.with_raw_response.create(
-                model=MODEL, messages=messages, tools=tools, max_tokens=MAX_TOKENS
-            )
-            usage = raw.parse().usage
-        except openai.APIStatusError as error:
-            body = error.body if isinstance(error.body, dict) else {}
-            code = str(body.get("code") or f"status_{error.status_code}")
-            said = str(body.get("message") or error)
-            return DemoAnswer(tokens=self._arrived(), code=code, message=said, needed=len(needed))
-        except openai.APIConnectionError as error:
-            return DemoAnswer(tokens=0, code="connection_error", message=str(error), needed=len(needed))
-        details = usage.prompt_tokens_details if usage is not None else None
-        tokens, before = self._arrived(), self._before
-        self._before = body = json.loads(self.seen(MODEL)[-1].body)["messages"]
-        text = json.dumps(body, ensure_ascii=False)
-        return DemoAnswer(
-            tokens=tokens,
-            prompt=usage.prompt_tokens if usage is not None else tokens,
-            cached=(details.cached_tokens or 0) if details is not None else 0,
-            stable=body[: len(before)] == before,
-            visible=sum(value in text for value in needed),
-            needed=len(needed),
-            headers={name.lower(): value for name, value in raw.headers.items()},
-        )
-
-    def seen(self, model: str) -> list[RecordedRequest]:
-        return [seen for seen in self._simulator.answered() if seen.model == model]
-
-    def _arrived(self) -> int:
-        entries = self.seen(MODEL)
-        fresh, self._seen = len(entries) > self._seen, len(entries)
-        return entries[-1].prompt_tokens if fresh else 0
-
-
-@dataclass(slots=True)
 class Playback:
     show: Demonstration
     direct: Side
     managed: Side
     batches: list[Batch] = field(default_factory=list)
-    summaries: int = 0
-    summary_tokens: int = 0
+    summaries: list[RecordedRequest] = field(default_factory=list)
     conversation: str = ""
     _overheads: list[float] = field(default_factory=list)
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.direct, self.managed
 
     @property
     def overhead(self) -> float:
@@ -204,11 +192,10 @@ class Playback:
         index = recording.requests[number - 1]
         messages, tools = list(recording.values[:index]), recording.tools
         needed = tuple(value for fact in recording.facts if index in fact.needed_at for value in fact.needles)
-        for side in (self.direct, self.managed):
-            side.totals.add(await side.send(messages, tools, needed))
-        answer = self.managed.totals.last
-        asked = self.managed.seen(SUMMARIZER)
-        self.summaries, self.summary_tokens = len(asked), sum(seen.prompt_tokens for seen in asked)
+        for side in self.sides:
+            await side.send(messages, tools, needed)
+        answer = self.managed.last
+        self.summaries = self.managed.seen(SUMMARIZER)
         if answer.answered:
             self._overheads.append(float(answer.headers["x-weir-overhead-ms"]))
             self.conversation = answer.headers.get("x-weir-conversation", self.conversation)
@@ -237,10 +224,10 @@ async def playing(show: Demonstration) -> AsyncIterator[Playback]:
         telemetry = Telemetry.create(OtelSettings())
         app = create_app(show.config_for(behind.base_url), telemetry=telemetry, tokenizer=tokenizer)
         server = await stack.enter_async_context(serve(app))
-        direct = Side(await stack.enter_async_context(_client(alone.base_url)), alone)
+        direct = Side(DIRECT, await stack.enter_async_context(_client(alone.base_url)), alone)
         weir = f"http://127.0.0.1:{server.port}/v1"
         named = {"x-weir-conversation": NAME}
-        managed = Side(await stack.enter_async_context(_client(weir, named)), behind)
+        managed = Side(MANAGED, await stack.enter_async_context(_client(weir, named)), behind)
         yield Playback(show, direct, managed)
 
 
@@ -257,8 +244,7 @@ def _client(base_url: str, headers: Mapping[str, str] = {}) -> openai.AsyncOpenA
 PAUSE = 0.1
 PLAIN_EVERY = 10
 BAR_WIDTH = 14
-DIRECT, MANAGED = "without Weir", "with Weir"
-ROWS: tuple[tuple[str, Callable[[SideTotals], str]], ...] = (
+ROWS: tuple[tuple[str, Callable[[Side], str]], ...] = (
     ("requests answered", lambda side: f"{side.answered} of {side.requests}"),
     ("refused", lambda side: ", ".join(f"{count} {code}" for code, count in side.refused.items()) or "0"),
     ("tokens sent in answered requests", lambda side: f"{side.tokens:,}"),
@@ -271,9 +257,7 @@ View = Callable[[int, Batch | None], None]
 
 
 @click.command()
-@click.option(
-    "--window", type=click.IntRange(min=1024), default=8192, show_default=True, help="The model's window, tokens."
-)
+@click.option("--window", type=click.IntRange(min=1024), default=8192, help="The model's window, tokens.")
 @click.option("--steps", type=click.IntRange(min=1), help="How many requests to play; defaults to all.")
 @click.option("--policy", help="A preset, see `weir policy list`; defaults to the default policy.")
 @click.option(
@@ -326,7 +310,7 @@ def demo(
         print_json(_report(played, gone))
     else:
         _print_end(played, gone)
-    return 0 if played.managed.totals.answered == show.steps else 1
+    return 0 if played.managed.answered == show.steps else 1
 
 
 @contextmanager
@@ -370,70 +354,55 @@ def _no_log() -> Iterator[None]:
 
 @contextmanager
 def _view(played: Playback, screen: Console) -> Iterator[View]:
-    show, events = played.show, _Events(played)
+    show = played.show
     screen.print(
         f"{show.steps} requests of a recorded agent run, each sent {DIRECT} and {MANAGED}.\n"
         f"The model's window is {show.window:,} tokens; each answer may take {MAX_TOKENS} of them.\n",
         soft_wrap=True,
     )
+    drawing = Live(console=screen, refresh_per_second=10, transient=True) if screen.is_terminal else nullcontext()
+    with drawing as live:
 
-    def say(number: int, batch: Batch | None) -> None:
-        for line in events.of(number, batch):
-            screen.print(Text(line), soft_wrap=True)
-        if number % PLAIN_EVERY == 0 or number == show.steps:
-            answered = [f"{side.answered} {name}" for name, side in _sides(played)]
-            screen.print(f"request {number:>3} of {show.steps}: answered {', '.join(answered)}", soft_wrap=True)
+        def view(number: int, batch: Batch | None) -> None:
+            for line in _events(played, number, batch):
+                screen.print(Text(line), soft_wrap=live is None)
+            if live is not None:
+                live.update(_picture(played, number))
+            elif number % PLAIN_EVERY == 0 or number == show.steps:
+                answered = ", ".join(f"{side.answered} {side.name}" for side in played.sides)
+                screen.print(f"request {number:>3} of {show.steps}: answered {answered}", soft_wrap=True)
 
-    if not screen.is_terminal:
-        yield say
-        return
-    with Live(console=screen, refresh_per_second=10, transient=True) as live:
-
-        def draw(number: int, batch: Batch | None) -> None:
-            for line in events.of(number, batch):
-                live.console.print(Text(line))
-            live.update(_picture(played, number))
-
-        yield draw
+        yield view
 
 
-class _Events:
-    def __init__(self, played: Playback) -> None:
-        self._played = played
-        self._refused: set[str] = set()
-
-    def of(self, number: int, batch: Batch | None) -> Iterator[str]:
-        for name, side in _sides(self._played):
-            if not side.last.answered and name not in self._refused:
-                self._refused.add(name)
-                yield f"request {number:>3}: {name}, refused: {side.last.code}"
-        if batch is not None:
-            did = f"{batch.before:,} > {batch.after:,} tokens ({batch.actions})"
-            yield f"request {number:>3}: {MANAGED}, {did}"
-
-
-def _sides(played: Playback) -> tuple[tuple[str, SideTotals], ...]:
-    return (DIRECT, played.direct.totals), (MANAGED, played.managed.totals)
+def _events(played: Playback, number: int, batch: Batch | None) -> Iterator[str]:
+    """The first refusal of each side, and each batch."""
+    for side in played.sides:
+        if not side.last.answered and side.refused.total() == 1:
+            yield f"request {number:>3}: {side.name}, refused: {side.last.code}"
+    if batch is not None:
+        yield f"request {number:>3}: {MANAGED}, {batch.before:,} > {batch.after:,} tokens ({batch.actions})"
 
 
 def _picture(played: Playback, number: int) -> Group:
     window, bars = played.show.window, Table.grid(padding=(0, 2))
-    for name, side in _sides(played):
+    for side in played.sides:
         tokens, colour = side.last.tokens, "green" if side.last.answered else "red"
         bar = ProgressBar(
             total=window, completed=min(tokens, window), width=BAR_WIDTH, complete_style=colour, finished_style=colour
         )
         failed = side.requests - side.answered
         said = f"[green]{side.answered} answered[/]" + (f", [red]{failed} refused[/]" if failed else "")
-        bars.add_row(name, bar, f"{tokens:>6,} of {window:,} tokens", said)
+        bars.add_row(side.name, bar, f"{tokens:>6,} of {window:,} tokens", said)
     done = Table.grid(padding=(0, 2))
     done.add_row("request", ProgressBar(total=played.show.steps, completed=number, width=BAR_WIDTH), f"{number}")
     return Group(bars, done)
 
 
 def _print_end(played: Playback, gone: list[RemovedRow]) -> None:
-    direct, managed = played.direct.totals, played.managed.totals
-    calls = f"{played.summaries} ({played.summary_tokens:,} tokens)" if played.summaries else "0"
+    direct, managed = played.sides
+    asked = sum(seen.prompt_tokens for seen in played.summaries)
+    calls = f"{len(played.summaries)} ({asked:,} tokens)" if played.summaries else "0"
     click.echo()
     print_table(
         ("", DIRECT, MANAGED),
@@ -485,25 +454,21 @@ def _report(played: Playback, gone: list[RemovedRow]) -> dict[str, object]:
         "max_tokens": MAX_TOKENS,
         "policy": show.policy,
         "summarizer": SUMMARIZER if show.summarizer else None,
-        "without": _totals(played.direct.totals),
+        "without": _totals(played.direct),
         "with": {
-            **_totals(played.managed.totals),
+            **_totals(played.managed),
             "conversation": played.conversation,
             "batches": [asdict(batch) for batch in played.batches],
-            "summariser_calls": played.summaries,
-            "summariser_tokens": played.summary_tokens,
+            "summariser_calls": len(played.summaries),
+            "summariser_tokens": sum(seen.prompt_tokens for seen in played.summaries),
             "overhead_ms_median": played.overhead,
-            "removed": {
-                "messages": len(gone),
-                "tokens": sum(each.tokens for each in gone),
-                "kinds": kinds_of(gone),
-            },
+            "removed": removed_json(gone),
         },
         "store": show.url,
     }
 
 
-def _totals(side: SideTotals) -> dict[str, object]:
+def _totals(side: Side) -> dict[str, object]:
     return {
         "answered": side.answered,
         "refused": dict(side.refused),

@@ -27,6 +27,7 @@ from proxy.cli.shared import (
     print_json,
     reading,
     store_option,
+    vocabularies,
     writing,
 )
 from proxy.config.loading import environment
@@ -220,8 +221,7 @@ def _mended(config: Config, fault: str) -> str:
 
 
 def _vocabulary(model: str | None) -> Diagnosis:
-    cache = environment().get("TIKTOKEN_CACHE_DIR")
-    tokenizer = Tokenizer(cache_dir=Path(cache) if cache else None)
+    tokenizer = Tokenizer(cache_dir=vocabularies())
     counter = tokenizer.counter(model or ENCODING)
     counter.count("Weir")
     tokenizer.close()

@@ -2,13 +2,13 @@
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import aclosing, nullcontext
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import click
 
@@ -18,20 +18,18 @@ from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, PROPOSE, AnswerVer
 from policies.settings import ContextSettings
 from proxy.access.destination import CHAT_PATH, Caller, by_weir
 from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.replay import conditions_for, policy_named, recorded
-from proxy.cli.shared import config_option, found, json_option, loaded, opened, print_json, store_option
+from proxy.cli.replay import conditions_for, policy_named, recorded, summarized
+from proxy.cli.shared import FILE, POSITIVE, config_option, json_option, loaded, opened, print_json, store_option
 from proxy.config.values import Config, Flags
 from proxy.effects.perform import EffectHandler, Spent
 from proxy.effects.summarizer import Summarizer, SummarizerTerms
-from proxy.http.archive import checkpoints_of
 from proxy.models.facts import ModelFacts
 from proxy.planning.preparation import facts_of
 from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
-from proxy.replay.script import Script, recording_of
+from proxy.replay.script import Script
 from proxy.upstream.client import Client, Upstreams
 from proxy.upstream.providers import providers_for
-from proxy.wire.raw import read_value
 
 SECONDS = 300.0
 """Longest wait for one answer: nobody waits behind it, and a model on one's own machine takes its time."""
@@ -40,50 +38,42 @@ TENANT = "0" * 32
 UNLIMITED = 1 << 60
 
 
+@dataclass(slots=True)
 class Models(EffectHandler):
-    def __init__(
-        self,
-        config: Config,
-        *,
-        default: str,
-        by_purpose: Mapping[str, str],
-        tokens: int | None,
-        at_once: int = AT_ONCE,
-        seconds: float = SECONDS,
-    ) -> None:
-        self._config = config
-        self._default = default
-        self._by_purpose = by_purpose
-        self._tokens = tokens if tokens is not None else UNLIMITED
-        self._seconds = seconds
-        self._turns = asyncio.Semaphore(at_once)
-        self._summarizer = Summarizer()
-        self._upstreams: Upstreams | None = None
-        self._caller = Caller(tenant=TENANT, credential=os.environ.get("OPENAI_API_KEY", "").encode())
-        self.spent = Spent()
-        self.failures: dict[str, int] = {}
+    """Has models asked: by purpose another than the ``default``, all together for so many ``tokens`` at most."""
 
-    async def __aenter__(self) -> Self:
-        self._upstreams = Upstreams(Client(instance="evaluate"), providers_for(self._config.upstreams.values()))
-        return self
+    config: Config
+    _: KW_ONLY
+    default: str
+    by_purpose: Mapping[str, str]
+    tokens: int | None
+    at_once: int = AT_ONCE
+    seconds: float = SECONDS
+    spent: Spent = field(default_factory=Spent)
+    failures: Counter[str] = field(default_factory=Counter)
+    _turns: asyncio.Semaphore = field(init=False)
+    _upstreams: Upstreams = field(init=False)
+    _summarizer: Summarizer = field(init=False, default_factory=Summarizer)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __post_init__(self) -> None:
+        self._turns = asyncio.Semaphore(self.at_once)
+        self._upstreams = Upstreams(Client(instance="evaluate"), providers_for(self.config.upstreams.values()))
+
+    async def aclose(self) -> None:
         await self._summarizer.close()
-        if self._upstreams is not None:
-            await self._upstreams.close()
+        await self._upstreams.close()
 
     async def summarize(self, effect: Summarize) -> Summary | Failed:
         if effect.standing:
             return Failed("not_in_place")
-        model = self._by_purpose.get(effect.purpose, self._default)
-        upstream = self._config.upstream(model)
+        model = self.by_purpose.get(effect.purpose, self.default)
+        upstream = self.config.upstream(model)
+        most = UNLIMITED if self.tokens is None else self.tokens
         terms = SummarizerTerms(
-            tenant=TENANT, upstream=upstream.name, model=model, seconds=self._seconds, tokens_per_hour=self._tokens
+            tenant=TENANT, upstream=upstream.name, model=model, seconds=self.seconds, tokens_per_hour=most
         )
-        destination = by_weir(upstream, self._caller, path=CHAT_PATH, model=model)
-        assert self._upstreams is not None  # noqa: S101 - it was entered
+        caller = Caller(tenant=TENANT, credential=os.environ.get("OPENAI_API_KEY", "").encode())
+        destination = by_weir(upstream, caller, path=CHAT_PATH, model=model)
         send = partial(self._upstreams.post, destination)
         async with self._turns:  # a server with one slot has the others wait, and their time runs
             told = await self._summarizer.ask(effect, terms=terms, send=send)
@@ -92,14 +82,13 @@ class Models(EffectHandler):
         elif told.source == "asked":
             self.spent += Spent(calls=1)
         if told.result != "ok":
-            self.failures[told.result] = self.failures.get(told.result, 0) + 1
+            self.failures[told.result] += 1
         return told.reply
 
 
 INPUT_SHARE = 0.7
 """Share of a model's window that a question with its material may take: its tokenizer may be another one."""
 USUAL_WINDOW = 8_192
-DEFAULT_QUESTIONS = 10
 TOO_AGGRESSIVE = 0.75
 """Fidelity under which a compaction takes too much (requirement A0.122)."""
 TITLES = (
@@ -111,22 +100,15 @@ MAX_MISSING = 8
 
 @dataclass(slots=True, kw_only=True)
 class _EvaluationRun:
-    file: Path | None
-    conversation: str | None
     config: Config
     settings: ContextSettings
     conditions: Conditions
     questions: int
-    limit: int | None
-    model: str
-    judge: str
+    model: str | None
+    judge: str | None
     terms: Terms | None
     models: Models | None
     done: list[tuple[str, Evaluated]] = field(default_factory=list)
-
-    @property
-    def names(self) -> list[str]:
-        return list(dict.fromkeys(name for name, _ in self.done))
 
     @property
     def fidelity(self) -> Fidelity:
@@ -152,46 +134,38 @@ class _EvaluationRun:
 
 
 class _Asking(TypedDict):
-    model: str
-    judge: str
+    model: str | None
+    judge: str | None
     summarizer: str | None
     upstream: str | None
     model_window: int | None
-    propose: int
+    propose: int | None
     budget: int | None
     at_once: int
     seconds: float
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
+@click.argument("file", type=FILE, required=False)
 @click.option("--conversation", metavar="ID", help="Evaluate a stored conversation's summaries instead of a file.")
-@click.option("--policy", default="balanced", show_default=True, help="A policy's name, or FILE.yaml:NAME.")
+@click.option("--policy", default="balanced", help="A policy's name, or FILE.yaml:NAME.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the policy's.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), help="The max_tokens of each request; defaults to the policy's reserve."
-)
-@click.option("--model", default="", help="The model that answers questions; without it only coverage is scored.")
-@click.option("--judge", default="", help="The model that compares the answers; defaults to --model.")
+@click.option("--max-tokens", type=POSITIVE, help="The max_tokens of each request; defaults to the policy's reserve.")
+@click.option("--model", help="The model that answers questions; without it only coverage is scored.")
+@click.option("--judge", help="The model that compares the answers; defaults to --model.")
 @click.option("--summarizer", help="The model that writes summaries, `same` for --model; defaults to the policy's.")
 @click.option(
     "--upstream", metavar="URL", help="The models' server; defaults to the configuration's. OPENAI_API_KEY is sent."
 )
 @click.option("--model-window", type=click.IntRange(min=1024), help="The models' context window, tokens.")
 @click.option(
-    "--questions",
-    type=click.IntRange(MIN_QUESTIONS, MAX_QUESTIONS),
-    default=DEFAULT_QUESTIONS,
-    show_default=True,
-    help="Questions per compaction.",
+    "--questions", type=click.IntRange(MIN_QUESTIONS, MAX_QUESTIONS), default=10, help="Questions per compaction."
 )
-@click.option("--propose", type=click.IntRange(0, 10), default=0, help="Additional questions, written by the model.")
-@click.option("--budget", type=click.IntRange(min=1), help="The most tokens to spend on the models.")
-@click.option("--at-once", type=click.IntRange(1, 8), default=AT_ONCE, show_default=True, help="Concurrent questions.")
-@click.option(
-    "--seconds", type=click.FloatRange(min=1), default=SECONDS, show_default=True, help="Timeout for an answer."
-)
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
+@click.option("--propose", type=click.IntRange(0, 10), help="Additional questions, written by the model.")
+@click.option("--budget", type=POSITIVE, help="The most tokens to spend on the models.")
+@click.option("--at-once", type=click.IntRange(1, 8), default=AT_ONCE, help="Concurrent questions.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=SECONDS, help="Timeout for an answer.")
+@click.option("--limit", type=POSITIVE, help="Only the first so many conversations.")
 @click.option("--gate", type=click.FloatRange(0, 1), help="Exit with 1 if fidelity is lower, or nothing was judged.")
 @click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit with 1 if coverage is lower. Needs no model.")
 @click.option("--answers", is_flag=True, help="Print every question with both answers, to check the judge.")
@@ -233,23 +207,20 @@ def evaluate(
         raise click.UsageError("--gate is about judged answers and needs --model; see --gate-coverage")
     config = loaded(path, Flags(upstream=asking["upstream"], store=store, summarizer=asking["summarizer"]))
     settings = policy_named(policy, config)
-    if _asks(settings, asking) and not config.upstreams:
-        raise click.UsageError("--model needs an --upstream, a configuration with one, or OPENAI_API_KEY")
+    models = _models_of(config, settings, asking)
     conditions = conditions_for(config, model=asking["model"], window=window, max_tokens=max_tokens)
     run = _EvaluationRun(
-        file=file,
-        conversation=conversation,
         config=config,
         settings=settings,
         conditions=replace(conditions, model="", facts=ModelFacts()),
         questions=questions,
-        limit=limit,
         model=asking["model"],
         judge=asking["judge"] or asking["model"],
         terms=_terms_of(settings, conditions, asking) if asking["model"] else None,
-        models=_models_of(config, settings, asking) if _asks(settings, asking) else None,
+        models=models,
     )
-    asyncio.run(_evaluate(run))
+    source = _recorded(run, file, limit) if file is not None else _archived(run, conversation or "")
+    asyncio.run(_evaluate(run, source))
     failures = list(_below(run, gate, gate_coverage))
     _print(run, failures, answers=answers, as_json=as_json)
     for failure in failures:
@@ -267,25 +238,22 @@ def _print(run: _EvaluationRun, failures: Sequence[str], *, answers: bool, as_js
         print_line(line)
 
 
-def _own_writer(settings: ContextSettings) -> str | None:
-    return None if settings.summarizer == "same" else settings.summarizer
-
-
-def _asks(settings: ContextSettings, asking: _Asking) -> bool:
-    return bool(asking["model"]) or (asking["summarizer"] is not None and _own_writer(settings) is not None)
-
-
 def _terms_of(settings: ContextSettings, conditions: Conditions, asking: _Asking) -> Terms:
     window = asking["model_window"] or conditions.facts.window or settings.window or USUAL_WINDOW
     reads = int(INPUT_SHARE * window)
-    return Terms(counter=conditions.counter, max_input=reads, judge_input=reads, propose=asking["propose"])
+    return Terms(counter=conditions.counter, max_input=reads, judge_input=reads, propose=asking["propose"] or 0)
 
 
-def _models_of(config: Config, settings: ContextSettings, asking: _Asking) -> Models:
-    model = asking["model"]
+def _models_of(config: Config, settings: ContextSettings, asking: _Asking) -> Models | None:
+    """None where no model is to answer questions or to write summaries."""
+    model, writer = asking["model"] or "", None if settings.summarizer == "same" else settings.summarizer
+    if not model and (asking["summarizer"] is None or writer is None):
+        return None
+    if not config.upstreams:
+        raise click.UsageError("--model needs an --upstream, a configuration with one, or OPENAI_API_KEY")
     return Models(
         config,
-        default=_own_writer(settings) or model,
+        default=writer or model,
         by_purpose={ANSWER.purpose: model, PROPOSE.purpose: model, JUDGE.purpose: asking["judge"] or model},
         tokens=asking["budget"],
         at_once=asking["at_once"],
@@ -293,11 +261,9 @@ def _models_of(config: Config, settings: ContextSettings, asking: _Asking) -> Mo
     )
 
 
-async def _evaluate(run: _EvaluationRun) -> None:
-    async with AsyncExitStack() as stack:
-        if run.models is not None:
-            await stack.enter_async_context(run.models)
-        async for name, compaction in _recorded(run) if run.file is not None else _archived(run):
+async def _evaluate(run: _EvaluationRun, source: AsyncIterator[tuple[str, Compaction]]) -> None:
+    async with nullcontext() if run.models is None else aclosing(run.models):
+        async for name, compaction in source:
             done = await judge_compaction(
                 compaction,
                 count=run.questions,
@@ -308,8 +274,7 @@ async def _evaluate(run: _EvaluationRun) -> None:
             run.done.append((name, done))
 
 
-async def _recorded(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]]:
-    assert run.file is not None  # noqa: S101 - the caller looked
+async def _recorded(run: _EvaluationRun, file: Path, limit: int | None) -> AsyncIterator[tuple[str, Compaction]]:
     ask = run.models if run.settings.summarizer is not None else None
     async with store_in_memory() as store:
         conditions = run.conditions
@@ -319,24 +284,18 @@ async def _recorded(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]
                 calls = "" if run.models is None else f"{run.models.spent.calls} calls, "
                 progressed(read, size, f"{calls}{text}")
 
-            for place in recorded(run.file, run.limit, told):
+            for place in recorded(file, limit, told):
                 script = Script(place.recording, counter=conditions.counter, model=conditions.model)
                 async for compaction in compactions_of(script, Managed(run.settings, conditions, store, ask=ask)):
                     yield place.recording.id, compaction
 
 
-async def _archived(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]]:
-    assert run.conversation is not None  # noqa: S101 - the caller looked
+async def _archived(run: _EvaluationRun, conversation: str) -> AsyncIterator[tuple[str, Compaction]]:
     async with opened(run.config.store.url, read_only=True) as store:
-        row = await found(store, run.conversation)
-        cuts = {c.cut.ref: c.cut for c in await checkpoints_of(store, row) if c.cut is not None and c.cut.text}
-        for cut in cuts.values():
-            originals = await store.covered(row.tenant, cut.ref)
-            messages = [value for one in originals if isinstance(value := read_value(one.body), dict)]
-            if messages:
-                recording = recording_of(messages, name=f"{row.name} v{cut.version}")
+        for cut, recording in await summarized(store, conversation):
+            if cut.text:
                 script = Script(recording, counter=run.conditions.counter, model="")
-                yield recording.id, archived_pair(recording, cut, script=script)
+                yield f"{recording.id} v{cut.version}", archived_pair(recording, cut, script=script)
 
 
 def _below(run: _EvaluationRun, gate: float | None, gate_coverage: float | None) -> Iterator[str]:
@@ -410,7 +369,7 @@ def _report(run: _EvaluationRun, *, answers: bool, failures: Sequence[str]) -> d
         "model": run.model or None,
         "judge": run.judge or None,
         "prompts": {prompt.purpose: prompt.digest for prompt in PROMPTS.values()},
-        "conversations": len(run.names),
+        "conversations": len({name for name, _ in run.done}),
         "compactions": [_entry(name, each, answers=answers) for name, each in run.done],
         "total": facts_of(run.fidelity, run.coverage, run.ratio) | _shares(run.coverage),
         "missing": list(run.coverage.missing),

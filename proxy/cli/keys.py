@@ -166,7 +166,7 @@ def limit(config: Config, name: str, **limits: str | None) -> Findings:
 
 @keys.command()
 @click.argument("name")
-@click.option("--grace", default="1h", show_default=True, help="How long the old secret holds: 0s, 30m, 24h, 7d.")
+@click.option("--grace", default="1h", help="How long the old secret holds: 0s, 30m, 24h, 7d.")
 @stored
 def rotate(config: Config, name: str, *, grace: str) -> Findings:
     """Give a key a new secret, printed once; the old one holds for a grace. Policy, models and conversations stay.

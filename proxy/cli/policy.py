@@ -1,13 +1,12 @@
 """``weir policy`` and ``weir config``: every value and where it comes from, what is wrong, which policy to try."""
 
-import asyncio
 import dataclasses
 import json
 import textwrap
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import click
 import yaml
@@ -17,8 +16,9 @@ from policies.quality.advise import recommend as choose
 from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
 from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.replay import conditions_for, priced, recorded, worst_json
-from proxy.cli.shared import Findings, config_option, configured, json_option, known_policy, print_json
+from proxy.cli.replay import conditions_for, priced, recorded
+from proxy.cli.shared import FILE, Findings, config_option, configured, json_option, known_policy, print_json, reading
+from proxy.cli.usage import worst_json
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of, nearest, read_document
 from proxy.config.importing import imported, known_keys
 from proxy.config.loading import environment, load_config, public
@@ -36,11 +36,11 @@ from proxy.config.presets import (
     uses_shapes,
     with_set_policies,
 )
-from proxy.config.values import Config, FileValues, as_written, masked_url
+from proxy.config.values import Config, FileValues, as_written
 from proxy.replay.scenarios import Conditions, Pace, TrafficCount, advice_for, pace_of
 from proxy.replay.script import Script
 from proxy.store import Store
-from proxy.store.records import PolicyRow, StoreError
+from proxy.store.records import PolicyRow
 
 
 def shown(value: object) -> str:
@@ -172,13 +172,10 @@ def list_policies(config: Config, *, wide: bool) -> Findings:
     def show() -> None:
         lines = []
         for row in rows:
-            layers = row["cascade"]
-            named = (
-                " > ".join(map(str, layers)) if isinstance(layers, list) and layers and row["mode"] != "off" else "-"
-            )
+            layers = " > ".join(row["cascade"]) if row["mode"] != "off" else ""
             name = f"{row['name']}{' (default)' if row['default'] else ''}"
-            window = _window_words(config.policy(str(row["name"])))
-            lines.append((name, window, row["acts"], row["for"], named if wide else ""))
+            window = _window_words(config.policy(row["name"]))
+            lines.append((name, window, row["acts"], row["for"], (layers or "-") if wide else ""))
         titles = ("policy", "window", "acts", "for", "layers")
         print_table(titles, lines, optional=("layers",), width=WIDE if wide else NARROW)
 
@@ -256,8 +253,8 @@ def lint(file: str, *, strict: bool, as_json: bool) -> None:
 
 
 @policy.command("import", epilog=IMPORT_KEYS)
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--name", default="imported", show_default=True, help="The name of the new policy.")
+@click.argument("file", type=FILE)
+@click.option("--name", default="imported", help="The name of the new policy.")
 def import_policy(file: Path, *, name: str) -> None:
     """Convert another tool's settings to a policy: YAML on stdout, what could not be converted on stderr.
 
@@ -283,10 +280,10 @@ def import_policy(file: Path, *, name: str) -> None:
 
 
 @policy.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--policy", "name", default="balanced", show_default=True, help="The policy whose trigger to advise on.")
+@click.argument("file", type=FILE)
+@click.option("--policy", "name", default="balanced", help="The policy whose trigger to advise on.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
-@click.option("--model", default="", help="The model, for its tokenizer, window and prices.")
+@click.option("--model", help="The model, for its tokenizer, window and prices.")
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @configured
@@ -296,7 +293,7 @@ def recommend(
     file: Path,
     name: str,
     window: int | None,
-    model: str,
+    model: str | None,
     stated: str | None,
     limit: int | None,
 ) -> Findings:
@@ -316,25 +313,27 @@ def recommend(
     advice = advice_for(pace, settings, conditions, prices.prices)
     tools = worst_tools(traffic)
 
-    def value() -> dict[str, object]:
-        return {
-            "traffic": _figures_of(traffic, pace),
-            "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
-            "advice": {
-                "policy": name,
-                "window": budget.window,
-                "usable": budget.usable,
-                "prices": prices.source,
-                "trigger": advice.shape.trigger,
-                "low_water": advice.shape.low_water,
-                "optimum": advice.optimum,
-                "reason": advice.reason,
-            },
-            "worst_tools": worst_json(tools),
-        }
+    value = {
+        "traffic": _figures_of(traffic, pace),
+        "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
+        "advice": {
+            "policy": name,
+            "window": budget.window,
+            "usable": budget.usable,
+            "prices": prices.source,
+            "trigger": advice.shape.trigger,
+            "low_water": advice.shape.low_water,
+            "optimum": advice.optimum,
+            "reason": advice.reason,
+        },
+        "worst_tools": worst_json(tools, "tokens"),
+    }
 
     def show() -> None:
-        print_line(_summary_of(traffic, pace))
+        print_line(
+            f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
+            f"{round(pace.growth, 1):,.0f} more with each request"
+        )
         best = "-" if advice.optimum is None else f"{advice.optimum:,}"
         print_table(
             ("advice", "value", "why"),
@@ -347,7 +346,7 @@ def recommend(
             ],
         )
 
-    return Findings(value, show)
+    return Findings(lambda: value, show)
 
 
 def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Traffic, Pace]:
@@ -360,13 +359,6 @@ def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Tr
             pace, weight = pace_of(script), max(1, len(script.requests))
             growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
     return count.traffic, Pace(growth / max(1, requests), fixed)
-
-
-def _summary_of(traffic: Traffic, pace: Pace) -> str:
-    return (
-        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
-        f"{round(pace.growth, 1):,.0f} more with each request"
-    )
 
 
 def _figures_of(traffic: Traffic, pace: Pace) -> dict[str, object]:
@@ -395,21 +387,13 @@ def _with_stored(effective: Config) -> tuple[Config, Mapping[str, SetPolicy]]:
     if scheme.startswith("sqlite") and not (place and Path(place.partition("?")[0]).exists()):
         return effective, {}
     try:
-        rows = asyncio.run(_set_policies(url))
-    except StoreError as fault:
-        said = f"{masked_url(url)}: {fault}; a server may hold policies that were set over HTTP"
+        rows = reading(effective, Store.policies, busy_timeout=BUSY_TIMEOUT)
+    except Failure as fault:
+        said = f"{fault.message}; a server may hold policies that were set over HTTP"
         click.echo(f"note: {said}, see GET /weir/policies", err=True)
         return effective, {}
     policies = {row.name: given for row in rows if (given := _given(row)) is not None}
     return with_set_policies(effective, policies.values()), policies
-
-
-async def _set_policies(url: str) -> list[PolicyRow]:
-    store = await Store.open(url, read_only=True, busy_timeout=BUSY_TIMEOUT)
-    try:
-        return await store.policies()
-    finally:
-        await store.close()
 
 
 def _given(row: PolicyRow) -> SetPolicy | None:
@@ -420,7 +404,7 @@ def _given(row: PolicyRow) -> SetPolicy | None:
         return None
 
 
-def _row(name: str, effective: Config, purpose: str, stored: Mapping[str, SetPolicy]) -> dict[str, object]:
+def _row(name: str, effective: Config, purpose: str, stored: Mapping[str, SetPolicy]) -> dict[str, Any]:
     settings = effective.policy(name)
     origin = "file" if ("policies", name) in effective.places else "preset"
     return {

@@ -1,21 +1,23 @@
 """``weir replay``: recorded conversations played through policies, without a model and without a network."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 import click
 
-from policies.quality.advise import PROVIDERS, Advice, ToolAdvice, recommend, worst_tools
+from policies.ledger import Cut
+from policies.quality.advise import PROVIDERS, Advice, recommend, worst_tools
 from policies.settings import ContextSettings
 from proxy.cli import Failure
 from proxy.cli.output import Progressed, print_line, print_table, progress
-from proxy.cli.shared import Findings, counted, found, known_policy, loaded, reading, stored
+from proxy.cli.shared import FILE, POSITIVE, Findings, counted, found, known_policy, loaded, reading, stored
+from proxy.cli.usage import worst_json
 from proxy.config.values import Config
 from proxy.http.archive import checkpoints_of
-from proxy.models.facts import BadPrices, ModelFacts, ModelRegistry, PriceList, price_list
+from proxy.models.facts import BadPrices, ModelRegistry, PriceList, price_list
 from proxy.replay.play import Replayed, Step, Tally
 from proxy.replay.play import replay as play
 from proxy.replay.report import COLUMNS, ReplayReport, remarks, render_report, table_row
@@ -34,7 +36,6 @@ from proxy.store import Store
 from proxy.wire.counting import Tokenizer
 from proxy.wire.raw import read_value
 
-DEFAULT_ENCODING = "o200k_base"
 MAX_DRAWN = 6
 STEP_TITLES = ("request", "messages", "before", "after", "limit", "action", "reuse", "cost", "against unmanaged")
 
@@ -76,20 +77,16 @@ class _ReplayRun:
 
 @click.command()
 @click.argument("source", metavar="FILE|CONVERSATION")
-@click.option("--policy", default="balanced", show_default=True, help="A policy's name, or FILE.yaml:NAME.")
+@click.option("--policy", default="balanced", help="A policy's name, or FILE.yaml:NAME.")
 @click.option("--compare", multiple=True, metavar="POLICY", help="Another policy to compare; may be repeated.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
-@click.option("--model", default="", help="The model, for its tokenizer, window and prices.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), help="The max_tokens of each request; defaults to the policy's reserve."
-)
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
+@click.option("--model", help="The model, for its tokenizer, window and prices.")
+@click.option("--max-tokens", type=POSITIVE, help="The max_tokens of each request; defaults to the policy's reserve.")
+@click.option("--limit", type=POSITIVE, help="Only the first so many conversations.")
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
 @click.option("--advise", "advise_too", is_flag=True, help="Also play each policy with its cheapest trigger.")
 @click.option("--steps", is_flag=True, help="Also show each request.")
-@click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write a report with plots."
-)
+@click.option("--html", type=FILE, metavar="OUT", help="Write a report with plots.")
 @stored
 def replay(
     config: Config,
@@ -98,7 +95,7 @@ def replay(
     policy: str,
     compare: tuple[str, ...],
     window: int | None,
-    model: str,
+    model: str | None,
     max_tokens: int | None,
     limit: int | None,
     stated: str | None,
@@ -142,16 +139,25 @@ def replay(
 
 async def _kept(store: Store, name: str) -> Recording:
     """What is stored of a conversation word for word: what the longest of its summaries stands for."""
-    row = await found(store, name)
-    cuts = {each.cut.ref for each in await checkpoints_of(store, row) if each.cut is not None}
-    held = [await store.covered(row.tenant, ref) for ref in cuts]
-    values = (read_value(each.body) for each in max(held, key=len, default=[]))
-    messages = [value for value in values if isinstance(value, Mapping)]
-    if not messages:
+    recordings = [recording for _, recording in await summarized(store, name)]
+    if not recordings:
         raise Failure(
             f"nothing of {name} was summarised yet, so no message of it is stored; weir replay FILE plays a file"
         )
-    return recording_of(messages, name=row.name)
+    return max(recordings, key=lambda each: len(each.raws))
+
+
+async def summarized(store: Store, name: str) -> list[tuple[Cut, Recording]]:
+    """The summaries of a conversation, each with what it stands for, word for word."""
+    row = await found(store, name)
+    cuts = {each.cut.ref: each.cut for each in await checkpoints_of(store, row) if each.cut is not None}
+    whole: list[tuple[Cut, Recording]] = []
+    for ref, cut in cuts.items():
+        values = [read_value(each.body) for each in await store.covered(row.tenant, ref)]
+        messages = [value for value in values if isinstance(value, Mapping)]
+        if messages:
+            whole.append((cut, recording_of(messages, name=row.name)))
+    return whole
 
 
 async def _play(run: _ReplayRun, limit: int | None, one: Recording | None) -> None:
@@ -164,16 +170,13 @@ async def _play(run: _ReplayRun, limit: int | None, one: Recording | None) -> No
                 await run.play(place, store)
 
 
-def conditions_for(config: Config, *, model: str, window: int | None, max_tokens: int | None = None) -> Conditions:
+def conditions_for(
+    config: Config, *, model: str | None, window: int | None, max_tokens: int | None = None
+) -> Conditions:
     tokenizer = Tokenizer()
     click.get_current_context().call_on_close(tokenizer.close)
-    return Conditions(
-        counter=tokenizer.counter(model or DEFAULT_ENCODING),
-        model=model,
-        facts=ModelRegistry(config.models).facts(model, settings=ContextSettings()) if model else ModelFacts(),
-        window=window or config.window,
-        max_tokens=max_tokens,
-    )
+    models = ModelRegistry(config.models)
+    return Conditions.of(model or "", tokenizer, models, window=window or config.window, max_tokens=max_tokens)
 
 
 def recorded(file: Path, limit: int | None, progressed: Progressed) -> Iterator[Place]:
@@ -195,13 +198,6 @@ def priced(stated: str | None, conditions: Conditions) -> PriceList:
         return price_list(stated, model=conditions.model, facts=conditions.facts)
     except BadPrices as fault:
         raise click.BadParameter(str(fault), param_hint="--prices") from None
-
-
-def worst_json(tools: Iterable[ToolAdvice]) -> list[dict[str, object]]:
-    return [
-        {"tool": each.tool.name, "tokens": each.tool.tokens, "share": round(each.share, 4), "advice": each.advice}
-        for each in tools
-    ]
 
 
 def policy_named(name: str, effective: Config) -> ContextSettings:
@@ -248,7 +244,7 @@ def _report(run: _ReplayRun, *, steps: bool) -> dict[str, object]:
             "kind": choice.kind,
             "policies": list(choice.policies),
             "reason": choice.reason,
-            "worst_tools": worst_json(worst_tools(run.traffic.traffic)),
+            "worst_tools": worst_json(worst_tools(run.traffic.traffic), "tokens"),
         },
     }
     if run.advice is not None:

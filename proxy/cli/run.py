@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from proxy.cli import Failure
-from proxy.cli.shared import config_option, is_weir, loaded
+from proxy.cli.shared import config_option, given_again, is_weir, loaded
 from proxy.config.loading import environment
 from proxy.config.values import Config
 
@@ -95,8 +95,7 @@ def _weir_at(root: str, path: Path | None, *, serves: bool) -> Iterator[bool]:
     if there is False:
         raise Failure(f"what answers at {root} is not Weir; name Weir's address with --url")
     if there is None and not serves:
-        start = f"weir serve{f' --config {shlex.quote(str(path))}' if path else ''}"
-        raise Failure(f"no Weir answers at {root}: start one with {start}, or add --serve")
+        raise Failure(f"no Weir answers at {root}: start one with weir serve{given_again(path)}, or add --serve")
     with contextlib.nullcontext() if there else _serving(root, path):
         yield not there
 

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import resource
-import shlex
 import signal
 import socket
 import sys
@@ -23,7 +22,7 @@ import click
 from proxy.access.admission import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
-from proxy.cli.shared import cannot_listen, config_option, loaded, store_url
+from proxy.cli.shared import config_option, given_again, listening, loaded, store_url, vocabularies
 from proxy.config.loading import Handed, environment, hand_down, handed_down, load_config
 from proxy.config.values import Config, Flags, masked_url, secrets_of
 from proxy.custom import Hooks, Plugin
@@ -62,9 +61,7 @@ COLLECT_AFTER = 20_000
 @click.option("--policy", help="The default policy; 'off' forwards everything unchanged.")
 @click.option("--store", metavar="PATH|URL", callback=store_url, help="The database, e.g. weir.db.")
 @click.option("--summarizer", metavar="MODEL", help="Model that writes summaries; 'same' for the request's own.")
-@click.option(
-    "--log-format", type=click.Choice(["line", "json"]), default="line", show_default=True, help="Log format."
-)
+@click.option("--log-format", type=click.Choice(["line", "json"]), default="line", help="Log format.")
 def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """Start the proxy.
 
@@ -83,12 +80,12 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
         _telemetry_settings(config).check()
     except TelemetryError as error:
         raise Failure(f"telemetry: {error}") from error
-    tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
-    handler = _open_log(log_format)
-    with _logging(handler), _listening(config) as listener, _upstream(config, tokenizer) as effective:
+    process = _Process(path, flags, log_format)
+    with _logging(process.log), _listening(config) as listener, _upstream(config, process.tokenizer) as effective:
         keys = _check_store(effective)
-        _announce(effective, listener.getsockname()[1], keys, _making_a_key(path, flags))
-        code = _run(effective, path, flags, tokenizer, listener, handler, log_format)
+        making = f"weir keys create --name me{given_again(path, flags.store and masked_url(flags.store))}"
+        _announce(effective, listener.getsockname()[1], keys, making)
+        code = process.run(effective, listener)
     if code:
         raise Failure("the proxy could not be started; the log above says why")
 
@@ -96,62 +93,59 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
 def worker_app() -> App:
     """The application of one of several processes, configured as the command that started them."""
     path, flags, handed = handed_down(environment())
-    handler = _open_log(handed.log_format)
-    _log_to(handler)
+    process = _Process(path, flags, handed.log_format)
+    _log_to(process.log)
     collect_seldom(COLLECT_AFTER)
-    tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
-    return _app(loaded(path, flags), path, flags, tokenizer, handler, shared=handed.readings)
+    return process.app(loaded(path, flags), shared=handed.readings)
 
 
-def _run(
-    config: Config,
-    path: Path | None,
-    flags: Flags,
-    tokenizer: Tokenizer,
-    listener: socket.socket,
-    handler: QueuedLog,
-    log_format: str,
-) -> int:
-    workers, limits = config.listen.workers, _limits(config)
-    collect_seldom(COLLECT_AFTER)
-    if workers == 1:
-        return run(_app(config, path, flags, tokenizer, handler), sockets=[listener], limits=limits)
-    simulated = next(iter(config.upstreams.values())).base_url if config.simulate else flags.upstream
-    with tempfile.TemporaryDirectory(prefix="weir-") as shared:
-        handed = Handed(log_format=log_format, readings=Path(shared))
-        hand_down(path, replace(flags, upstream=simulated, window=config.window), handed)
-        app = "proxy.cli.serve:worker_app"
-        return run(app, sockets=[listener], limits=limits, workers=workers, factory=True)
+class _Process:
+    """What a process was started with, its log, and the tokenizer for all that it counts."""
 
+    def __init__(self, path: Path | None, flags: Flags, log_format: str) -> None:
+        self._path = path
+        self._flags = flags
+        self._log_format = log_format
+        self.tokenizer = Tokenizer(cache_dir=vocabularies(), estimators=installed_estimators())
+        self.log = _open_log(log_format)
 
-def _app(
-    config: Config,
-    path: Path | None,
-    flags: Flags,
-    tokenizer: Tokenizer,
-    handler: QueuedLog,
-    *,
-    shared: Path | None = None,
-) -> App:
-    _hide(handler, config)
+    def run(self, config: Config, listener: socket.socket) -> int:
+        workers, limits = config.listen.workers, _limits(config)
+        collect_seldom(COLLECT_AFTER)
+        if workers == 1:
+            return run(self.app(config), sockets=[listener], limits=limits)
+        simulated = next(iter(config.upstreams.values())).base_url if config.simulate else self._flags.upstream
+        with tempfile.TemporaryDirectory(prefix="weir-") as shared:
+            handed = Handed(log_format=self._log_format, readings=Path(shared))
+            hand_down(self._path, replace(self._flags, upstream=simulated, window=config.window), handed)
+            app = "proxy.cli.serve:worker_app"
+            return run(app, sockets=[listener], limits=limits, workers=workers, factory=True)
 
-    def read_again() -> Config:
-        fresh = load_config(path, env=environment(), flags=flags)
-        _hide(handler, fresh)
+    def app(self, config: Config, *, shared: Path | None = None) -> App:
+        self._hide(config)
+        telemetry = Telemetry.create(_telemetry_settings(config))
+        telemetry.metrics.watch(DROPPED, self.log.losses)
+        if shared is not None:
+            telemetry.metrics.share(shared)
+        return create_app(
+            config,
+            telemetry=telemetry,
+            tokenizer=self.tokenizer,
+            providers=providers_for(config.upstreams.values()),
+            reload=None if config.simulate else self._read_again,
+            hooks=installed_plugins(),
+        )
+
+    def _read_again(self) -> Config:
+        fresh = load_config(self._path, env=environment(), flags=self._flags)
+        self._hide(fresh)
         return fresh
 
-    telemetry = Telemetry.create(_telemetry_settings(config))
-    telemetry.metrics.watch(DROPPED, handler.losses)
-    if shared is not None:
-        telemetry.metrics.share(shared)
-    return create_app(
-        config,
-        telemetry=telemetry,
-        tokenizer=tokenizer,
-        providers=providers_for(config.upstreams.values()),
-        reload=None if config.simulate else read_again,
-        hooks=installed_plugins(),
-    )
+    def _hide(self, config: Config) -> None:
+        env = environment().items()
+        headers = (value for name, value in env if name.startswith("OTEL_") and name.endswith("_HEADERS"))
+        values = (pair.partition("=")[2].strip() for each in headers for pair in each.split(","))
+        self.log.hide((*secrets_of(config), *(text for value in values for text in (value, unquote(value)))))
 
 
 def _telemetry_settings(config: Config) -> OtelSettings:
@@ -180,22 +174,9 @@ def installed_plugins() -> tuple[Plugin, ...]:
     return tuple(found)
 
 
-def _vocabularies() -> Path | None:
-    cache = environment().get("TIKTOKEN_CACHE_DIR")
-    return Path(cache) if cache else None
-
-
-@contextlib.contextmanager
-def _listening(config: Config) -> Iterator[socket.socket]:
-    """A socket that is bound before anything is announced, so that the announced port is the true one."""
-    host, port = config.listen.host, config.listen.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
-    except OSError as error:
-        raise cannot_listen(host, port, error) from error
-    with listener:
-        yield listener
+def _listening(config: Config) -> socket.socket:
+    """Bound before anything is announced, so that the announced port is the true one."""
+    return listening(config.listen.host, config.listen.port)
 
 
 def _check_store(config: Config) -> Keyring:
@@ -262,12 +243,6 @@ def _open_log(form: str) -> QueuedLog:
     return QueuedLog(stream, form="json" if form == "json" else "line")
 
 
-def _hide(handler: QueuedLog, config: Config) -> None:
-    headers = (value for name, value in environment().items() if name.startswith("OTEL_") and name.endswith("_HEADERS"))
-    values = (pair.partition("=")[2].strip() for each in headers for pair in each.split(","))
-    handler.hide((*secrets_of(config), *(text for value in values for text in (value, unquote(value)))))
-
-
 @contextlib.contextmanager
 def _logging(handler: QueuedLog) -> Iterator[None]:
     _log_to(handler)
@@ -286,22 +261,8 @@ def _log_to(handler: logging.Handler) -> None:
     root.setLevel(logging.WARNING)
     logging.getLogger("weir").setLevel(logging.INFO)
     # Python prints these with the words of the exception.
-    threading.excepthook = _thread_ended
-    sys.unraisablehook = _not_raised
-
-
-def _thread_ended(found: threading.ExceptHookArgs) -> None:
-    log.error("a thread ended", exc_info=found.exc_value)
-
-
-def _not_raised(found: "sys.UnraisableHookArgs") -> None:
-    log.error("an exception could not be raised", exc_info=found.exc_value)
-
-
-def _making_a_key(path: Path | None, flags: Flags) -> str:
-    options = [f" --config {shlex.quote(str(path))}" if path else ""]
-    options += [f" --store {shlex.quote(masked_url(flags.store))}" if flags.store else ""]
-    return f"weir keys create --name me{''.join(options)}"
+    threading.excepthook = lambda found: log.error("a thread ended", exc_info=found.exc_value)
+    sys.unraisablehook = lambda found: log.error("an exception could not be raised", exc_info=found.exc_value)
 
 
 def _first_key(making: str) -> Iterator[str]:

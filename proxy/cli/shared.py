@@ -12,10 +12,12 @@ import functools
 import http.client
 import json
 import os
+import shlex
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +52,21 @@ def moment(at: float) -> str:
     return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def cannot_listen(host: str, port: int, fault: OSError) -> Failure:
-    said = f"cannot listen on {host}:{port}: {os.strerror(fault.errno) if fault.errno else fault}"
-    taken = fault.errno == errno.EADDRINUSE
-    return Failure(f"{said}; end the program that has it, or choose another port with --port" if taken else said)
+def listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
+    except OSError as fault:
+        said = f"cannot listen on {host}:{port}: {os.strerror(fault.errno) if fault.errno else fault}"
+        taken = fault.errno == errno.EADDRINUSE
+        hint = "; end the program that has it, or choose another port with --port" if taken else ""
+        raise Failure(said + hint) from fault
+
+
+def given_again(path: Path | None, store: str | None = None) -> str:
+    """The options that name a configuration and a store, for a command that somebody is told to type."""
+    options = (("--config", path), ("--store", store))
+    return "".join(f" {option} {shlex.quote(str(value))}" for option, value in options if value is not None)
 
 
 def counted(number: int, noun: str) -> str:
@@ -64,11 +77,10 @@ T = TypeVar("T")
 NAMES_TRIED = 10_000
 NAMES_SHOWN = 3
 
+FILE = click.Path(path_type=Path, dir_okay=False)
+POSITIVE = click.IntRange(min=1)
 config_option = click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The YAML configuration file; defaults to WEIR_CONFIG.",
+    "--config", "path", type=FILE, help="The YAML configuration file; defaults to WEIR_CONFIG."
 )
 
 
@@ -104,7 +116,7 @@ def since_option(default: str, said: str) -> Callable[[Command], Command]:
         except ValueError as fault:
             raise click.BadParameter(f"since {fault}", param_hint="--since") from fault
 
-    return click.option("--since", default=default, show_default=True, callback=read, help=said)
+    return click.option("--since", default=default, callback=read, help=said)
 
 
 def answering(command: Callable[..., Findings | None]) -> Command:
@@ -157,17 +169,23 @@ def loaded(path: Path | None, flags: Flags | None = None) -> Config:
         raise Failure(f"{fault.problems[0]}{more}{hint}") from fault
 
 
+def vocabularies() -> Path | None:
+    """The folder that the user gave for vocabularies."""
+    cache = environment().get("TIKTOKEN_CACHE_DIR")
+    return Path(cache) if cache else None
+
+
 def known_policy(name: str, config: Config) -> str:
     if name not in config.policies:
         raise click.BadParameter(f"no policy {name}{nearest(name, sorted(config.policies))}", param_hint="--policy")
     return name
 
 
-def reading(config: Config, read: Callable[[Store], Awaitable[T]], *, any_schema: bool = False) -> T:
-    """What ``read`` makes of the configuration's store, which has to be there."""
+def reading(config: Config, read: Callable[[Store], Awaitable[T]], **how: Any) -> T:
+    """What ``read`` makes of the configuration's store, which has to be there; ``how`` else it is opened."""
 
     async def work() -> T:
-        async with opened(config.store.url, read_only=True, any_schema=any_schema) as store:
+        async with opened(config.store.url, read_only=True, **how) as store:
             return await read(store)
 
     return asyncio.run(work())
@@ -187,12 +205,10 @@ def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: b
 
 
 @contextlib.asynccontextmanager
-async def opened(
-    url: str, *, read_only: bool = False, visitor: bool = False, any_schema: bool = False
-) -> AsyncIterator[Store]:
-    """A store for a moment, beside a Weir that may be running; its errors as one-line failures."""
+async def opened(url: str, **how: Any) -> AsyncIterator[Store]:
+    """A store for a moment, beside a Weir that may be running, as ``Store.open``; its errors as one-line failures."""
     try:
-        store = await Store.open(url, read_only=read_only, visitor=visitor, any_schema=any_schema)
+        store = await Store.open(url, **how)
         try:
             yield store
         finally:
@@ -225,18 +241,19 @@ async def found(store: Store, name: str) -> ConversationRow:
     return row
 
 
-def kinds_of(gone: Iterable[RemovedRow]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for each in gone:
-        counts[each.how] = counts.get(each.how, 0) + 1
-    return dict(sorted(counts.items()))
+def removed_json(gone: Sequence[RemovedRow]) -> dict[str, object]:
+    return {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": _kinds(gone)}
 
 
-def removed_line(gone: list[RemovedRow]) -> str:
+def removed_line(gone: Sequence[RemovedRow]) -> str:
     if not gone:
         return "nothing"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in kinds_of(gone).items())
+    kinds = ", ".join(f"{kind} {count}" for kind, count in _kinds(gone).items())
     return f"{len(gone)} messages, {sum(each.tokens for each in gone):,} tokens ({kinds})"
+
+
+def _kinds(gone: Sequence[RemovedRow]) -> dict[str, int]:
+    return dict(sorted(Counter(each.how for each in gone).items()))
 
 
 MAX_BODY = 8 << 20
@@ -277,10 +294,6 @@ def get(url: str, headers: Mapping[str, str] = {}, *, body: bytes | None = None,
             raise Unreached(f"the name {parts.hostname} is not known") from None
         except (OSError, http.client.HTTPException, ValueError) as fault:
             raise Unreached(str(getattr(fault, "strerror", None) or fault or type(fault).__name__)) from None
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def is_weir(root: str) -> bool | None:

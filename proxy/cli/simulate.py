@@ -5,25 +5,24 @@ from typing import Any
 
 import click
 
-from proxy.cli.shared import cannot_listen
+from proxy.cli.shared import listening
 from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, serve_until_stopped
 from proxy.wire.counting import Tokenizer
 
 
 @click.command()
-@click.option("--window", type=click.IntRange(min=16), default=8192, show_default=True, help="Context window, tokens.")
+@click.option("--window", type=click.IntRange(min=16), default=8192, help="Context window, tokens.")
 @click.option(
     "--dialect",
-    type=click.Choice([dialect.value for dialect in Dialect]),
+    type=click.Choice([*map(str, Dialect)]),
     default=Dialect.OPENAI.value,
-    show_default=True,
     help="Whose errors and endpoints to imitate.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="0 takes a free port.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=9000, help="0 takes a free port.")
 @click.option("--max-output", type=click.IntRange(min=1), help="Most tokens an answer may ask for.")
 @click.option("--model", "models", multiple=True, help="A model that /v1/models lists; may be repeated.")
-@click.option("--steps", type=click.IntRange(min=0), default=0, help="Call the request's tools in so many steps first.")
+@click.option("--steps", type=click.IntRange(min=0), help="Call the request's tools in so many steps first.")
 @click.option("--bound", is_flag=True, help="Reasoning is good only behind the very history it was made behind.")
 @click.option("--foreign", is_flag=True, help="Take reasoning, ids and chains of other servers as its own.")
 @click.option("--stateless", is_flag=True, help="Keep no answers, items and threads.")
@@ -47,15 +46,13 @@ def simulate(dialect: str, host: str, port: int, models: tuple[str, ...], *, sta
       weir serve --upstream http://127.0.0.1:9000/v1
     """
     options["stops_at_window"] = options.pop("stop_at_window")
+    given = {name: value for name, value in options.items() if value is not None}
     settings = SimulatorSettings(
-        dialect=Dialect(dialect), models=models or ("sim",), stateful=False if stateless else None, **options
+        dialect=Dialect(dialect), models=models or ("sim",), stateful=False if stateless else None, **given
     )
-    try:
-        serve_until_stopped(
-            settings, counter=Tokenizer().counter("o200k_base"), host=host, port=port, ready=_announce_simulator
-        )
-    except OSError as error:
-        raise cannot_listen(host, port, error) from error
+    counter = Tokenizer().counter("o200k_base")
+    with listening(host, port) as listener:
+        serve_until_stopped(settings, counter=counter, host=host, listener=listener, ready=_announce_simulator)
 
 
 def _announce_simulator(running: RunningSimulator) -> None:

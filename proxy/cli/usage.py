@@ -1,6 +1,7 @@
 """What conversations took and how they fare: ``weir usage`` by key, ``weir budget`` by bucket, ``weir health``."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -8,7 +9,7 @@ import click
 
 from policies.health import KEPT, HealthTrend, Snapshot, trend_of
 from policies.pressure import SOFT
-from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
+from policies.quality.advise import BucketUse, ToolAdvice, ToolUse, Traffic, advise_budget, worst_tools
 from proxy.cli.output import print_columns, print_table
 from proxy.cli.shared import Findings, found, key_names, moment, reads, since_option, tame
 from proxy.config.values import Config
@@ -79,9 +80,7 @@ def budget() -> None:
 
 
 @budget.command()
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many conversations, newest first."
-)
+@click.option("--limit", type=click.IntRange(min=1), default=200, help="How many conversations, newest first.")
 @click.option("--policy", metavar="P", help="Only requests with this policy.")
 @reads
 async def advise(store: Store, config: Config, *, limit: int, policy: str | None) -> Findings:
@@ -101,25 +100,14 @@ async def advise(store: Store, config: Config, *, limit: int, policy: str | None
     traffic, advice = use.traffic, advise_budget(tuple(use.buckets))
     tools = worst_tools(traffic)
 
-    def value() -> dict[str, object]:
-        return {
-            "conversations": traffic.conversations,
-            "requests": traffic.requests,
-            "ready": advice.ready,
-            "enlarge": list(advice.enlarge),
-            "reason": advice.reason,
-            "worst_tools": [
-                {
-                    "tool": each.tool.name,
-                    "calls": each.tool.calls,
-                    "tokens": each.tool.tokens,
-                    "largest": each.tool.largest,
-                    "share": round(each.share, 4),
-                    "advice": each.advice,
-                }
-                for each in tools
-            ],
-        }
+    value = {
+        "conversations": traffic.conversations,
+        "requests": traffic.requests,
+        "ready": advice.ready,
+        "enlarge": list(advice.enlarge),
+        "reason": advice.reason,
+        "worst_tools": worst_json(tools, "calls", "tokens", "largest"),
+    }
 
     def show() -> None:
         click.echo(advice.reason)
@@ -127,7 +115,20 @@ async def advise(store: Store, config: Config, *, limit: int, policy: str | None
             click.echo()
             print_columns(tools, TOOLS)
 
-    return Findings(value, show)
+    return Findings(lambda: value, show)
+
+
+def worst_json(tools: Iterable[ToolAdvice], *figures: str) -> list[dict[str, object]]:
+    """What is advised on tools, with so many of their figures."""
+    return [
+        {
+            "tool": each.tool.name,
+            **{name: getattr(each.tool, name) for name in figures},
+            "share": round(each.share, 4),
+            "advice": each.advice,
+        }
+        for each in tools
+    ]
 
 
 TOOLS = {
@@ -152,29 +153,24 @@ class _Use:
             conversations=len(self.buckets), requests=requests, turns=requests, tools=tuple(self.tools.values())
         )
 
-    def add(self, requests: Iterable[ExchangeRow], config: Config) -> None:
-        over, tokens, count = dict[str, int](), dict[str, int](), 0
+    def add(self, requests: Sequence[ExchangeRow], config: Config) -> None:
+        over, tokens = Counter[str](), dict[str, int]()
         for row in requests:
-            count += 1
             used, soft = tokens_by_bucket(row.detail.get("buckets")), config.soft_shares(row.policy)
-            for name, cap in tokens_by_bucket(row.detail.get("caps")).items():
-                if used.get(name, 0) >= soft.get(name, SOFT) * cap:
-                    over[name] = over.get(name, 0) + 1
+            caps = tokens_by_bucket(row.detail.get("caps"))
+            over.update(name for name, cap in caps.items() if used.get(name, 0) >= soft.get(name, SOFT) * cap)
             tokens = used or tokens
             self._add_tools(row)
-        if count:
-            self.buckets.append(BucketUse(requests=count, over=over, tokens=tokens))
+        if requests:
+            self.buckets.append(BucketUse(requests=len(requests), over=over, tokens=tokens))
 
     def _add_tools(self, row: ExchangeRow) -> None:
         found = row.detail.get("tools")
         for name, (calls, tokens, largest) in found.items() if isinstance(found, Mapping) else ():
-            old = self.tools.get(name, ToolUse(name=name, calls=0, tokens=0, largest=0))
-            self.tools[name] = ToolUse(
-                name=name,
-                calls=old.calls + int(calls),
-                tokens=old.tokens + int(tokens),
-                largest=max(old.largest, int(largest)),
-            )
+            tool = self.tools.setdefault(name, ToolUse(name=name))
+            tool.calls += int(calls)
+            tool.tokens += int(tokens)
+            tool.largest = max(tool.largest, int(largest))
 
 
 ALERTS_SHOWN = 20

@@ -18,7 +18,7 @@ from proxy.cli import Failure
 from proxy.cli.conversations import actions_of
 from proxy.cli.output import console
 from proxy.cli.run import weir_address
-from proxy.cli.shared import Unreached, bearer, config_option, get, loaded, since_option, tame
+from proxy.cli.shared import Unreached, config_option, get, loaded, since_option, tame
 from proxy.config.loading import environment
 from proxy.config.values import Config
 
@@ -34,7 +34,7 @@ class Follower:
 
     def __init__(self, root: str, key: str, *, since: float) -> None:
         self._root = root
-        self._headers = bearer(key)
+        self._headers = {"Authorization": f"Bearer {key}"}
         self._since = since
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
         self._looked: dict[str, float] = {}
@@ -73,9 +73,7 @@ class Follower:
 @click.option("--key", help="Whose requests: the admin token (all), or a client's key; defaults to WEIR_ADMIN_TOKEN, "
               "the configuration's, OPENAI_API_KEY.")  # fmt: skip
 @since_option("1m", "Begin with what is newer, like 90s, 5m or 1h.")
-@click.option(
-    "--interval", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between looks."
-)
+@click.option("--interval", type=click.FloatRange(min=0.05), default=1.0, help="Seconds between looks.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 def watch(*, path: Path | None, url: str | None, key: str | None, since: float, interval: float, as_json: bool) -> None:
     """Watch managed requests as they pass: tokens sent and forwarded, pressure, action, Weir's own milliseconds.

@@ -27,6 +27,7 @@ from proxy.replay.report import (
     line_of,
     rule,
     scale,
+    stacked,
     svg,
 )
 
@@ -48,18 +49,11 @@ def timeline_chart(rows: Sequence[Exchange], *, first: int, window: int, trigger
     ticks = scale(max([window, raw_top, *totals]) * 1.02)
     frame = Frame(len(rows), ticks[-1], HEIGHT)
     parts = [*_zones(frame, rows), *grid(frame, ticks, [short(tick) for tick in ticks], first=first)]
-    below = [0.0] * len(rows)
-    for name in BUCKETS:
-        above = [low + each.get(name, 0) for low, each in zip(below, buckets, strict=True)]
-        if above != below:
-            parts.append(f'<path class="b-{name}" d="{area(frame, below, above)}"/>')
-        below = above
+    parts += stacked(frame, BUCKETS, buckets)
     parts.append(f'<path class="raw" d="{line_of(frame, [row.tokens_before for row in rows])}"/>')
     parts += _levels(frame, window=window, usable=rows[-1].limit, trigger=trigger)
     parts += _links(frame, rows, buckets, first=first, page=page)
-    return svg(frame, "Tokens of each request by bucket, against the window", parts).replace(
-        'role="img"', 'role="group" class="chart"', 1
-    )
+    return svg(frame, "Tokens of each request by bucket, against the window", parts, 'role="group" class="chart"')
 
 
 def _zones(frame: Frame, rows: Sequence[Exchange]) -> Iterator[str]:
@@ -138,13 +132,14 @@ def health_charts(readings: Sequence[Reading]) -> Iterator[tuple[str, str, str]]
         yield title, newest, spark(values, title) if len(values) > 1 else ""
 
 
-def spark(values: Sequence[float], title: str) -> str:
-    low = min(0.0, *values)
-    ticks = scale(max(values) - low, most=2)
+def spark(values: Sequence[float], title: str, *, filled: bool = False) -> str:
+    """A small chart: a line, or the area below it, which begins at the least value where that is below 0."""
+    low = min([0.0, *values])
+    heights = [value - low for value in values]
+    ticks = scale(max(heights, default=0.0), most=2)
     frame = Frame(len(values), ticks[-1], SMALL, NARROW)
-    labels = [short(tick) if ticks[-1] >= 10 else f"{tick:g}" for tick in ticks]
-    path = line_of(frame, [value - low for value in values])
-    return svg(frame, title, [*grid(frame, ticks, labels), f'<path class="policy" d="{path}"/>'])
+    kind, path = ("bars", area(frame, [0.0] * len(values), heights)) if filled else ("policy", line_of(frame, heights))
+    return svg(frame, title, [*grid(frame, ticks, map(short, ticks)), f'<path class="{kind}" d="{path}"/>'])
 
 
 def meter(tokens: int, limit: int, zone: str) -> str:
@@ -156,13 +151,6 @@ def meter(tokens: int, limit: int, zone: str) -> str:
         f'<rect class="track" width="100" height="8" rx="2"/>'
         f'<rect class="f-{escape(zone)}" width="{100 * share:.1f}" height="8" rx="2"/></svg>'
     )
-
-
-def bars(values: Sequence[float], title: str) -> str:
-    ticks = scale(max(values, default=0.0), most=2)
-    frame = Frame(len(values), ticks[-1], SMALL, NARROW)
-    path = area(frame, [0.0] * len(values), values)
-    return svg(frame, title, [*grid(frame, ticks, [short(t) for t in ticks]), f'<path class="bars" d="{path}"/>'])
 
 
 def short(tokens: float) -> str:

@@ -86,7 +86,7 @@ def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int
     found = []
     for title, name, metric in (("Tokens forwarded", "tokens", "tokens_after"), ("Requests", "requests", "requests")):
         _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
-        picture = charts.bars([point.value or 0.0 for point in points], title)
+        picture = charts.spark([point.value or 0.0 for point in points], title, filled=True)
         found.append((title, name, Markup(picture)))  # noqa: S704 - drawn of numbers
     return found
 
@@ -116,17 +116,16 @@ async def live(visit: PageVisit) -> ManagementAnswer:
 
 
 async def conversations(visit: PageVisit) -> View:
-    query = {name: visit.query[name] for name in (*FIELDS, "cursor") if name in visit.query}
-    found = await talks.listing(visit.asked({}, query))
+    found = await talks.listing(visit.asked({}, visit.given(*FIELDS, "cursor")))
     keys = [(row.tenant, row.id) for row in found.data]
     beside = await visit.runtime.store.beside(keys)
     names = visit.runtime.keyring.names
     values: dict[str, Any] = {
         "rows": [(row, beside.get(key, Beside())) for row, key in zip(found.data, keys, strict=True)],
-        "next": None if found.next is None else visit.link(cursor=found.next),
+        "next": visit.following(found.next),
         "first": visit.link(cursor=None) if "cursor" in visit.query else None,
         "names": names,
-        "is_narrowed": any(name in visit.query for name in FIELDS),
+        "is_narrowed": bool(visit.given(*FIELDS)),
         "policies": list(visit.runtime.config.policies),
         "zones": ZONES,
         "keys": sorted(set(names.values())) if visit.is_operator else [],
@@ -135,47 +134,45 @@ async def conversations(visit: PageVisit) -> View:
 
 
 async def search(visit: PageVisit) -> View:
-    query = {name: visit.query[name] for name in ("q", "conversation", "cursor") if name in visit.query}
+    query = visit.given("q", "conversation", "cursor")
     found = await archive.search(visit.asked({}, query, rows=20)) if query.get("q", "").strip() else None
-    following = None if found is None or found.next is None else visit.link(cursor=found.next)
-    return View("search.html", {"found": found, "q": query.get("q", ""), "next": following})
+    return View(
+        "search.html", {"found": found, "q": query.get("q", ""), "next": visit.following(found.next if found else None)}
+    )
 
 
 async def conversation(visit: PageVisit) -> View:
     tab = visit.query.get("tab", TABS[0])
     tab = tab if tab in TABS else TABS[0]
     one = await talks.one(visit.asked())
-    query = {"cursor": visit.query["cursor"]} if "cursor" in visit.query and tab == "requests" else {}
+    query = visit.given("cursor") if tab == "requests" else {}
     rows = await talks.timeline(visit.asked(query=query, rows=SHOWN))
-    page = f"{PATH}/conversations/{quote(visit.path['id'], safe='')}"
     values: dict[str, Any] = {
         "one": one,
         "tab": tab,
         "tabs": TABS,
-        "page": page,
         "exchanges": rows.data[::-1],
         "acted": charts.acted,
         "older": None if rows.next is None else visit.link(tab="requests", cursor=rows.next),
         "newer": visit.link(cursor=None) if query else None,
-        "picture": _picture(visit, one, rows.data, page, is_newest=not query),
+        "picture": _picture(visit, one, rows.data, is_newest=not query),
         "policy": rows.data[-1].policy if rows.data else "",
         "can_search": not visit.is_operator,
     }
-    more = {"cursor": visit.query["cursor"]} if "cursor" in visit.query else {}
-    return View("conversation.html", values | await _tab(visit, tab, more))
+    return View("conversation.html", values | await _tab(visit, tab))
 
 
-async def _tab(visit: PageVisit, tab: str, query: Mapping[str, str]) -> dict[str, Any]:
-    asked = visit.asked(query=query)
+async def _tab(visit: PageVisit, tab: str) -> dict[str, Any]:
+    asked = visit.asked(query=visit.given("cursor"))
     if tab == "removed":
         found = await archive.removed(asked)
         by_version: dict[int, list[archive.Removed]] = {}
         for row in found.data:
             by_version.setdefault(row.version, []).append(row)
-        return {"batches": by_version, "next": None if found.next is None else visit.link(cursor=found.next)}
+        return {"batches": by_version, "next": visit.following(found.next)}
     if tab == "checkpoints":
         versions = await archive.checkpoints(asked)
-        return {"versions": versions.data, "next": None if versions.next is None else visit.link(cursor=versions.next)}
+        return {"versions": versions.data, "next": visit.following(versions.next)}
     if tab == "notes":
         return {"notes": (await talks.notes(asked)).data[::-1], "next": None}
     if tab == "health":
@@ -184,12 +181,12 @@ async def _tab(visit: PageVisit, tab: str, query: Mapping[str, str]) -> dict[str
         return {"health": health, "pictures": pictures, "next": None}
     if tab == "audit":
         told = await reports.conversation_audit(asked)
-        return {"audit": told, "next": None if told.next is None else visit.link(cursor=told.next)}
+        return {"audit": told, "next": visit.following(told.next)}
     return {"next": None}
 
 
 def _picture(
-    visit: PageVisit, one: talks.ConversationStatus, rows: Sequence[Exchange], page: str, *, is_newest: bool
+    visit: PageVisit, one: talks.ConversationStatus, rows: Sequence[Exchange], *, is_newest: bool
 ) -> Markup | None:
     if not rows:
         return None
@@ -200,7 +197,7 @@ def _picture(
     if last.policy in visit.runtime.config.policies:
         shape = shape_for(visit.runtime.config.policy(last.policy), max(window, last.limit))
         trigger = int(shape.trigger * last.limit)
-    drawn = charts.timeline_chart(rows, first=first, window=max(window, last.limit), trigger=trigger, page=page)
+    drawn = charts.timeline_chart(rows, first=first, window=max(window, last.limit), trigger=trigger, page=visit.page)
     return Markup(drawn)  # noqa: S704 - every text in it is escaped where it is drawn
 
 
@@ -232,7 +229,7 @@ async def note(visit: PageVisit) -> Redirect:
 
 
 def _back(visit: PageVisit, tab: str, said: str) -> Redirect:
-    return Redirect(f"{PATH}/conversations/{quote(visit.path['id'], safe='')}?tab={tab}&done={quote(said)}")
+    return Redirect(f"{visit.page}?tab={tab}&done={quote(said)}")
 
 
 async def checkpoint(visit: PageVisit) -> View | ManagementAnswer:
@@ -251,7 +248,7 @@ async def checkpoint(visit: PageVisit) -> View | ManagementAnswer:
         before = Checkpoint.from_json(json.dumps(other.state)).to_markdown()
         lines = list(difference(before, text))
     values = {"saved": saved, "text": text, "versions": versions, "against": against, "lines": lines}
-    return View("checkpoint.html", values | {"page": f"{PATH}/conversations/{quote(visit.path['id'], safe='')}"})
+    return View("checkpoint.html", values)
 
 
 def difference(before: str, after: str) -> Sequence[tuple[str, str]]:
@@ -274,22 +271,18 @@ async def request(visit: PageVisit) -> View:
         "both": both,
         "layers": charts.layers_of(both.exchange),
         "runs": archive.runs(archive.aligned(both)),
-        "page": f"{PATH}/conversations/{quote(visit.path['id'], safe='')}",
     }
     return View("request.html", values)
 
 
 def cut(row: archive.SideRow, visit: PageVisit) -> str:
     text = row.text if isinstance(row.text, str) else ""
-    return text if visit.query.get("full") == str(row.place) else text[: _room(row)]
+    most = MAX_SAME if row.status == "same" else MAX_OTHER
+    return text if visit.query.get("full") == str(row.place) else text[:most]
 
 
 def is_cut(row: archive.SideRow, visit: PageVisit) -> bool:
     return isinstance(row.text, str) and len(cut(row, visit)) < len(row.text)
-
-
-def _room(row: archive.SideRow) -> int:
-    return MAX_SAME if row.status == "same" else MAX_OTHER
 
 
 def marked(pair: archive.Pair, side: str) -> Markup:
@@ -313,12 +306,11 @@ async def original(visit: PageVisit) -> View:
     ref, cursor = visit.path["ref"], visit.query.get("cursor", "0")
     answer = await archive.blob(visit.asked({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor}))
     told = {name.decode(): value.decode() for name, value in answer.headers}
-    following = told.get("x-weir-cursor")
     values = {
         "ref": ref,
         "text": answer.body.decode("utf-8", "replace"),
         "size": int(told["x-weir-size"]),
         "start": int(cursor),
-        "next": None if following is None else visit.link(cursor=following),
+        "next": visit.following(told.get("x-weir-cursor")),
     }
     return View("original.html", values)

@@ -42,7 +42,6 @@ MAX_PLAYED = 20
 MAX_REQUESTS = 600
 """Requests at most that a file may have to be played while somebody waits."""
 MAX_DRAWN = 3
-DEFAULT_ENCODING = "o200k_base"
 BYS: tuple[By, ...] = get_args(By)
 SINCE = ("24h", "7d", "30d")
 LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
@@ -170,11 +169,7 @@ async def delete_policy(visit: PageVisit) -> Redirect:
     return Redirect(f"{PATH}/policies?done={quote('Removed ' + visit.path['name'] + '.')}")
 
 
-async def trial(visit: PageVisit) -> View:
-    return _trial(visit)
-
-
-def _trial(visit: PageVisit, *, problem: str | None = None, status: int = 200, **found: object) -> View:
+async def trial(visit: PageVisit, *, problem: str | None = None, status: int = 200, **found: object) -> View:
     chosen = visit.form.get("policy") or [visit.query.get("policy", DEFAULT_PRESET)]
     values: dict[str, Any] = {
         "problem": problem,
@@ -202,22 +197,18 @@ async def play(visit: PageVisit) -> View:
             raise InvalidRequest("The window is a number of tokens from 256 on.")
         text, title, model = await _recorded(visit)
         runtime = visit.runtime
-        facts = runtime.registry.facts(model, settings=ContextSettings())
-        conditions = Conditions(
-            counter=runtime.tokenizer.counter(model or DEFAULT_ENCODING),
-            model=model,
-            facts=facts,
-            window=int(window) if window else runtime.config.window,
-        )
+        size = int(window) if window else runtime.config.window
+        conditions = Conditions.of(model, runtime.tokenizer, runtime.registry, window=size)
         settings = [replace(runtime.config.policy(name), name=name) for name in names]
-        report = await asyncio.to_thread(_played, text, title, settings, conditions)
+        # in a loop of its own: this takes seconds, and other requests go on meanwhile
+        report = await asyncio.to_thread(asyncio.run, _play_all(text, title, settings, conditions))
     except (ProxyError, BadRecording) as fault:
         said = fault.message if isinstance(fault, ProxyError) else str(fault).partition(": ")[2] or str(fault)
-        return _trial(visit, problem=said, status=400)
+        return await trial(visit, problem=said, status=400)
     rows = [table_row(name, tally, report.prices) for name, tally in report.totals.items()]
     told = [said for name, tally in report.totals.items() for said in remarks(name, tally)]
     drawn = Markup("\n".join(sections(report)))  # noqa: S704 - every text in it is escaped where it is drawn
-    return _trial(visit, rows=rows, remarks=told, pictures=drawn, report=report)
+    return await trial(visit, rows=rows, remarks=told, pictures=drawn, report=report)
 
 
 async def _recorded(visit: PageVisit) -> tuple[bytes, str, str]:
@@ -239,11 +230,6 @@ async def _recorded(visit: PageVisit) -> tuple[bytes, str, str]:
         if found is None:
             break
     raise NotFound("Nothing whole is kept of this conversation's newest requests (inspect of its policy).")
-
-
-def _played(text: bytes, title: str, policies: Sequence[ContextSettings], conditions: Conditions) -> ReplayReport:
-    """The report, made in a loop of its own: this takes seconds, and other requests go on meanwhile."""
-    return asyncio.run(_play_all(text, title, policies, conditions))
 
 
 async def _play_all(
@@ -272,11 +258,7 @@ async def _play_all(
     )
 
 
-async def keys(visit: PageVisit) -> View:
-    return await _keys(visit)
-
-
-async def _keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
+async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
     visit.only_operator()
     found = await levers.keys(visit.asked(query={}, rows=MAX_ROWS))
     values: dict[str, Any] = {
@@ -302,14 +284,14 @@ async def create_key(visit: PageVisit) -> View:
     try:
         answer = await levers.create_key(visit.asked(body=body))
     except InvalidRequest as fault:
-        return await _keys(visit, status=400, problem=fault.message)
-    return await _keys(visit, status=201, made=json.loads(answer.body))
+        return await keys(visit, status=400, problem=fault.message)
+    return await keys(visit, status=201, made=json.loads(answer.body))
 
 
 async def rotate_key(visit: PageVisit) -> View:
     visit.only_operator()
     answer = await levers.rotate_key(visit.asked())
-    return await _keys(visit, status=201, made=json.loads(answer.body))
+    return await keys(visit, status=201, made=json.loads(answer.body))
 
 
 async def limit_key(visit: PageVisit) -> View | Redirect:
@@ -317,7 +299,7 @@ async def limit_key(visit: PageVisit) -> View | Redirect:
     try:
         done = await levers.limit_key(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
     except InvalidRequest as fault:
-        return await _keys(visit, status=400, problem=fault.message)
+        return await keys(visit, status=400, problem=fault.message)
     return Redirect(f"{PATH}/keys?done={quote(f'Set the limits of {done.name}: they hold from its next request on.')}")
 
 
@@ -329,19 +311,16 @@ async def revoke_key(visit: PageVisit) -> Redirect:
 
 async def usage(visit: PageVisit) -> View:
     found, by, since = await _usage(visit)
-    following = None if found.next is None else visit.link(cursor=found.next)
     first = visit.link(cursor=None) if "cursor" in visit.query else None
     csv_link = visit.link(cursor=None).replace(f"{PATH}/usage", f"{PATH}/usage.csv", 1)
-    values = {"found": found, "by": by, "since": since, "bys": BYS, "sinces": SINCE, "next": following}
-    return View("usage.html", values | {"first": first, "csv": csv_link})
+    values = {"found": found, "by": by, "since": since, "bys": BYS, "sinces": SINCE, "csv": csv_link}
+    return View("usage.html", values | {"first": first, "next": visit.following(found.next)})
 
 
 async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[reports.Usage, str, str]:
     since = visit.query.get("since", "30d")
-    by = visit.query.get("by", "")
-    query = {"since": since, **({"by": by} if by else {})}
-    query |= {"cursor": visit.query["cursor"]} if "cursor" in visit.query else {}
-    return await reports.usage(visit.asked(query=query, rows=rows)), by, since
+    query = {"since": since, **visit.given("by", "cursor")}
+    return await reports.usage(visit.asked(query=query, rows=rows)), query.get("by", ""), since
 
 
 async def usage_csv(visit: PageVisit) -> ManagementAnswer:
@@ -370,6 +349,7 @@ async def system(visit: PageVisit) -> View:
     up = await asyncio.gather(*(_is_up(base) for base in bases))
     requests = await store.requests()
     size, kept = await store.size(), await store.sizes()
+    drawn = charts.spark([each for _, each in kept], "Bytes of the store", filled=True)
     values: dict[str, Any] = {
         "version": version("weir-proxy"),
         "instance": runtime.instance,
@@ -379,7 +359,7 @@ async def system(visit: PageVisit) -> View:
         "size": size,
         "most": runtime.config.store.max_size,
         "grown": reports.store_growth(kept, size, now=visit.now),
-        "drawn": Markup(charts.bars([each for _, each in kept], "Bytes of the store")) if kept[1:] else "",  # noqa: S704
+        "drawn": Markup(drawn) if kept[1:] else "",  # noqa: S704 - drawn of numbers
         "since": kept[0][0] if kept else None,
         "per_request": size / requests if requests else None,
         "waiting": runtime.settler.waiting(),

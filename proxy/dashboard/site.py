@@ -96,8 +96,10 @@ class Site:
         if path.startswith("static/"):
             await _static(scope, send, path.removeprefix("static/"))
             return
-        session, fresh = self._session(scope)
+        known = self._sessions.read(scope)
+        session, is_new = known or self._sessions.guest(), known is None
         visit: PageVisit | None = None
+        answer: Answer
         try:
             answer, visit = await self._answer(scope, receive, session, path)
         except ClientGone:
@@ -108,34 +110,27 @@ class Site:
             answer = View("error.html", {"message": f"The store cannot do this now: {type(fault).__name__}."}, 500)
         except ProxyError as fault:
             answer = View("error.html", {"message": fault.message}, fault.status, tuple(fault.headers()))
-        if isinstance(answer, Redirect) and answer.session is not None:
-            session, fresh = answer.session, True
-        cookies = [(b"set-cookie", self._sessions.cookie(session, scope))] if fresh else []
-        if isinstance(answer, ManagementAnswer) and answer.stream is not None:
-            await respond_live(scope, receive, send, replace(answer, headers=[*GUARDS, *cookies]))
-        elif isinstance(answer, ManagementAnswer):
-            headers = [*answer.headers, *GUARDS, *cookies]
-            await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
-        elif isinstance(answer, Redirect):
-            where = (b"location", answer.to.encode())
-            await respond(send, b"", status=303, kind=HTML, headers=[where, *GUARDS, *cookies])
-        else:
+        if isinstance(answer, Redirect):
+            session, is_new = answer.session or session, is_new or answer.session is not None
+            answer = ManagementAnswer(b"", 303, HTML, [(b"location", answer.to.encode())])
+        elif isinstance(answer, View):
             body = await asyncio.to_thread(self._render, answer, visit or self._visit(scope, session, path))
             body, packed = _packed(scope, body)
-            headers = [*answer.headers, *packed, *GUARDS, *cookies]
-            await respond(send, body, status=answer.status, kind=HTML, headers=headers)
-
-    def _session(self, scope: Scope) -> tuple[Session, bool]:
-        """Who looks, and whether the browser has to be told."""
-        known = self._sessions.read(scope)
-        return (known, False) if known is not None else (self._sessions.guest(), True)
+            answer = ManagementAnswer(body, answer.status, HTML, [*answer.headers, *packed])
+        cookies = [(b"set-cookie", self._sessions.cookie(session, scope))] if is_new else []
+        headers = [*answer.headers, *GUARDS, *cookies]
+        if answer.stream is not None:
+            await respond_live(scope, receive, send, replace(answer, headers=headers))
+        else:
+            await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
 
     async def _answer(
         self, scope: Scope, receive: Receive, session: Session, path: str
     ) -> tuple[Answer, PageVisit | None]:
         method = scope["method"]
         followed = method in ("GET", "HEAD") and dict(scope["headers"]).get(b"sec-fetch-mode") == b"navigate"
-        refuse_foreign_pages(scope, has_key=_signed_in(session, scope), followed=followed)
+        is_signed_in = bool(cookie_in(scope)) and session.who in ("caller", "operator")
+        refuse_foreign_pages(scope, has_key=is_signed_in, followed=followed)
         if followed and not cookie_in(scope) and dict(scope["headers"]).get(b"sec-fetch-site") == b"cross-site":
             # No SameSite=Strict cookie comes where a link was followed from elsewhere: load it once more, from here.
             return View("again.html", {}, 200, ((b"refresh", b"0"),)), None
@@ -191,13 +186,9 @@ class Site:
 
     def _render(self, view: View, visit: PageVisit) -> bytes:
         template = _environment().get_template(view.template)
-        shell = {"visit": visit, "session": visit.session, "token": visit.token, "now": visit.now, "path": PATH}
-        text = template.render(**shell, assets=_assets(), hours=12, **view.values)
+        shell = {"session": visit.session, "token": visit.token, "now": visit.now, "path": PATH, "page": visit.page}
+        text = template.render(visit=visit, **shell, assets=_assets(), hours=12, **view.values)
         return text.encode("utf-8", "replace")
-
-
-def _signed_in(session: Session, scope: Scope) -> bool:
-    return bool(cookie_in(scope)) and session.who in ("caller", "operator")
 
 
 def _route(method: str, path: str) -> tuple[Handler, dict[str, str]]:

@@ -15,7 +15,7 @@ from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from types import MappingProxyType
 from typing import Any, Literal, Self
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
@@ -124,14 +124,12 @@ class Sessions:
 
 
 def cookie_in(scope: Mapping[str, Any]) -> str:
-    for name, value in scope["headers"]:
-        if name == b"cookie":
-            try:
-                found = SimpleCookie(value.decode("latin-1")).get(COOKIE)
-            except CookieError:
-                return ""
-            return "" if found is None else found.value
-    return ""
+    given = dict(scope["headers"]).get(b"cookie", b"")
+    try:
+        found = SimpleCookie(given.decode("latin-1")).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
 
 
 def _is_encrypted(scope: Mapping[str, Any]) -> bool:
@@ -183,6 +181,11 @@ class PageVisit:
     def room(self) -> str:
         return self.at.partition("/")[0]
 
+    @property
+    def page(self) -> str:
+        """The address of the conversation that the path names."""
+        return f"{PATH}/conversations/{quote(self.path.get('id', ''), safe='')}"
+
     def field(self, name: str) -> str:
         return next(iter(self.form.get(name, ())), "")
 
@@ -214,6 +217,12 @@ class PageVisit:
         if not self.is_operator:
             raise Forbidden("This page is for the operator: sign in with the admin token (auth.admin_token).")
 
+    def given(self, *names: str) -> dict[str, str]:
+        return {name: self.query[name] for name in names if name in self.query}
+
+    def following(self, cursor: str | None) -> str | None:
+        return None if cursor is None else self.link(cursor=cursor)
+
     def link(self, **changed: object) -> str:
         merged = {**self.query, **changed}
         kept = {name: str(value) for name, value in merged.items() if value is not None}
@@ -239,75 +248,52 @@ def ago(at: float | None, now: float) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, moment(at), said)
 
 
-def whole(value: float | None) -> Markup:
-    return NOTHING if value is None else Markup("{}").format(f"{value:,.0f}")
-
-
-def compact(value: float | None) -> Markup:
-    if value is None:
-        return NOTHING
+def compact(value: float) -> str | Markup:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "K")):
         if abs(value) >= size:
             shown = value / (1e3 if unit == "K" else size)
             digits = 0 if abs(shown) >= 100 else 1
             return Markup('<span title="{}">{}</span>').format(f"{value:,.0f}", f"{shown:.{digits}f}{unit}")
-    return whole(value)
+    return f"{value:,.0f}"
 
 
-def percent(value: float | None) -> Markup:
-    return NOTHING if value is None else Markup("{}").format(f"{value:.0%}")
-
-
-def dollars(value: float | None) -> Markup:
-    if value is None:
-        return NOTHING
+def dollars(value: float) -> Markup:
     digits = 2 if abs(value) >= 10 or value == 0 else 4
     return Markup('<span title="{}">{}</span>').format(
         f"{value:.6f} US dollars", f"{'-' * (value < 0)}${abs(value):,.{digits}f}"
     )
 
 
-def milliseconds(value: float | None) -> Markup:
-    if value is None:
-        return NOTHING
-    said = f"{value:,.{int(value < 100)}f} ms" if value < 10_000 else f"{value / 1000:,.1f} s"
-    return Markup("{}").format(said)
+def milliseconds(value: float) -> str:
+    return f"{value:,.{int(value < 100)}f} ms" if value < 10_000 else f"{value / 1000:,.1f} s"
 
 
-def size_of(value: float | None) -> Markup:
-    if value is None:
-        return NOTHING
+def size_of(value: float) -> str:
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= size:
-            return Markup("{}").format(f"{value / size:,.1f} {unit}")
-    return Markup("{}").format(f"{value:,.0f} B")
-
-
-def edits_of(actions: str) -> Markup:
-    return NOTHING if actions == "none" else escape(actions)
-
-
-def as_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def words_of(name: object) -> Markup:
-    return escape(str(name).replace("_", " "))
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:,.0f} B"
 
 
 NOTHING = Markup('<span class="none" title="not known">&ndash;</span>')
+
+
+def _if_known(shown: Callable[[float], str]) -> Callable[[float | None], Markup]:
+    return lambda value: NOTHING if value is None else escape(shown(value))
+
+
 FILTERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "ago": ago,
         "moment": moment,
-        "n": whole,
-        "short": compact,
-        "pct": percent,
-        "usd": dollars,
-        "ms": milliseconds,
-        "bytes": size_of,
-        "words": words_of,
-        "edits": edits_of,
-        "json": as_json,
+        "n": _if_known("{:,.0f}".format),
+        "short": _if_known(compact),
+        "pct": _if_known("{:.0%}".format),
+        "usd": _if_known(dollars),
+        "ms": _if_known(milliseconds),
+        "bytes": _if_known(size_of),
+        "words": lambda name: str(name).replace("_", " "),
+        "edits": lambda actions: NOTHING if actions == "none" else actions,
+        "json": lambda value: json.dumps(value, ensure_ascii=False),
     }
 )

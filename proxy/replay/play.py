@@ -4,8 +4,8 @@ Compactions are the moments at which a policy took something out, and what each 
 """
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 from policies.ledger import Cut, PlannedMessage
 from policies.messages import ToolCall
@@ -31,23 +31,6 @@ from proxy.wire.raw import Raw
 
 LARGEST = frozenset({"largest", "peak", "early", "slowest"})
 """Figures of a tally of which the largest counts; all others are sums."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusals:
-    by_scope: Mapping[str, Refusal] = field(default_factory=dict)
-
-    def __add__(self, other: "Refusals") -> "Refusals":
-        result = dict(self.by_scope)
-        for scope, new in other.by_scope.items():
-            old = result.get(scope, new)
-            fullest = max(old, new, key=lambda each: each.used - each.cap)
-            count = new.count + (old.count if scope in result else 0)
-            result[scope] = Refusal(scope, fullest.used, fullest.cap, count)
-        return Refusals(result)
-
-    def __iter__(self) -> Iterator[Refusal]:
-        return iter(sorted(self.by_scope.values(), key=lambda each: (-each.count, each.scope)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +124,7 @@ class Tally:
     early: float = 0.0
     seconds: float = 0.0
     slowest: float = 0.0
-    why: Refusals = field(default_factory=Refusals)
+    why: list[Refusal] = field(default_factory=list)
     retention: Retention = field(default_factory=Retention)
 
     def add(self, other: "Tally") -> None:
@@ -170,6 +153,16 @@ class Tally:
     def against_sliding(self) -> float:
         return self.cost / self.sliding if self.sliding else 1.0
 
+    def refusals(self) -> list[Refusal]:
+        """Each scope that refused requests once, at its fullest, with how often; the most frequent first."""
+        by_scope: dict[str, list[Refusal]] = {}
+        for each in self.why:
+            by_scope.setdefault(each.scope, []).append(each)
+        found = [
+            replace(max(same, key=lambda each: each.used - each.cap), count=len(same)) for same in by_scope.values()
+        ]
+        return sorted(found, key=lambda each: (-each.count, each.scope))
+
     def values(self) -> dict[str, object]:
         kept, is_compared = self.retention, not self.unanswered
         return {
@@ -178,7 +171,8 @@ class Tally:
             "fit": self.fit,
             "refused": self.refused,
             "refused_by": [
-                {"scope": each.scope, "used": each.used, "cap": each.cap, "requests": each.count} for each in self.why
+                {"scope": each.scope, "used": each.used, "cap": each.cap, "requests": each.count}
+                for each in self.refusals()
             ],
             "failed": self.failed,
             "batches": self.batches,
@@ -328,7 +322,7 @@ class _Meter:
             sliding=0.0 if is_refused else sliding,
             seconds=step.seconds,
             slowest=step.seconds,
-            why=Refusals() if step.why is None else Refusals({step.why.scope: step.why}),
+            why=[] if step.why is None else [step.why],
             retention=step.retention,
         )
         tally.add(one)
@@ -349,7 +343,6 @@ class Compaction:
     later: tuple[ToolCall, ...] = ()
     archived: str = ""
     layers: tuple[str, ...] = ()
-    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +368,6 @@ async def compactions_of(script: Script, scenario: Scenario) -> AsyncIterator[Co
             later=tuple(c for index in range(length, len(script.recording.values)) for c in script.read(index).calls),
             archived="\n".join(script.text(index) for index in sorted(archived)),
             layers=forwarded.layers,
-            asked=forwarded.asked,
         )
     await scenario.close()
 

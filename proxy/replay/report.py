@@ -4,7 +4,7 @@ Pictures of one conversation in one scenario (buckets against the window, cost, 
 are CSS classes of the page (``report.css``), so that they follow light and dark.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -58,12 +58,7 @@ def buckets_chart(steps: Sequence[Step], *, window: int) -> str:
     ticks = scale(highest * 1.02)
     frame = Frame(len(steps), ticks[-1], 260)
     parts = [*grid(frame, ticks, [_short(tick) for tick in ticks])]
-    below = [0.0] * len(steps)
-    for name in BUCKETS:
-        above = [low + step.buckets.get(name, 0) for low, step in zip(below, steps, strict=True)]
-        if above != below:
-            parts.append(f'<path class="b-{name}" d="{area(frame, below, above)}"/>')
-        below = above
+    parts += stacked(frame, BUCKETS, [step.buckets for step in steps])
     raw = list(takewhile(lambda tokens: tokens <= frame.top, (step.before for step in steps)))
     if raw:
         parts.append(f'<path class="raw" d="{line_of(frame, raw)}"/>')
@@ -76,17 +71,12 @@ def buckets_chart(steps: Sequence[Step], *, window: int) -> str:
     return svg(frame, "Tokens of each forwarded request by bucket", parts)
 
 
-def cost_chart(lines: Sequence[tuple[str, Sequence[float]]], labels: Sequence[str]) -> str:
-    count = max(len(values) for _, values in lines)
-    ticks = cost_scale(lines)
-    frame = Frame(count, ticks[-1], 180)
-    parts = [*grid(frame, ticks, labels)]
+def cost_chart(lines: Sequence[tuple[str, Sequence[float]]], shown: Callable[[float], str]) -> str:
+    ticks = scale(max((max(values, default=0.0) for _, values in lines), default=0.0))
+    frame = Frame(max(len(values) for _, values in lines), ticks[-1], 180)
+    parts = [*grid(frame, ticks, map(shown, ticks))]
     parts += [f'<path class="{escape(name)}" d="{line_of(frame, values)}"/>' for name, values in lines]
     return svg(frame, "Cumulative cost of the prompts", parts)
-
-
-def cost_scale(lines: Sequence[tuple[str, Sequence[float]]]) -> tuple[float, ...]:
-    return scale(max((max(values, default=0.0) for _, values in lines), default=0.0))
 
 
 def reuse_chart(steps: Sequence[Step]) -> str:
@@ -98,12 +88,12 @@ def reuse_chart(steps: Sequence[Step]) -> str:
     return svg(frame, "Prefix reuse of each request", parts)
 
 
-def svg(frame: Frame, label: str, parts: Sequence[str]) -> str:
+def svg(frame: Frame, label: str, parts: Sequence[str], role: str = 'role="img"') -> str:
     inner = "\n".join(parts)
-    return f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{escape(label)}">\n{inner}\n</svg>'
+    return f'<svg viewBox="0 0 {frame.width} {frame.height}" {role} aria-label="{escape(label)}">\n{inner}\n</svg>'
 
 
-def grid(frame: Frame, ticks: Sequence[float], labels: Sequence[str], *, first: int = 1) -> Iterator[str]:
+def grid(frame: Frame, ticks: Sequence[float], labels: Iterable[str], *, first: int = 1) -> Iterator[str]:
     for tick, label in zip(ticks, labels, strict=True):
         y = frame.y(tick)
         yield f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -122,6 +112,16 @@ def area(frame: Frame, below: Sequence[float], above: Sequence[float]) -> str:
     there = [f"{frame.x(i + side):.1f},{frame.y(value):.1f}" for i, value in enumerate(above) for side in (0, 1)]
     back = [f"{frame.x(i + side):.1f},{frame.y(below[i]):.1f}" for i in reversed(range(len(below))) for side in (1, 0)]
     return f"M{' L'.join((*there, *back))} Z" if there else "M0,0"
+
+
+def stacked(frame: Frame, names: Iterable[str], buckets: Sequence[Mapping[str, int]]) -> Iterator[str]:
+    """The buckets of each request, one upon the other."""
+    below = [0.0] * len(buckets)
+    for name in names:
+        above = [low + each.get(name, 0) for low, each in zip(below, buckets, strict=True)]
+        if above != below:
+            yield f'<path class="b-{name}" d="{area(frame, below, above)}"/>'
+        below = above
 
 
 def line_of(frame: Frame, values: Sequence[float]) -> str:
@@ -179,19 +179,19 @@ LEGEND = (
     ("b-history", "history"),
     ("b-tool_outputs", "tool results"),
 )
-COLUMNS = (
-    "policy",
-    "requests",
-    "fit",
-    "batches",
-    "prefix reuse",
-    "tokens sent",
-    "tokens saved",
-    "cost",
-    "vs unmanaged",
-    "facts in window",
-    "or archive",
-)
+CELLS: Mapping[str, Callable[[Tally, PriceList], str]] = {
+    "requests": lambda tally, _: f"{tally.requests:,}",
+    "fit": lambda tally, _: f"{tally.fit:,}",
+    "batches": lambda tally, _: f"{tally.batches:,}",
+    "prefix reuse": lambda tally, _: f"{tally.reuse:.1%}",
+    "tokens sent": lambda tally, _: f"{tally.tokens:,}",
+    "tokens saved": lambda tally, _: f"{tally.saved:,}",
+    "cost": lambda tally, prices: prices.shown(tally.cost),
+    "vs unmanaged": lambda tally, _: shown_ratio(tally),
+    "facts in window": lambda tally, _: _share(tally.retention.kept, tally.retention.needed),
+    "or archive": lambda tally, _: _share(tally.retention.recoverable, tally.retention.needed),
+}
+COLUMNS = ("policy", *CELLS)
 
 STYLE = (files("proxy.replay") / "report.css").read_text(encoding="utf-8").strip()
 
@@ -243,7 +243,7 @@ def _table(report: ReplayReport) -> Iterator[str]:
 
 def remarks(name: str, tally: Tally) -> Iterator[str]:
     if tally.refused:
-        reasons = "; ".join(f"{each.text} ({each.count:,} x)" for each in tally.why)
+        reasons = "; ".join(f"{each.text} ({each.count:,} x)" for each in tally.refusals())
         yield (
             f"{name}: {tally.refused:,} of {tally.requests:,} requests could not be made to fit and would have been "
             f"refused{f': {reasons}' if reasons else ''}. They are in no sum, and no cost is compared."
@@ -262,20 +262,11 @@ def shown_ratio(tally: Tally) -> str:
 
 
 def table_row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
-    kept = tally.retention
-    return (
-        name,
-        f"{tally.requests:,}",
-        f"{tally.fit:,}",
-        f"{tally.batches:,}",
-        f"{tally.reuse:.1%}",
-        f"{tally.tokens:,}",
-        f"{tally.saved:,}",
-        prices.shown(tally.cost),
-        shown_ratio(tally),
-        f"{kept.kept / kept.needed:.1%}" if kept.needed else "-",
-        f"{kept.recoverable / kept.needed:.1%}" if kept.needed else "-",
-    )
+    return (name, *(cell(tally, prices) for cell in CELLS.values()))
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
 
 
 def sections(report: ReplayReport) -> Iterator[str]:
@@ -301,9 +292,8 @@ def _conversation(
     )
     drawn = (("unmanaged", UNMANAGED), ("sliding", SLIDING), ("policy", name))
     lines = [(style, [step.total for step in by_name[scenario].steps]) for style, scenario in drawn]
-    labels = [prices.shown(tick) for tick in cost_scale(lines)]
     yield _figure("Tokens by bucket, request by request", buckets_chart(steps, window=replayed.window))
-    yield _figure("Cumulative cost of the prompts", cost_chart(lines, labels))
+    yield _figure("Cumulative cost of the prompts", cost_chart(lines, prices.shown))
     yield _figure("Prefix reuse", reuse_chart(steps))
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Self
 
 from policies.effects import Failed, Summarize, Summary
 from policies.ledger import Decision, PlannedMessage
@@ -20,7 +20,7 @@ from policies.settings import ContextSettings, Mode
 from proxy.conversation.book import Conversations
 from proxy.effects.perform import Ask, EffectHandler, Patience
 from proxy.errors import ContextLengthExceeded
-from proxy.models.facts import ModelFacts
+from proxy.models.facts import ModelFacts, ModelRegistry
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
@@ -28,11 +28,12 @@ from proxy.planning.values import PlanRequest
 from proxy.replay.script import Script
 from proxy.store import Store, WriteBehindQueue
 from proxy.wire.codec import parse_chat
-from proxy.wire.counting import TextCounter
+from proxy.wire.counting import TextCounter, Tokenizer
 from proxy.wire.transcripts import Transcripts
 
 UNMANAGED, SLIDING = "unmanaged", "sliding window"
 WHOLE_REQUEST = "total"
+DEFAULT_ENCODING = "o200k_base"
 SECONDS_BETWEEN = 5.0
 """Between two requests of a recording, which has no times: an agent's follow one another while caches are warm."""
 STARTED = 1_000_000_000.0
@@ -47,6 +48,12 @@ class Conditions:
     facts: ModelFacts = field(default_factory=ModelFacts)
     window: int | None = None
     max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, model: str, tokenizer: Tokenizer, models: ModelRegistry, **stated: int | None) -> Self:
+        """Those of a model, which may be none that is named."""
+        facts = models.facts(model, settings=ContextSettings()) if model else ModelFacts()
+        return cls(counter=tokenizer.counter(model or DEFAULT_ENCODING), model=model, facts=facts, **stated)
 
     def window_of(self, settings: ContextSettings) -> int:
         return self.window or settings.window or self.facts.window or UNKNOWN_WINDOW
@@ -105,25 +112,25 @@ class Forwarded:
         return () if self.decision is None else self.decision.removed
 
 
-class Scenario(Protocol):
-    async def forward(self, script: Script, length: int) -> Forwarded: ...
+class Scenario:
+    async def forward(self, script: Script, length: int) -> Forwarded:
+        raise NotImplementedError
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Give up what is kept for the requests so far."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unmanaged:
+class Unmanaged(Scenario):
     budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
         tokens = script.transcript(length).tokens
         return Forwarded(pieces=script.raw_pieces(length), tokens=tokens, limit=self.budget.usable, action="pass")
 
-    async def close(self) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
-class SlidingWindow:
+class SlidingWindow(Scenario):
     budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
@@ -147,8 +154,6 @@ class SlidingWindow:
             new=dropped > 0,
         )
 
-    async def close(self) -> None: ...
-
 
 class _Asked(EffectHandler):
     def __init__(self, ask: Ask | None) -> None:
@@ -161,7 +166,7 @@ class _Asked(EffectHandler):
         return reply if isinstance(reply, Summary | Failed) else Failed("replay")
 
 
-class Managed:
+class Managed(Scenario):
     def __init__(
         self,
         settings: ContextSettings,

@@ -140,7 +140,7 @@ def _split(text: bytes, line: int, first: int) -> Iterator[Recording]:
         for number, item in enumerate(items, start=first):
             yield _recording(split_object(bytes(item)), line=line, number=number)
     else:
-        yield _conversation(items, {}, line=line, number=first)
+        yield _recording({"messages": text}, line=line, number=first)
 
 
 def recording_of(
@@ -157,10 +157,6 @@ def _recording(fields: Mapping[str, Raw], *, line: int, number: int) -> Recordin
     items = split_array(bytes(fields["messages"]))
     if items is None:
         raise BadRecording("messages should be an array")
-    return _conversation(items, fields, line=line, number=number)
-
-
-def _conversation(items: Sequence[Raw], fields: Mapping[str, Raw], *, line: int, number: int) -> Recording:
     raws = tuple(bytes(item) for item in items)
     values = tuple(_message(raw, index) for index, raw in enumerate(raws))
     meta = read_value(fields["meta"]) if "meta" in fields else None

@@ -7,7 +7,6 @@ recorded byte for byte while it is answered, for tests and for ``GET /sim/reques
 import asyncio
 import base64
 import contextlib
-import hashlib
 import json
 import math
 import re
@@ -17,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -25,61 +25,22 @@ from anyio.from_thread import start_blocking_portal
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.simulator.chat import SimulatedChat
-from proxy.simulator.delivery import FAULT_HEADER, deliver
+from proxy.simulator.delivery import Transmission
 from proxy.simulator.memory import stored_routes
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, Noted, SimulatorSettings, Surface, sender_of
+from proxy.simulator.model import Model, RecordedRequest, SimulatorSettings, Surface
 from proxy.simulator.responses import SimulatedCompaction, SimulatedResponses
 from proxy.simulator.window import Count, Dialect, Request, missing_problem, problem_body
 
 OWN_ROUTES = "/sim/"
 VISIT = "simulator.visit"
-
-
-@dataclass(slots=True, kw_only=True)
-class RecordedRequest(Noted):
-    """One request as it arrived, and what became of it so far.
-
-    Attributes:
-        headers: name and value in the order received, names in lower case.
-        status: of the answer, 0 while there is none.
-        prompt_tokens: of the request, 0 where it was not counted; ``cached_tokens`` of them were in the cache.
-        at: seconds from the start of the simulator; ``gone_at`` likewise, None while the client stayed.
-        client_gone: the client left before the answer was complete.
-        sent: bytes of the answer's body that were handed to the server.
-        finished: the answer was sent to its end.
-    """
-
-    method: str
-    path: str
-    headers: tuple[tuple[str, str], ...]
-    body: bytes
-    at: float
-    status: int = 0
-    client_gone: bool = False
-    gone_at: float | None = None
-    sent: int = 0
-    finished: bool = False
-
-    def header(self, name: str) -> str | None:
-        return next((value for key, value in self.headers if key == name.lower()), None)
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    def report(self) -> dict[str, Any]:
-        try:
-            body = self.json()
-        except ValueError:
-            body = self.body.decode("utf-8", "replace")
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "body"}
-        return {**values, "body": body, "body_bytes": len(self.body), "sha256": hashlib.sha256(self.body).hexdigest()}
 
 
 class Ledger:
@@ -148,6 +109,29 @@ class Visit:
             self.done = self.done or self.seen.finished
         await self._send(message)
 
+    async def deliver(self, delivery: Transmission) -> None:
+        if delivery.stall_at == -1:
+            await self.wait(None)
+            return
+        if await self.wait(delivery.before):
+            return
+        headers = [(name.encode(), value.encode()) for name, value in delivery.headers.items()]
+        if delivery.length is not None:
+            headers.append((b"content-length", str(delivery.length).encode()))
+        await self.send({"type": "http.response.start", "status": delivery.status, "headers": headers})
+        last = len(delivery.chunks) - 1 if delivery.stall_at is None and delivery.cut_at is None else None
+        for index, chunk in enumerate(delivery.chunks):
+            if index == delivery.stall_at:
+                await self.wait(None)
+                return
+            if index == delivery.cut_at or await self.wait(delivery.between if index else 0):
+                return
+            await self.send({"type": "http.response.body", "body": chunk, "more_body": index != last})
+        if delivery.stall_at is not None:
+            await self.wait(None)
+        if last == -1:
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
     def leave(self) -> None:
         if not self.done:
             self.seen.client_gone, self.seen.gone_at = True, self._ledger.now()
@@ -163,7 +147,10 @@ class Recorder:
         if scope["type"] != "http" or scope["path"].startswith(OWN_ROUTES):
             await self._app(scope, receive, send)
             return
-        body = await _read(receive)
+        try:
+            body = await HTTPRequest(scope, receive).body()
+        except ClientDisconnect:
+            body = None
         visit = self._ledger.arrive(scope, body or b"", send)
         if body is None:
             visit.leave()
@@ -183,17 +170,6 @@ class Recorder:
         finally:
             watch.cancel()
             self._ledger.depart(visit)
-
-
-async def _read(receive: Receive) -> bytes | None:
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
 
 
 async def _watch(receive: Receive, visit: Visit) -> None:
@@ -219,65 +195,48 @@ class Simulator:
         self.ledger = Ledger(max_bytes=settings.ledger_bytes)
 
 
-class _Answering:
-    """The ASGI endpoint of a surface; an instance, since starlette would hand a plain function a parsed request."""
+class _Endpoint:
+    """An instance, since starlette would hand a plain function a parsed request, and send what it answers itself."""
 
-    def __init__(self, simulator: Simulator, surface: Surface) -> None:
-        self._simulator = simulator
-        self._surface = surface
+    def __init__(self, answer: Callable[[RecordedRequest], Transmission]) -> None:
+        self._answer = answer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, visit = HTTPRequest(scope, receive, send), scope[VISIT]
-        delivery = self._simulator.model.exchange(
-            self._surface,
-            await request.body(),
-            sender=sender_of(request.headers),
-            header=request.headers.get(FAULT_HEADER),
-            noted=visit.seen,
-        )
-        await deliver(delivery, visit)
+    async def __call__(self, scope: Scope, *_: object) -> None:
+        visit: Visit = scope[VISIT]
+        await visit.deliver(self._answer(visit.seen))
 
 
-class _Counting(_Answering):
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = HTTPRequest(scope, receive, send)
-        counted = self._simulator.model.measure(self._surface, await request.body(), sender=sender_of(request.headers))
-        await deliver(counted, scope[VISIT])
-
-
-def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
-    simulator = Simulator(settings, counter=counter)
+def _application(simulator: Simulator) -> Starlette:
+    settings = simulator.settings
 
     async def missing(request: HTTPRequest, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         problem = missing_problem(request.method, request.url.path, status=status, dialect=settings.dialect)
         return JSONResponse(problem_body(problem, settings.dialect), status)
 
-    app = Starlette(
+    return Starlette(
         routes=[*_answering_routes(simulator), *_plain_routes(simulator), *_ledger_routes(simulator)],
         middleware=[Middleware(Recorder, ledger=simulator.ledger)],
         exception_handlers={HTTPException: missing},
     )
-    app.state.simulator = simulator
-    return app
 
 
 def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
     """OpenAI has chat and responses, Anthropic messages, vLLM and llama.cpp all three."""
-    settings, counter = simulator.settings, simulator.model.counter
+    settings, model, counter = simulator.settings, simulator.model, simulator.model.counter
     routes: list[BaseRoute] = [Route("/", lambda _: Response(), methods=["HEAD"])]  # Claude Code asks before it begins
 
-    def add(path: str, surface: Surface, counting: str) -> None:
-        routes.append(Route(f"/v1/{path}/{counting}", _Counting(simulator, surface), methods=["POST"]))
-        routes.append(Route(f"/v1/{path}", _Answering(simulator, surface), methods=["POST"]))
+    def add(path: str, surface: Surface, counting: str = "") -> None:
+        routes.append(Route(f"/v1/{path}", _Endpoint(partial(model.exchange, surface)), methods=["POST"]))
+        if counting:
+            routes.append(Route(f"/v1/{path}/{counting}", _Endpoint(partial(model.measure, surface)), methods=["POST"]))
 
     if settings.dialect is not Dialect.ANTHROPIC:
         add("chat/completions", SimulatedChat(settings, counter), "input_tokens")
         responses = SimulatedResponses(settings, counter)
         add("responses", responses, "input_tokens")
         if settings.dialect is Dialect.OPENAI:
-            compacting = _Answering(simulator, SimulatedCompaction(responses))
-            routes.append(Route("/v1/responses/compact", compacting, methods=["POST"]))
+            add("responses/compact", SimulatedCompaction(responses))
         routes += stored_routes(responses.memory, settings.dialect)
     if settings.dialect is not Dialect.OPENAI:
         add("messages", SimulatedMessages(settings, counter), "count_tokens")
@@ -386,6 +345,7 @@ def _packed(vector: list[float]) -> str:
 
 START_SECONDS = 10.0
 BACKLOG = 2048
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,19 +394,15 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
-
-
 def _configure(
     settings: SimulatorSettings, counter: WordCounter, log_level: str | None = None
 ) -> tuple[uvicorn.Config, Simulator]:
-    app = create_simulator(settings, counter=counter)
+    simulator = Simulator(settings, counter=counter)
+    app = _application(simulator)
     config = uvicorn.Config(
         app, log_config=None, log_level=log_level, access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
-    return config, app.state.simulator
+    return config, simulator
 
 
 def serve_until_stopped(
@@ -454,21 +410,18 @@ def serve_until_stopped(
     *,
     counter: WordCounter,
     host: str,
-    port: int,
+    listener: socket.socket,
     ready: Callable[[RunningSimulator], None],
 ) -> None:
-    listener = _listen(host, port)
     config, simulator = _configure(settings, counter, "critical")
     ready(RunningSimulator(simulator, host, listener.getsockname()[1]))
     uvicorn.Server(config).run(sockets=[listener])
 
 
 @contextlib.asynccontextmanager
-async def serve_simulator(
-    settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
-) -> AsyncIterator[RunningSimulator]:
-    """A simulator in the running event loop for the length of the block; port 0 takes a free one."""
-    listener = _listen(host, port)
+async def serve_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> AsyncIterator[RunningSimulator]:
+    """A simulator on a free port, in the running event loop for the length of the block."""
+    listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
     config, simulator = _configure(settings, counter)
     server = _QuietServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -478,7 +431,7 @@ async def serve_simulator(
                 if serving.done():
                     await serving
                 await asyncio.sleep(0.005)
-        yield RunningSimulator(simulator, host, listener.getsockname()[1])
+        yield RunningSimulator(simulator, LOOPBACK, listener.getsockname()[1])
     finally:
         simulator.ledger.release()
         server.stop()

@@ -14,7 +14,6 @@ from proxy.simulator.checks import (
     misshapen,
     missing,
     not_one_of,
-    refuse,
     refuse_first,
     too_long,
     too_small,
@@ -83,7 +82,7 @@ def check_chat(request: Request, settings: SimulatorSettings) -> Iterator[Proble
 
 def _check_envelope(request: Request) -> Iterator[Problem]:
     if not request.get("model"):
-        yield refuse("you must provide a model parameter")
+        yield Problem("you must provide a model parameter")
     messages = request.get("messages")
     if messages is None:
         yield missing("messages")
@@ -91,7 +90,7 @@ def _check_envelope(request: Request) -> Iterator[Problem]:
         yield empty("messages")
     if request.get("stream_options") is not None and not request.get("stream"):
         text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
-        yield refuse(text, "stream_options")
+        yield Problem(text, "stream_options")
 
 
 def _check_output(request: Request, settings: SimulatorSettings) -> Iterator[Problem]:
@@ -111,7 +110,7 @@ def _check_tools(request: Request) -> Iterator[Problem]:
         for name in ("tool_choice", "parallel_tool_calls"):
             if request.get(name) not in (None, "none"):
                 text = f"Invalid value for '{name}': '{name}' is only allowed when 'tools' are specified."
-                yield refuse(text, name)
+                yield Problem(text, name)
         return
     if not tools:
         yield empty("tools")
@@ -128,7 +127,7 @@ def _check_tools(request: Request) -> Iterator[Problem]:
         wanted = (choice.get(choice["type"]) or {}).get("name")
         if wanted not in names:
             text = f"Tool choice '{wanted}' not found in 'tools' parameter."
-            yield refuse(text, "tool_choice")
+            yield Problem(text, "tool_choice")
 
 
 def _check_message(index: int, message: Request) -> Iterator[Problem]:
@@ -154,7 +153,7 @@ def _check_content(index: int, role: str, message: Request) -> Iterator[Problem]
     if content is None:
         if not speaks:
             text = "Invalid value for 'content': expected a string, got null."
-            yield refuse(text, f"messages.[{index}].content")
+            yield Problem(text, f"messages.[{index}].content")
         return
     if isinstance(content, str):
         if len(content) > MAX_TEXT:
@@ -176,7 +175,7 @@ def _check_part(path: str, index: int, role: str, part: Any) -> Iterator[Problem
             f"Invalid 'messages[{index}]'. Image URLs are only allowed for messages with role 'user', but this "
             f"message with role '{role}' contains an image URL."
         )
-        yield refuse(text, f"messages[{index}]", "invalid_value")
+        yield Problem(text, f"messages[{index}]", "invalid_value")
     if kind not in allowed:
         yield not_one_of(allowed, kind, f"{path}.type")
     if kind == "text" and not isinstance(part.get("text"), str):
@@ -226,10 +225,10 @@ def _check_result(index: int, message: Request, waiting: list[str], answered: di
         text = (
             "Invalid parameter: messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."
         )
-        yield refuse(text, f"messages.[{index}].role")
+        yield Problem(text, f"messages.[{index}].role")
     if not given:
         text = "Missing parameter 'tool_call_id': messages with role 'tool' must have a 'tool_call_id'."
-        yield refuse(text, where)
+        yield Problem(text, where)
     if given in waiting:
         waiting.remove(given)
         answered[given] = index
@@ -239,8 +238,8 @@ def _check_result(index: int, message: Request, waiting: list[str], answered: di
             f"Invalid parameter: Duplicate value for 'tool_call_id' of '{given}', in messages[{answered[given]}] and "
             f"messages[{index}]."
         )
-        yield refuse(text, where)
-    yield refuse(
+        yield Problem(text, where)
+    yield Problem(
         f"Invalid parameter: 'tool_call_id' of '{given}' not found in 'tool_calls' of previous message.", where
     )
 
@@ -250,7 +249,7 @@ def _unanswered(index: int, ids: Sequence[str]) -> Problem:
         "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
         f"The following tool_call_ids did not have response messages: {', '.join(ids)}"
     )
-    return refuse(text, f"messages.[{index}].role")
+    return Problem(text, f"messages.[{index}].role")
 
 
 def _check_last(request: Request, settings: SimulatorSettings) -> Iterator[Problem]:
@@ -258,7 +257,7 @@ def _check_last(request: Request, settings: SimulatorSettings) -> Iterator[Probl
     marked = last.get("prefix") or request.get("continue_final_message") or settings.allow_prefill
     if last["role"] == "assistant" and not marked:
         text = "Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant"
-        yield refuse(text, f"messages.[{len(request['messages']) - 1}].role")
+        yield Problem(text, f"messages.[{len(request['messages']) - 1}].role")
 
 
 def _choices(outcome: Completion) -> range:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy.simulator.window import Problem, Rejected, Request
+from proxy.simulator.window import Problem, Request
 
 Shape = Any
 
@@ -30,48 +30,40 @@ _NAMES: Mapping[type, str] = {
 }
 
 
-def refuse(message: str, param: str | None = None, code: str | None = None) -> Problem:
-    return Problem(message=message, param=param, code=code)
-
-
-def reject(message: str, param: str | None = None, code: str | None = None) -> Rejected:
-    return Rejected(refuse(message, param, code))
-
-
 def missing(path: str) -> Problem:
-    return refuse(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+    return Problem(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
 
 
 def too_long(path: str, kind: str, maximum: int, length: int) -> Problem:
     article = "an" if kind == "array" else "a"
     text = f"Expected {article} {kind} with maximum length {maximum}, but got {article} {kind} with length {length}"
-    return refuse(f"Invalid '{path}': {kind} too long. {text} instead.", path, f"{kind}_above_max_length")
+    return Problem(f"Invalid '{path}': {kind} too long. {text} instead.", path, f"{kind}_above_max_length")
 
 
 def too_small(path: str, minimum: int, value: int) -> Problem:
     text = f"Invalid '{path}': integer below minimum value. Expected a value >= {minimum}, but got {value} instead."
-    return refuse(text, path, "integer_below_min_value")
+    return Problem(text, path, "integer_below_min_value")
 
 
 def above_cap(name: str, asked: int, most: int, what: str) -> Problem:
     text = f"{name} is too large: {asked}. This model supports at most {most} {what} tokens, whereas you provided"
-    return refuse(f"{text} {asked}.", name, "invalid_value")
+    return Problem(f"{text} {asked}.", name, "invalid_value")
 
 
 def empty(path: str, kind: str = "array") -> Problem:
     article = "an" if kind == "array" else "a"
     text = f"Expected {article} {kind} with minimum length 1, but got an empty {kind} instead."
-    return refuse(f"Invalid '{path}': empty {kind}. {text}", path, f"empty_{kind}")
+    return Problem(f"Invalid '{path}': empty {kind}. {text}", path, f"empty_{kind}")
 
 
 def unknown(path: str) -> Problem:
-    return refuse(f"Unknown parameter: '{path}'.", path, "unknown_parameter")
+    return Problem(f"Unknown parameter: '{path}'.", path, "unknown_parameter")
 
 
 def not_one_of(values: Sequence[str], value: object, path: str) -> Problem:
     names = [f"'{name}'" for name in values]
     listed = f"{', '.join(names[:-1])}, and {names[-1]}" if len(names) > 2 else " and ".join(names)
-    return refuse(f"Invalid value: '{value}'. Supported values are: {listed}.", path, "invalid_value")
+    return Problem(f"Invalid value: '{value}'. Supported values are: {listed}.", path, "invalid_value")
 
 
 def misshapen(request: Request, shapes: Mapping[str, Shape], path: str = "") -> Iterator[Problem]:
@@ -81,9 +73,9 @@ def misshapen(request: Request, shapes: Mapping[str, Shape], path: str = "") -> 
 
 
 def refuse_first(problems: Iterable[Problem]) -> None:
-    """Raise :class:`Rejected` for the first problem, which is what an API names; those behind it are not looked for."""
+    """Raise the first problem, which is what an API names; those behind it are not looked for."""
     for problem in problems:
-        raise Rejected(problem)
+        raise problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +101,7 @@ def _misshapen(value: Any, shape: Shape, path: str, *, item: bool = False) -> It
         wanted = " or ".join(_wanted(option) for option in options)
         wanted = f"one of {wanted}" if len(options) > 1 else wanted
         text = f"Invalid type for '{path}': expected {wanted}, but got {_NAMES[type(value)]} instead."
-        yield refuse(text, path, "invalid_type")
+        yield Problem(text, path, "invalid_type")
     elif isinstance(found, list):
         for index, each in enumerate(value):
             yield from _misshapen(each, found[0], f"{path}[{index}]", item=True)

@@ -7,10 +7,11 @@ it. In a model it stands behind ``fault:``.
 
 import json
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from proxy.simulator.window import PER_CALL, Count, Dialect, Request, problem_body, status_problem
 
@@ -60,36 +61,6 @@ def as_stream(events: tuple[bytes, ...], *, headers: Mapping[str, str] | None = 
 
 def compact(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-class Connection(Protocol):
-    async def wait(self, seconds: float | None) -> bool: ...
-
-    async def send(self, message: MutableMapping[str, Any]) -> None: ...
-
-
-async def deliver(delivery: Transmission, connection: Connection) -> None:
-    if delivery.stall_at == -1:
-        await connection.wait(None)
-        return
-    if await connection.wait(delivery.before):
-        return
-    headers = [(name.encode(), value.encode()) for name, value in delivery.headers.items()]
-    if delivery.length is not None:
-        headers.append((b"content-length", str(delivery.length).encode()))
-    await connection.send({"type": "http.response.start", "status": delivery.status, "headers": headers})
-    last = len(delivery.chunks) - 1 if delivery.stall_at is None and delivery.cut_at is None else None
-    for index, chunk in enumerate(delivery.chunks):
-        if index == delivery.stall_at:
-            await connection.wait(None)
-            return
-        if index == delivery.cut_at or await connection.wait(delivery.between if index else 0):
-            return
-        await connection.send({"type": "http.response.body", "body": chunk, "more_body": index != last})
-    if delivery.stall_at is not None:
-        await connection.wait(None)
-    if last == -1:
-        await connection.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +116,7 @@ def parse_fault(text: str, known: Mapping[str, FaultRule]) -> InjectedFault:
     return fault
 
 
-def answer_with_status(fault: InjectedFault, scene: Scene) -> Transmission:
+def _answer_with_status(_: Transmission, fault: InjectedFault, scene: Scene) -> Transmission:
     status, wait = int(fault.name), fault.argument or "1"
     if status in {204, 304}:
         return Transmission(status=status)
@@ -168,6 +139,7 @@ def _error_in_stream(delivery: Transmission, fault: InjectedFault, scene: Scene)
     return replace(delivery, chunks=(*said, scene.error_after(len(said))))
 
 
+STATUS = FaultRule(_answer_with_status, wins=True)
 FAULTS: Mapping[str, FaultRule] = {
     "latency": FaultRule(lambda sent, fault, _: replace(sent, before=fault.number(1.0)), wins=True),
     "slow_chunks": FaultRule(lambda sent, fault, _: replace(sent, between=fault.number(0.2))),
@@ -176,10 +148,7 @@ FAULTS: Mapping[str, FaultRule] = {
     "cut_stream": FaultRule(lambda sent, fault, _: replace(halved(sent), cut_at=int(fault.number(1)))),
     "error_in_stream": FaultRule(_error_in_stream),
     # about the window itself: another size, other numbers or words in the error, the error inside a 200
-    "window": FaultRule(),
-    "wrong_window": FaultRule(),
-    "wording": FaultRule(),
-    "overflow_in_stream": FaultRule(),
+    **dict.fromkeys(("window", "wrong_window", "wording", "overflow_in_stream"), FaultRule()),
 }
 
 
@@ -225,8 +194,8 @@ class Spoken:
 def default_answer(request: Request, seed: int) -> SimulatedAnswer:
     forced = _forced_tool(request)
     if forced is not None:
-        name, schema = forced
-        return SimulatedAnswer(calls=(SimulatedCall(name, json.dumps(_sample(schema, seed=seed))),))
+        arguments = json.dumps(_sample(_schema_of(forced), seed=seed))
+        return SimulatedAnswer(calls=(SimulatedCall(str(forced.get("name")), arguments),))
     return SimulatedAnswer(text=_default_text(request, seed))
 
 
@@ -235,8 +204,7 @@ def step_answer(request: Request) -> SimulatedAnswer | None:
 
     The number of the step stands in the ids of its calls, so that a history may be cut. None without tools.
     """
-    tools = [tool.get("function") or tool.get("custom") or tool for tool in request.get("tools") or ()]
-    tools = [tool for tool in tools if tool.get("name") and _schema_of(tool)]
+    tools = [tool for tool in _tools_of(request) if tool.get("name") and _schema_of(tool)]
     if not tools:
         return None
     step = next_step(request)
@@ -272,7 +240,9 @@ def speak(answer: SimulatedAnswer, *, limit: int | None, count: Count) -> Spoken
         calls, spent, finish = (), limit, finish or "length"
     pieces = tuple(match.group() for match in _PIECE.finditer(answer.text))
     room = None if limit is None else limit - spent
-    kept = len(pieces) if room is None or count(answer.text) <= room else _fitting(pieces, room, count)
+    kept = len(pieces)
+    if room is not None and count(answer.text) > room:
+        kept = bisect_right(range(1, len(pieces)), room, key=lambda most: count("".join(pieces[:most])))
     if kept < len(pieces):
         finish = finish or "length"
     text = "".join(pieces[:kept])
@@ -280,19 +250,12 @@ def speak(answer: SimulatedAnswer, *, limit: int | None, count: Count) -> Spoken
     return Spoken(pieces[:kept], calls, answer.reasoning, finish or ("tool_calls" if calls else "stop"), spent, thought)
 
 
-def _fitting(pieces: tuple[str, ...], room: int, count: Count) -> int:
-    low, high = 0, len(pieces)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count("".join(pieces[:middle])) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _tools_of(request: Request) -> list[Request]:
+    return [tool.get("function") or tool.get("custom") or tool for tool in request.get("tools") or ()]
 
 
-def _forced_tool(request: Request) -> tuple[str, Any] | None:
-    tools = [tool.get("function") or tool.get("custom") or tool for tool in request.get("tools") or ()]
+def _forced_tool(request: Request) -> Request | None:
+    tools = _tools_of(request)
     choice = request.get("tool_choice")
     if not tools or choice in (None, "auto", "none"):
         return None
@@ -301,10 +264,7 @@ def _forced_tool(request: Request) -> tuple[str, Any] | None:
         if choice.get("type") in {"auto", "none"}:
             return None
         wanted = choice.get("name") or (choice.get("function") or choice.get("custom") or {}).get("name")
-    tool = next((tool for tool in tools if wanted in (None, tool.get("name"))), None)
-    if tool is None:
-        return None
-    return str(tool.get("name")), _schema_of(tool)
+    return next((tool for tool in tools if wanted in (None, tool.get("name"))), None)
 
 
 def _schema_of(tool: Request) -> Any:

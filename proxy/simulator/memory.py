@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,12 +88,8 @@ class TenantMemory:
             self.answers.popitem(last=False)
 
 
-class ServerMemory:
-    def __init__(self) -> None:
-        self._kept: dict[str, TenantMemory] = {}
-
-    def of(self, credential: str) -> TenantMemory:
-        return self._kept.setdefault(credential, TenantMemory())
+ServerMemory = defaultdict[str, TenantMemory]
+"""What is kept, by credential."""
 
 
 def stored_routes(memory: ServerMemory, dialect: Dialect) -> list[BaseRoute]:
@@ -101,7 +97,7 @@ def stored_routes(memory: ServerMemory, dialect: Dialect) -> list[BaseRoute]:
 
     def kept(path: str, what: str, deleted: str, read: Callable[[str, Any], Any]) -> Route:
         async def endpoint(request: HTTPRequest) -> Response:
-            tenant, name = memory.of(sender_of(request.headers).credential), request.path_params["name"]
+            tenant, name = memory[sender_of(request.headers.get).credential], request.path_params["name"]
             there: MutableMapping[str, Any] = tenant.answers if what == "Response" else tenant.conversations
             if name not in there:
                 problem = Problem(message=f"{what} with id '{name}' not found.", status=404)
@@ -114,7 +110,7 @@ def stored_routes(memory: ServerMemory, dialect: Dialect) -> list[BaseRoute]:
         return Route(path, endpoint, methods=["GET", "DELETE"] if deleted else ["GET"])
 
     async def create(request: HTTPRequest) -> Response:
-        conversations, name = memory.of(sender_of(request.headers).credential).conversations, f"conv_{uuid4().hex}"
+        conversations, name = memory[sender_of(request.headers.get).credential].conversations, f"conv_{uuid4().hex}"
         conversations[name] = list((await request.json()).get("items") or ()) if await request.body() else []
         return JSONResponse(_conversation(name, ()))
 

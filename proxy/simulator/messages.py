@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.checks import misshapen, refuse_first, reject
+from proxy.simulator.checks import misshapen, refuse_first
 from proxy.simulator.delivery import compact
 from proxy.simulator.memory import Sealer, ServerMemory, ServerThread, TenantMemory, owner
 from proxy.simulator.messages_rules import REQUEST, THINKING, Block, blocks_of, coded, form, sequence, sides
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
 from proxy.simulator.summaries import summarize, text_of
-from proxy.simulator.window import Dialect, PromptCounter, PromptPart, Rejected, Request, canonical, tool_pieces
+from proxy.simulator.window import Dialect, Problem, PromptCounter, PromptPart, Request, canonical, tool_pieces
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -34,7 +34,7 @@ class SimulatedMessages(Surface):
     def __init__(self, settings: SimulatorSettings, counter: PromptCounter) -> None:
         super().__init__(settings, counter)
         self.sealer = Sealer(settings.seed)
-        self.memory = ServerMemory()
+        self.memory = ServerMemory(TenantMemory)
         self._serial = 0
         self._trusts = settings.foreign or not settings.strict or settings.dialect is not Dialect.ANTHROPIC
 
@@ -49,30 +49,27 @@ class SimulatedMessages(Surface):
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
         self._judge(request, counting=True)
         edited = self._read(request, sender).request
-        counts: dict[str, Any] = {"input_tokens": self._tokens(edited)}
+        counts: dict[str, Any] = {"input_tokens": self.tokens(edited)}
         if request.get("context_management"):
-            counts["context_management"] = {"original_input_tokens": self._tokens(request)}
+            counts["context_management"] = {"original_input_tokens": self.tokens(request)}
         return counts
-
-    def _tokens(self, request: Request) -> int:
-        return self.counter.measure(self.pieces(request)).total
 
     def _judge(self, request: Request, *, counting: bool = False) -> None:
         settings = self.settings
         refuse_first(form(request, counting=counting) if settings.strict else misshapen(request, REQUEST))
         for name in ("model", "messages") if counting else ("model", "max_tokens", "messages"):
             if not request.get(name):
-                raise reject(f"{name}: Field required")
+                raise Problem(f"{name}: Field required")
         asked = request.get("max_tokens")
         if settings.max_output is not None and asked is not None and asked > settings.max_output:
             text = f"max_tokens: {asked} > {settings.max_output}, which is the maximum allowed number of output tokens"
-            raise reject(f"{text} for {request['model']}")
+            raise Problem(f"{text} for {request['model']}")
 
     def _read(self, request: Request, sender: Sender) -> AdmittedRequest:
         self._serial += 1
         if not self.settings.strict:
             return AdmittedRequest(request=request, sender=sender, place={"n": self._serial})
-        whole = self._continued(request, self.memory.of(sender.credential))
+        whole = self._continued(request, self.memory[sender.credential])
         refuse_first(sequence(whole, whole["messages"]))
         messages, dropped, place = self._verified(whole, sender)
         edited, notes = self._edited({**whole, "messages": messages})
@@ -94,21 +91,21 @@ class SimulatedMessages(Surface):
         named = [name for name in UNTHREADED if f'"{name}":' in json.dumps(request)]
         if named or not self.settings.keeps:
             text = "`thread` cannot be used with this request."
-            raise Rejected(coded(text, "thread_unsupported_request", unsupported=named))
+            raise coded(text, "thread_unsupported_request", unsupported=named)
         if thread.get("type") != "continue":
             return request
         held = tenant.threads.get(str(thread.get("previous_message_id")))
         if held is None or time.monotonic() - held.at > self.settings.thread_seconds:
             text = "No usable Thread state was found for `previous_message_id`. Replay the full conversation with"
             text = f'{text} `thread: {{"type": "create"}}` to start a new Thread.'
-            raise Rejected(coded(text, "thread_not_found", status=404))
+            raise coded(text, "thread_not_found", status=404)
         if held.continued:
             text = "The response that `previous_message_id` names has already been continued."
-            raise Rejected(coded(text, "thread_already_continued"))
+            raise coded(text, "thread_already_continued")
         if request.get("system") is not None or request.get("tools") is not None:
-            raise reject('`system` and `tools` cannot be set when `thread.type` is "continue".')  # words: unknown
+            raise Problem('`system` and `tools` cannot be set when `thread.type` is "continue".')  # words: unknown
         if request["model"] != held.fields["model"]:
-            raise Rejected(coded("`model` differs from the Thread's.", "thread_fingerprint_mismatch"))
+            raise coded("`model` differs from the Thread's.", "thread_fingerprint_mismatch")
         return {**request, **held.fields, "messages": [*held.messages, *request["messages"]]}
 
     def _verified(self, request: Request, sender: Sender) -> tuple[list[Request], list[Any], dict[str, Any]]:
@@ -151,9 +148,9 @@ class SimulatedMessages(Surface):
     def _check_dropping(self, request: Request, sender: Sender, path: str) -> None:
         binding = request["thinking"].get("block_binding") if request.get("thinking") else None
         if binding is not None and BINDING not in sender.beta:
-            raise reject(f"thinking.{request['thinking']['type']}.block_binding: Extra inputs are not permitted")
+            raise Problem(f"thinking.{request['thinking']['type']}.block_binding: Extra inputs are not permitted")
         if (binding or {}).get("prefix_mismatch_behavior") != "drop_block":
-            raise reject(
+            raise Problem(
                 f"{path}: Invalid `signature` in `thinking` block. The block is bound to a different conversation. "
                 'Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
             )
@@ -163,14 +160,14 @@ class SimulatedMessages(Surface):
         if value is None or value.get("by") != owner(sender.credential) or "chain" not in value:
             if self._trusts:
                 return None
-            raise reject(f"{path}: Invalid `signature` in `{block['type']}` block")
+            raise Problem(f"{path}: Invalid `signature` in `{block['type']}` block")
         if at is not None and (value["text"] != _hash(block["thinking"]) or at != value["at"]):
-            raise reject(
+            raise Problem(
                 f"{path}: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified. "
                 "These blocks must remain as they were in the original response."
             )
         if value["text"] != _hash(block["thinking"]):
-            raise reject(f"{path}: Invalid `signature` in `thinking` block")
+            raise Problem(f"{path}: Invalid `signature` in `thinking` block")
         return value
 
     def _summary(self, block: Block, since: int) -> int:
@@ -180,10 +177,10 @@ class SimulatedMessages(Surface):
             return since
         if value is None:
             text = "The `compaction` block's `signature` does not verify."
-            raise Rejected(coded(text, "compaction_signature_invalid"))
+            raise coded(text, "compaction_signature_invalid")
         if value["text"] != _hash(str(block["content"])):
             text = "The `compaction` block's `content` differs from the text its `signature` recorded."
-            raise Rejected(coded(text, "compaction_content_mismatch"))
+            raise coded(text, "compaction_content_mismatch")
         return int(value["n"])
 
     def _edited(self, request: Request) -> tuple[Request, dict[str, Any]]:
@@ -191,7 +188,7 @@ class SimulatedMessages(Surface):
             return request, {}
         applied = []
         for edit in request["context_management"].get("edits") or ():
-            kind, size = edit["type"], self._tokens(request)
+            kind, size = edit["type"], self.tokens(request)
             if kind == "compact_20260112":
                 if size >= (edit.get("trigger") or {}).get("value", COMPACTION_TRIGGER):
                     request = {**request, "compact": edit}
@@ -199,7 +196,7 @@ class SimulatedMessages(Surface):
             name = "cleared_thinking_turns" if kind.startswith("clear_thinking") else "cleared_tool_uses"
             clear = _without_thinking if kind.startswith("clear_thinking") else _without_results
             messages, count = clear(request["messages"], edit, size)
-            cleared = size - self._tokens({**request, "messages": messages})
+            cleared = size - self.tokens({**request, "messages": messages})
             if count and cleared >= (edit.get("clear_at_least") or {}).get("value", 0):
                 applied.append({"type": kind, name: count, "cleared_input_tokens": cleared})
                 request = {**request, "messages": messages}
@@ -263,7 +260,7 @@ class SimulatedMessages(Surface):
 
     def remember(self, outcome: Completion) -> None:
         request, admitted = outcome.request, outcome.admitted
-        thread, tenant = request.get("thread"), self.memory.of(admitted.sender.credential)
+        thread, tenant = request.get("thread"), self.memory[admitted.sender.credential]
         if not thread or not self.settings.keeps:
             return
         if thread.get("type") == "continue":

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.simulator.checks import Keys, keys_of, misshapen, refuse
+from proxy.simulator.checks import Keys, keys_of, misshapen
 from proxy.simulator.window import Problem, Request
 
 Block = Mapping[str, Any]
@@ -112,7 +112,7 @@ def form(body: Request, *, counting: bool = False) -> Iterator[Problem]:
         return
     yield from _keys(body, KEYS["count" if counting else "request"], "")
     if not body.get("messages"):
-        yield refuse("messages: at least one message is required")
+        yield Problem("messages: at least one message is required")
         return
     for index, message in enumerate(body["messages"]):
         yield from _message(message, f"messages.{index}", last=index == len(body["messages"]) - 1)
@@ -124,21 +124,21 @@ def form(body: Request, *, counting: bool = False) -> Iterator[Problem]:
 
 
 def _keys(value: Block, keys: Keys, path: str) -> Iterator[Problem]:
-    yield from (refuse(f"{path}{name}: Field required") for name in keys.needed if value.get(name) is None)
-    yield from (refuse(f"{path}{name}: Extra inputs are not permitted") for name in value if name not in keys.known)
+    yield from (Problem(f"{path}{name}: Field required") for name in keys.needed if value.get(name) is None)
+    yield from (Problem(f"{path}{name}: Extra inputs are not permitted") for name in value if name not in keys.known)
 
 
 def _message(message: Request, path: str, *, last: bool) -> Iterator[Problem]:
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        yield refuse(f'messages: Unexpected role "{role}". Allowed roles are "user" or "assistant".')
+        yield Problem(f'messages: Unexpected role "{role}". Allowed roles are "user" or "assistant".')
         return
     yield from _keys({"content": "", **message}, KEYS[role], f"{path}.")
     content = message.get("content")
     if not content:
         if not last or role == "user":
             text = "all messages must have non-empty content except for the optional final assistant message"
-            yield refuse(f"{path}: {text}")
+            yield Problem(f"{path}: {text}")
         return
     allowed = {"user": USERS | SHARED, "system": SYSTEMS}.get(role, BLOCKS.keys() - USERS)
     for at, block in enumerate(blocks_of(content)):
@@ -149,23 +149,23 @@ def _block(block: Block, path: str, allowed: frozenset[str] | set[str], *, final
     kind = str(block.get("type"))
     if kind not in BLOCKS and kind not in allowed:
         tags = ", ".join(f"'{name}'" for name in sorted(BLOCKS))
-        yield refuse(f"{path}: Input tag '{kind}' found using 'type' does not match any of the expected tags: {tags}")
+        yield Problem(f"{path}: Input tag '{kind}' found using 'type' does not match any of the expected tags: {tags}")
         return
     if kind not in allowed:
         role = "user" if kind in USERS else "assistant"
-        yield refuse(f"{path}: `{kind}` blocks can only be in `{role}` messages")
+        yield Problem(f"{path}: `{kind}` blocks can only be in `{role}` messages")
         return
     if kind in BLOCKS:
         yield from _keys(block, BLOCKS[kind], f"{path}.{kind}.")
     text = block.get("text")
     if kind == "text" and isinstance(text, str) and not text.strip():
         if block.get("cache_control"):
-            yield refuse(f"{path}.text: cache_control cannot be set for empty text blocks")
+            yield Problem(f"{path}.text: cache_control cannot be set for empty text blocks")
         if not final:
             asks = "contain non-whitespace text" if text else "be non-empty"
-            yield refuse(f"messages: text content blocks must {asks}")
+            yield Problem(f"messages: text content blocks must {asks}")
     if kind in {"tool_use", "server_tool_use"} and not _NAME.fullmatch(str(block.get("id"))):
-        yield refuse(f"{path}.{kind}.id: String should match pattern '^[a-zA-Z0-9_-]+$'")
+        yield Problem(f"{path}.{kind}.id: String should match pattern '^[a-zA-Z0-9_-]+$'")
     if kind == "tool_result" and isinstance(block.get("content"), list):
         for at, inner in enumerate(block["content"]):
             yield from _block(inner, f"{path}.tool_result.content.{at}", frozenset(INSIDE))
@@ -179,45 +179,45 @@ def _tools(body: Request) -> Iterator[Problem]:
             path = f"tools.{at}.custom"
             yield from _keys(tool, KEYS["tool"], f"{path}.")
             if tool.get("name") is not None and not _NAME.fullmatch(tool["name"]):
-                yield refuse(f"{path}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
+                yield Problem(f"{path}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
     if len(names) != len(set(names)):
-        yield refuse("tools: Tool names must be unique.")
+        yield Problem("tools: Tool names must be unique.")
     choice = body.get("tool_choice") or {}
     if choice.get("type") in {"any", "tool"} and thinks(body) == "enabled":
-        yield refuse("Thinking may not be enabled when tool_choice forces tool use.")
+        yield Problem("Thinking may not be enabled when tool_choice forces tool use.")
     if choice.get("type") == "tool" and choice.get("name") not in names:
-        yield refuse(f"Tool '{choice.get('name')}' not found in provided tools")
+        yield Problem(f"Tool '{choice.get('name')}' not found in provided tools")
     if choice.get("type") in {"any", "tool"} and not tools:
-        yield refuse("tool_choice: tool_choice may only be specified while providing tools.")
+        yield Problem("tool_choice: tool_choice may only be specified while providing tools.")
 
 
 def _settings(body: Request, *, counting: bool) -> Iterator[Problem]:
     asked, thinking = body.get("max_tokens"), body.get("thinking") or {}
     if asked is not None and asked < 1:
-        yield refuse("max_tokens: Input should be greater than or equal to 1")
+        yield Problem("max_tokens: Input should be greater than or equal to 1")
     if thinking.get("type") == "enabled":
         budget = thinking.get("budget_tokens")
         if budget is None:
-            yield refuse("thinking.enabled.budget_tokens: Field required")
+            yield Problem("thinking.enabled.budget_tokens: Field required")
         elif budget < LEAST_BUDGET:
-            yield refuse("thinking.enabled.budget_tokens: Input should be greater than or equal to 1024")
+            yield Problem("thinking.enabled.budget_tokens: Input should be greater than or equal to 1024")
         elif asked is not None and budget >= asked and not counting:
-            yield refuse("`max_tokens` must be greater than `thinking.budget_tokens`.")
+            yield Problem("`max_tokens` must be greater than `thinking.budget_tokens`.")
     edits = (body.get("context_management") or {}).get("edits") or ()
     if body.get("compaction") and body.get("context_management"):
-        yield refuse("`compaction` cannot be used together with `context_management`.")  # words: unknown
+        yield Problem("`compaction` cannot be used together with `context_management`.")  # words: unknown
     for at, edit in enumerate(edits):
         kind, path = edit.get("type"), f"context_management.edits.{at}"
         if kind not in EDITS:
             tags = ", ".join(f"'{name}'" for name in EDITS)
-            yield refuse(
+            yield Problem(
                 f"{path}: Input tag '{kind}' found using 'type' does not match any of the expected tags: {tags}"
             )
         elif kind == "clear_thinking_20251015" and not thinks(body):
-            yield refuse("`clear_thinking_20251015` strategy requires `thinking` to be enabled")
+            yield Problem("`clear_thinking_20251015` strategy requires `thinking` to be enabled")
         elif kind == "compact_20260112" and (edit.get("trigger") or {}).get("value", LEAST_TRIGGER) < LEAST_TRIGGER:
             text = f"Input should be greater than or equal to {LEAST_TRIGGER}"
-            yield refuse(f"{path}.compact_20260112.trigger.value: {text}")
+            yield Problem(f"{path}.compact_20260112.trigger.value: {text}")
 
 
 def _markers(body: Request) -> Iterator[Problem]:
@@ -239,12 +239,12 @@ def _markers(body: Request) -> Iterator[Problem]:
         found.append(("cache_control", body["cache_control"]))
     if len(found) > MAX_MARKERS:
         text = f"A maximum of {MAX_MARKERS} blocks with cache_control may be provided. Found {len(found)}."
-        yield refuse(text)
+        yield Problem(text)
     short = False
     for path, marker in found:
         if marker.get("ttl") == "1h" and short:
             text = "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that blocks"
-            yield refuse(
+            yield Problem(
                 f"{path}.cache_control.ttl: {text} are processed in the following order: `tools`, `system`, `messages`."
             )
         short = short or marker.get("ttl", "5m") == "5m"
@@ -255,9 +255,9 @@ def sequence(body: Request, messages: Sequence[Request], *, goes_on: bool = Fals
     first = turns[0]
     if first.role == "system":
         text = 'messages: Unexpected role "system". The Messages API accepts a top-level `system` parameter, '
-        yield refuse(text + 'not "system" as an input message role.')
+        yield Problem(text + 'not "system" as an input message role.')
     elif first.role != "user" and not goes_on and not (first.blocks and first.blocks[0].kind == "compaction"):
-        yield refuse('messages: first message must use the "user" role')
+        yield Problem('messages: first message must use the "user" role')
     yield from _systems(turns)
     yield from _results(turns, goes_on=goes_on)
     yield from _server_results(turns)
@@ -271,7 +271,7 @@ def _systems(turns: Sequence[Speech]) -> Iterator[Problem]:
             continue
         if turns[at - 1].role != "user" or (at + 1 < len(turns) and turns[at + 1].role != "assistant"):
             text = "`system` messages must follow a `user` message and come before an `assistant` message or the end."
-            yield refuse(f"messages.{turn.first}: {text}")  # words: unknown
+            yield Problem(f"messages.{turn.first}: {text}")  # words: unknown
 
 
 def _results(turns: Sequence[Speech], *, goes_on: bool) -> Iterator[Problem]:
@@ -294,7 +294,7 @@ def _results(turns: Sequence[Speech], *, goes_on: bool) -> Iterator[Problem]:
         for placed in turn.of("tool_use"):
             name = str(placed.block.get("id"))
             if name in seen:
-                yield refuse(f"{placed.path}: `tool_use` ids must be unique")
+                yield Problem(f"{placed.path}: `tool_use` ids must be unique")
             seen.add(name)
             asked.append(name)
     if asked and before is not None:
@@ -307,9 +307,9 @@ def _strays(turn: Speech, asked: Sequence[str], *, known: bool) -> Iterator[Prob
         name = str(placed.block.get("tool_use_id"))
         if name in answered:
             text = f"each tool_use must have a single result. Found multiple `tool_result` blocks with id: {name}"
-            yield refuse(f"{placed.path}: {text}")
+            yield Problem(f"{placed.path}: {text}")
         elif name not in asked and known:
-            yield refuse(
+            yield Problem(
                 f"{placed.path}: unexpected `tool_use_id` found in `tool_result` blocks: {name}. Each `tool_result` "
                 "block must have a corresponding `tool_use` block in the previous message."
             )
@@ -318,7 +318,7 @@ def _strays(turn: Speech, asked: Sequence[str], *, known: bool) -> Iterator[Prob
 
 def _unanswered(turn: Speech, names: Sequence[str]) -> Problem:
     index = next((placed.message for placed in turn.blocks if placed.block.get("id") == names[0]), turn.first)
-    return refuse(
+    return Problem(
         f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after: "
         f"{', '.join(names)}. Each `tool_use` block must have a corresponding `tool_result` block in the next message."
     )
@@ -336,7 +336,7 @@ def _server_results(turns: Sequence[Speech]) -> Iterator[Problem]:
             elif placed.kind.endswith("_tool_result"):
                 name = str(placed.block.get("tool_use_id"))
                 if open_calls.pop(name, None) is None and name not in called:
-                    yield refuse(
+                    yield Problem(
                         f"{placed.path}: unexpected `tool_use_id` found in `{placed.kind}` blocks: {name}. Each "
                         f"`{placed.kind}` block must have a corresponding `server_tool_use` block before it."
                     )
@@ -344,7 +344,7 @@ def _server_results(turns: Sequence[Speech]) -> Iterator[Problem]:
         if turn is not speaking[-1] and not turn.of("tool_use"):
             for name, placed in open_calls.items():
                 tool = placed.block.get("name")
-                yield refuse(
+                yield Problem(
                     f"{placed.path}: `{tool}` tool use with id `{name}` was found without a corresponding "
                     f"`{tool}_tool_result` block"
                 )
@@ -357,16 +357,16 @@ def _ending(body: Request, turns: Sequence[Speech]) -> Iterator[Problem]:
             text = (
                 "This model does not support assistant message prefill. The conversation must end with a user message."
             )
-            yield refuse(text)
+            yield Problem(text)
         text = last.blocks[-1].block.get("text", "") if last.blocks else ""
         if text != text.rstrip():
-            yield refuse("messages: final assistant content cannot end with trailing whitespace")
+            yield Problem("messages: final assistant content cannot end with trailing whitespace")
     asking = next((turn for turn in reversed(turns) if turn.role == "assistant"), None)
     if thinks(body) != "enabled" or asking is None or not asking.of("tool_use") or last is asking:
         return
     final = [placed for placed in asking.blocks if placed.message == asking.blocks[-1].message]
     if final[0].kind not in THINKING:
-        yield refuse(
+        yield Problem(
             f"{final[0].path}.type: Expected `thinking` or `redacted_thinking`, but found `{final[0].kind}`. When "
             "`thinking` is enabled, a final `assistant` message must start with a thinking block (preceeding the "
             "lastmost set of `tool_use` and `tool_result` blocks). We recommend you include thinking blocks from "

@@ -9,12 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 
 from proxy.simulator.delivery import (
+    FAULT_HEADER,
     FAULT_PREFIX,
     FAULTS,
+    STATUS,
     FaultRule,
     InjectedFault,
     Scene,
@@ -22,7 +24,6 @@ from proxy.simulator.delivery import (
     SimulatedAnswer,
     Spoken,
     Transmission,
-    answer_with_status,
     as_json,
     as_stream,
     asked_tokens,
@@ -43,7 +44,6 @@ from proxy.simulator.window import (
     Problem,
     PromptCounter,
     PromptPart,
-    Rejected,
     Request,
     overflow_problem,
     overflows,
@@ -139,9 +139,9 @@ class Sender:
     beta: str = ""
 
 
-def sender_of(headers: Mapping[str, str]) -> Sender:
-    bearer = headers.get("authorization", "").removeprefix("Bearer ")
-    return Sender(bearer or headers.get("x-api-key") or headers.get("api-key") or "", headers.get("anthropic-beta", ""))
+def sender_of(header: Callable[[str], str | None]) -> Sender:
+    bearer = (header("authorization") or "").removeprefix("Bearer ")
+    return Sender(bearer or header("x-api-key") or header("api-key") or "", header("anthropic-beta") or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,10 @@ class Surface:
         raise NotImplementedError
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
-        return {"input_tokens": self.counter.measure(self.pieces(request)).total}
+        return {"input_tokens": self.tokens(request)}
+
+    def tokens(self, request: Request) -> int:
+        return self.counter.measure(self.pieces(request)).total
 
     def view(self, request: Request) -> Request:
         return request
@@ -214,14 +217,52 @@ class Surface:
 
 
 @dataclass(slots=True, kw_only=True)
-class Noted:
-    """What is found out about a request while it is answered."""
+class RecordedRequest:
+    """One request as it arrived, and what became of it so far.
+
+    Attributes:
+        headers: name and value in the order received, names in lower case.
+        at: seconds from the start of the simulator; ``gone_at`` likewise, None while the client stayed.
+        prompt_tokens: of the request, 0 where it was not counted; ``cached_tokens`` of them were in the cache.
+        status: of the answer, 0 while there is none.
+        client_gone: the client left before the answer was complete.
+        sent: bytes of the answer's body that were handed to the server.
+        finished: the answer was sent to its end.
+    """
 
     model: str = ""
     fault: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    at: float
+    status: int = 0
+    client_gone: bool = False
+    gone_at: float | None = None
+    sent: int = 0
+    finished: bool = False
+
+    @property
+    def sender(self) -> Sender:
+        return sender_of(self.header)
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name.lower()), None)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def report(self) -> dict[str, Any]:
+        try:
+            body = self.json()
+        except ValueError:
+            body = self.body.decode("utf-8", "replace")
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "body"}
+        return {**values, "body": body, "body_bytes": len(self.body), "sha256": sha256(self.body).hexdigest()}
 
 
 class Model:
@@ -233,30 +274,29 @@ class Model:
         self._met: Counter[str] = Counter()
         self._serial = 0
 
-    def exchange(
-        self, surface: Surface, body: bytes, *, sender: Sender, header: str | None, noted: Noted
-    ) -> Transmission:
-        settings = self.settings
+    def exchange(self, surface: Surface, seen: RecordedRequest) -> Transmission:
+        settings, sender = self.settings, seen.sender
         try:
-            request = self._parse(body, sender.credential)
-            fault = self._meet(request, header)
-            noted.model, noted.fault = str(request.get("model") or ""), fault.name
+            request = self._parse(seen.body, sender.credential)
+            fault = self._meet(request, seen.header(FAULT_HEADER))
+            seen.model, seen.fault = str(request.get("model") or ""), fault.name
             admitted = surface.admit(request, sender)
             if self._is_summary(surface.view(admitted.request)):
                 settings.summarizer.check(surface.view(admitted.request))
-            return self._answer(surface, admitted, fault, noted)
-        except Rejected as rejected:
-            return self.refusal(surface, rejected.problem)
+            return self._answer(surface, admitted, fault, seen)
+        except Problem as problem:
+            return self.refusal(surface, problem)
 
     def refusal(self, surface: Surface, problem: Problem) -> Transmission:
         body = json.dumps(problem_body(problem, surface.shape)).encode()
         return as_json(body, status=problem.status, headers=self._headers())
 
-    def measure(self, surface: Surface, body: bytes, *, sender: Sender) -> Transmission:
+    def measure(self, surface: Surface, seen: RecordedRequest) -> Transmission:
+        sender = seen.sender
         try:
-            return as_json(compact(surface.counted(self._parse(body, sender.credential), sender)))
-        except Rejected as rejected:
-            return self.refusal(surface, rejected.problem)
+            return as_json(compact(surface.counted(self._parse(seen.body, sender.credential), sender)))
+        except Problem as problem:
+            return self.refusal(surface, problem)
 
     def _is_summary(self, request: Request) -> bool:
         return wants_summary(request, self.settings.summary_model)
@@ -264,14 +304,14 @@ class Model:
     def _parse(self, body: bytes, credential: str) -> Request:
         settings = self.settings
         if settings.api_keys and credential not in settings.api_keys:
-            raise Rejected(status_problem(401, model="", dialect=settings.dialect, retry_after=""))
+            raise status_problem(401, model="", dialect=settings.dialect, retry_after="")
         try:
             request = json.loads(body)
         except (ValueError, RecursionError):
             status = 500 if settings.dialect is Dialect.LLAMACPP else 400
-            raise Rejected(Problem(status=status, message=NOT_JSON)) from None
+            raise Problem(status=status, message=NOT_JSON) from None
         if not isinstance(request, dict):
-            raise Rejected(Problem(message="Invalid type for request body: expected an object."))
+            raise Problem(message="Invalid type for request body: expected an object.")
         return request
 
     def _meet(self, request: Request, header: str | None) -> InjectedFault:
@@ -284,16 +324,18 @@ class Model:
         try:
             fault = parse_fault(spelling, self.settings.faults)
         except ValueError as error:
-            raise Rejected(Problem(message=str(error), param="model")) from None
+            raise Problem(message=str(error), param="model") from None
         self._met[spelling] += 1
         return fault if fault.times is None or self._met[spelling] <= fault.times else NO_FAULT
 
-    def _answer(self, surface: Surface, admitted: AdmittedRequest, fault: InjectedFault, noted: Noted) -> Transmission:
+    def _answer(
+        self, surface: Surface, admitted: AdmittedRequest, fault: InjectedFault, seen: RecordedRequest
+    ) -> Transmission:
         settings, request = self.settings, admitted.request
         model, asked, credential = str(request["model"]), asked_tokens(request), admitted.sender.credential
         prompt = self.counter.measure(surface.pieces(request))
         window = int(fault.number(0)) if fault.name == "window" else settings.window_of(model)
-        noted.prompt_tokens = prompt.total
+        seen.prompt_tokens = prompt.total
         status, error = self._error(surface, fault, prompt, window, asked)
         scene = Scene(dialect=surface.shape, model=model, overflow=error, event=surface.error_event)
         # llama.cpp reserves nothing for the answer, it stops where the window ends
@@ -302,28 +344,27 @@ class Model:
             refused = as_json(error, status=status, headers=self._headers())
             return self._refuse(surface, fault, refused, scene, streamed=bool(request.get("stream")))
         outcome = self._outcome(surface, admitted, prompt, window)
-        delivery = self._apply(fault, self._render(surface, outcome), scene)
+        delivery = self._rule(fault).change(self._render(surface, outcome), fault, scene)
         if delivery.completes:
             self.cache.remember(prompt, credential=credential, model=model)
             surface.remember(outcome)
-        noted.cached_tokens, noted.completion_tokens = outcome.cached, outcome.spoken.tokens
+        seen.cached_tokens, seen.completion_tokens = outcome.cached, outcome.spoken.tokens
         return delivery
 
-    def _apply(self, fault: InjectedFault, delivery: Transmission, scene: Scene) -> Transmission:
-        if fault.is_status:
-            return answer_with_status(fault, scene)
-        return self.settings.faults.get(fault.name, FaultRule()).change(delivery, fault, scene)
+    def _rule(self, fault: InjectedFault) -> FaultRule:
+        return STATUS if fault.is_status else self.settings.faults.get(fault.name, FaultRule())
 
     def _refuse(
         self, surface: Surface, fault: InjectedFault, refused: Transmission, scene: Scene, *, streamed: bool
     ) -> Transmission:
-        if fault.name in {"overflow_in_stream", "error_in_stream"} and not streamed:
+        is_inside = fault.name in {"overflow_in_stream", "error_in_stream"}
+        if is_inside and not streamed:
             return as_json(scene.overflow)
         how = fault.argument if fault.name == "overflow_in_stream" else self.settings.overflow_in_stream
-        if fault.name in {"overflow_in_stream", "error_in_stream"} or (how and streamed):
+        if is_inside or (how and streamed):
             return as_stream(surface.told(scene.overflow, how or "error"), headers=self._headers())
-        wins = fault.is_status or self.settings.faults.get(fault.name, FaultRule()).wins
-        return self._apply(fault, refused, scene) if wins else refused
+        rule = self._rule(fault)
+        return rule.change(refused, fault, scene) if rule.wins else refused
 
     def _error(
         self, surface: Surface, fault: InjectedFault, prompt: CountedPrompt, window: int, asked: int | None
@@ -337,7 +378,7 @@ class Model:
             status, body = self.settings.wordings[wording]
             return status, json.dumps(body(overflow)).encode()
         if wording and wording not in [*Dialect]:
-            raise Rejected(Problem(message=f"unknown wording {wording!r}; known are {', '.join(Dialect)}"))
+            raise Problem(message=f"unknown wording {wording!r}; known are {', '.join(Dialect)}")
         dialect = Dialect(wording or self.settings.dialect)
         problem = surface.too_long(overflow, dialect, numbers=bool(wording))
         return 400, json.dumps(problem_body(problem, dialect if wording else surface.shape)).encode()

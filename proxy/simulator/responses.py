@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.checks import TABLES, above_cap, missing, refuse_first, reject
+from proxy.simulator.checks import TABLES, above_cap, missing, refuse_first
 from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact
 from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory, owner
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
@@ -32,7 +32,6 @@ from proxy.simulator.window import (
     Problem,
     PromptCounter,
     PromptPart,
-    Rejected,
     Request,
     overflow_problem,
     overflows,
@@ -89,12 +88,12 @@ class SimulatedResponses(Surface):
     def __init__(self, settings: SimulatorSettings, counter: PromptCounter) -> None:
         super().__init__(settings, counter)
         self.sealer = Sealer(settings.seed)
-        self.memory = ServerMemory()
+        self.memory = ServerMemory(TenantMemory)
         self.is_open = settings.dialect is not Dialect.OPENAI
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
         self._judge(request)
-        kept = self.memory.of(sender.credential)
+        kept = self.memory[sender.credential]
         before = self._before(request, kept)
         given = [self._known(item, kept, sender) for item in items_of(request)]
         history = (*(before or ()), *given)
@@ -122,12 +121,12 @@ class SimulatedResponses(Surface):
         refuse_first(form(request, open_server=self.is_open) if settings.strict else shapes(request))
         for at, item in enumerate(items_of(request)):
             if kind_of(item) == "message" and not isinstance(item.get("role"), str):
-                raise Rejected(missing(f"input[{at}].role"))
+                raise missing(f"input[{at}].role")
         if not request.get("model") and not request.get("prompt"):
-            raise Rejected(missing("model"))
+            raise missing("model")
         asked = asked_tokens(request)
         if settings.max_output is not None and asked is not None and asked > settings.max_output:
-            raise Rejected(above_cap("max_output_tokens", asked, settings.max_output, "output"))
+            raise above_cap("max_output_tokens", asked, settings.max_output, "output")
 
     def _before(self, request: Request, kept: TenantMemory) -> Sequence[Item] | None:
         chain, conversation = request.get("previous_response_id"), request.get("conversation")
@@ -137,12 +136,12 @@ class SimulatedResponses(Surface):
             answer = kept.answers.get(chain)
             if answer is None and not self.settings.foreign:
                 text = f"Previous response with id '{chain}' not found."
-                raise reject(text, "previous_response_id", "previous_response_not_found")
+                raise Problem(text, "previous_response_id", "previous_response_not_found")
             return answer.items if answer is not None else None
         if conversation:
             name = conversation if isinstance(conversation, str) else conversation.get("id")
             if name not in kept.conversations and not self.settings.foreign:
-                raise Rejected(Problem(status=404, message=f"Conversation with id '{name}' not found."))
+                raise Problem(status=404, message=f"Conversation with id '{name}' not found.")
             return kept.conversations.get(str(name))
         return ()
 
@@ -153,7 +152,7 @@ class SimulatedResponses(Surface):
             return item
         if not sealed:
             if name not in kept.items and refuses:
-                raise Rejected(not_found(name))
+                raise not_found(name)
             return kept.items.get(str(name), item)
         value = self.sealer.read(SEALED, sealed)
         if value is None or value["by"] != owner(sender.credential):
@@ -207,8 +206,7 @@ class SimulatedResponses(Surface):
         return items
 
     def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
-        tokens = self.counter.measure(self.pieces(self.admit(request, sender).request)).total
-        return {"object": "response.input_tokens", "input_tokens": tokens}
+        return {"object": "response.input_tokens", "input_tokens": self.tokens(self.admit(request, sender).request)}
 
     def view(self, request: Request) -> Request:
         messages: list[dict[str, Any]] = []
@@ -285,7 +283,7 @@ class SimulatedResponses(Surface):
 
     def remember(self, outcome: Completion) -> None:
         admitted, items = outcome.admitted, self.output(outcome)
-        request, kept = admitted.request, self.memory.of(admitted.sender.credential)
+        request, kept = admitted.request, self.memory[admitted.sender.credential]
         reason = next((at for at, item in enumerate(items) if is_reasoning(item)), len(items))
         kept.reasons.update({item["id"]: items[reason]["id"] for item in items[reason:]})
         if not self.settings.keeps or request.get("store") is False:
@@ -351,9 +349,9 @@ def _as_sent(item: Item) -> Item:
     return {"status": "completed", **item, "type": "message", "content": parts}
 
 
-def _unverified(sealed: str, reason: str) -> Rejected:
+def _unverified(sealed: str, reason: str) -> Problem:
     text = f"The encrypted content {sealed[:8]}... could not be verified. Reason: {reason}"
-    return reject(text, "input", "invalid_encrypted_content")
+    return Problem(text, "input", "invalid_encrypted_content")
 
 
 def _call(request: Request, call: SimulatedCall, mark: str, at: int) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from proxy.simulator.checks import (
     misshapen,
     missing,
     not_one_of,
-    refuse,
     too_long,
     too_small,
     unknown,
@@ -151,13 +150,13 @@ def _envelope(body: Request) -> Iterator[Problem]:
     named = [name for name in ("input", "previous_response_id", "prompt", "conversation") if body.get(name)]
     if not named:
         text = "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation_id' must be provided."
-        yield refuse(text, "input", "missing_required_parameter")
+        yield Problem(text, "input", "missing_required_parameter")
     if body.get("previous_response_id") and body.get("conversation"):
         text = "Mutually exclusive parameters. Ensure you are only providing one of: 'previous_response_id' or"
-        yield refuse(f"{text} 'conversation'.", "previous_response_id", "mutually_exclusive_parameters")
+        yield Problem(f"{text} 'conversation'.", "previous_response_id", "mutually_exclusive_parameters")
     if body.get("stream_options") is not None and not body.get("stream"):
         text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
-        yield refuse(text, "stream_options")
+        yield Problem(text, "stream_options")
     asked = body.get("max_output_tokens")
     if asked is not None and asked < LEAST_OUTPUT:
         yield too_small("max_output_tokens", LEAST_OUTPUT, asked)
@@ -208,7 +207,7 @@ def _ids(item: Item, kind: str, path: str) -> Iterator[Problem]:
     given, prefix = item.get("id"), PREFIXES.get(kind)
     if given is not None and prefix is not None and not given.startswith(prefix):
         text = f"Invalid '{path}.id': '{given}'. Expected an ID that begins with '{prefix}'."
-        yield refuse(text, f"{path}.id", "invalid_value")
+        yield Problem(text, f"{path}.id", "invalid_value")
 
 
 def _tools(body: Request) -> Iterator[Problem]:
@@ -222,13 +221,13 @@ def _tools(body: Request) -> Iterator[Problem]:
         yield not_one_of(("none", "auto", "required"), choice, "tool_choice")
     elif choice == "required" and not tools:
         text = "Tool choice 'required' must be specified with 'tools' parameter."
-        yield refuse(text, "tool_choice")
+        yield Problem(text, "tool_choice")
     elif isinstance(choice, dict):
         wanted = [choice] if choice.get("type") != "allowed_tools" else choice.get("tools") or []
         there = {name for tool in tools for name in tool_names(tool)} | {tool.get("type") for tool in tools}
         for name in (one.get("name") or one.get("type") for one in wanted):
             if name not in there:
-                yield refuse(f"Tool choice '{name}' not found in 'tools' parameter.", "tool_choice")
+                yield Problem(f"Tool choice '{name}' not found in 'tools' parameter.", "tool_choice")
 
 
 def _tool(tool: Item, path: str, kinds: Mapping[str, Any]) -> Iterator[Problem]:
@@ -295,7 +294,7 @@ def apart(items: Sequence[Item], reasons: Mapping[str, str]) -> Iterator[Problem
 
 
 def _for_input(text: str) -> Problem:
-    return refuse(text, "input")
+    return Problem(text, "input")
 
 
 def _duplicates(items: Iterable[Item]) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
@@ -200,9 +200,6 @@ class PrefixCache:
         while len(self._seen) > self._entries:
             self._seen.popitem(last=False)
 
-    def clear(self) -> None:
-        self._seen.clear()
-
 
 def _chain(prompt: CountedPrompt, credential: str, model: str) -> Iterator[bytes]:
     key = blake2b(f"{credential}\n{model}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -221,20 +218,17 @@ class Dialect(StrEnum):
     ANTHROPIC = "anthropic"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+@dataclass(eq=False)
+class Problem(Exception):
+    """What is wrong with a request; raised, it refuses it."""
+
     message: str
-    status: int = 400
-    kind: str = "invalid_request_error"
     param: str | None = None
     code: str | int | None = None
+    _: KW_ONLY
+    status: int = 400
+    kind: str = "invalid_request_error"
     extra: Body = field(default_factory=dict)
-
-
-class Rejected(Exception):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message)
-        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import pytest
 from policies.summary.material import defang
 from proxy.recall.tool import definition_of
 from proxy.server import ServerLimits
-from proxy.simulator import Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from proxy.simulator import Problem, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import (
     ALONE,
@@ -457,7 +457,7 @@ async def test_an_upstream_that_fails_in_a_later_round_says_so_itself(tmp_path: 
         def script(results: int, request: Request) -> SimulatedAnswer:
             asked.append(results)
             if results:
-                raise Rejected(Problem(status=500, message="the model fell over"))
+                raise Problem(status=500, message="the model fell over")
             return SimulatedAnswer(calls=(CALL,))
 
         on.model.script = script
@@ -471,7 +471,7 @@ async def test_an_upstream_that_fails_in_a_later_round_says_so_itself(tmp_path: 
 async def test_an_upstream_that_fails_after_text_was_sent_ends_the_stream_with_an_error(tmp_path: Path) -> None:
     def script(results: int, request: Request) -> SimulatedAnswer:
         if results:
-            raise Rejected(Problem(status=500, message="the model fell over"))
+            raise Problem(status=500, message="the model fell over")
         return SimulatedAnswer(text="Let me look.", calls=(CALL,))
 
     async with stage(tmp_path, script) as on:
@@ -556,7 +556,7 @@ async def test_a_process_that_stops_between_two_rounds_says_so(tmp_path: Path, b
 async def test_an_upstream_without_tools_is_asked_without_the_tool_and_not_offered_it_again(tmp_path: Path) -> None:
     def script(_: int, request: Request) -> str:
         if request.get("tools"):
-            raise Rejected(Problem(message='"sim" does not support tools'))
+            raise Problem(message='"sim" does not support tools')
         return "Understood."
 
     async with stage(tmp_path, script) as on:

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from proxy.recall.tool import definition_of
-from proxy.simulator import Dialect, Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from proxy.simulator import Dialect, Problem, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire import CODECS
 from tests.functional.harness import ALONE, COUNTER, EVICTING, SHARED, Deployment, InTurns, answered, prose
@@ -28,7 +28,7 @@ CALL = SimulatedCall("recall", json.dumps({"query": "deployment token"}))
 OWN = SimulatedCall("read_file", '{"path": "src/next.py"}')
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 ENDPOINTS = ("responses", "messages")
-Said = SimulatedAnswer | str | Rejected
+Said = SimulatedAnswer | str | Problem
 
 
 def looks(text: str = "Let me look.", *calls: SimulatedCall) -> SimulatedAnswer:
@@ -47,7 +47,7 @@ class InOrder:
 
     def __call__(self, request: Request) -> SimulatedAnswer | str:
         said = self.answers.pop(0) if self.answers else "Understood."
-        if isinstance(said, Rejected):
+        if isinstance(said, Problem):
             raise said
         return said
 
@@ -462,7 +462,7 @@ async def raw_events(client: Client, **more: Any) -> list[tuple[str, Any]]:
 
 
 HEADERS = {"authorization": "Bearer sk-test", "anthropic-version": "2023-06-01"}
-FELL = Rejected(Problem(status=500, message="the model fell over"))
+FELL = Problem(status=500, message="the model fell over")
 
 
 @each_once
@@ -491,7 +491,7 @@ async def test_an_upstream_that_fails_in_a_later_round_says_so_itself_and_nothin
 async def test_an_upstream_that_refuses_the_round_itself_is_asked_as_if_there_were_no_tool(
     tmp_path: Path, endpoint: str, stream: bool, deployment: Deployment
 ) -> None:
-    refuses = Rejected(Problem(status=422, message="this is not taken here"))
+    refuses = Problem(status=422, message="this is not taken here")
     async with scene(tmp_path, deployment, endpoint, looks(), refuses, ENDS) as on:
         client = await on.client()
         answer = await client.ask(stream=stream)

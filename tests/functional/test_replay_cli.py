@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ async def test_what_is_replayed_is_what_a_real_weir_forwards(summarizer: str | N
         serve_simulator(settings, counter=COUNTER) as simulator,
         weir(simulator.base_url, window=8_192, summarizer=summarizer) as target,
         target.client() as client,
-        asking(target.runtime.config) as models,
+        aclosing(asking(target.runtime.config)) as models,
         store_in_memory() as store,
     ):
         for request in script.requests:

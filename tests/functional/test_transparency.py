@@ -10,6 +10,7 @@ import pytest
 
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
+from proxy.simulator.window import PrefixCache
 from tests.functional.harness import COUNTER, ROOT, opening, tool_step, weir
 
 SHARED = ROOT.parent / "shared" / "data" / "clients"
@@ -108,7 +109,7 @@ async def test_the_answer_comes_down_byte_for_byte(stream: bool) -> None:
         async with session.post(f"{simulator.base_url}/chat/completions", data=body) as direct:
             first, kind = await direct.read(), direct.headers["content-type"]
         simulator.forget()
-        simulator.simulator.model.cache.clear()
+        simulator.simulator.model.cache = PrefixCache(entries=100)
         async with session.post(f"{target.base_url}/chat/completions", data=body) as through:
             second = await through.read()
             assert through.headers["content-type"] == kind

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.simulator import Dialect, Rejected, SimulatorSettings, run_simulator
+from proxy.simulator import Dialect, Problem, SimulatorSettings, run_simulator
 from proxy.simulator.chat import SimulatedChat, check_chat
 from proxy.simulator.checks import refuse_first
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, Noted, Sender
+from proxy.simulator.model import Model, RecordedRequest
 from proxy.simulator.responses import SimulatedResponses
 from tests.profile import tried
 
@@ -170,11 +170,11 @@ ILLEGAL: dict[str, tuple[list[Any], str, str | None]] = {
 }
 
 
-def refusal(messages: Any, options: SimulatorSettings | None = None, **more: Any) -> Rejected | None:
+def refusal(messages: Any, options: SimulatorSettings | None = None, **more: Any) -> Problem | None:
     try:
         refuse_first(check_chat({"model": "sim", "messages": messages, **more}, options or SimulatorSettings()))
-    except Rejected as rejected:
-        return rejected
+    except Problem as problem:
+        return problem
     return None
 
 
@@ -188,23 +188,23 @@ def test_an_illegal_array_is_refused_with_openais_words_and_param(name):
     messages, text, param = ILLEGAL[name]
     rejected = refusal(messages)
     assert rejected is not None
-    assert text in rejected.problem.message
-    assert rejected.problem.param == param
-    assert rejected.problem.status == 400
+    assert text in rejected.message
+    assert rejected.param == param
+    assert rejected.status == 400
 
 
 def test_fields_that_depend_on_each_other_are_checked_together():
-    assert "only allowed when 'tools' are specified" in refusal([USER], tool_choice="auto").problem.message
-    assert "only allowed when 'tools' are specified" in refusal([USER], parallel_tool_calls=True).problem.message
-    assert "only allowed when 'stream'" in refusal([USER], stream_options={"include_usage": True}).problem.message
+    assert "only allowed when 'tools' are specified" in refusal([USER], tool_choice="auto").message
+    assert "only allowed when 'tools' are specified" in refusal([USER], parallel_tool_calls=True).message
+    assert "only allowed when 'stream'" in refusal([USER], stream_options={"include_usage": True}).message
     tools = [{"type": "function", "function": {"name": "f"}}]
     choice = {"type": "function", "function": {"name": "g"}}
-    assert "Tool choice 'g' not found" in refusal([USER], tools=tools, tool_choice=choice).problem.message
+    assert "Tool choice 'g' not found" in refusal([USER], tools=tools, tool_choice=choice).message
     assert refusal([USER], tools=tools, tool_choice="required") is None
-    assert refusal([USER], tools=[]).problem.code == "empty_array"
-    assert refusal([USER], tools=tools * 129).problem.code == "array_above_max_length"
-    assert refusal([USER], max_tokens=0).problem.code == "integer_below_min_value"
-    assert refusal([USER], max_tokens="12").problem.code == "invalid_type"
+    assert refusal([USER], tools=[]).code == "empty_array"
+    assert refusal([USER], tools=tools * 129).code == "array_above_max_length"
+    assert refusal([USER], max_tokens=0).code == "integer_below_min_value"
+    assert refusal([USER], max_tokens="12").code == "invalid_type"
 
 
 def test_a_lenient_simulator_takes_what_llama_server_takes():
@@ -287,7 +287,7 @@ MODELS = [
 def test_no_request_makes_the_simulator_fall_over(messages, more):
     body = json.dumps({"model": "sim", "messages": messages, "input": messages, "max_tokens": 9, **more}).encode()
     for model, surface in MODELS:
-        delivery = model.exchange(surface, body, sender=Sender(), header=None, noted=Noted())
+        delivery = model.exchange(surface, RecordedRequest(method="POST", path="/", headers=(), body=body, at=0.0))
         assert delivery.status in {200, 400, 404}
 
 

@@ -5,6 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ async def judge(llama: Llama, model: str) -> Judging:
     most = int(SHARE * READS)
     done = []
     async with (
-        Models(config, default=model, by_purpose={}, tokens=None, at_once=1, seconds=600) as models,
+        aclosing(Models(config, default=model, by_purpose={}, tokens=None, at_once=1, seconds=600)) as models,
         store_in_memory() as store,
     ):
         heard = Heard(models)
