@@ -367,15 +367,13 @@ class MetricSeries(Shape):
     data: list[Point]
 
 
-VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = MappingProxyType(
-    {
-        "tokens_saved": ("tokens", lambda row: row.tokens_before - row.tokens_after),
-        "cost": ("USD", lambda row: row.cost if row.priced else None),
-        "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
-        "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
-        "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
-    }
-)
+VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
+    "tokens_saved": ("tokens", lambda row: row.tokens_before - row.tokens_after),
+    "cost": ("USD", lambda row: row.cost if row.priced else None),
+    "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
+    "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
+    "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
+}
 COUNTED = frozenset({"tokens_before", "tokens_after", "prompt", "cached", "completion"})
 
 

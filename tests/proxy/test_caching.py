@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policies.ledger import Action, ConversationState, Decision, Edit, EditKind, Trend, WindowPressure
+from policies.ledger import Action, Decision, Edit, EditKind, Trend, WindowPressure
 from policies.limits import TokenBudget, limits_for
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread
