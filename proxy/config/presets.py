@@ -19,8 +19,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from policies.limits import TokenBudget, divide, shape_for
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config.file import (
@@ -302,9 +300,21 @@ def policy_warnings(settings: ContextSettings) -> tuple[str, ...]:
 
 
 def policy_values(settings: ContextSettings) -> dict[str, object]:
-    values: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=dict)
+    values = _plain(settings)
     layers = values.pop("layers")
-    return {**values, "cascade": [{"layer": layer.pop("strategy"), **layer} for layer in layers]}
+    return {
+        **values,
+        "mode": str(settings.mode),
+        "cascade": [{"layer": layer.pop("strategy"), **layer} for layer in layers],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, object]:
