@@ -21,7 +21,7 @@ from statistics import median
 
 from policies.ledger import TokenSource
 from policies.messages import PolicyError, Transcript
-from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones, amount
+from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones
 
 FAR = 4
 RECALLED_PARTS = 10
@@ -228,6 +228,11 @@ def divide(
             if bucket.cap is not None and name not in RESERVED
         },
     )
+
+
+def amount(value: float, window: int, scale: float = 1.0) -> int:
+    """Tokens of a setting that is tokens from 1 on, for a window of another size scaled, and a share of W below."""
+    return math.floor(round(value * (window if value < 1 else scale), 6))
 
 
 def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:

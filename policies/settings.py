@@ -5,7 +5,6 @@ The defaults are the policy ``balanced``, chosen from simulated policies on reco
 tells what each setting does; here stands what reading it there would not tell.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -319,8 +318,3 @@ class ContextSettings:
         """The same in another mode: what is to be enforced is."""
         enforced = mode is Mode.ENFORCE and self.enforce == "observe"
         return replace(self, mode=mode, enforce="global" if enforced else self.enforce)
-
-
-def amount(value: float, window: int, scale: float = 1.0) -> int:
-    """Tokens of a setting that is tokens from 1 on, for a window of another size scaled, and a share of W below."""
-    return math.floor(round(value * (window if value < 1 else scale), 6))

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from policies.draft import NO_LAYER, Bounds, Draft
 from policies.effects import Announce, Done, Failed, Flow, Offload, Reply, unheard
 from policies.ledger import LayerReport
-from policies.limits import charged, layers_of, limit_for, target_for
-from policies.settings import ClientEdits, Layer, amount
+from policies.limits import amount, charged, layers_of, limit_for, target_for
+from policies.settings import ClientEdits, Layer
 from policies.strategies import clear, compact, drop, rewrite
 from policies.strategies.base import Strategy
 

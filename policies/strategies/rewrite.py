@@ -19,9 +19,9 @@ from hashlib import blake2b
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import Alike, Compare, Flow, together
 from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
+from policies.limits import amount
 from policies.messages import ToolCall, step_numbers
 from policies.scoring.redundancy import Candidates, Merge, Output, candidates, last_references, merge
-from policies.settings import amount
 from policies.strategies.base import (
     NO_SUMMARIZER,
     Strategy,

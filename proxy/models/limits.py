@@ -19,8 +19,8 @@ from hashlib import blake2b
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from policies.limits import Calibration, TokenBudget, divide
-from policies.settings import ContextSettings, amount
+from policies.limits import Calibration, TokenBudget, amount, divide
+from policies.settings import ContextSettings
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.thread import Thread
