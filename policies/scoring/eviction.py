@@ -82,6 +82,7 @@ class Block:
     """
 
     index: int
+    id: str
     kind: ContentType
     tokens: int
     age: int

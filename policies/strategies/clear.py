@@ -131,6 +131,7 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
         found.append(
             Block(
                 index=index,
+                id=message.digest.hex(),
                 kind=kind,
                 tokens=piece.tokens,
                 age=age,

@@ -26,6 +26,7 @@ def block(
 ) -> Block:
     return Block(
         index=index,
+        id=f"{index:032x}",
         kind=kind,
         tokens=tokens,
         age=age,
@@ -42,6 +43,7 @@ def order(by: Scorer, blocks: Mapping[str, Block]) -> list[str]:
 BLOCKS = st.builds(
     Block,
     index=st.integers(0, 400),
+    id=st.just("00"),
     kind=st.sampled_from(ContentType),
     tokens=st.integers(0, 100_000),
     age=st.integers(0, 500),

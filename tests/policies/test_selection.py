@@ -29,6 +29,7 @@ def nothing(block: Block) -> int:
 def block(index: int, tokens: int, *, keep: bool | None = None) -> Block:
     return Block(
         index=index,
+        id=f"{index:032x}",
         kind=ContentType.TOOL_RESULT,
         tokens=tokens,
         age=1,
@@ -186,6 +187,7 @@ def demonstration() -> list[tuple[Block, float]]:
     blocks = [
         Block(
             index=n,
+            id=transcript.messages[i].digest.hex(),
             kind=ContentType.TOOL_RESULT,
             tokens=transcript.messages[i].tokens,
             age=age,
