@@ -242,8 +242,7 @@ class Admission:
         stay.held = 0
         if not stay.inside.requests:
             self._inside.pop(stay.tenant, None)
-        for waiting in tuple(self._waiting):
-            other, size, turn = waiting
+        for other, size, turn in tuple(self._waiting):
             if not turn.done() and self.take(other, size):
                 turn.set_result(None)
 

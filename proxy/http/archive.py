@@ -134,9 +134,10 @@ async def removed(asked: ManagementRequest) -> Page[Removed]:
     """What is out of the conversation's window, why, since when, and where the original is."""
     limit, after = asked.limit(), asked.after(str)
     row = await asked.conversation()
-    rows = await asked.store.removed_after(row, None if after is None else str(after[0]), limit=limit + 1)
-    if rows is None:
-        raise gone()
+    try:
+        rows = await asked.store.removed(row, after=None if after is None else str(after[0]), limit=limit + 1)
+    except KeyError:
+        raise gone() from None
     own = asked.tenant is not None
     return page(rows, limit, lambda row: removed_of(row, with_text=own), lambda row: (row.ref,))
 

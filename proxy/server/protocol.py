@@ -271,10 +271,8 @@ class Protocol(HttpToolsProtocol):
             return
         if self.entered:
             self.entered = False
-            body = self.phase == _BODY
-            self._wait_until(
-                self.loop.time() + (self.limits.body_timeout if body else self.limits.header_timeout),
-            )
+            timeout = self.limits.body_timeout if self.phase == _BODY else self.limits.header_timeout
+            self._wait_until(self.loop.time() + timeout)
 
     def _resume(self) -> None:
         """Goes on with the body, which llhttp takes for another protocol's bytes: a new parser is told its framing."""

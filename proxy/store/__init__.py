@@ -201,8 +201,7 @@ class Store:
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
     nearest = reading(archive.nearest)
-    removed = reading(inspections.all_removed)
-    removed_after = reading(inspections.removed_after)
+    removed = reading(inspections.removed)
     evictions = reading(ledger.listed)
     eviction_sums = reading(ledger.sums)
 

@@ -6,7 +6,6 @@ both branches end up in the conversation that was stored first.
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -177,11 +176,10 @@ def release(tx: Transaction, tenant: str, branch: str, *, failed: int | None = N
     _set(tx, tenant, branch, preparing=None, **told)
 
 
-def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float | None = None) -> bool:
+def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float) -> bool:
     row = _row(tx, tenant, branch)
     if row is None or not _set(tx, tenant, branch, wanted=what):
         return False
-    at = time.time() if at is None else at
     append(tx, [AuditEvent(tenant, at, AuditType.WANT, row.conversation, branch, facts={"what": what})])
     return True
 

@@ -3,7 +3,6 @@
 import json
 import math
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -99,10 +98,10 @@ def save_policy(tx: Transaction, name: str, document: str, at: float) -> None:
     append(tx, [of_policy(row, at=at)])
 
 
-def delete_policy(tx: Transaction, name: str, at: float | None = None) -> bool:
+def delete_policy(tx: Transaction, name: str, at: float) -> bool:
     found = tx.execute(sa.delete(policies).where(policies.c.name == name)).rowcount > 0
     if found:
-        append(tx, [of_policy(name, at=time.time() if at is None else at)])
+        append(tx, [of_policy(name, at=at)])
     return found
 
 

@@ -390,13 +390,10 @@ def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
     return originals_with(tx, tenant, json.loads(found)) if found else []
 
 
-def all_removed(tx: Transaction, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:
-    return removed_after(tx, conversation, None, limit=limit) or []
-
-
-def removed_after(
-    tx: Transaction, conversation: ConversationRow, after: str | None, *, limit: int
-) -> list[RemovedRow] | None:
+def removed(
+    tx: Transaction, conversation: ConversationRow, *, after: str | None = None, limit: int = 500
+) -> list[RemovedRow]:
+    """What is out of the newest branch's window, the newest first; KeyError where ``after`` is none of their refs."""
     branch = newest_branch(tx, conversation)
     if branch is None:
         return []
@@ -410,7 +407,7 @@ def removed_after(
     if after is not None:
         places = [place for place, row in enumerate(rows) if row.ref == after]
         if not places:
-            return None
+            raise KeyError(after)
         rows = rows[places[0] + 1 :]
     rows = rows[:limit]
     known_originals: dict[str, sa.Row[*tuple[Any, ...]]] = {}

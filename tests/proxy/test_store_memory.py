@@ -236,10 +236,10 @@ async def test_what_waits_on_a_branch_is_cleared_by_what_it_waited_for(tmp_path:
     store = await Store.open(url(tmp_path / "w.db"))
     waiting = Prepared(7, b"\x00\xff", "so far: \ud800 é", proposal='{"a": 1}', purpose="compact-2")
     assert await store.prepare("tenant-a", "b1", waiting) is False
-    assert await store.want("tenant-a", "b1", "compact") is False
+    assert await store.want("tenant-a", "b1", "compact", 1.0) is False
     await store.record([exchange(1)])
     assert await store.prepare("tenant-a", "b1", waiting) is True
-    assert await store.want("tenant-a", "b1", "compact") is True
+    assert await store.want("tenant-a", "b1", "compact", 1.0) is True
     assert await store.prepare("tenant-b", "b1", None) is False
     await store.close()
     store = await Store.open(url(tmp_path / "w.db"))
@@ -254,7 +254,7 @@ async def test_what_waits_on_a_branch_is_cleared_by_what_it_waited_for(tmp_path:
     assert await state() == (waiting, "compact", "state of another")
     await store.commit(replace(change(1, with_cut=False), checkpoint=None))
     assert await state() == (waiting, None, "state of another")
-    assert await store.want("tenant-a", "b1", "compact") is True
+    assert await store.want("tenant-a", "b1", "compact", 1.0) is True
     await store.commit(replace(change(2), prepared=Prepared(1, b"p", "older")))
     assert await state() == (waiting, None, "state of another"), "it came while the batch was planned without it"
     await store.commit(replace(change(3), prepared=waiting))
@@ -331,7 +331,7 @@ async def test_a_rollback_brings_a_branch_back_to_what_it_was(store: Store) -> N
     was = {0: ((), ()), 1: (given[0].edits, ()), 2: ((*given[0].edits, *given[1].edits), (given[1].cut,))}
     row = await only(store)
     await store.prepare("tenant-a", "b1", Prepared(1, b"p", "t"))
-    await store.want("tenant-a", "b1", "compact")
+    await store.want("tenant-a", "b1", "compact", 1.0)
     assert await store.rollback(row, version=2, at=5.0) == 5
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
@@ -488,7 +488,7 @@ async def test_one_tenant_never_sees_what_another_keeps(store: Store) -> None:
     assert await store.notes("tenant-b", "c1") == []
     assert await store.add_notes("tenant-b", "c1", [note(1)]) == 0
     assert await store.close_conversation(theirs, 1.0) is False
-    assert await store.want("tenant-b", "b1", "compact") is False
+    assert await store.want("tenant-b", "b1", "compact", 1.0) is False
     assert await store.search("tenant-b", "output", conversation="c1") == []
     told = await store.export(theirs)
     assert told["conversation"] is None
