@@ -283,7 +283,6 @@ class StreamedAnswer(Answer):
         if self._closing is not None:
             raise StreamBroken(f"{self._name} broke off its answer.")
         self._watch.start()
-        self._watch.since = self._watch.clock()
         try:
             return await anext(self._stream)
         finally:
