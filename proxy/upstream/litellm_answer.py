@@ -53,29 +53,14 @@ class Library:
     lines: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderRefusal:
-    """An error that the provider answered with; its own words, in OpenAI's shape."""
-
-    status: int
-    message: str
-    kind: str
-    code: str | int | None = None
-    param: str | None = None
-    headers: Headers = ()
-
-    def body(self) -> bytes:
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}).encode()
-
-
 @dataclass(frozen=True, slots=True)
 class Reader:
     library: Library
     upstream: str
     connect: float
 
-    def read(self, error: BaseException, *, secret: str) -> ProviderRefusal | ProxyError:
+    def read(self, error: BaseException, *, secret: str) -> "WholeAnswer | ProxyError":
+        """The error that the provider answered with, in its own words and OpenAI's shape, or what kept it from that."""
         causes = tuple(_causes(error))
         for cause in causes:
             if self._is_answered(cause):
@@ -119,7 +104,7 @@ class Reader:
 
     def _answered(
         self, cause: BaseException, causes: tuple[BaseException, ...], secret: str
-    ) -> ProviderRefusal | UpstreamUnreachable:
+    ) -> "WholeAnswer | UpstreamUnreachable":
         response = cause.response  # type: ignore[attr-defined]  # both classes have one
         status = int(response.status_code)
         if status < 400:
@@ -129,20 +114,20 @@ class Reader:
 
     def _refusal(
         self, status: int, text: str, causes: tuple[BaseException, ...], secret: str, *, headers: Headers = ()
-    ) -> ProviderRefusal:
+    ) -> "WholeAnswer":
         said = _decoded(text[:MAX_TEXT])
         message = said.get("message")
         overflow = any(isinstance(cause, self.library.litellm.ContextWindowExceededError) for cause in causes)
         code, kind, param = said.get("code"), said.get("type"), said.get("param")
-        return ProviderRefusal(
-            status=status,
-            message=_clean(message if isinstance(message, str) else text[:MAX_TEXT], secret)
+        usual = "api_error" if status >= 500 else _KINDS[400]
+        told = {
+            "message": _clean(message if isinstance(message, str) else text[:MAX_TEXT], secret)
             or f"Upstream {self.upstream!r} answered with status {status}.",
-            kind=kind if isinstance(kind, str) else _KINDS.get(status, "api_error" if status >= 500 else _KINDS[400]),
-            code=OVERFLOW if overflow else code if isinstance(code, str | int) else None,
-            param=param if isinstance(param, str) else None,
-            headers=headers,
-        )
+            "type": kind if isinstance(kind, str) else _KINDS.get(status, usual),
+            "param": param if isinstance(param, str) else None,
+            "code": OVERFLOW if overflow else code if isinstance(code, str | int) else None,
+        }
+        return WholeAnswer(status, json.dumps({"error": told}).encode(), headers=headers)
 
 
 def _relayed(headers: Iterable[tuple[object, object]]) -> Headers:
@@ -225,7 +210,7 @@ Plain = dict[str, Any]
 class WholeAnswer(Answer):
     def __init__(self, status: int, body: bytes, *, headers: Headers = ()) -> None:
         super().__init__(status, (JSON, *headers))
-        self._rest = body
+        self.body = self._rest = body
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         rest, self._rest = self._rest, b""
@@ -297,8 +282,8 @@ class StreamedAnswer(Answer):
         if self._silent:
             raise UpstreamTimeout(f"{self._name} sent nothing for {self._watch.seconds:g} seconds.") from None
         told = error if isinstance(error, StreamBroken) else self._reader.read(error, secret=self._secret)
-        if isinstance(told, ProviderRefusal):
-            return event(told.body())
+        if isinstance(told, WholeAnswer):
+            return event(told.body)
         if isinstance(told, UpstreamTimeout):
             raise told from None
         raise StreamBroken(f"{self._name} broke off its answer.") from None

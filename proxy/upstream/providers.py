@@ -171,7 +171,7 @@ class LitellmProvider:
             told = self._reader.read(error, secret=key)
             if isinstance(told, ProxyError):
                 raise told from None
-            return WholeAnswer(told.status, told.body(), headers=told.headers)
+            return told
         return StreamedAnswer(reply, first, line=line, reader=self._reader, secret=key, idle=self._timeout.idle)
 
     def _key(self, credential: bytes) -> str:
