@@ -1,14 +1,8 @@
 """The tool's calls in an answer that is a list: items of Responses, blocks of Messages.
 
-======================================  ==========================================================
-of one round                            what becomes of it
-======================================  ==========================================================
-what stands before the recall call      goes on, under numbers that are dense over all rounds
-the recall call                         is withheld, and goes back upstream with what came before it
-what stands behind it                   is withheld: calls of the client's tools are asked for anew
-a recall call behind the client's own   is dropped, where that one has gone on already
-the end                                 is the last round's, with the words and tokens of all
-======================================  ==========================================================
+Of each round's stream the client sees what it does of a chat's (:mod:`proxy.recall.tool`), under numbers that are dense
+over all rounds; the end is the last round's, with the words and tokens of all. What stands before a call goes back
+upstream with it.
 """
 
 from abc import ABC, abstractmethod
