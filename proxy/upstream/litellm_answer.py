@@ -231,7 +231,7 @@ class StreamedAnswer(Answer):
     def __init__(self, stream: Any, first: Any, *, line: Any, reader: Reader, secret: str, idle: float) -> None:
         super().__init__(200, (EVENTS, *provider_headers(stream)))
         self._stream = stream
-        self._first: Any = first
+        self._rest = event(chunk_body(first))
         self._line = line
         self._reader = reader
         self._secret = secret
@@ -262,9 +262,6 @@ class StreamedAnswer(Answer):
         self.ended = True
 
     async def _next(self) -> Any:
-        first, self._first = self._first, None
-        if first is not None:
-            return first
         if self._closing is not None:
             raise StreamBroken(f"{self._name} broke off its answer.")
         self._watch.start()
