@@ -237,7 +237,7 @@ class ResponsesCodec(Codec):
             if kind is EditKind.MEDIA:
                 items[0]["content"] = with_lines(first.get("content"), text.split("\n"), _is_media, "input_text")
             else:
-                marker = marker_within(first)
+                marker = marker_within(first.get("content"))
                 items[0]["content"] = [{"type": "input_text", "text": text, **marker}] if marker else text
         else:
             items = _other_run(items, text)
@@ -476,7 +476,7 @@ def _other_output(item: dict[str, Any], kind: EditKind | None, text: str) -> dic
             **item,
             "output": [{**part, "stdout": said, "stderr": ""} for part, said in zip(output, texts, strict=True)],
         }
-    marker = marker_within({"content": output})
+    marker = marker_within(output)
     said = text or GONE
     return {**item, "output": [{"type": "input_text", "text": said, **marker}] if marker else said}
 
