@@ -32,7 +32,7 @@ from proxy.stream import UpstreamResponse
 from proxy.upstream.client import has_no_route
 from proxy.wire.anthropic import MESSAGES, raw_blocks, with_content
 from proxy.wire.codec import OWN, ClientRequest, array_of, first_object, message_of
-from proxy.wire.raw import Raw, read_value, replace_fields, split_array, write_value
+from proxy.wire.raw import Raw, named_event, read_value, replace_fields, split_array, write_value
 from proxy.wire.responses import RESPONSES
 
 log = logging.getLogger("weir.exchange")
@@ -333,7 +333,7 @@ def as_answer(made: Made) -> bytes:
     else:
         begun = {**events[0]["message"], "content": [], "stop_reason": None}
         events = [{"type": "message_start", "message": begun}, *events[1:]]
-    return b"".join(b"event: %b\ndata: %b\n\n" % (str(e["type"]).encode(), write_value(e)) for e in events)
+    return b"".join(map(named_event, events))
 
 
 def _response(made: Made) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from proxy.wire.anthropic import MESSAGES, close, grow
 from proxy.wire.chat import SEALED, THINKING_TYPES
 from proxy.wire.codec import Codec
 from proxy.wire.counting import count_message
-from proxy.wire.raw import EventFrame, write_value
+from proxy.wire.raw import EventFrame, named_event, write_value
 from proxy.wire.responses import CALLS, RESPONSES, THOUGHTS
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -205,10 +205,6 @@ class ListView(RoundView[Before]):
         if all(new is old for new, old in zip(shown, values, strict=True)):
             return frame.raw
         return b"".join(named_event(each) for each in shown if each is not None)
-
-
-def named_event(value: Element) -> bytes:
-    return b"event: " + str(value.get("type", "")).encode() + b"\ndata: " + write_value(value) + b"\n\n"
 
 
 class MessagesRecall(ListRecall):

@@ -19,6 +19,7 @@ import aiohttp
 
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connection import Answer, IdleWatch, StreamBroken
+from proxy.wire.raw import unnamed_event
 
 log = logging.getLogger("weir.upstream")
 
@@ -231,7 +232,7 @@ class StreamedAnswer(Answer):
     def __init__(self, stream: Any, first: Any, *, line: Any, reader: Reader, secret: str, idle: float) -> None:
         super().__init__(200, (EVENTS, *provider_headers(stream)))
         self._stream = stream
-        self._rest = event(chunk_body(first))
+        self._rest = unnamed_event(chunk_body(first))
         self._line = line
         self._reader = reader
         self._secret = secret
@@ -256,7 +257,7 @@ class StreamedAnswer(Answer):
             if is_invented_end(self._stream, chunk):
                 self.close()
                 raise StreamBroken(f"{self._name} broke off its answer.")
-            yield event(chunk_body(chunk))
+            yield unnamed_event(chunk_body(chunk))
         self._watch.stop()
         yield DONE
         self.ended = True
@@ -280,7 +281,7 @@ class StreamedAnswer(Answer):
             raise UpstreamTimeout(f"{self._name} sent nothing for {self._watch.seconds:g} seconds.") from None
         told = error if isinstance(error, StreamBroken) else self._reader.read(error, secret=self._secret)
         if isinstance(told, WholeAnswer):
-            return event(told.body)
+            return unnamed_event(told.body)
         if isinstance(told, UpstreamTimeout):
             raise told from None
         raise StreamBroken(f"{self._name} broke off its answer.") from None
@@ -315,10 +316,6 @@ def provider_headers(reply: Any) -> Headers:
     hidden = getattr(reply, "_hidden_params", None)
     headers = hidden.get("additional_headers") if isinstance(hidden, dict) else None
     return _relayed(headers.items()) if isinstance(headers, dict) else ()
-
-
-def event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
 
 
 def completion_body(reply: Any) -> bytes:

@@ -46,6 +46,7 @@ from proxy.wire.raw import (
     Raw,
     elements_of,
     is_object,
+    named_event,
     read_as,
     read_value,
     replace_fields,
@@ -308,7 +309,7 @@ class MessagesCodec(Codec):
         return write_value(_error(error, message))
 
     def error_event(self, error: ProxyError) -> bytes:
-        return b"\n\nevent: error\ndata: " + write_value(_error(error, error.message)) + b"\n\n"
+        return b"\n\n" + named_event(_error(error, error.message))
 
 
 def _error(error: ProxyError, message: str) -> dict[str, object]:

@@ -42,6 +42,7 @@ from proxy.wire.raw import (
     Raw,
     elements_of,
     is_object,
+    named_event,
     read_value,
     split_array,
     split_object,
@@ -332,7 +333,7 @@ class ResponsesCodec(Codec):
         told = {"code": "server_error", "message": f"Connection lost, premature close: {error.message}"}
         response = {"id": "", "object": "response", "status": "failed", "error": told, "output": []}
         event = {"type": "response.failed", "sequence_number": 0, "response": response}
-        return b"\n\nevent: response.failed\ndata: " + write_value(event) + b"\n\n"
+        return b"\n\n" + named_event(event)
 
 
 def _read(raw: Raw) -> _Item:
