@@ -26,13 +26,13 @@ from proxy.config.values import UpstreamSettings
 from proxy.effects.perform import drive, step
 from proxy.errors import InvalidRequest
 from proxy.exchange.request import COMPACT_PATH, Request, is_native
-from proxy.planning.values import Plan, Recognized
+from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.runtime import Runtime
 from proxy.stream import UpstreamResponse
 from proxy.upstream.client import has_no_route
 from proxy.wire.anthropic import MESSAGES, raw_blocks, with_content
 from proxy.wire.codec import OWN, ClientRequest, array_of, first_object, message_of
-from proxy.wire.raw import Raw, read_value, replace_fields, split_array, write_value
+from proxy.wire.raw import Raw, named_event, read_value, replace_fields, split_array, write_value
 from proxy.wire.responses import RESPONSES
 
 log = logging.getLogger("weir.exchange")
@@ -143,45 +143,39 @@ def is_weirs(runtime: Runtime, request: Request, path: str) -> bool:
     return lacks or request.chat.codec is MESSAGES
 
 
-async def make_compaction(runtime: Runtime, request: Request, recognized: Recognized, *, name: str) -> Made | None:
-    edits, budget = None if request.asked is None else request.asked.edits, recognized.limits.budget
+async def make_compaction(
+    runtime: Runtime, request: Request, asked: PlanRequest, recognized: Recognized, *, name: str
+) -> Made | None:
+    edits, budget, transcript = asked.edits, recognized.limits.budget, recognized.transcript
     due = edits.compact_at if edits is not None and edits.pauses else None
-    if due is not None and budget.estimate(recognized.transcript.tokens) < due:
+    if due is not None and budget.estimate(transcript.tokens) < due:
         return None
     try:
-        return await _made(runtime, request, recognized, name=name)
+        users = [at for at, each in enumerate(transcript.messages) if at >= transcript.head and each.role == "user"]
+        keeps = request.destination.path.endswith(COMPACT_PATH)
+        flow = compacted(
+            transcript,
+            settings=asked.settings,
+            budget=budget,
+            known=recognized.thread.known_at(recognized.length, observed=asked.settings.observes),
+            counter=asked.counter,
+            summarizer_input=asked.summarizer_input,
+            readings=runtime.planner.readings,
+            shown=[at for at in users if keeps and inside(transcript.read(at).text) is None],
+        )
+        text = await drive(flow, step(flow), asked.ask, asked.span)
+        return Made(
+            request=request.chat,
+            text=text,
+            sealed=seal(text, tenant=asked.tenant, secret=runtime.secret),
+            before=budget.estimate(transcript.tokens),
+            after=budget.estimate(asked.counter.count(text)),
+            at=int(runtime.planner.clock()),
+            name=f"weir{name.removeprefix('req_')}",
+        )
     except Exception:
         log.exception("a compaction could not be made, the upstream's answer goes on")
         return None
-
-
-async def _made(runtime: Runtime, request: Request, recognized: Recognized, *, name: str) -> Made:
-    asked, budget = request.asked, recognized.limits.budget
-    assert asked is not None  # noqa: S101 - whoever asks has looked
-    transcript, observes = recognized.transcript, asked.settings.observes
-    users = [at for at, each in enumerate(transcript.messages) if at >= transcript.head and each.role == "user"]
-    keeps = request.destination.path.endswith(COMPACT_PATH)
-    shown = [at for at in users if keeps and inside(transcript.read(at).text) is None]
-    flow = compacted(
-        transcript,
-        settings=asked.settings,
-        budget=budget,
-        known=recognized.thread.known_at(recognized.length, observed=observes),
-        counter=asked.counter,
-        summarizer_input=asked.summarizer_input,
-        readings=runtime.planner.readings,
-        shown=shown,
-    )
-    text = await drive(flow, step(flow), asked.ask, asked.span)
-    return Made(
-        request=request.chat,
-        text=text,
-        sealed=seal(text, tenant=asked.tenant, secret=runtime.secret),
-        before=budget.estimate(transcript.tokens),
-        after=budget.estimate(asked.counter.count(text)),
-        at=int(runtime.planner.clock()),
-        name=f"weir{name.removeprefix('req_')}",
-    )
 
 
 def natively(request: Request, plan: Plan) -> Plan:
@@ -339,7 +333,7 @@ def as_answer(made: Made) -> bytes:
     else:
         begun = {**events[0]["message"], "content": [], "stop_reason": None}
         events = [{"type": "message_start", "message": begun}, *events[1:]]
-    return b"".join(b"event: %b\ndata: %b\n\n" % (str(e["type"]).encode(), write_value(e)) for e in events)
+    return b"".join(map(named_event, events))
 
 
 def _response(made: Made) -> list[dict[str, Any]]:

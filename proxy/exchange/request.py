@@ -73,16 +73,15 @@ class HeldState:
         if recognized is None or recognized.marked:
             with suppress(Exception):  # nobody may have been able to read the messages
                 body = without_marks(client)
-        own = msgspec.structs.replace(plan, body=body)
-        if OWN in self.chain[-1].output or not self.chain[-1].output:
-            return msgspec.structs.replace(
-                plan, restarted=True
-            )  # its provider does not have that answer, or not all of it
+        own, anew = msgspec.structs.replace(plan, body=body), msgspec.structs.replace(plan, restarted=True)
+        last = self.chain[-1]
+        if OWN in last.output or not last.output:  # its provider does not have that answer, or not all of it
+            return anew
         if recognized is None or decision is None or asked.settings.observes:
             return own
         if decision.is_new:
-            return msgspec.structs.replace(plan, restarted=True)
-        last, budget = self.chain[-1], recognized.limits.budget
+            return anew
+        budget = recognized.limits.budget
         if not last.tokens:
             return own
         new = [m.tokens for m in recognized.transcript.messages[last.length :] if m.role != "assistant"]

@@ -250,7 +250,7 @@ class ExchangeHandler:
         if asked is None or (recognized := await runtime.planner.recognize(asked)) is None:
             return False
         progress.plan = msgspec.structs.replace(progress.plan, body=request.chat.body, recognized=recognized)
-        if (made := await make_compaction(runtime, request, recognized, name=progress.id)) is None:
+        if (made := await make_compaction(runtime, request, asked, recognized, name=progress.id)) is None:
             return False
         if received is not None:
             runtime.lacking.add(request.destination.upstream.name, compaction_on(self.route.path))

@@ -115,7 +115,13 @@ class Attempts(msgspec.Struct):
             )
             if span.recorded:
                 span.arrived(answer.status)
-            received, verdict = await self._look(answer, plan, span)
+            try:
+                received, verdict = await self._look(answer, plan, span)
+            except BaseException as error:
+                answer.close()
+                if isinstance(error, StreamBroken):
+                    raise UpstreamUnreachable(str(error)) from None
+                raise
         except ProxyError as error:
             span.failed(error.code)
             self.count_call(error=error.code)
@@ -181,39 +187,25 @@ class Attempts(msgspec.Struct):
 
     async def _look(self, answer: Answer, plan: Plan, span: AnySpan) -> tuple[UpstreamResponse, Verdict]:
         if is_stream(answer) and answer.status < 400:
-            chunks = (
-                capture_stream(answer.chunks(), span, codec=self.request.codec) if span.captures else answer.chunks()
-            )
+            chunks = answer.chunks()
+            if span.captures:
+                chunks = capture_stream(chunks, span, codec=self.request.codec)
             if self.policy is None:
                 return UpstreamResponse(answer, chunks=chunks), NONE
-            try:
-                opening = await open_stream(chunks, codec=self.request.codec, begun=self.begin_stream)
-            except StreamBroken as error:
-                answer.close()
-                raise UpstreamUnreachable(str(error)) from None
-            except BaseException:
-                answer.close()
-                raise
+            opening = await open_stream(chunks, codec=self.request.codec, begun=self.begin_stream)
             verdict = self._of_opening(opening, plan)
             if opening.ended and not (opening.error or opening.tap.complete) and is_readable(answer):
-                answer.close()
                 if not opening.tap.seen.ends:
                     raise UpstreamEmpty("The upstream ended its stream without an answer.")
                 raise UpstreamUnreachable(IN_THE_MIDDLE)
             return UpstreamResponse(answer, chunks=chunks, opening=opening), verdict
-        try:
-            body = await answer.read(MAX_WHOLE)
-        except StreamBroken as error:
-            answer.close()
-            raise UpstreamUnreachable(str(error)) from None
+        body = await answer.read(MAX_WHOLE)
         if answer.ended:
             self.received = time.perf_counter()
         if answer.status == 200 and not body.strip():
-            answer.close()
             raise UpstreamEmpty("The upstream answered 200 with an empty body.")
         seen = read_completion(body, self.request.codec) if answer.status < 400 else None
         if seen is not None and seen.truncated and answer.ended:
-            answer.close()
             raise UpstreamUnreachable(IN_THE_MIDDLE)
         if seen is not None and span.captures:
             span.said_whole(body)

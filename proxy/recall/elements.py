@@ -1,14 +1,8 @@
 """The tool's calls in an answer that is a list: items of Responses, blocks of Messages.
 
-======================================  ==========================================================
-of one round                            what becomes of it
-======================================  ==========================================================
-what stands before the recall call      goes on, under numbers that are dense over all rounds
-the recall call                         is withheld, and goes back upstream with what came before it
-what stands behind it                   is withheld: calls of the client's tools are asked for anew
-a recall call behind the client's own   is dropped, where that one has gone on already
-the end                                 is the last round's, with the words and tokens of all
-======================================  ==========================================================
+Of each round's stream the client sees what it does of a chat's (:mod:`proxy.recall.tool`), under numbers that are dense
+over all rounds; the end is the last round's, with the words and tokens of all. What stands before a call goes back
+upstream with it.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +17,7 @@ from proxy.wire.anthropic import MESSAGES, close, grow
 from proxy.wire.chat import SEALED, THINKING_TYPES
 from proxy.wire.codec import Codec
 from proxy.wire.counting import count_message
-from proxy.wire.raw import EventFrame, write_value
+from proxy.wire.raw import EventFrame, named_event, write_value
 from proxy.wire.responses import CALLS, RESPONSES, THOUGHTS
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -211,10 +205,6 @@ class ListView(RoundView[Before]):
         if all(new is old for new, old in zip(shown, values, strict=True)):
             return frame.raw
         return b"".join(named_event(each) for each in shown if each is not None)
-
-
-def named_event(value: Element) -> bytes:
-    return b"event: " + str(value.get("type", "")).encode() + b"\ndata: " + write_value(value) + b"\n\n"
 
 
 class MessagesRecall(ListRecall):

@@ -115,13 +115,13 @@ class Rounds:
         self.number += 1
         self._turn, self._share = turn, 0
         self._found = [await self._look(call) for call in turn.calls]
-        return await self._ask()
+        return await self._ask(turn)
 
     async def smaller(self) -> bytes | None:
         if self._turn is None or self._share + 1 >= len(SHARES):
             return None
         self._share += 1
-        return await self._ask()
+        return await self._ask(self._turn)
 
     def finish(self) -> None:
         self._keep()
@@ -135,10 +135,9 @@ class Rounds:
         except StoreError:
             return None
 
-    async def _ask(self) -> bytes:
-        assert self._turn is not None  # noqa: S101 - set by after()
-        self._told = await asyncio.to_thread(self._tell, self._turn)
-        return with_more(self.body, self.surface.codec.array, [*self._sent, *self._messages()])
+    async def _ask(self, turn: RecallTurn) -> bytes:
+        self._told = await asyncio.to_thread(self._tell, turn)
+        return with_more(self.body, self.surface.codec.array, [*self._sent, *self._messages(turn)])
 
     def _tell(self, turn: RecallTurn) -> list[RecallAnswer]:
         overhead = self.surface.overhead(turn, self.counter, model=self.model)
@@ -166,15 +165,13 @@ class Rounds:
         text = told.text + last
         return RecallAnswer(text, self.counter.count(text), told.hits)
 
-    def _messages(self) -> list[bytes]:
-        assert self._turn is not None  # noqa: S101 - the caller has set it
-        return [write_value(each) for each in self.surface.sent(self._turn, [told.text for told in self._told])]
+    def _messages(self, turn: RecallTurn) -> list[bytes]:
+        return [write_value(each) for each in self.surface.sent(turn, [told.text for told in self._told])]
 
     def _keep(self) -> None:
         if self._turn is None:
             return
-        messages = self._messages()
-        self._sent += messages
+        self._sent += self._messages(self._turn)
         overhead = self.surface.overhead(self._turn, self.counter, model=self.model)
         self.room -= overhead + sum(told.tokens + 4 for told in self._told)
         if self.unseen is not None:

@@ -38,6 +38,7 @@ from proxy.wire.raw import (
     replace_fields,
     split_array,
     split_object,
+    unnamed_event,
     write_value,
 )
 
@@ -311,7 +312,7 @@ class ChatRecall:
 
     def refused(self, said: Mapping[str, Any], earlier: object) -> bytes:
         del earlier
-        return b"\n\n" + _event(write_value(said))
+        return b"\n\n" + unnamed_event(write_value(said))
 
     def broken(self, error: ProxyError, earlier: object) -> bytes:
         del earlier
@@ -379,7 +380,7 @@ class Filter(RoundView[Earlier]):
         return b"".join(self._changed(event.data, frame) for event in frame.events)
 
     def _changed(self, data: bytes, frame: EventFrame) -> bytes:
-        raw = frame.raw if len(frame.events) == 1 else _event(data)
+        raw = frame.raw if len(frame.events) == 1 else unnamed_event(data)
         if data == DONE:
             return b"" if self.recalling else raw
         value = decoded(data)
@@ -389,7 +390,7 @@ class Filter(RoundView[Earlier]):
         if shown is None:
             return b""
         self.visible = self.visible or any(_is_said(choice) for choice in shown["choices"])
-        return raw if shown is value else _event(write_value(shown))
+        return raw if shown is value else unnamed_event(write_value(shown))
 
     def _chunk(self, value: dict[str, Any]) -> dict[str, Any] | None:
         usage = value.get("usage")
@@ -517,10 +518,6 @@ def _add(message: dict[str, Any], key: str, value: Any) -> None:
 def _identity(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = next((chunk for chunk in chunks if chunk.get("id") and chunk.get("choices")), chunks[0] if chunks else {})
     return {key: first[key] for key in IDENTITY if key in first}
-
-
-def _event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
 
 
 def _says(data: bytes) -> bool:

@@ -90,29 +90,28 @@ class Client:
         pool = self._pools.of((upstream.base_url, key, tenant))
         started = time.monotonic()
         hidden = hidden if key is None else key.encode()
-        how: dict[str, Any] = {
-            "length": length,
-            "patience": _timeout(min(timeout.connect, timeout.first_byte)),
-            "within": timeout.first_byte,
-            "is_bodiless": method == "HEAD",
-        }
-
-        async def ask() -> HTTPAnswer:
-            try:
-                answer = await pool.ask(origin, head, body or b"", **how)
-            except (aiohttp.ClientError, OSError) as error:
-                raise _failure(error, upstream) from None
-            return _answer(answer, upstream, hidden)
-
+        ask = functools.partial(
+            pool.ask,
+            origin,
+            head,
+            body or b"",
+            length=length,
+            patience=_timeout(min(timeout.connect, timeout.first_byte)),
+            within=timeout.first_byte,
+            is_bodiless=method == "HEAD",
+        )
         try:
-            return await ask()
-        except StaleConnection:
-            if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
-                raise UpstreamUnreachable(
-                    f"Upstream {upstream.name!r} closed the connection without an answer."
-                ) from None
-        pool.drop_idle()
-        return await ask()
+            try:
+                answer = await ask()
+            except StaleConnection:
+                if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
+                    closed = f"Upstream {upstream.name!r} closed the connection without an answer."
+                    raise UpstreamUnreachable(closed) from None
+                pool.drop_idle()
+                answer = await ask()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _failure(error, upstream) from None
+        return _answer(answer, upstream, hidden)
 
     @property
     def connections(self) -> tuple[int, int]:

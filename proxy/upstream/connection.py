@@ -338,6 +338,8 @@ class IdleWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
+        """Begin a wait."""
+        self.since = self.clock()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.seconds, self._look)
 
@@ -506,7 +508,6 @@ class HTTPAnswer(Answer):
                     raise aiohttp.ClientConnectionError("closed here")
                 fall_silent = functools.partial(_fall_silent, self._response)
                 self._watch = self._watch or IdleWatch(self._upstream.timeout.idle, end=fall_silent)
-                self._watch.since = self._watch.clock()
                 self._watch.start()
                 await turn
             turn.result()

@@ -19,6 +19,7 @@ import aiohttp
 
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connection import Answer, IdleWatch, StreamBroken
+from proxy.wire.raw import unnamed_event
 
 log = logging.getLogger("weir.upstream")
 
@@ -53,29 +54,14 @@ class Library:
     lines: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderRefusal:
-    """An error that the provider answered with; its own words, in OpenAI's shape."""
-
-    status: int
-    message: str
-    kind: str
-    code: str | int | None = None
-    param: str | None = None
-    headers: Headers = ()
-
-    def body(self) -> bytes:
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}).encode()
-
-
 @dataclass(frozen=True, slots=True)
 class Reader:
     library: Library
     upstream: str
     connect: float
 
-    def read(self, error: BaseException, *, secret: str) -> ProviderRefusal | ProxyError:
+    def read(self, error: BaseException, *, secret: str) -> "WholeAnswer | ProxyError":
+        """The error that the provider answered with, in its own words and OpenAI's shape, or what kept it from that."""
         causes = tuple(_causes(error))
         for cause in causes:
             if self._is_answered(cause):
@@ -119,7 +105,7 @@ class Reader:
 
     def _answered(
         self, cause: BaseException, causes: tuple[BaseException, ...], secret: str
-    ) -> ProviderRefusal | UpstreamUnreachable:
+    ) -> "WholeAnswer | UpstreamUnreachable":
         response = cause.response  # type: ignore[attr-defined]  # both classes have one
         status = int(response.status_code)
         if status < 400:
@@ -129,20 +115,20 @@ class Reader:
 
     def _refusal(
         self, status: int, text: str, causes: tuple[BaseException, ...], secret: str, *, headers: Headers = ()
-    ) -> ProviderRefusal:
+    ) -> "WholeAnswer":
         said = _decoded(text[:MAX_TEXT])
         message = said.get("message")
         overflow = any(isinstance(cause, self.library.litellm.ContextWindowExceededError) for cause in causes)
         code, kind, param = said.get("code"), said.get("type"), said.get("param")
-        return ProviderRefusal(
-            status=status,
-            message=_clean(message if isinstance(message, str) else text[:MAX_TEXT], secret)
+        usual = "api_error" if status >= 500 else _KINDS[400]
+        told = {
+            "message": _clean(message if isinstance(message, str) else text[:MAX_TEXT], secret)
             or f"Upstream {self.upstream!r} answered with status {status}.",
-            kind=kind if isinstance(kind, str) else _KINDS.get(status, "api_error" if status >= 500 else _KINDS[400]),
-            code=OVERFLOW if overflow else code if isinstance(code, str | int) else None,
-            param=param if isinstance(param, str) else None,
-            headers=headers,
-        )
+            "type": kind if isinstance(kind, str) else _KINDS.get(status, usual),
+            "param": param if isinstance(param, str) else None,
+            "code": OVERFLOW if overflow else code if isinstance(code, str | int) else None,
+        }
+        return WholeAnswer(status, json.dumps({"error": told}).encode(), headers=headers)
 
 
 def _relayed(headers: Iterable[tuple[object, object]]) -> Headers:
@@ -225,7 +211,7 @@ Plain = dict[str, Any]
 class WholeAnswer(Answer):
     def __init__(self, status: int, body: bytes, *, headers: Headers = ()) -> None:
         super().__init__(status, (JSON, *headers))
-        self._rest = body
+        self.body = self._rest = body
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         rest, self._rest = self._rest, b""
@@ -246,7 +232,7 @@ class StreamedAnswer(Answer):
     def __init__(self, stream: Any, first: Any, *, line: Any, reader: Reader, secret: str, idle: float) -> None:
         super().__init__(200, (EVENTS, *provider_headers(stream)))
         self._stream = stream
-        self._first: Any = first
+        self._rest = unnamed_event(chunk_body(first))
         self._line = line
         self._reader = reader
         self._secret = secret
@@ -271,19 +257,15 @@ class StreamedAnswer(Answer):
             if is_invented_end(self._stream, chunk):
                 self.close()
                 raise StreamBroken(f"{self._name} broke off its answer.")
-            yield event(chunk_body(chunk))
+            yield unnamed_event(chunk_body(chunk))
         self._watch.stop()
         yield DONE
         self.ended = True
 
     async def _next(self) -> Any:
-        first, self._first = self._first, None
-        if first is not None:
-            return first
         if self._closing is not None:
             raise StreamBroken(f"{self._name} broke off its answer.")
         self._watch.start()
-        self._watch.since = self._watch.clock()
         try:
             return await anext(self._stream)
         finally:
@@ -298,8 +280,8 @@ class StreamedAnswer(Answer):
         if self._silent:
             raise UpstreamTimeout(f"{self._name} sent nothing for {self._watch.seconds:g} seconds.") from None
         told = error if isinstance(error, StreamBroken) else self._reader.read(error, secret=self._secret)
-        if isinstance(told, ProviderRefusal):
-            return event(told.body())
+        if isinstance(told, WholeAnswer):
+            return unnamed_event(told.body)
         if isinstance(told, UpstreamTimeout):
             raise told from None
         raise StreamBroken(f"{self._name} broke off its answer.") from None
@@ -334,10 +316,6 @@ def provider_headers(reply: Any) -> Headers:
     hidden = getattr(reply, "_hidden_params", None)
     headers = hidden.get("additional_headers") if isinstance(hidden, dict) else None
     return _relayed(headers.items()) if isinstance(headers, dict) else ()
-
-
-def event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
 
 
 def completion_body(reply: Any) -> bytes:

@@ -168,14 +168,11 @@ class LitellmProvider:
                 ) from None
             if line.empty:
                 raise UpstreamEmpty(f"Upstream {self._upstream.name!r} answered 200 with an empty body.") from None
-            return self._failed(error, key)
+            told = self._reader.read(error, secret=key)
+            if isinstance(told, ProxyError):
+                raise told from None
+            return told
         return StreamedAnswer(reply, first, line=line, reader=self._reader, secret=key, idle=self._timeout.idle)
-
-    def _failed(self, error: Exception, key: str) -> WholeAnswer:
-        told = self._reader.read(error, secret=key)
-        if isinstance(told, ProxyError):
-            raise told from None
-        return WholeAnswer(told.status, told.body(), headers=told.headers)
 
     def _key(self, credential: bytes) -> str:
         """The operator's key, else the caller's; never none, in whose place litellm would look into the environment."""

@@ -20,7 +20,7 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, markers_of, reply_of, without_media
+from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, marker_within, reply_of, without_media
 from proxy.wire.codec import (
     ERROR,
     SEAL,
@@ -46,6 +46,7 @@ from proxy.wire.raw import (
     Raw,
     elements_of,
     is_object,
+    named_event,
     read_as,
     read_value,
     replace_fields,
@@ -56,7 +57,6 @@ from proxy.wire.raw import (
 
 SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
-APART = "\n\n"
 GONE = "(Earlier messages of this conversation were removed here to fit the model's context window.)"
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "tool_use": "tool_calls"}
 _ERRORS = {
@@ -187,7 +187,7 @@ class MessagesCodec(Codec):
             elif kind is EditKind.MEDIA:
                 value = without_media(value, text.split("\n"))
             else:
-                value["content"] = [{"type": "text", "text": text or GONE, **_last_marker(_blocks_of(content))}]
+                value["content"] = [{"type": "text", "text": text or GONE, **marker_within(content)}]
             return like(raw, write_value(value))
         elements = objects_in(bare)
         for element in elements:
@@ -309,7 +309,7 @@ class MessagesCodec(Codec):
         return write_value(_error(error, message))
 
     def error_event(self, error: ProxyError) -> bytes:
-        return b"\n\nevent: error\ndata: " + write_value(_error(error, error.message)) + b"\n\n"
+        return b"\n\n" + named_event(_error(error, error.message))
 
 
 def _error(error: ProxyError, message: str) -> dict[str, object]:
@@ -392,7 +392,7 @@ def _result(block: Mapping[str, Any]) -> dict[str, Any]:
 def _other_result(block: Mapping[str, Any], kind: EditKind | None, text: str) -> dict[str, Any]:
     if kind is EditKind.MEDIA:
         return without_media(block, text.split("\n"))
-    inner = _last_marker(_blocks_of(block.get("content")))
+    inner = marker_within(block.get("content"))
     said = [{"type": "text", "text": text or GONE, **inner}] if inner else text or GONE
     return {**block, "content": said}
 
@@ -403,13 +403,9 @@ def _other_reply(blocks: Sequence[dict[str, Any]], kind: EditKind | None, text: 
     texts = [n for n, block in enumerate(blocks) if block.get("type") == "text"]
     if not texts:
         return [*blocks, {"type": "text", "text": text}] if text and not blocks else list(blocks)
-    said = {"type": "text", "text": text or GONE, **_last_marker([blocks[n] for n in texts])}
+    said = {"type": "text", "text": text or GONE, **marker_within([blocks[n] for n in texts])}
     kept = [said if n == texts[0] else block for n, block in enumerate(blocks) if n == texts[0] or n not in texts]
     return [block for block in kept if block.get("type") not in THINKING_TYPES]
-
-
-def _last_marker(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return next((found for block in reversed(blocks) if (found := markers_of(block))), {})
 
 
 def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:

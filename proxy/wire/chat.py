@@ -31,8 +31,7 @@ def markers_of(block: Mapping[str, Any]) -> dict[str, Any]:
     return {name: block[name] for name in MARKERS if block.get(name) is not None}
 
 
-def marker_within(value: Mapping[str, Any]) -> dict[str, Any]:
-    content = value.get("content")
+def marker_within(content: object) -> dict[str, Any]:
     parts = reversed(content) if isinstance(content, list) else ()
     return next((found for part in parts if isinstance(part, dict) and (found := markers_of(part))), {})
 

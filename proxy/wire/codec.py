@@ -266,7 +266,7 @@ class Codec:
         elif kind is EditKind.MEDIA:
             value = without_media(value, text.split("\n"))
         else:
-            value["content"] = content_with(text, marker_within(value))
+            value["content"] = content_with(text, marker_within(value.get("content")))
         return write_value(value)
 
     def unmarked(self, raw: Raw) -> Raw:

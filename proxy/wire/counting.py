@@ -160,21 +160,13 @@ class TextCounter:
 class Tokenizer:
     """The counters of every model, sharing vocabularies and a few worker threads.
 
-    ``cache_dir`` is the user's ``TIKTOKEN_CACHE_DIR``; ``directories`` replaces the places where files are looked
-    for; ``estimators`` are counters by name beside the built-in ``o200k_base``, ``cl100k_base``, ``chars4`` and
-    ``chars2.5``.
+    ``cache_dir`` is the user's ``TIKTOKEN_CACHE_DIR``; ``estimators`` are counters by name beside the built-in
+    ``o200k_base``, ``cl100k_base``, ``chars4`` and ``chars2.5``.
     """
 
-    def __init__(
-        self,
-        *,
-        cache_dir: Path | None = None,
-        directories: Sequence[Path] | None = None,
-        estimators: Mapping[str, TokenCounter] | None = None,
-        workers: int = 2,
-    ) -> None:
-        places = vocabulary_directories(cache_dir) if directories is None else tuple(directories)
-        self._executor = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="weir-tokens")
+    def __init__(self, *, cache_dir: Path | None = None, estimators: Mapping[str, TokenCounter] | None = None) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="weir-tokens")
+        places = vocabulary_directories(cache_dir)
         sources: dict[str, TokenCounter] = {n: Vocabulary(n, places) for n in ENCODINGS}
         sources |= HEURISTICS
         sources |= estimators or {}

@@ -222,6 +222,15 @@ class ServerSentEvent(msgspec.Struct, frozen=True):
     name: bytes = b""
 
 
+def unnamed_event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def named_event(value: Mapping[str, Any]) -> bytes:
+    """An event with the name of its type, as Responses and Messages have them."""
+    return b"event: " + str(value.get("type", "")).encode() + b"\ndata: " + write_value(value) + b"\n\n"
+
+
 _ONE_EVENT = re.compile(rb"(?:event:([^\r\n]*)\n)?data: ?([^\r\n]*)\n\n")
 
 

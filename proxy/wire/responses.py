@@ -42,6 +42,7 @@ from proxy.wire.raw import (
     Raw,
     elements_of,
     is_object,
+    named_event,
     read_value,
     split_array,
     split_object,
@@ -237,7 +238,7 @@ class ResponsesCodec(Codec):
             if kind is EditKind.MEDIA:
                 items[0]["content"] = with_lines(first.get("content"), text.split("\n"), _is_media, "input_text")
             else:
-                marker = marker_within(first)
+                marker = marker_within(first.get("content"))
                 items[0]["content"] = [{"type": "input_text", "text": text, **marker}] if marker else text
         else:
             items = _other_run(items, text)
@@ -332,7 +333,7 @@ class ResponsesCodec(Codec):
         told = {"code": "server_error", "message": f"Connection lost, premature close: {error.message}"}
         response = {"id": "", "object": "response", "status": "failed", "error": told, "output": []}
         event = {"type": "response.failed", "sequence_number": 0, "response": response}
-        return b"\n\nevent: response.failed\ndata: " + write_value(event) + b"\n\n"
+        return b"\n\n" + named_event(event)
 
 
 def _read(raw: Raw) -> _Item:
@@ -476,7 +477,7 @@ def _other_output(item: dict[str, Any], kind: EditKind | None, text: str) -> dic
             **item,
             "output": [{**part, "stdout": said, "stderr": ""} for part, said in zip(output, texts, strict=True)],
         }
-    marker = marker_within({"content": output})
+    marker = marker_within(output)
     said = text or GONE
     return {**item, "output": [{"type": "input_text", "text": said, **marker}] if marker else said}
 

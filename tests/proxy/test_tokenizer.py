@@ -267,9 +267,16 @@ def test_threads_that_count_at_the_same_time_share_one_vocabulary() -> None:
     tokenizer.close()
 
 
+def without_shipped(cache_dir: Path) -> Tokenizer:
+    """One that has only the user's own files to look for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("proxy.wire.counting.vocabulary_directories", lambda cache: (cache,))
+        return Tokenizer(cache_dir=cache_dir)
+
+
 @pytest.mark.requirement("D10")
 async def test_without_a_vocabulary_characters_are_counted_and_the_reason_is_told(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(directories=[tmp_path])
+    tokenizer = without_shipped(tmp_path)
     counter = tokenizer.counter("gpt-4o")
     reasons = [counter.reason]
     await counter.load()
@@ -285,7 +292,7 @@ async def test_without_a_vocabulary_characters_are_counted_and_the_reason_is_tol
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"IQ== 0\n"])
 def test_a_damaged_vocabulary_is_not_used(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / FILES["o200k_base"]).write_bytes(damage)
-    alone, backed = Tokenizer(directories=[tmp_path]), Tokenizer(cache_dir=tmp_path)
+    alone, backed = without_shipped(tmp_path), Tokenizer(cache_dir=tmp_path)
     assert alone.counter("gpt-4o").count("hello world") == 4
     assert "intact" in (alone.counter("gpt-4o").reason or "")
     assert backed.counter("gpt-4o").count("hello world") == 2
@@ -296,7 +303,7 @@ def test_a_damaged_vocabulary_is_not_used(tmp_path: Path, damage: bytes) -> None
 def test_the_users_own_cache_is_looked_at_first(tmp_path: Path) -> None:
     (tmp_path / FILES["cl100k_base"]).write_bytes(shipped("cl100k_base"))
     assert vocabulary_directories(tmp_path)[0] == tmp_path
-    tokenizer = Tokenizer(directories=[tmp_path])
+    tokenizer = without_shipped(tmp_path)
     assert tokenizer.counter("gpt-4").count("hello world") == 2
     assert tokenizer.counter("gpt-4").reason is None
     tokenizer.close()
