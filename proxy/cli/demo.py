@@ -100,18 +100,24 @@ class DemoAnswer:
         return self.code is None
 
 
+@dataclass(slots=True)
 class Side:
     """The requests that are sent one way, and what they add up to: tokens and values only of those answered."""
 
-    def __init__(self, name: str, client: openai.AsyncOpenAI, simulator: RunningSimulator) -> None:
-        self.name = name
-        self.requests = self.answered = self.tokens = self.cached = self.largest = self.visible = self.needed = 0
-        self.refused: Counter[str] = Counter()
-        self.last = DemoAnswer()
-        self._client = client
-        self._simulator = simulator
-        self._seen = 0
-        self._before: list[Any] = []
+    name: str
+    client: openai.AsyncOpenAI
+    simulator: RunningSimulator
+    requests: int = 0
+    answered: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    cached: int = 0
+    largest: int = 0
+    visible: int = 0
+    needed: int = 0
+    last: DemoAnswer = field(default_factory=DemoAnswer)
+    _seen: int = 0
+    _before: list[Any] = field(default_factory=list)
 
     @property
     def reuse(self) -> float:
@@ -121,7 +127,7 @@ class Side:
         self.requests += 1
         self.needed += len(needed)
         try:
-            raw = await self._client.chat.completions.with_raw_response.create(
+            raw = await self.client.chat.completions.with_raw_response.create(
                 model=MODEL, messages=messages, tools=tools, max_tokens=MAX_TOKENS
             )
             usage = raw.parse().usage
@@ -153,7 +159,7 @@ class Side:
         self.last = DemoAnswer(tokens=self._arrived(), stable=is_stable, headers=dict(headers))
 
     def seen(self, model: str) -> list[RecordedRequest]:
-        return [seen for seen in self._simulator.answered() if seen.model == model]
+        return [seen for seen in self.simulator.answered() if seen.model == model]
 
     def _arrived(self) -> int:
         entries = self.seen(MODEL)

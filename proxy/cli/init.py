@@ -16,7 +16,6 @@ import click
 from click.shell_completion import get_completion_class
 
 from proxy.cli import Failure, main
-from proxy.cli.shared import FILE
 from proxy.config.file import ConfigError
 from proxy.config.loading import environment, load_config
 
@@ -47,7 +46,7 @@ Answers = dict[str, str]
 @click.option("--model", metavar="PATTERN", help="Models that --window is about, like 'local-*'; defaults to all.")
 @click.option("--window", type=click.IntRange(min=64), help="Context window, tokens; defaults to what is known.")
 @click.option("--access", type=click.Choice(["me", "keys"]), help="Who may use it: any program here, or known keys.")
-@click.option("--out", type=FILE, default="weir.yaml", help="The file.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="weir.yaml", help="The file.")
 @click.option("--yes", is_flag=True, help="Ask nothing; take the defaults for what no option says.")
 def init(*, out: Path, yes: bool, **given: object) -> None:
     """Write a commented weir.yaml: asks where requests go, which client and window, and who may call.

@@ -111,7 +111,8 @@ class Site:
         except ProxyError as fault:
             answer = View("error.html", {"message": fault.message}, fault.status, tuple(fault.headers()))
         if isinstance(answer, Redirect):
-            session, is_new = answer.session or session, is_new or answer.session is not None
+            if answer.session is not None:
+                session, is_new = answer.session, True
             answer = ManagementAnswer(b"", 303, HTML, [(b"location", answer.to.encode())])
         elif isinstance(answer, View):
             body = await asyncio.to_thread(self._render, answer, visit or self._visit(scope, session, path))
