@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from proxy.errors import UpstreamUnreachable
-from proxy.upstream import providers
+from proxy.upstream import client
 from tests.functional.harness import weir
 
 MOST = 256 * 1024
@@ -13,7 +13,7 @@ MOST = 256 * 1024
 
 @pytest.mark.requirement("P6", "S.10")
 async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "MAX_ANSWER", MOST)
+    monkeypatch.setattr(client, "MAX_ANSWER", MOST)
     sent = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
