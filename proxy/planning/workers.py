@@ -193,8 +193,8 @@ LONG, VERY_LONG = 16_000, 64_000
 ENORMOUS = 2_000_000
 """Tokens from which on one plan is made at a time, and who would have to wait long for that is told to come again."""
 PATIENCE = 3.0
-ANSWERED_WITHIN = 10.0
-"""Seconds in which an enormous request is planned that had to wait, or told to come again."""
+PLANNED_WITHIN = 8.0
+"""Seconds in which an enormous request is planned that had to wait, or told to come again: ten until it is answered."""
 SECONDS_A_TOKEN = 1e-6
 """What such a plan is taken to last before there was one."""
 HUGE = "huge"
@@ -398,7 +398,7 @@ class Workers:
     def _patience(self, tokens: int, since: float | None) -> float:
         """Seconds that an enormous plan may wait; raises Busy where it is too late for one that has waited already."""
         now = time.monotonic()
-        left = (now if since is None else since) + ANSWERED_WITHIN - self._pace * tokens - now
+        left = (now if since is None else since) + PLANNED_WITHIN - self._pace * tokens - now
         if since is not None and left <= 0:
             raise Busy.after(PATIENCE)
         return min(PATIENCE, max(0.0, left))

@@ -354,15 +354,15 @@ async def test_what_is_huge_and_has_waited_elsewhere_is_not_begun_any_more(
         return made
 
     with pytest.raises(Busy) as busy:
-        await planned(waited=workers.ANSWERED_WITHIN)
+        await planned(waited=workers.PLANNED_WITHIN)
     assert busy.value.retry_after == 3
     assert pool._turns.waiting == 0
-    assert (await planned(waited=workers.ANSWERED_WITHIN - 1)).cut is not None
-    pool._pace = workers.ANSWERED_WITHIN / transcript.tokens  # the last one was that slow
+    assert (await planned(waited=workers.PLANNED_WITHIN - 1)).cut is not None
+    pool._pace = workers.PLANNED_WITHIN / transcript.tokens  # the last one was that slow
     with pytest.raises(Busy):
         await planned(waited=1)
     assert (await planned(waited=None)).cut is not None
-    assert pool._pace < workers.ANSWERED_WITHIN / transcript.tokens / 2
+    assert pool._pace < workers.PLANNED_WITHIN / transcript.tokens / 2
     assert (await planned(waited=1)).cut is not None
 
 
