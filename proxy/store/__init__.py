@@ -200,7 +200,7 @@ class Store:
     held = reading(archive.held)
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
-    nearest = reading(archive.nearest)
+    alike = reading(archive.alike)
     removed = reading(inspections.removed)
     evictions = reading(ledger.listed)
     eviction_sums = reading(ledger.sums)

@@ -15,6 +15,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import chain
 from operator import mul
+from statistics import fmean, pstdev
 from typing import Any
 from unicodedata import normalize
 
@@ -171,20 +172,28 @@ def add_vectors(tx: Transaction, tenant: str, model: str, given: Mapping[str, Se
     tx.many(ADD_VECTOR, [{**own, "ref": ref, "body": _unit(given[ref])} for ref in sorted(there)])
 
 
-def nearest(
+LIKE, STANDS_OUT = 0.45, 3.5
+"""The cosine from which on a text is alike; or how many standard deviations it has above all others of its
+conversation, since models differ in what they give to texts that have nothing in common."""
+
+
+def alike(
     tx: Transaction, tenant: str, conversation: str, model: str, wanted: Sequence[float], *, limit: int
-) -> list[tuple[Original, float]]:
+) -> list[Original]:
     query = sa.select(vectors.c.ref, vectors.c.body).where(
         vectors.c.tenant == tenant, vectors.c.model == model, vectors.c.ref.in_(_held_by(tenant, conversation))
     )
     mine = array("f", _unit(wanted))
-    cosines: list[tuple[str, float]] = []
+    cosines: dict[str, float] = {}
     for row in tx.execute(query):
         other = array("f", row.body)
         if len(other) == len(mine):
-            cosines.append((row.ref, sum(map(mul, mine, other))))
-    near = dict(sorted(cosines, key=lambda each: -each[1])[:limit])
-    return [(each, near[each.ref]) for each in originals_with(tx, tenant, list(near))]
+            cosines[row.ref] = sum(map(mul, mine, other))
+    if not cosines:
+        return []
+    least = min(LIKE, fmean(cosines.values()) + STANDS_OUT * pstdev(cosines.values()))
+    near = sorted((ref for ref, cosine in cosines.items() if cosine >= least), key=cosines.__getitem__, reverse=True)
+    return originals_with(tx, tenant, near[:limit])
 
 
 def add_originals(tx: Transaction, change: Change) -> None:

@@ -1,7 +1,9 @@
+import math
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -74,6 +76,27 @@ async def test_removed_text_is_found_by_its_words(store: Store) -> None:
     assert set(await found("pay.py")) == {texts[0], texts[2]}
     assert (await found("what was the error 42 about?"))[0] == texts[2]
     assert await found("unheard-of") == []
+
+
+@pytest.mark.requirement("A4.25")
+@pytest.mark.parametrize(
+    ("count", "cosine", "found"),
+    [(40, 0.3, True), (40, 0.1, False), (8, 0.3, False), (8, 0.5, True)],
+    ids=["one stands out", "none does", "too few to tell", "plainly alike"],
+)
+async def test_alike_is_what_stands_out_from_all_others_too(
+    store: Store, count: int, cosine: float, *, found: bool
+) -> None:
+    given = change(count=count)
+    await store.commit(given)
+    draws = Random(7)
+    cosines = dict(zip([o.ref for o in given.originals], [draws.gauss(0.05, 0.05) for _ in range(count)], strict=True))
+    cosines |= {(best := given.originals[3].ref): cosine}
+    of_each = {ref: [each, math.sqrt(1 - each * each)] for ref, each in cosines.items()}
+    await store.add_vectors(given.tenant, "meaning-1", of_each)
+    near = await store.alike(given.tenant, given.conversation, "meaning-1", [1.0, 0.0], limit=8)
+    assert [each.ref for each in near] == ([best] if found else [])
+    assert await store.alike(given.tenant, given.conversation, "another", [1.0, 0.0], limit=8) == []
 
 
 @pytest.mark.parametrize(
