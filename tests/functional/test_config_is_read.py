@@ -94,7 +94,9 @@ async def test_every_key_of_the_configuration_is_read_by_a_weir_that_serves(
             command._limits(config)
             command._telemetry_settings(config)
             command._announce(config, 1, runtime.keyring, "")
-            await target.client("key-of-the-bot").chat.completions.create(model="sim", messages=opening())
+            client = target.client("key-of-the-bot")
+            async for _ in await client.chat.completions.create(model="sim", messages=opening(), stream=True):
+                pass
             headers = {"authorization": "Bearer admin-0123456789"}
             async with session.get(f"{target.root}/weir/policies", headers=headers) as answer:
                 assert answer.status == 200
