@@ -294,7 +294,7 @@ def tell_problem(problem: str, counter: TokenCounter) -> RecallAnswer:
     return _told(f"[recall: {problem} Arguments: query (text) or ref (12 hex digits), cursor (a byte).]", counter)
 
 
-FindAlike = Callable[[str], Awaitable[Sequence[Original]]]
+FindAlike = Callable[[str], Awaitable[Sequence[tuple[Original, float]]]]
 
 log = logging.getLogger("weir.recall")
 
@@ -307,11 +307,11 @@ def by_likeness(store: Store, tenant: str, conversation: str, model: str | None,
     if model is None or ask is None:
         return None
 
-    async def alike(text: str) -> Sequence[Original]:
+    async def alike(text: str) -> Sequence[tuple[Original, float]]:
         try:
             reply = await ask(Embed((text,), model, seconds=PATIENCE))
             if isinstance(reply, Vectors):
-                return await store.alike(tenant, conversation, model, reply.rows[0], limit=MAX_NEAR)
+                return await store.nearest(tenant, conversation, model, reply.rows[0], limit=MAX_NEAR)
         except StoreError as error:
             log.warning("the archive cannot be searched by likeness: %s", error)
         return ()
@@ -417,7 +417,7 @@ class Archive:
         alike = by_likeness(self.store, self.tenant, self.conversation, self.embeddings, self.ask)
         near = await alike(query) if alike is not None else ()
         seen, places = {hit.index for hit in hits}, {past.ref: n for n, past in enumerate(pasts)}
-        for original in near:
+        for original, _ in near:
             if original.ref not in places:
                 places[original.ref] = len(pasts)
                 pasts = (*pasts, _past_of(original))
@@ -518,7 +518,7 @@ async def elsewhere(
     Most clients send their whole history: then there are none of the first kind, and nothing is searched for.
     """
     text = text[-MAX_MESSAGE_LEN:]
-    near = await alike(text) if alike is not None else ()
+    near = [each for each, _ in await alike(text)] if alike is not None else []
     found = {each.ref: _of(each) for each in reversed(await _unsent(store, tenant, conversation, text, known))}
     return tuple((found | {each.ref: _of(each, alike=True) for each in near[:MAX_ALIKE]}).values())
 

@@ -200,7 +200,7 @@ class Store:
     held = reading(archive.held)
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
-    alike = reading(archive.alike)
+    nearest = reading(archive.nearest)
     removed = reading(inspections.removed)
     evictions = reading(ledger.listed)
     eviction_sums = reading(ledger.sums)

@@ -177,9 +177,10 @@ LIKE, STANDS_OUT = 0.45, 3.5
 conversation, since models differ in what they give to texts that have nothing in common."""
 
 
-def alike(
+def nearest(
     tx: Transaction, tenant: str, conversation: str, model: str, wanted: Sequence[float], *, limit: int
-) -> list[Original]:
+) -> list[tuple[Original, float]]:
+    """Originals of a conversation that are alike, the nearest first, each with its cosine."""
     query = sa.select(vectors.c.ref, vectors.c.body).where(
         vectors.c.tenant == tenant, vectors.c.model == model, vectors.c.ref.in_(_held_by(tenant, conversation))
     )
@@ -193,7 +194,7 @@ def alike(
         return []
     least = min(LIKE, fmean(cosines.values()) + STANDS_OUT * pstdev(cosines.values()))
     near = sorted((ref for ref, cosine in cosines.items() if cosine >= least), key=cosines.__getitem__, reverse=True)
-    return originals_with(tx, tenant, near[:limit])
+    return [(each, cosines[each.ref]) for each in originals_with(tx, tenant, near[:limit])]
 
 
 def add_originals(tx: Transaction, change: Change) -> None:

@@ -94,9 +94,9 @@ async def test_alike_is_what_stands_out_from_all_others_too(
     cosines |= {(best := given.originals[3].ref): cosine}
     of_each = {ref: [each, math.sqrt(1 - each * each)] for ref, each in cosines.items()}
     await store.add_vectors(given.tenant, "meaning-1", of_each)
-    near = await store.alike(given.tenant, given.conversation, "meaning-1", [1.0, 0.0], limit=8)
-    assert [each.ref for each in near] == ([best] if found else [])
-    assert await store.alike(given.tenant, given.conversation, "another", [1.0, 0.0], limit=8) == []
+    near = await store.nearest(given.tenant, given.conversation, "meaning-1", [1.0, 0.0], limit=8)
+    assert [each.ref for each, _ in near] == ([best] if found else [])
+    assert await store.nearest(given.tenant, given.conversation, "another", [1.0, 0.0], limit=8) == []
 
 
 @pytest.mark.parametrize(
