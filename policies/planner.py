@@ -8,7 +8,7 @@ used where the history that it covers is still there, and forgotten where it is 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, broken_rules, replay, untouched
@@ -23,7 +23,6 @@ from policies.limits import (
     charged,
     compaction_layer,
     find_memory,
-    ingest_cap_for,
     is_over,
     layers_of,
     limits_for,
@@ -31,7 +30,7 @@ from policies.limits import (
 )
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import InvalidConversation, Transcript, parse_turn_boundaries, protect
-from policies.pressure import Growth, PressureReport, conclude, is_urgent, measure
+from policies.pressure import Growth, candidates, conclude, is_quiet, is_urgent, is_wanted, measure, pass_on
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
@@ -51,7 +50,6 @@ from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall,
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 
-MAX_NAMED = 5
 CLEARING_RESULTS = frozenset({"evict", "prune"})
 
 
@@ -88,10 +86,10 @@ def plan(
     if settings.memory.is_declared:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
-    asked = (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)
+    asked = (known.resumed is not None and not known.cuts) or is_wanted(settings, known)
     is_told = known.triggered or asked or unbinds or ceiling is not None or _may_edit(transcript, grown, edits, budget)
-    if not is_told and _is_quiet(transcript, grown, limits=limits):
-        return _passed(transcript, grown, limits=limits)
+    if not is_told and is_quiet(transcript, grown, limits=limits):
+        return pass_on(transcript, grown, limits=limits)
     bounds = bounds_for(
         transcript,
         settings,
@@ -114,20 +112,6 @@ def plan(
     if transcript.binds:
         yield from _unbind(work, bounds, all_of_it=unbinds)
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
-
-
-def passed(
-    transcript: Transcript, *, known: ConversationState, limits: Limits, trend: Trend, at: float
-) -> Decision | None:
-    """The same at once of a request that nothing was ever done to and nothing is; None where :func:`plan` has to look.
-
-    What its client asks for beside it is not looked at.
-    """
-    settings = limits.settings
-    if known.triggered or known.resumed is not None or settings.memory.is_declared or _is_wanted(settings, known):
-        return None
-    grown = measure(transcript, limits=limits, trend=trend, at=at)
-    return _passed(transcript, grown, limits=limits) if _is_quiet(transcript, grown, limits=limits) else None
 
 
 def _manage(
@@ -207,47 +191,6 @@ def compacted(
     return (yield from stand_in(bounds, shown))
 
 
-def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decision:
-    seen = conclude(grown, limits=limits, tokens=grown.tokens, buckets=grown.buckets)
-    return Decision(
-        action=Action.PASS,
-        pieces=None,
-        before=grown.raw,
-        due=grown.raw,
-        after=grown.raw,
-        limit=limits.usable,
-        raw_after=grown.tokens,
-        pressure=seen.pressure,
-        buckets=grown.buckets,
-        applied={},
-        reading=seen.reading,
-        trend=seen.trend,
-        events=(*seen.events, *_candidates(seen, transcript, None)) if seen.events else (),
-    )
-
-
-def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | None) -> Iterator[Event]:
-    """What eviction would begin with, told once when the zone changes (requirements A0.10).
-
-    ``draft`` is what is forwarded, None where that is what came.
-    """
-    if not any(event.kind == "zone_change" for event in seen.events):
-        return
-    messages = transcript.messages
-    guarded = protect(transcript).all
-    stands = range(len(messages)) if draft is None else [p.index for p in draft.pieces if p.text is None]
-    found = [(i, messages[i]) for i in stands if i is not None and messages[i].is_result and i not in guarded]
-    largest = sorted(found, key=lambda each: -each[1].tokens)[:MAX_NAMED]
-    yield Event(
-        "eviction_candidates",
-        {
-            "count": len(found),
-            "tokens": sum(m.tokens for _, m in found),
-            "largest": ", ".join(f"{i}: {m.ref} {m.tokens}" for i, m in largest),
-        },
-    )
-
-
 def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int) -> ContextSettings:
     if edits.compact_at is not None and edits.compact_at <= trigger:
         settings = replace(settings, compaction="off")
@@ -257,12 +200,6 @@ def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int
     return settings
 
 
-def _is_wanted(settings: ContextSettings, known: ConversationState) -> bool:
-    if known.wanted is not None:
-        return True
-    return known.prepared is not None and any(layer.params.get("prepared") is True for layer in settings.layers)
-
-
 def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, budget: TokenBudget) -> bool:
     if edits is None:
         return False
@@ -270,18 +207,6 @@ def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, 
     if edits.thinking is not None or grown.tokens > min(limits, default=grown.tokens):
         return True
     return edits.results_over is not None and sum(m.is_result for m in transcript.messages) > edits.results_over
-
-
-def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
-    settings, tokens = limits.settings, grown.tokens
-    if tokens > limits.trigger or (settings.preempt and is_urgent(grown, limits=limits, tokens=tokens)):
-        return False
-    if settings.ingest.from_start:
-        cap = ingest_cap_for(settings, limits.budget)
-        if any(m.is_result and m.tokens > cap for m in transcript.messages) or settings.ingest.is_particular:
-            return False
-    capped = (*limits.scoped, *limits.refused)
-    return not capped or all(grown.charged.get(name, 0) <= most for name, most in capped)
 
 
 def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:
@@ -385,6 +310,7 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
     covered = () if draft.cut is None else draft.cut.hidden(draft.transcript.head)
     length = len(draft.transcript.chain)
     window, begun = _window(draft)
+    stands = (piece.index for piece in draft.pieces if piece.text is None)
     return Decision(
         action=Action.EDIT if new else Action.REPLAY if changed else Action.PASS,
         pieces=draft.pieces if changed else None,
@@ -396,7 +322,7 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         pressure=seen.pressure,
         reading=seen.reading,
         trend=seen.trend,
-        events=(*seen.events, *(() if new else _candidates(seen, draft.transcript, draft)), *begun),
+        events=(*seen.events, *(() if new else candidates(seen, draft.transcript, stands)), *begun),
         window_id=window,
         buckets=buckets,
         applied=draft.applied if changed else {},

@@ -1,5 +1,7 @@
 """A fold over a conversation's requests: how full the window is, how fast it fills, and what an operator should hear.
 
+Where all of that calls for nothing, it is the decision on the request too: it passes.
+
 Growth is measured on what the client sent: what management took out was not growth, and what it leaves in says nothing
 about how fast the window fills.
 
@@ -16,19 +18,32 @@ The same array again is a retry and no growth. A shorter one, in messages or in 
 for the next growth, and the growths before it stay.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from policies.ledger import MAX_TOKENS, Burn, Event, Facts, PressureReading, Trend, VelocityClass, WindowPressure
-from policies.limits import BUCKETS, Limits, charged, is_over, is_soft
-from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript, tokens_by_role
-from policies.settings import TrendRules, Zones
+from policies.ledger import (
+    MAX_TOKENS,
+    Action,
+    Burn,
+    ConversationState,
+    Decision,
+    Event,
+    Facts,
+    PressureReading,
+    Trend,
+    VelocityClass,
+    WindowPressure,
+)
+from policies.limits import BUCKETS, Limits, charged, ingest_cap_for, is_over, is_soft
+from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript, protect, tokens_by_role
+from policies.settings import ContextSettings, TrendRules, Zones
 
 LOW_BELOW, HIGH_FROM = 750, 4_000
 """Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high) tokens."""
 SOFT = 0.80
+MAX_NAMED = 5
 STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
 
@@ -390,6 +405,75 @@ def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
         if line.urgency != "normal" and line.turns_remaining is not None:
             facts: Facts = {"component": line.bucket, "urgency": line.urgency}
             yield Event("burn_rate", {**facts, "turns_remaining": line.turns_remaining})
+
+
+def passed(
+    transcript: Transcript, *, known: ConversationState, limits: Limits, trend: Trend, at: float
+) -> Decision | None:
+    """The decision on a request that nothing was ever done to and nothing is; None where ``plan()`` has to look.
+
+    What its client asks for beside it is not looked at.
+    """
+    settings = limits.settings
+    if known.triggered or known.resumed is not None or settings.memory.is_declared or is_wanted(settings, known):
+        return None
+    grown = measure(transcript, limits=limits, trend=trend, at=at)
+    return pass_on(transcript, grown, limits=limits) if is_quiet(transcript, grown, limits=limits) else None
+
+
+def pass_on(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decision:
+    seen = conclude(grown, limits=limits, tokens=grown.tokens, buckets=grown.buckets)
+    return Decision(
+        action=Action.PASS,
+        pieces=None,
+        before=grown.raw,
+        due=grown.raw,
+        after=grown.raw,
+        limit=limits.usable,
+        raw_after=grown.tokens,
+        pressure=seen.pressure,
+        buckets=grown.buckets,
+        applied={},
+        reading=seen.reading,
+        trend=seen.trend,
+        events=(*seen.events, *candidates(seen, transcript, range(len(transcript.messages)))) if seen.events else (),
+    )
+
+
+def candidates(seen: PressureReport, transcript: Transcript, stands: Iterable[int | None]) -> Iterator[Event]:
+    """What eviction would begin with of what ``stands`` as it came, told once when the zone changes (A0.10)."""
+    if not any(event.kind == "zone_change" for event in seen.events):
+        return
+    messages = transcript.messages
+    guarded = protect(transcript).all
+    found = [(i, messages[i]) for i in stands if i is not None and messages[i].is_result and i not in guarded]
+    largest = sorted(found, key=lambda each: -each[1].tokens)[:MAX_NAMED]
+    yield Event(
+        "evictioncandidates",
+        {
+            "count": len(found),
+            "tokens": sum(m.tokens for _, m in found),
+            "largest": ", ".join(f"{i}: {m.ref} {m.tokens}" for i, m in largest),
+        },
+    )
+
+
+def is_wanted(settings: ContextSettings, known: ConversationState) -> bool:
+    if known.wanted is not None:
+        return True
+    return known.prepared is not None and any(layer.params.get("prepared") is True for layer in settings.layers)
+
+
+def is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
+    settings, tokens = limits.settings, grown.tokens
+    if tokens > limits.trigger or (settings.preempt and is_urgent(grown, limits=limits, tokens=tokens)):
+        return False
+    if settings.ingest.from_start:
+        cap = ingest_cap_for(settings, limits.budget)
+        if any(m.is_result and m.tokens > cap for m in transcript.messages) or settings.ingest.is_particular:
+            return False
+    capped = (*limits.scoped, *limits.refused)
+    return not capped or all(grown.charged.get(name, 0) <= most for name, most in capped)
 
 
 def bounded(tokens: int) -> int:

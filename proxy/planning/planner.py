@@ -20,7 +20,8 @@ from policies.ledger import ConversationState, Decision, Edit, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import last_user
-from policies.planner import passed, plan, standing, trim
+from policies.planner import plan, standing, trim
+from policies.pressure import passed
 from policies.settings import ContextSettings
 from policies.strategies.recall import Elsewhere, Pages
 from proxy.conversation.book import Conversations

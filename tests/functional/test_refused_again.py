@@ -5,7 +5,8 @@ from typing import Any
 import openai
 import pytest
 
-from policies.planner import passed, plan
+from policies.planner import plan
+from policies.pressure import passed
 from proxy.planning import planner
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator

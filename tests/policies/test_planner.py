@@ -13,7 +13,8 @@ from policies.effects import Done, Failed, Offload, Summarize, Summary
 from policies.ledger import UNKNOWN, Action, Decision, EditKind
 from policies.limits import BudgetUnreachable, TokenBudget, divide, limits_for, shape_for
 from policies.messages import Body, ToolCall, Transcript
-from policies.planner import passed, plan, trim
+from policies.planner import plan, trim
+from policies.pressure import passed
 from policies.settings import Bucket, ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (
