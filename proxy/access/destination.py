@@ -12,14 +12,14 @@ a body that could be read in two ways is refused.
 import fnmatch
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
-from proxy.config.values import Config, UpstreamSettings
+from proxy.config.values import Config, ModelRule, UpstreamSettings
 from proxy.errors import Forbidden, InvalidRequest, ModelNotAllowed, UnsupportedEncoding
 from proxy.wire.codec import ClientRequest
 from proxy.wire.raw import Raw, has_repeated_keys, read_value, replace_fields, split_object, write_value
@@ -335,6 +335,17 @@ def admit(caller: Caller, route: Route) -> None:
         )
 
 
+def rule_for(rules: Iterable[ModelRule], model: str) -> ModelRule | None:
+    return next((rule for rule in rules if fnmatch.fnmatchcase(model, rule.match)), None)
+
+
+def upstream_for(config: Config, model: str) -> UpstreamSettings:
+    rule = rule_for(config.models, model)
+    if rule is not None and rule.upstream is not None:
+        return config.upstreams[rule.upstream]
+    return next(iter(config.upstreams.values()))
+
+
 def is_decided_by_model(config: Config, caller: Caller, route: Route) -> bool:
     return caller.is_restricted or len(config.upstreams) > 1 or bool(route.model)
 
@@ -428,7 +439,7 @@ def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination
         caller.require(model)
     elif route.kind in ("managed", "counted", "model") and (caller.is_restricted or len(config.upstreams) > 1):
         raise InvalidRequest("The request has to name its model here: it decides who may send it where.", param="model")
-    upstream = config.upstream(model)
+    upstream = upstream_for(config, model)
     return Destination(upstream=upstream, path=_path(upstream, route.path, model), model=model, caller=caller)
 
 

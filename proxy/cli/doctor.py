@@ -14,6 +14,7 @@ from typing import Literal
 
 import click
 
+from proxy.access.destination import upstream_for
 from proxy.cli import EXIT_FAILED, Failure
 from proxy.cli.run import weir_address
 from proxy.cli.shared import (
@@ -168,7 +169,7 @@ def _model(config: Config, model: str | None, listed: Sequence[str]) -> Diagnosi
         return Diagnosis(
             "model", "warn", f"no upstream lists {model}", f"they list {', '.join(sorted(listed)[:SHOWN])}"
         )
-    stated = asyncio.run(_stated(config.upstream(model), model)) if config.upstreams else None
+    stated = asyncio.run(_stated(upstream_for(config, model), model)) if config.upstreams else None
     facts = ModelRegistry(config.models).facts(model, settings=config.policy(), upstream_facts=stated)
     if facts.window is None:
         rule = f'models: [{{match: "{model}", window: 8192}}]'

@@ -16,7 +16,7 @@ from policies.effects import Failed, Summarize, Summary
 from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS, Coverage, Dimension, Share
 from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, PROPOSE, AnswerVerdict, Fidelity, Terms
 from policies.settings import ContextSettings
-from proxy.access.destination import CHAT_PATH, Caller, by_weir
+from proxy.access.destination import CHAT_PATH, Caller, by_weir, upstream_for
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded, summarized
 from proxy.cli.shared import FILE, POSITIVE, config_option, json_option, loaded, opened, print_json, store_option
@@ -67,7 +67,7 @@ class Models(EffectHandler):
         if effect.standing:
             return Failed("not_in_place")
         model = self.by_purpose.get(effect.purpose, self.default)
-        upstream = self.config.upstream(model)
+        upstream = upstream_for(self.config, model)
         most = UNLIMITED if self.tokens is None else self.tokens
         terms = SummarizerTerms(
             tenant=TENANT, upstream=upstream.name, model=model, seconds=self.seconds, tokens_per_hour=most

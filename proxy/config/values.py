@@ -2,10 +2,9 @@
 
 import dataclasses
 import datetime as dt
-import fnmatch
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -190,10 +189,6 @@ class ModelRule:
     prices: Prices = Prices()
 
 
-def rule_among(rules: Iterable[ModelRule], model: str) -> ModelRule | None:
-    return next((rule for rule in rules if fnmatch.fnmatchcase(model, rule.match)), None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
     """Who may call: ``keys`` only the known keys, ``open`` anybody, each key its own tenant, ``auto`` as keys exist."""
@@ -365,15 +360,6 @@ class Config(FileValues):
         if policy not in self.policies:
             return {}
         return {name: rule.soft for name, rule in self.policy(policy).buckets.items()}
-
-    def rule(self, model: str) -> ModelRule | None:
-        return rule_among(self.models, model)
-
-    def upstream(self, model: str) -> UpstreamSettings:
-        rule = self.rule(model)
-        if rule is not None and rule.upstream is not None:
-            return self.upstreams[rule.upstream]
-        return next(iter(self.upstreams.values()))
 
     def with_upstream(self, base_url: str) -> "Config":
         """This config in front of one other upstream, which gets the client's own credential."""

@@ -12,7 +12,16 @@ from policies.effects import Compare, Embed, Failed, Reply, Summarize, Summary, 
 from policies.quality.fidelity import JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.settings import ClientEdits, ContextSettings, Mode
-from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, Headers, by_weir
+from proxy.access.destination import (
+    EMBEDDINGS_PATH,
+    TENANT_SHOWN,
+    Caller,
+    Destination,
+    Headers,
+    by_weir,
+    rule_for,
+    upstream_for,
+)
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.thread import MEMORY_HEADER, PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
 from proxy.effects.perform import (
@@ -110,9 +119,9 @@ class Replies(EffectHandler):
         return model == request.model and bool(request.messages) and not forces_a_call(request)
 
     def _terms(self, model: str, purpose: str, seconds: float) -> tuple[Destination, SummarizerTerms]:
-        upstream, tokens = self.runtime.config.upstream(model), self.settings.summaries.tokens_per_hour
+        upstream, tokens = upstream_for(self.runtime.config, model), self.settings.summaries.tokens_per_hour
         # the client's own endpoint is one that its upstream has; of another upstream's the first is tried
-        is_near = model == self.request.model or upstream is self.runtime.config.upstream(self.request.model)
+        is_near = model == self.request.model or upstream is upstream_for(self.runtime.config, self.request.model)
         codec = self.request.codec if is_near else CODECS[upstream.endpoints[0]]
         return by_weir(upstream, self.caller, path=codec.path, model=model), SummarizerTerms(
             tenant=self.caller.tenant,
@@ -212,7 +221,7 @@ class Replies(EffectHandler):
         return found if isinstance(found, Failed) else Vectors(tuple(tuple(row) for row in found))
 
     def _post_embeddings(self, model: str) -> Callable[[bytes], Awaitable[tuple[int, bytes]]]:
-        upstream = self.runtime.config.upstream(model)
+        upstream = upstream_for(self.runtime.config, model)
         destination = by_weir(upstream, self.caller, path=EMBEDDINGS_PATH, model=model)
         return partial(self.runtime.upstreams.post, destination)
 
@@ -230,7 +239,7 @@ def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller
 
 
 def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Caller) -> int | None:
-    window, upstream = runtime.registry.facts(model, settings=settings).window, runtime.config.upstream(model).name
+    window, upstream = runtime.registry.facts(model, settings=settings).window, upstream_for(runtime.config, model).name
     refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
     window = min((size for size in (window, refused) if size is not None), default=None)
     return None if window is None else int(window * SUMMARIZER_SHARE)
@@ -405,7 +414,7 @@ def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: 
 def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:
     if settings.estimator != "tokenizer":
         return runtime.tokenizer.counter(settings.estimator)
-    rule = runtime.config.rule(model) if runtime.config.models else None
+    rule = rule_for(runtime.config.models, model)
     return runtime.tokenizer.counter(rule.tokenizer if rule and rule.tokenizer else model)
 
 

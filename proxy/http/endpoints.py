@@ -34,7 +34,9 @@ from proxy.access.destination import (
     for_relay,
     is_decided_by_model,
     route_of,
+    rule_for,
     unread,
+    upstream_for,
 )
 from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.thread import name_from
@@ -323,7 +325,7 @@ async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route)
         upstream = for_models(config, caller, route).upstream
         if upstream.kind == "openai":
             return None
-        if config.rule(route.model) is None:
+        if rule_for(config.models, route.model) is None:
             raise NotFound(f"The model {route.model[:200]!r} is not known here.", param="model")
         return _entry(upstream, route.model)
     if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
@@ -333,7 +335,7 @@ async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route)
     for upstream, entries in zip(upstreams, lists, strict=True):
         for entry in entries:
             name = entry["id"]
-            if name not in found and caller.allows(name) and config.upstream(name).name == upstream.name:
+            if name not in found and caller.allows(name) and upstream_for(config, name).name == upstream.name:
                 found[name] = entry
     return {"object": "list", "data": list(found.values())}
 

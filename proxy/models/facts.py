@@ -29,7 +29,8 @@ import msgspec
 from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
 from policies.settings import ContextSettings
 from policies.tokens import bare_name
-from proxy.config.values import ModelRule, rule_among
+from proxy.access.destination import rule_for
+from proxy.config.values import ModelRule
 from proxy.tap import ReportedUsage
 
 logger = logging.getLogger("weir.models")
@@ -186,7 +187,7 @@ class ModelRegistry:
     ) -> ModelFacts:
         merged = self.known(model)
         stated = ModelFacts(window=settings.window, source="policy")
-        for better in (upstream_facts, _from_rule(rule_among(self.rules, model)), stated):
+        for better in (upstream_facts, _from_rule(rule_for(self.rules, model)), stated):
             merged = _over(merged, better) if better is not None else merged
         if merged.window is None:
             merged = self._last_resort(model, merged, max_tokens)

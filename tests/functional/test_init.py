@@ -11,6 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from proxy.access.destination import rule_for, upstream_for
 from proxy.cli import main
 from proxy.config.loading import load_config
 from proxy.simulator.app import serve_simulator
@@ -56,12 +57,12 @@ def test_what_is_given_stands_in_the_file_and_the_key_only_by_its_variable() -> 
 
     config = load_config(Path("weir.yaml"), env={"MY_KEY": "sk-mine"})
 
-    assert config.upstream("any").base_url == "http://127.0.0.1:9/v1"
-    assert config.upstream("any").api_key.get_secret_value() == "sk-mine"
-    rule = config.rule("any")
+    assert upstream_for(config, "any").base_url == "http://127.0.0.1:9/v1"
+    assert upstream_for(config, "any").api_key.get_secret_value() == "sk-mine"
+    rule = rule_for(config.models, "any")
     assert rule is not None
     assert rule.window == 4096
-    assert load_config(Path("weir.yaml"), env={}).upstream("any").passes_key
+    assert upstream_for(load_config(Path("weir.yaml"), env={}), "any").passes_key
     assert config.policy().name == "mine"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+from proxy.access.destination import upstream_for
 from proxy.cli import main
 from proxy.cli.demo import ROWS
 from proxy.config.loading import load_config
@@ -105,7 +106,7 @@ def test_the_configuration_that_is_printed_is_one(tmp_path: Path) -> None:
 
     config = load_config(tmp_path / "weir.yaml", env=secrets)
 
-    assert config.upstream("claude-9").name == "claude"
+    assert upstream_for(config, "claude-9").name == "claude"
 
 
 def test_every_command_of_the_table_exists_with_its_options() -> None:

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from policies.settings import ContextSettings, Layer, Mode
 from policies.strategies.layers import STRATEGIES
+from proxy.access.destination import rule_for, upstream_for
 from proxy.cli import main
 from proxy.config.file import ConfigError, parse_document
 from proxy.config.lint import LAYERS
@@ -224,14 +225,14 @@ def test_every_variable_and_flag_reaches_its_value():
         "WEIR_ADMIN_TOKEN": "admin-token",
     }
     config = load_config(env=env)
-    assert config.upstream("any").base_url == "http://127.0.0.1:9000/v1"
+    assert upstream_for(config, "any").base_url == "http://127.0.0.1:9000/v1"
     assert (config.store.url, config.default_policy, config.window) == ("sqlite+aiosqlite:///e.db", "off", 8192)
     assert (config.listen.host, config.listen.port, config.summarizer) == ("127.0.0.9", 0, "same")
     assert config.admin_token == SecretStr("admin-token")
 
     flags = Flags(upstream="http://127.0.0.1:1/v1", policy="balanced", host="::1", port=1, workers=2, summarizer="none")
     config = load_config(env=env, flags=flags)
-    assert config.upstream("any").base_url == "http://127.0.0.1:1/v1"
+    assert upstream_for(config, "any").base_url == "http://127.0.0.1:1/v1"
     assert (config.default_policy, config.listen.host, config.listen.port) == ("balanced", "::1", 1)
     assert (config.listen.workers, config.summarizer) == (2, None)
 
@@ -257,16 +258,16 @@ def test_without_file_upstream_or_key_weir_stands_before_its_simulator(tmp_path)
     assert not load_config(env={}, flags=Flags(upstream="http://127.0.0.1:1/v1")).simulate
     assert not config_of(tmp_path, "").simulate
     put = load_config(env={}).with_upstream("http://127.0.0.1:7/v1/")
-    assert put.upstream("m").base_url == "http://127.0.0.1:7/v1"
+    assert upstream_for(put, "m").base_url == "http://127.0.0.1:7/v1"
     assert not put.simulate
 
 
 def test_the_key_of_the_environment_goes_to_the_one_upstream():
     config = load_config(env=KEY, flags=Flags(upstream="http://127.0.0.1:9000/v1"))
 
-    assert config.upstream("m").api_key.get_secret_value() == KEY["OPENAI_API_KEY"]
-    assert not config.upstream("m").passes_key
-    assert load_config(env={"WEIR_UPSTREAM": "http://127.0.0.1:1/v1"}).upstream("m").passes_key
+    assert upstream_for(config, "m").api_key.get_secret_value() == KEY["OPENAI_API_KEY"]
+    assert not upstream_for(config, "m").passes_key
+    assert upstream_for(load_config(env={"WEIR_UPSTREAM": "http://127.0.0.1:1/v1"}), "m").passes_key
 
 
 @pytest.mark.requirement("S.7")
@@ -279,8 +280,8 @@ def test_an_upstream_of_a_flag_never_gets_a_key_of_the_file(tmp_path):
     config = config_of(tmp_path, text, flags=Flags(upstream="http://127.0.0.1:9/v1"))
 
     assert [each.base_url for each in config.upstreams.values()] == ["http://127.0.0.1:9/v1"]
-    assert config.upstream("m-1").passes_key
-    assert config.rule("m-1").window == 4096
+    assert upstream_for(config, "m-1").passes_key
+    assert rule_for(config.models, "m-1").window == 4096
 
 
 @pytest.mark.parametrize(
@@ -295,12 +296,12 @@ def test_an_upstream_of_a_flag_never_gets_a_key_of_the_file(tmp_path):
 def test_a_base_url_is_kept_without_the_slash_at_its_end(base, expected):
     config = load_config(env={}, flags=Flags(upstream=base))
 
-    assert config.upstream("m").base_url == expected
+    assert upstream_for(config, "m").base_url == expected
 
 
 def test_the_origin_has_scheme_host_and_port():
-    assert load_config(env=KEY).upstream("m").origin == "https://api.openai.com:443"
-    assert load_config(env={"WEIR_UPSTREAM": "http://[::1]:9/v1"}).upstream("m").origin == "http://::1:9"
+    assert upstream_for(load_config(env=KEY), "m").origin == "https://api.openai.com:443"
+    assert upstream_for(load_config(env={"WEIR_UPSTREAM": "http://[::1]:9/v1"}), "m").origin == "http://::1:9"
 
 
 @pytest.mark.requirement("P7")
@@ -318,9 +319,9 @@ def test_the_first_rule_that_matches_chooses_the_upstream(tmp_path):
 
     config = config_of(tmp_path, text)
 
-    assert config.upstream("claude-9").origin == "litellm:anthropic"
-    assert config.upstream("local-big").name == "local"
-    assert config.upstream("gpt-4o").name == "openai"
+    assert upstream_for(config, "claude-9").origin == "litellm:anthropic"
+    assert upstream_for(config, "local-big").name == "local"
+    assert upstream_for(config, "gpt-4o").name == "openai"
 
 
 @pytest.mark.requirement("S.29")

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from policies.effects import Alike, Compare, Failed
-from proxy.access.destination import EMBEDDINGS_PATH, by_weir
+from proxy.access.destination import EMBEDDINGS_PATH, by_weir, upstream_for
 from proxy.app import running
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
@@ -132,7 +132,7 @@ async def compared(address: str, effect: Compare, *, patience: float = 5.0) -> o
     telemetry = Telemetry.create(OtelSettings())
     async with running(config, telemetry=telemetry, tokenizer=TOKENIZER) as runtime:
         caller = runtime.keyring.identify({"authorization": "Bearer sk-mine"})
-        upstream = runtime.config.upstream("embed-1")
+        upstream = upstream_for(runtime.config, "embed-1")
         destination = by_weir(upstream, caller, path=EMBEDDINGS_PATH, model="embed-1")
         send = partial(runtime.upstreams.post, destination)
         return await by_vectors(effect, model="embed-1", send=send, patience=patience)
