@@ -25,7 +25,7 @@ from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSe
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.upstream.connection import Answer as UpstreamAnswer
 from proxy.upstream.connection import StreamBroken
-from proxy.upstream.litellm_line import escaped
+from proxy.upstream.litellm import escaped
 from proxy.upstream.overflow import Kind, classify, classify_event
 from proxy.upstream.providers import LitellmProvider, providers_for
 from proxy.wire.raw import Decoder

@@ -1,29 +1,35 @@
-"""What litellm gives back: its answer or its stream as bytes, or what its exception means.
+"""One call through litellm: what is asked, its way to the provider, and its answer or what its exception means.
 
 litellm raises its own classes, whose status and text are not always the provider's: Anthropic's 413 becomes a
 400 and its 529 a 500, a broken connection becomes a 500. What the provider said stands further down the chain
-of the exception, and is taken from there.
+of the exception, and is taken from there. The module is loaded with litellm, whose client, httpx, nothing else needs.
 """
 
 import ast
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import aiohttp
+import httpx
+import openai
 
-from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connection import Answer, IdleWatch, StreamBroken
+from proxy.access.destination import Headers
+from proxy.config.values import UpstreamSettings
+from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream.connection import Answer, IdleWatch, Pools, StreamBroken
+from proxy.upstream.providers import NO_KEY, SDK, copied_headers, translated
 from proxy.wire.raw import unnamed_event
 
 log = logging.getLogger("weir.upstream")
-
-Headers = tuple[tuple[bytes, bytes], ...]
 
 MAX_TEXT = 16_384
 OVERFLOW = "context_length_exceeded"
@@ -46,17 +52,219 @@ _KINDS = {
 }
 
 
+_SPLIT_BY_HTTPX = (b"\xe2\x80\xa8", b"\xe2\x80\xa9", b"\xc2\x85")
+"""U+2028, U+2029 and U+0085 in UTF-8: legal inside JSON, and no line ends in an event stream (WHATWG 9.2.5)."""
+_ESCAPED = (b"\\u2028", b"\\u2029", b"\\u0085")
+_BEGINNINGS = (b"\xe2\x80", b"\xe2", b"\xc2")
+
+
+class LiteLLMLine:
+    """One call's way to the provider: never taken twice, and can be broken off.
+
+    It stands in the place of an httpx transport. litellm asks again, on a new connection, after a connection was lost
+    with a request on it; here that error looks like one of those after which it does not. Nothing may come compressed.
+    """
+
+    def __init__(self, pool: httpx.AsyncBaseTransport, *, connect: float) -> None:
+        self._pool = pool
+        self._timeout = {"connect": connect, "read": None, "write": None, "pool": None}
+        self._response: httpx.Response | None = None
+        self._body: LineBody | None = None
+        self._asking = True
+
+    @property
+    def busy(self) -> bool:
+        return self._asking if self._response is None else not self._response.is_closed
+
+    @property
+    def empty(self) -> bool:
+        if self._response is None or self._body is None:
+            return False
+        return self._response.status_code == 200 and self._body.ended and not self._body.received
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        request.extensions = {**request.extensions, "timeout": self._timeout}
+        request.headers["accept-encoding"] = "identity"
+        try:
+            response = await self._pool.handle_async_request(request)
+        except (httpx.ConnectError, httpx.RemoteProtocolError) as error:
+            self._asking = False
+            raise httpx.NetworkError("connection lost", request=request) from error
+        assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - an asynchronous transport's
+        self._body = LineBody(
+            response.stream, events=response.headers.get("content-type", "").startswith("text/event-")
+        )
+        response.stream = self._body
+        self._response = response
+        return response
+
+    async def aclose(self) -> None: ...
+
+    def received(self) -> int:
+        return self._body.received if self._body is not None else 0
+
+    async def abort(self) -> None:
+        self._asking = False
+        if self._response is not None:
+            with contextlib.suppress(Exception):  # it is given up; how it ends is nobody's business
+                await self._response.aclose()
+
+
+class LineBody(httpx.AsyncByteStream):
+    """A response's body as it arrives, counted.
+
+    In an event stream the characters at which httpx splits lines and the protocol does not are escaped; they stand
+    only inside JSON strings, where the escape means the same. Without that litellm drops what follows them.
+    """
+
+    def __init__(self, stream: httpx.AsyncByteStream, *, events: bool) -> None:
+        self._stream = stream
+        self._events = events
+        self.received = 0
+        self.ended = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        held = b""
+        async for chunk in self._stream:
+            self.received += len(chunk)
+            if not self._events:
+                yield chunk
+                continue
+            whole, held = escaped(held + chunk)
+            if whole:
+                yield whole
+        if held:
+            yield held
+        self.ended = True
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def escaped(data: bytes) -> tuple[bytes, bytes]:
+    held = next((part for part in _BEGINNINGS if data.endswith(part)), b"")
+    whole = data[: len(data) - len(held)]
+    for character, escape in zip(_SPLIT_BY_HTTPX, _ESCAPED, strict=True):
+        if character in whole:
+            whole = whole.replace(character, escape)
+    return whole, held
+
+
+class LitellmCalls:
+    """The calls to one upstream of kind ``litellm``.
+
+    An empty ``api_key`` in the configuration leaves the credential to the provider's own way of finding one, for
+    example the instance's AWS role. A caller without a credential of its own never gets that far.
+    """
+
+    def __init__(self, upstream: UpstreamSettings, *, litellm: Any) -> None:
+        self._upstream = upstream
+        self._name = str(upstream.provider)
+        self._litellm = litellm
+        self._timeout = upstream.timeout
+        self._reader = Reader(litellm, upstream.name, upstream.timeout.connect)
+        self._http = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+        self._owned: Callable[[str], bool] = importlib.import_module("litellm.types.utils").is_litellm_owned_kwarg
+        self._compatible = self._name in SDK or self._name in litellm.openai_compatible_providers
+        self._pools: Pools[bytes, _ProviderPool] = Pools(
+            make=self._pool, busy=lambda pool: any(line.busy for line in pool.lines), close=_ProviderPool.close
+        )
+
+    async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
+        request = _request_in(body)
+        key = self._key(credential)
+        line = self._line(credential)
+        arguments = translated(request, provider=self._name, compatible=self._compatible, owned=self._owned)
+        if copied := copied_headers(headers):
+            arguments["extra_headers"] = copied
+        arguments |= self._connection(key, line)
+        try:
+            async with asyncio.timeout(self._timeout.first_byte) as limit:
+                reply = await self._litellm.acompletion(**arguments)
+                if not request.get("stream"):
+                    return WholeAnswer(200, completion_body(reply), headers=provider_headers(reply))
+                first = await first_of(reply)
+        except asyncio.CancelledError:
+            await line.abort()
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever litellm raises becomes an answer or an error of Weir's
+            await line.abort()
+            if limit.expired():
+                seconds = f"{self._timeout.first_byte:g} seconds"
+                raise UpstreamTimeout(
+                    f"Upstream {self._upstream.name!r} did not begin to answer within {seconds}."
+                ) from None
+            if line.empty:
+                raise UpstreamEmpty(f"Upstream {self._upstream.name!r} answered 200 with an empty body.") from None
+            told = self._reader.read(error, secret=key)
+            if isinstance(told, ProxyError):
+                raise told from None
+            return told
+        return StreamedAnswer(reply, first, line=line, reader=self._reader, secret=key, idle=self._timeout.idle)
+
+    def _key(self, credential: bytes) -> str:
+        """The operator's key, else the caller's; never none, in whose place litellm would look into the environment."""
+        if not self._upstream.passes_key:
+            return self._upstream.api_key.get_secret_value()
+        return credential.decode("latin-1") or NO_KEY
+
+    def _connection(self, key: str, line: LiteLLMLine) -> dict[str, Any]:
+        """The arguments that say where and how to ask; the last word over whatever a client sent."""
+        arguments: dict[str, Any] = {
+            "api_key": key or None,
+            "api_base": self._upstream.api_base,
+            "timeout": self._timeout.first_byte,
+            "num_retries": 0,
+            "max_retries": 0,
+            "_skip_mcp_handler": True,  # litellm's own MCP gateway; asking for it needs a package that is not here
+        }
+        if not self._compatible:
+            handler = self._http.AsyncHTTPHandler
+            arguments["client"] = handler(transport=line, timeout=self._timeout.first_byte, follow_redirects=False)
+        return arguments
+
+    def _pool(self) -> "_ProviderPool":
+        context = self._http.get_ssl_configuration()
+        secure = isinstance(context, ssl.SSLContext)
+        return _ProviderPool(
+            self._http.AsyncHTTPHandler.create_async_transport(
+                ssl_context=context if secure else None, ssl_verify=None if secure else context
+            )
+        )
+
+    def _line(self, credential: bytes) -> LiteLLMLine:
+        pool = self._pools.of(credential)
+        line = LiteLLMLine(pool.transport, connect=self._timeout.connect)
+        pool.lines.add(line)
+        return line
+
+    async def close(self) -> None:
+        await self._pools.close()
+        await self._litellm.close_litellm_async_clients()
+
+
 @dataclass(frozen=True, slots=True)
-class Library:
-    litellm: Any
-    httpx: Any
-    openai: Any
-    lines: Any
+class _ProviderPool:
+    transport: Any
+    lines: WeakSet[LiteLLMLine] = field(default_factory=WeakSet)
+
+    async def close(self) -> None:
+        await self.transport.aclose()
+
+
+def _request_in(body: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidJSON("The body is not JSON.") from None
+    if not isinstance(request, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return request
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    library: Library
+    litellm: Any
     upstream: str
     connect: float
 
@@ -87,7 +295,7 @@ class Reader:
         return UpstreamUnreachable(f"{name} could not be asked: the request could not be put into its form.")
 
     def _unreached(self, causes: tuple[BaseException, ...]) -> UpstreamUnreachable | UpstreamTimeout | None:
-        httpx, openai, name = self.library.httpx, self.library.openai, f"Upstream {self.upstream!r}"
+        name = f"Upstream {self.upstream!r}"
         if any(isinstance(cause, httpx.ConnectTimeout) for cause in causes):
             return UpstreamUnreachable(f"{name} could not be connected to within {self.connect:g} seconds.")
         if any(isinstance(cause, aiohttp.ClientConnectorError | ConnectionRefusedError) for cause in causes):
@@ -99,9 +307,9 @@ class Reader:
         return None
 
     def _is_answered(self, cause: BaseException) -> bool:
-        if isinstance(cause, self.library.httpx.HTTPStatusError):
+        if isinstance(cause, httpx.HTTPStatusError):
             return True
-        return isinstance(cause, self.library.openai.APIStatusError) and not _is_own(cause)
+        return isinstance(cause, openai.APIStatusError) and not _is_own(cause)
 
     def _answered(
         self, cause: BaseException, causes: tuple[BaseException, ...], secret: str
@@ -118,7 +326,7 @@ class Reader:
     ) -> "WholeAnswer":
         said = _decoded(text[:MAX_TEXT])
         message = said.get("message")
-        overflow = any(isinstance(cause, self.library.litellm.ContextWindowExceededError) for cause in causes)
+        overflow = any(isinstance(cause, self.litellm.ContextWindowExceededError) for cause in causes)
         code, kind, param = said.get("code"), said.get("type"), said.get("param")
         usual = "api_error" if status >= 500 else _KINDS[400]
         told = {
@@ -229,7 +437,7 @@ class StreamedAnswer(Answer):
     (Anthropic's pings) is not taken for a silent one.
     """
 
-    def __init__(self, stream: Any, first: Any, *, line: Any, reader: Reader, secret: str, idle: float) -> None:
+    def __init__(self, stream: Any, first: Any, *, line: LiteLLMLine, reader: Reader, secret: str, idle: float) -> None:
         super().__init__(200, (EVENTS, *provider_headers(stream)))
         self._stream = stream
         self._rest = unnamed_event(chunk_body(first))
