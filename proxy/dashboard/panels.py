@@ -23,7 +23,7 @@ from proxy.access.admission import LIMITS, limits_said
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
-from proxy.dashboard import charts
+from proxy.dashboard.pages import spark
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http import levers, reports
@@ -349,7 +349,7 @@ async def system(visit: PageVisit) -> View:
     up = await asyncio.gather(*(_is_up(base) for base in bases))
     requests = await store.requests()
     size, kept = await store.size(), await store.sizes()
-    drawn = charts.spark([each for _, each in kept], "Bytes of the store", filled=True)
+    drawn = spark([each for _, each in kept], "Bytes of the store", filled=True)
     values: dict[str, Any] = {
         "version": version("weir-proxy"),
         "instance": runtime.instance,

@@ -20,7 +20,7 @@ import jinja2
 from markupsafe import Markup
 
 from proxy.access.admission import refuse_foreign_pages
-from proxy.dashboard import charts, pages, panels
+from proxy.dashboard import pages, panels
 from proxy.dashboard.visit import FILTERS, PATH, PageVisit, Redirect, Session, Sessions, View, cookie_in
 from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from proxy.http.request import ManagementAnswer, respond, respond_live
@@ -271,7 +271,7 @@ def _environment() -> jinja2.Environment:
     )  # fmt: skip
     made.filters |= {**FILTERS, "cut": pages.cut, "is_cut": pages.is_cut, "marked": pages.marked}
     made.globals |= {
-        "meter": lambda *given: Markup(charts.meter(*given)),  # noqa: S704 - every text in it is escaped there
+        "meter": lambda *given: Markup(pages.meter(*given)),  # noqa: S704 - every text in it is escaped there
         "quoted": lambda text: quote(str(text), safe=""),
     }
     return made
