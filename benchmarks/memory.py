@@ -33,7 +33,7 @@ from proxy.replay.script import Retention, Script, judge
 from proxy.server import serve
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from proxy.simulator.summaries import SummaryWriter
+from proxy.simulator.delivery import SummaryWriter
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import TextCounter, Tokenizer
 

@@ -25,7 +25,7 @@ from proxy.planning.values import Plan
 from proxy.runtime import Runtime
 from proxy.simulator import SimulatorSettings, messages_rules, responses_rules
 from proxy.simulator.chat import check_chat
-from proxy.simulator.summaries import summarize
+from proxy.simulator.delivery import summarize
 from proxy.store.records import AnswerRow
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer

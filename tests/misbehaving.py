@@ -6,8 +6,18 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from proxy.simulator import Problem, Request, SimulatedAnswer, SimulatedCall
-from proxy.simulator.delivery import FAULTS, FaultRule, InjectedFault, Scene, Transmission, as_json
-from proxy.simulator.summaries import SummaryWriter, instruction_of, read_material, schema_of
+from proxy.simulator.delivery import (
+    FAULTS,
+    FaultRule,
+    InjectedFault,
+    Scene,
+    SummaryWriter,
+    Transmission,
+    as_json,
+    instruction_of,
+    read_material,
+    schema_of,
+)
 from proxy.simulator.window import Count, Dialect, status_problem
 
 _FIRST_TEXT = re.compile(rb'"(?:content|text)":"(?=[^"])')

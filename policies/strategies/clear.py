@@ -13,13 +13,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
+from policies.draft import (
+    MESSAGE_OVERHEAD,
+    Bounds,
+    Draft,
+    Strategy,
+    down_to_target,
+    placeholder_for,
+    touchable,
+    whole,
+    word,
+    words,
+)
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, PlannedMessage
 from policies.messages import ToolDefinition, Tools, parse_turn_boundaries, same_call, step_numbers
 from policies.scoring.eviction import EVICTABLE, Block, ContentType, scorer, select
 from policies.scoring.redundancy import References, last_references
 from policies.settings import ClientEdits, Param
-from policies.strategies.base import Strategy, down_to_target, placeholder_for, touchable, whole, word, words
 
 WORTH_IT = 1.5
 PROTECTED_SHARE = 0.5

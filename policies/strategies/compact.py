@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, ref_at, whole, word
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
 from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage, Status
 from policies.memory.checkpoint import Checkpoint
@@ -23,7 +23,6 @@ from policies.memory.notes import render_notes
 from policies.memory.state import merge_states, previous_state, read_state, state_of
 from policies.messages import parse_turn_boundaries
 from policies.settings import PROMPTS
-from policies.strategies.base import Strategy, clipped, cut_at, flag, number, ref_at, whole, word
 from policies.summary.ask import condense, lines_of
 from policies.summary.check import Proposal
 from policies.summary.material import inside, render_resumed, render_summary

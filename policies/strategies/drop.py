@@ -18,15 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, broken_rules
-from policies.effects import Flow, Kept, Trim, Trimmed
-from policies.ledger import SHORTENED, Edit, EditKind, PlannedMessage
-from policies.limits import ingest_cap_for
-from policies.messages import answered_calls, parse_turn_boundaries
-from policies.settings import Ingest
-from policies.strategies.base import (
+from policies.draft import (
+    MESSAGE_OVERHEAD,
     NO_SUMMARIZER,
+    Bounds,
+    Draft,
     Strategy,
+    broken_rules,
     clipped,
     cut_at,
     flag,
@@ -38,6 +36,11 @@ from policies.strategies.base import (
     whole,
     word,
 )
+from policies.effects import Flow, Kept, Trim, Trimmed
+from policies.ledger import SHORTENED, Edit, EditKind, PlannedMessage
+from policies.limits import ingest_cap_for
+from policies.messages import answered_calls, parse_turn_boundaries
+from policies.settings import Ingest
 from policies.text.gist import without_fields
 from policies.tokens import cap_text
 

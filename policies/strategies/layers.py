@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from policies.draft import NO_LAYER, Bounds, Draft
+from policies.draft import NO_LAYER, Bounds, Draft, Strategy
 from policies.effects import Announce, Done, Failed, Flow, Offload, Reply, unheard
 from policies.ledger import LayerReport
 from policies.limits import amount, charged, layers_of, limit_for, target_for
 from policies.settings import ClientEdits, Layer
 from policies.strategies import clear, compact, drop, rewrite
-from policies.strategies.base import Strategy
 
 HARDER_SHARE = 0.25
 MIN_EARLY = 0.05

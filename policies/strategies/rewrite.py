@@ -16,14 +16,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
-from policies.effects import Alike, Compare, Flow, together
-from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
-from policies.limits import amount
-from policies.messages import ToolCall, step_numbers
-from policies.scoring.redundancy import Candidates, Merge, Output, candidates, last_references, merge
-from policies.strategies.base import (
+from policies.draft import (
+    MESSAGE_OVERHEAD,
     NO_SUMMARIZER,
+    Bounds,
+    Draft,
     Strategy,
     is_original,
     number,
@@ -32,6 +29,11 @@ from policies.strategies.base import (
     touchable,
     whole,
 )
+from policies.effects import Alike, Compare, Flow, together
+from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
+from policies.limits import amount
+from policies.messages import ToolCall, step_numbers
+from policies.scoring.redundancy import Candidates, Merge, Output, candidates, last_references, merge
 from policies.summary.ask import Written, condense
 from policies.summary.material import MaterialLine
 from policies.summary.prompts import REASONS

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.simulator.checks import misshapen, refuse_first
-from proxy.simulator.delivery import compact
+from proxy.simulator.delivery import compact, summarize, text_of
 from proxy.simulator.memory import Sealer, ServerMemory, ServerThread, TenantMemory, owner
 from proxy.simulator.messages_rules import REQUEST, THINKING, Block, blocks_of, coded, form, sequence, sides
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
-from proxy.simulator.summaries import summarize, text_of
 from proxy.simulator.window import Dialect, Problem, PromptCounter, PromptPart, Request, canonical, tool_pieces
 
 STOP_REASONS = {

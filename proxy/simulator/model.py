@@ -23,6 +23,7 @@ from proxy.simulator.delivery import (
     Script,
     SimulatedAnswer,
     Spoken,
+    SummaryWriter,
     Transmission,
     as_json,
     as_stream,
@@ -33,8 +34,10 @@ from proxy.simulator.delivery import (
     parse_fault,
     speak,
     step_answer,
+    summarize,
+    text_of,
+    wants_summary,
 )
-from proxy.simulator.summaries import SummaryWriter, summarize, text_of, wants_summary
 from proxy.simulator.window import (
     Count,
     CountedPrompt,

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from proxy.simulator.checks import TABLES, above_cap, missing, refuse_first
-from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact
+from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact, summarize, text_of
 from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory, owner
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
 from proxy.simulator.responses_rules import (
@@ -25,7 +25,6 @@ from proxy.simulator.responses_rules import (
     shapes,
     tool_names,
 )
-from proxy.simulator.summaries import summarize, text_of
 from proxy.simulator.window import (
     Dialect,
     OversizedPrompt,

@@ -16,7 +16,7 @@ import pytest
 
 from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from proxy.simulator.summaries import SummaryWriter
+from proxy.simulator.delivery import SummaryWriter
 from tests.functional.harness import COUNTER, EITHER, Deployment, RunningWeir, prose, weir
 from tests.profile import each_once
 

@@ -15,7 +15,7 @@ from policies.planner import is_soft, plan, prepare
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from proxy.config.presets import preset_policies
-from proxy.simulator.summaries import summarize
+from proxy.simulator.delivery import summarize
 from tests.functional.harness import prose
 from tests.policies.play import Said, assistant, remember, step, system, talk, user, words
 
