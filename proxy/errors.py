@@ -1,30 +1,7 @@
 """What Weir itself may answer, as one tree, the body that OpenAI's clients expect, and no credentials in what is said.
 
-::
-
-    ProxyError
-    ├── InvalidJSON             400 invalid_json            the body is not JSON
-    ├── InvalidRequest          400 invalid_request         JSON, but not a request Weir can relay
-    │   ├── UnsupportedEncoding 415 invalid_request         a compressed body where it has to be read
-    │   ├── NotFound            404 invalid_request         no such thing in the management API
-    │   ├── Forbidden           403 invalid_request         it is there, and not for this key or this web page
-    │   ├── MethodNotAllowed    405 invalid_request         it is there, and answers other methods
-    │   ├── UpgradeRequired     426 invalid_request         a WebSocket was asked for
-    │   └── Conflict            409 invalid_request         a request of the same conversation came first
-    ├── InvalidAPIKey           401 invalid_api_key
-    ├── ModelNotAllowed         403 model_not_allowed
-    ├── ContextLengthExceeded   400 context_length_exceeded what may not be removed does not fit
-    ├── RequestTooLarge         413 request_too_large
-    ├── RateLimited             429 rate_limit_exceeded     too much of one key at once, too many wrong keys
-    │   └── Busy                503 rate_limit_exceeded     too much of all keys at once
-    ├── EndpointMissing         404 endpoint_missing        the upstream has nothing at this address
-    ├── UpstreamUnreachable     502 upstream_unreachable
-    ├── UpstreamTimeout         504 upstream_timeout
-    ├── UpstreamEmpty           502 upstream_empty
-    ├── LoopDetected            400 loop_detected           the request came through Weir already
-    └── ShuttingDown            503 shutting_down
-
-The list is closed. ``code`` is also the label of the error metric.
+The list is closed. ``code`` is also the label of the error metric; an error has the status, code and kind of the one
+that it is made from where it does not say its own.
 """
 
 import json
@@ -39,6 +16,9 @@ class ProxyError(Exception):
     code: ClassVar[str] = "internal"
     kind: ClassVar[str] = "invalid_request_error"
     retry_after: int | None = None
+
+    def __init_subclass__(cls, *, status: int | None = None, code: str | None = None, kind: str | None = None) -> None:
+        cls.status, cls.code, cls.kind = status or cls.status, code or cls.code, kind or cls.kind
 
     def __init__(self, message: str, *, param: str | None = None, weir: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
@@ -68,52 +48,27 @@ class ProxyError(Exception):
         return json.dumps({"error": error}).encode()
 
 
-class InvalidJSON(ProxyError):
-    status = 400
-    code = "invalid_json"
+class InvalidJSON(ProxyError, status=400, code="invalid_json"): ...
 
 
-class InvalidRequest(ProxyError):
-    status = 400
-    code = "invalid_request"
+class InvalidRequest(ProxyError, status=400, code="invalid_request"):
+    """JSON, but not a request that Weir can relay."""
 
 
-class InvalidAPIKey(ProxyError):
-    status = 401
-    code = "invalid_api_key"
-    kind = "authentication_error"
+class UnsupportedEncoding(InvalidRequest, status=415):
+    """A compressed body where it has to be read."""
 
 
-class ExpiredAPIKey(InvalidAPIKey):
-    """A key that held until a moment that has passed: whoever sends it does not guess."""
+class NotFound(InvalidRequest, status=404):
+    """No such thing in the management API."""
 
 
-class ModelNotAllowed(ProxyError):
-    status = 403
-    code = "model_not_allowed"
-    kind = "permission_error"
+class Forbidden(InvalidRequest, status=403, kind="permission_error"):
+    """It is there, and not for this key or this web page."""
 
 
-class ContextLengthExceeded(ProxyError):
-    status = 400
-    code = "context_length_exceeded"
-
-
-class UnsupportedEncoding(InvalidRequest):
-    status = 415
-
-
-class NotFound(InvalidRequest):
-    status = 404
-
-
-class Forbidden(InvalidRequest):
-    status = 403
-    kind = "permission_error"
-
-
-class MethodNotAllowed(InvalidRequest):
-    status = 405
+class MethodNotAllowed(InvalidRequest, status=405):
+    """It is there, and answers other methods."""
 
     def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -123,18 +78,29 @@ class MethodNotAllowed(InvalidRequest):
         return [*super().headers(), (b"allow", ", ".join(self.allowed).encode())]
 
 
-class UpgradeRequired(InvalidRequest):
-    status = 426
+class UpgradeRequired(InvalidRequest, status=426):
+    """A WebSocket was asked for."""
 
 
-class Conflict(InvalidRequest):
-    status = 409
+class Conflict(InvalidRequest, status=409):
+    """A request of the same conversation came first."""
 
 
-class RequestTooLarge(ProxyError):
-    status = 413
-    code = "request_too_large"
+class InvalidAPIKey(ProxyError, status=401, code="invalid_api_key", kind="authentication_error"): ...
 
+
+class ExpiredAPIKey(InvalidAPIKey):
+    """A key that held until a moment that has passed: whoever sends it does not guess."""
+
+
+class ModelNotAllowed(ProxyError, status=403, code="model_not_allowed", kind="permission_error"): ...
+
+
+class ContextLengthExceeded(ProxyError, status=400, code="context_length_exceeded"):
+    """What may not be removed does not fit."""
+
+
+class RequestTooLarge(ProxyError, status=413, code="request_too_large"):
     @classmethod
     def of_body(cls, limit: int) -> "RequestTooLarge":
         size = f"{limit / 2**20:.4g} MiB" if limit >= 2**20 else f"{limit} bytes"
@@ -144,27 +110,24 @@ class RequestTooLarge(ProxyError):
         )
 
 
-class RateLimited(ProxyError):
-    status = 429
-    code = "rate_limit_exceeded"
-    kind = "requests"  # OpenAI's word
+class RateLimited(ProxyError, status=429, code="rate_limit_exceeded", kind="requests"):  # the kind is OpenAI's word
+    """Too much of one key at once, too many wrong keys."""
 
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class Busy(RateLimited):
-    status = 503
+class Busy(RateLimited, status=503):
+    """Too much of all keys at once."""
 
     @classmethod
     def after(cls, seconds: float) -> "Busy":
         return cls("Weir holds as many requests as it can. Please try again.", retry_after=math.ceil(seconds))
 
 
-class EndpointMissing(ProxyError):
-    status = 404
-    code = "endpoint_missing"
+class EndpointMissing(ProxyError, status=404, code="endpoint_missing"):
+    """The upstream has nothing at this address."""
 
     @classmethod
     def of(cls, upstream: str, route: str, *, status: int) -> "EndpointMissing":
@@ -174,33 +137,20 @@ class EndpointMissing(ProxyError):
         )
 
 
-class UpstreamUnreachable(ProxyError):
-    status = 502
-    code = "upstream_unreachable"
-    kind = "api_connection_error"
+class UpstreamUnreachable(ProxyError, status=502, code="upstream_unreachable", kind="api_connection_error"): ...
 
 
-class UpstreamTimeout(ProxyError):
-    status = 504
-    code = "upstream_timeout"
-    kind = "api_timeout_error"
+class UpstreamTimeout(ProxyError, status=504, code="upstream_timeout", kind="api_timeout_error"): ...
 
 
-class UpstreamEmpty(ProxyError):
-    status = 502
-    code = "upstream_empty"
-    kind = "api_error"
+class UpstreamEmpty(ProxyError, status=502, code="upstream_empty", kind="api_error"): ...
 
 
-class LoopDetected(ProxyError):
-    status = 400
-    code = "loop_detected"
+class LoopDetected(ProxyError, status=400, code="loop_detected"):
+    """The request came through Weir already."""
 
 
-class ShuttingDown(ProxyError):
-    status = 503
-    code = "shutting_down"
-    kind = "api_error"
+class ShuttingDown(ProxyError, status=503, code="shutting_down", kind="api_error"): ...
 
 
 REDACTED: Final = "[redacted]"
