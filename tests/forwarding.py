@@ -23,12 +23,13 @@ from proxy.errors import ContextLengthExceeded
 from proxy.exchange.run import ExchangeHandler
 from proxy.planning.values import Plan
 from proxy.runtime import Runtime
-from proxy.simulator import SimulatorSettings, messages_rules, responses_rules
+from proxy.simulator import SimulatorSettings
 from proxy.simulator.chat import check_chat
 from proxy.simulator.delivery import summarize
 from proxy.store.records import AnswerRow
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
+from tests import violations
 
 TOKENIZER = Tokenizer()
 Body = Mapping[str, Any]
@@ -144,10 +145,10 @@ class Forwarding:
 def problems(body: Body, path: str, *, open_server: bool = False) -> list[str]:
     """What the simulator's rules find wrong with a request."""
     if path == RESPONSES:
-        return [found.message for found in responses_rules.violations(body, open_server=open_server)]
+        return [found.message for found in violations.of_responses(body, open_server=open_server)]
     if path == CHAT:
         return [found.message for found in islice(check_chat(body, STRICT), 1)]
-    return [found.message for found in messages_rules.violations(body)]
+    return [found.message for found in violations.of_messages(body)]
 
 
 def history(body: Body) -> Any:

@@ -77,13 +77,6 @@ class Speech:
         return [placed for placed in self.blocks if placed.kind in kinds]
 
 
-def violations(body: Request, *, counting: bool = False) -> list[Problem]:
-    found = list(form(body, counting=counting))
-    if found:
-        return found
-    return list(sequence(body, body["messages"], goes_on=(body.get("thread") or {}).get("type") == "continue"))
-
-
 def blocks_of(content: Any) -> list[Block]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]

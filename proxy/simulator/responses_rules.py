@@ -1,7 +1,7 @@
 """What ``POST /v1/responses`` refuses, in OpenAI's words: functions of the request alone.
 
-:func:`violations` says all that is wrong. What takes the server's memory (stored items, sealed reasoning, chains) is
-judged by the endpoint, which hands :func:`sequence` the items as they stand once references are resolved.
+What takes the server's memory (stored items, sealed reasoning, chains) is judged by the endpoint, which hands
+:func:`sequence` the items as they stand once references are resolved.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -75,33 +75,6 @@ ITEM = {
     "summary": [PART],
 }
 STRINGS = {"function_call": "arguments", "mcp_call": "arguments", "custom_tool_call": "input"}
-
-
-def violations(body: Request, *, open_server: bool = False, reasons: Mapping[str, str] | None = None) -> list[Problem]:
-    """All that OpenAI would refuse in a request, as far as the request itself shows it; empty for a legal one.
-
-    ``open_server`` judges as vLLM and llama.cpp do, which take more fields and reasoning in plain words; ``reasons``
-    is what the server knows of items that were made together, as :func:`reasons_of` finds it in a whole history.
-    """
-    found = list(form(body, open_server=open_server))
-    if found:
-        return found
-    chained = body.get("previous_response_id") or body.get("conversation")
-    items = items_of(body)
-    return [*_unstored(body, items), *sequence(items, known=not chained), *apart(items, reasons or {})]
-
-
-def reasons_of(items: Iterable[Item]) -> dict[str, str]:
-    reasons: dict[str, str] = {}
-    reason: str | None = None
-    for item in items:
-        if is_reasoning(item):
-            reason = str(item.get("id"))
-        elif not is_model(item) and kind_of(item) not in OUTPUTS:
-            reason = None
-        if reason is not None and is_model(item) and item.get("id"):
-            reasons[str(item["id"])] = reason
-    return reasons
 
 
 def items_of(body: Request) -> list[Item]:
@@ -254,15 +227,6 @@ def not_found(name: object) -> Problem:
         " set to true, or remove this item from your input."
     )
     return Problem(message=text, status=404, param="input")
-
-
-def _unstored(body: Request, items: Iterable[Item]) -> Iterator[Problem]:
-    if body.get("store") is not False:
-        return
-    for item in items:
-        bare = kind_of(item) == "reasoning" and not item.get("encrypted_content") and not item.get("content")
-        if bare or kind_of(item) == "item_reference":
-            yield not_found(item.get("id"))
 
 
 def sequence(items: Sequence[Item], *, known: bool = True) -> Iterator[Problem]:

@@ -5,7 +5,8 @@ from collections import Counter
 import httpx
 import pytest
 
-from proxy.simulator import Dialect, SimulatorSettings, messages_rules, responses_rules, run_simulator
+from proxy.simulator import Dialect, SimulatorSettings, run_simulator
+from tests import violations
 from tests.captures import ALL, Capture, everything, sample
 
 ENDPOINTS = (
@@ -24,8 +25,8 @@ class Words:
 
 def problems(capture: Capture) -> list[str]:
     if "/responses" in capture.path:
-        return [problem.message for problem in responses_rules.violations(capture.body)]
-    found = messages_rules.violations(capture.body, counting="count_tokens" in capture.path)
+        return [problem.message for problem in violations.of_responses(capture.body)]
+    found = violations.of_messages(capture.body, counting="count_tokens" in capture.path)
     return [problem.message for problem in found]
 
 

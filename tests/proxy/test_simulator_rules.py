@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator import messages_rules, responses_rules
+from tests import violations
 
 ASK = {"type": "message", "role": "user", "content": "go"}
 CALL = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
@@ -304,13 +304,13 @@ REFUSED_MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", ACCEPTED_RESPONSES)
 def test_a_legal_response_request_has_no_violation(name):
-    assert responses_rules.violations(ACCEPTED_RESPONSES[name]) == []
+    assert violations.of_responses(ACCEPTED_RESPONSES[name]) == []
 
 
 @pytest.mark.parametrize("name", REFUSED_RESPONSES)
 def test_a_broken_rule_of_responses_is_named_in_openais_words(name):
     body, words, param = REFUSED_RESPONSES[name]
-    found = responses_rules.violations(body)
+    found = violations.of_responses(body)
     assert any(words in problem.message and problem.param == param for problem in found), found
 
 
@@ -319,15 +319,15 @@ def test_items_that_were_made_together_are_told_from_the_whole_history():
     calls = [{**CALL, "id": f"fc_{n}", "call_id": f"call_{n}"} for n in (1, 2)]
     results = [{**DONE, "call_id": f"call_{n}"} for n in (1, 2)]
     whole = [ASK, thoughts[0], calls[0], results[0], thoughts[1], calls[1], results[1]]
-    reasons = responses_rules.reasons_of(whole)
+    reasons = violations.reasons_of(whole)
     assert reasons == {"rs_1": "rs_1", "fc_1": "rs_1", "rs_2": "rs_2", "fc_2": "rs_2"}
-    assert responses_rules.violations(response(*whole), reasons=reasons) == []
-    (bare,) = responses_rules.violations(response(ASK, calls[0], results[0]), reasons=reasons)
+    assert violations.of_responses(response(*whole), reasons=reasons) == []
+    (bare,) = violations.of_responses(response(ASK, calls[0], results[0]), reasons=reasons)
     assert (
         bare.message
         == "Item 'fc_1' of type 'function_call' was provided without its required 'reasoning' item: 'rs_1'."
     )
-    left = responses_rules.violations(response(ASK, *thoughts, calls[1], results[1]), reasons=reasons)
+    left = violations.of_responses(response(ASK, *thoughts, calls[1], results[1]), reasons=reasons)
     assert [problem.message for problem in left] == [
         "Item 'rs_1' of type 'reasoning' was provided without its required following item."
     ]
@@ -335,22 +335,22 @@ def test_items_that_were_made_together_are_told_from_the_whole_history():
 
 def test_vllm_takes_more_fields_and_plain_reasoning():
     body, _, _ = REFUSED_RESPONSES["reasoning with content"]
-    assert responses_rules.violations({**body, "top_k": 3}, open_server=True) == []
+    assert violations.of_responses({**body, "top_k": 3}, open_server=True) == []
 
 
 @pytest.mark.parametrize("name", ACCEPTED_MESSAGES)
 def test_a_legal_message_request_has_no_violation(name):
-    assert messages_rules.violations(ACCEPTED_MESSAGES[name]) == []
+    assert violations.of_messages(ACCEPTED_MESSAGES[name]) == []
 
 
 def test_what_is_only_counted_needs_no_limit_and_may_have_none():
-    assert messages_rules.violations({"model": "m", "messages": [HELLO]}, counting=True) == []
-    (problem,) = messages_rules.violations(message(HELLO), counting=True)
+    assert violations.of_messages({"model": "m", "messages": [HELLO]}, counting=True) == []
+    (problem,) = violations.of_messages(message(HELLO), counting=True)
     assert problem.message == "max_tokens: Extra inputs are not permitted"
 
 
 @pytest.mark.parametrize("name", REFUSED_MESSAGES)
 def test_a_broken_rule_of_messages_is_named_in_anthropics_words(name):
     body, words = REFUSED_MESSAGES[name]
-    found = messages_rules.violations(body)
+    found = violations.of_messages(body)
     assert any(words in problem.message for problem in found), found
