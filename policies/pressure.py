@@ -449,7 +449,7 @@ def candidates(seen: PressureReport, transcript: Transcript, stands: Iterable[in
     found = [(i, messages[i]) for i in stands if i is not None and messages[i].is_result and i not in guarded]
     largest = sorted(found, key=lambda each: -each[1].tokens)[:MAX_NAMED]
     yield Event(
-        "evictioncandidates",
+        "eviction_candidates",
         {
             "count": len(found),
             "tokens": sum(m.tokens for _, m in found),
