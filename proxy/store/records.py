@@ -22,16 +22,6 @@ DAY = 86_400.0
 class StoreError(Exception):
     """Base of everything that the store raises on purpose.
 
-    ::
-
-        StoreError
-        ├── StoreUnavailable    locked, full, read-only, unreadable, gone: try again or go on without
-        ├── StaleVersion        somebody else committed first; plan again on what is there now
-        ├── NoSuchVersion       a branch was never at that version, or was taken back from it
-        ├── NameTaken           a key of that name exists
-        ├── SchemaTooNew        a newer Weir has written here
-        └── CorruptStore        this is not a database, or a damaged one
-
     No message carries SQL, parameters or content. ``reason`` is a short code, fit for a metric's label.
     """
 
@@ -40,7 +30,8 @@ class StoreError(Exception):
         self.reason = reason
 
 
-class StoreUnavailable(StoreError): ...
+class StoreUnavailable(StoreError):
+    """Locked, full, read-only, unreadable, gone: try again or go on without."""
 
 
 class StaleVersion(StoreError):
@@ -51,7 +42,8 @@ class StaleVersion(StoreError):
         self.current = current
 
 
-class NoSuchVersion(StoreError): ...
+class NoSuchVersion(StoreError):
+    """A branch was never at that version, or was taken back from it."""
 
 
 class NameTaken(StoreError): ...
