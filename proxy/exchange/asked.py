@@ -414,7 +414,7 @@ def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: 
 def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:
     if settings.estimator != "tokenizer":
         return runtime.tokenizer.counter(settings.estimator)
-    rule = rule_for(runtime.config.models, model)
+    rule = rule_for(runtime.config.models, model) if runtime.config.models else None
     return runtime.tokenizer.counter(rule.tokenizer if rule and rule.tokenizer else model)
 
 
