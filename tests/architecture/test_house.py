@@ -3,15 +3,15 @@
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 59_900,
-    "files": 184,
+    "lines": 59_800,
+    "files": 180,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 15,
     "class names that stand twice": 0,
     "longest file": 600,
     "longest function": 60,
-    "files of a warm request": 37,
+    "files of a warm request": 35,
     "jumps of a warm request": 150,
     "files of a first batch": 60,
 }
@@ -27,7 +27,9 @@ by one commit: 60 lines for a third of what such a history cost, and for half of
 that are quoted whole, pastes and lists that do not crowd out what people say, and answers that are found by what they
 answer took 170 lines; requests that go up as bytes 70. Options that are picked by number, measures that
 are not listed alone and room for what is asked for took 70; what terms are worth has a file of its own. Values that
-were copied from one shape into another, helpers that named nothing and what was written twice took 1,800 with them.
+were copied from one shape into another, helpers that named nothing and what was written twice took 1,800 with them. What
+is one concept stands in one file again, so that files are as many as they shall be at most, and a warm request walks
+through as few.
 """
 
 
