@@ -23,7 +23,7 @@ from proxy.store.records import (
     StoreError,
 )
 from proxy.store.schema import OF_BRANCH, OF_CONVERSATION, branches, conversations, cuts, edits, evictions
-from proxy.store.transaction import Place, Rows, Transaction, of, ordered, owned, recorded, same, stored
+from proxy.store.transaction import Place, Rows, Transaction, columns_of, of, ordered, owned, recorded, same, stored
 
 Batched = tuple[int, int, Edit]
 KINDS = {str(kind): kind for kind in EditKind}
@@ -39,6 +39,7 @@ EDITS = sa.text(
     "SELECT digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length FROM edits "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version, position"
 ).bindparams(*OF_BRANCH)
+ADD_EDIT, ADD_CUT = sa.insert(edits), sa.insert(cuts)
 IN_BRANCH = of(cuts, "tenant", "branch")
 CUTS = sa.select(*(column for column in cuts.c if column.name != "covered")).where(IN_BRANCH).order_by(cuts.c.version)
 LINES = (
@@ -110,8 +111,7 @@ def add_edits(tx: Transaction, tenant: str, branch: str, version: int, given: Se
         own = {"tenant": tenant, "branch": branch, "version": version, "position": position, "kind": str(edit.kind)}
         own |= {"text": "", "sha": WITHHELD} if is_hidden else {"sha": sha}
         rows.append(stored(edits, edit, **own))
-    if rows:
-        tx.execute(sa.insert(edits), rows)
+    tx.many(ADD_EDIT, rows)
 
 
 def add_cut(tx: Transaction, change: Change, *, batch: int) -> None:
@@ -128,7 +128,7 @@ def add_cut(tx: Transaction, change: Change, *, batch: int) -> None:
             raise StoreError(f"checkpoint {cut.version} is not newer than {latest}", reason="version")
         tx.execute(sa.delete(cuts).where(IN_BRANCH), _key(change.tenant, change.branch))
     own = {"tenant": change.tenant, "branch": change.branch, "at": change.at, "batch": batch}
-    tx.execute(sa.insert(cuts), _cut_row(tx, cut, covered=json.dumps(change.covered), **own))
+    tx.many(ADD_CUT, [_cut_row(tx, cut, covered=json.dumps(change.covered), **own)])
 
 
 def copy_batches(tx: Transaction, parent: Branch, target: Branch, *, at: float) -> set[str]:
@@ -149,8 +149,7 @@ def copy_batches(tx: Transaction, parent: Branch, target: Branch, *, at: float) 
             own |= {"at": old.at, "covered": old.covered, "batch": old.batch}
             refs |= set(json.loads(old.covered))
         rows.append(_cut_row(tx, cut, **own))
-    if rows:
-        tx.execute(sa.insert(cuts), rows)
+    tx.many(ADD_CUT, rows)
     return refs
 
 
@@ -240,8 +239,13 @@ ASKED_AGAIN = (
 
 
 def add_evictions(tx: Transaction, change: Change, *, version: int) -> None:
-    own = {"tenant": change.tenant, "branch": change.branch, "version": version, "at": change.at}
-    tx.many(ADD_EVICTION, [stored(evictions, row, **own, position=n) for n, row in enumerate(change.evictions)])
+    rows, own = (
+        change.evictions,
+        {"tenant": change.tenant, "branch": change.branch, "version": version, "at": change.at},
+    )
+    if rows:
+        shared = {name: [value] * len(rows) for name, value in own.items()}
+        tx.columns(ADD_EVICTION, {**columns_of(evictions, rows), **shared, "position": range(len(rows))})
 
 
 def load_evicted(tx: Transaction, tenant: str, branch: str) -> tuple[tuple[bytes, str], ...]:
