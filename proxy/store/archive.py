@@ -8,6 +8,7 @@ other message. A body is given back only if its SHA-256 is the one that was stor
 """
 
 import math
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,22 +23,52 @@ from unicodedata import normalize
 import sqlalchemy as sa
 
 from policies.text.segments import SOLID, words
-from proxy.store.packing import Damaged, pack_message, pack_messages, plain_text, unpack_message, unpack_messages
+from proxy.store.packing import (
+    MESSAGE_PARTS,
+    Damaged,
+    message_in,
+    pack_message,
+    pack_messages,
+    plain_text,
+    text_in,
+    unpack,
+    unpack_messages,
+    unpack_named,
+)
 from proxy.store.records import Change, Original
 from proxy.store.schema import branches, frames, meta, originals, removed, vectors
-from proxy.store.transaction import AT_ONCE, Transaction, among, chunks, keep_first, of, recorded, same, stored
+from proxy.store.transaction import (
+    AT_ONCE,
+    Columns,
+    Transaction,
+    Upsert,
+    among,
+    chunks,
+    columns_of,
+    keep_first,
+    of,
+    recorded,
+    same,
+)
 
 MAX_TERMS = 32
-INDEXED_BYTES = 64 << 10
+INDEXED_BYTES = 256 << 10
 MERGED_PAGES = 64
 MERGED_AT_ONCE = 16
 MERGE = sa.text("INSERT INTO originals_fts (originals_fts, rank) VALUES ('merge', :pages)")
 MAX_WORDS_LEN = 200_000  # characters; PostgreSQL takes no more than 1 MB of them
 INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
 WAITS_FOR_INDEX = sa.select(sa.select(sa.func.max(originals.c.id)).scalar_subquery() > INDEXED)
-INDEX = sa.text("INSERT INTO originals_fts (rowid, text) VALUES (:id, :text)")
-UNINDEX = sa.text("INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', :id, :text)")
-SET_WORDS = sa.text("UPDATE originals SET words = to_tsvector('simple', :text) WHERE tenant = :tenant AND ref = :ref")
+WAITING = (
+    sa.select(originals.c.id, originals.c.ref, originals.c.size, originals.c.frame, originals.c.body)
+    .where(originals.c.id > sa.bindparam("start"))
+    .order_by(originals.c.id)
+    .limit(AT_ONCE)
+)
+SET_INDEXED = sa.update(meta).where(meta.c.name == "indexed").values(number=sa.bindparam("stop"))
+# One row each: before a statement of more rows the index is flushed, and what is flushed has to be merged.
+INDEX = "INSERT INTO originals_fts (rowid, text) VALUES (?, ?)"
+UNINDEX = "INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', ?, ?)"
 IS_WHOLE = sa.or_(originals.c.body.is_not(None), originals.c.frame.is_not(None))
 KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, sa.not_(IS_WHOLE)).label("lacking"))
 KNOWN = KNOWN.where(among(originals.c.ref))
@@ -50,7 +81,11 @@ FRAMED_BYTES = 64 << 10
 FRAMES_HELD = 16
 FRAME = sa.select(frames.c.body).where(frames.c.id == sa.bindparam("frame")).with_for_update()
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
+ADD_FRAME = sa.insert(frames)
 ADD_ORIGINAL = keep_first(originals)
+TO_WORDS = sa.func.to_tsvector(sa.literal_column("'simple'"), sa.bindparam("text", type_=sa.Text))
+WORDED = sa.table("originals", *(sa.column(each.name, each.type) for each in originals.c), sa.column("words"))
+ADD_WITH_WORDS = Upsert(lambda insert: insert(WORDED).values(words=TO_WORDS).on_conflict_do_nothing())
 HOLD_ORIGINAL = keep_first(removed)
 ADD_VECTOR = keep_first(vectors)
 WORDS = sa.table("originals_fts", sa.column("rowid", sa.Integer))
@@ -60,6 +95,7 @@ MATCH_SQLITE = (
     .where(sa.text("originals_fts MATCH :query"))
     .order_by(originals.c.id.desc())
 )
+ACCENTS = re.compile("[\u0300-\u036f]+")
 CANDIDATES = 400
 BM25_K1, BM25_B = 1.2, 0.75
 MATCH_POSTGRESQL = (
@@ -136,8 +172,7 @@ def _folded(text: str) -> str:
     said = _indexed(text)
     if said.isascii():
         return said
-    bare = "".join(each for each in normalize("NFD", said) if not "\u0300" <= each <= "\u036f")
-    return normalize("NFC", bare)
+    return normalize("NFC", ACCENTS.sub("", normalize("NFD", said)))
 
 
 def _ranked_by_server(
@@ -205,7 +240,8 @@ def add_originals(tx: Transaction, change: Change) -> None:
 
 
 def hold(tx: Transaction, tenant: str, branch: str, refs: Iterable[str]) -> None:
-    tx.many(HOLD_ORIGINAL, [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)])
+    those = sorted(refs)
+    tx.columns(HOLD_ORIGINAL, {"tenant": [tenant] * len(those), "branch": [branch] * len(those), "ref": those})
 
 
 def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
@@ -215,15 +251,19 @@ def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
 
 
 def message_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> tuple[bytes, str]:
+    return message_in(_parts_of(tx, row))
+
+
+def _parts_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> Sequence[bytes]:
     if row.frame is None:
-        return unpack_message(row.body)
+        return unpack(row.body, parts=MESSAGE_PARTS)
     found = tx.frames.get(row.frame)
     if found is None:
         body = tx.scalar(sa.select(frames.c.body).where(frames.c.id == row.frame))
         if len(tx.frames) >= FRAMES_HELD:
             tx.frames.pop(next(iter(tx.frames)))
         with suppress(Damaged):
-            found = unpack_messages(body or b"")
+            found = unpack_named(body or b"", parts=MESSAGE_PARTS)
         found = tx.frames[row.frame] = found or {}
     try:
         return found[row.ref]
@@ -236,24 +276,27 @@ def waits_for_index(tx: Transaction) -> bool:
 
 
 def index_some(tx: Transaction) -> bool:
-    """Index the words of the oldest originals that wait for it, about 64 KiB of them; whether more are waiting."""
+    """Index the words of the oldest originals that wait for it, about 256 KiB of them; whether more are waiting.
+
+    Those that share a frame go together, so that each is unpacked once.
+    """
     start: int = tx.execute(sa.select(INDEXED)).scalar_one()
-    waiting = tx.execute(
-        sa.select(originals.c.id, originals.c.size)
-        .where(originals.c.id > start)
-        .order_by(originals.c.id)
-        .limit(AT_ONCE)
-    ).all()
-    stop, size = start, 0
-    for row in waiting:
-        if size > 0 and size + row.size > INDEXED_BYTES:
-            break
-        stop, size = row.id, size + row.size
-    if stop > start:
-        _index(tx, INDEX, originals.c.id > start, originals.c.id <= stop)
-        tx.execute(sa.update(meta).where(meta.c.name == "indexed").values(number=stop))
+    some, size = list[sa.Row[*tuple[Any, ...]]](), 0
+    with tx.execute(WAITING, {"start": start}) as waiting:
+        for row in waiting:
+            is_apart = row.frame is None or not some or row.frame != some[-1].frame
+            if some and is_apart and size + row.size > INDEXED_BYTES:
+                more = True
+                break
+            some.append(row)
+            size += row.size
+        else:
+            more = len(some) == AT_ONCE
+    if some:
+        _index(tx, INDEX, some)
+        tx.execute(SET_INDEXED, {"stop": some[-1].id})
         tx.execute(MERGE, {"pages": MERGED_AT_ONCE})
-    return bool(waiting) and stop < waiting[-1].id
+    return more
 
 
 def merge_words(tx: Transaction, *, begins: bool) -> bool:
@@ -315,29 +358,28 @@ def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> N
     framed = dict[str, int]()
     for group in _grouped(fresh) if tx.full else ():
         its = {each.ref: (each.body, texts[each.ref]) for each in group}
-        frame = tx.execute(sa.insert(frames), {"body": tx.aside(partial(pack_messages, its))}).inserted_primary_key
+        frame = tx.execute(ADD_FRAME, {"body": tx.aside(partial(pack_messages, its))}).inserted_primary_key
         framed |= dict.fromkeys(its, 0 if frame is None else frame[0])
+    has_words = tx.full and tx.dialect == "postgresql"
 
-    def packed() -> list[dict[str, Any]]:
-        return [
-            stored(
-                originals,
-                each,
-                tenant=tenant,
-                size=len(each.body),
-                sha=sha256(each.body).digest(),
-                body=pack_message(each.body, texts[each.ref]) if tx.full and each.ref not in framed else None,
-                frame=framed.get(each.ref),
-                at=at,
-                quarantined=False,
-            )
-            for each in fresh
+    def packed() -> Columns:
+        alone = [
+            None if not tx.full or each.ref in framed else pack_message(each.body, texts[each.ref]) for each in fresh
         ]
+        return {
+            **columns_of(originals, fresh),
+            "tenant": [tenant] * len(fresh),
+            "size": [len(each.body) for each in fresh],
+            "sha": [sha256(each.body).digest() for each in fresh],
+            "body": alone,
+            "frame": [framed.get(each.ref) for each in fresh],
+            "at": [at] * len(fresh),
+            "quarantined": [False] * len(fresh),
+            **({"text": [_indexed(text)[:MAX_WORDS_LEN] for text in texts.values()]} if has_words else {}),
+        }
 
-    tx.execute(ADD_ORIGINAL[tx.dialect], tx.aside(packed))
-    if tx.full and tx.dialect == "postgresql":
-        found = {ref: _indexed(text)[:MAX_WORDS_LEN] for ref, text in texts.items()}
-        tx.execute(SET_WORDS, [{"tenant": tenant, "ref": ref, "text": text} for ref, text in found.items()])
+    tx.columns(ADD_WITH_WORDS if has_words else ADD_ORIGINAL, tx.aside(packed))
+    if has_words:
         there = tx.scalar(FRAMED, {"of_tenant": tenant, "refs": list(framed), "frames": list(framed.values())})
         if there != len(framed):
             _settle(tx, tenant, framed.values())  # another server has archived the same meanwhile
@@ -378,19 +420,21 @@ def _drop(tx: Transaction, tenant: str, refs: list[str]) -> None:
         return
     mine = (originals.c.tenant == tenant, originals.c.ref.in_(refs))
     if tx.dialect == "sqlite":
-        _index(tx, UNINDEX, *mine, originals.c.id <= INDEXED)
+        _index(tx, UNINDEX, tx.execute(sa.select(originals).where(*mine, originals.c.id <= INDEXED)).all())
     emptied = list(tx.scalars(sa.select(originals.c.frame).where(*mine, originals.c.frame.is_not(None)).distinct()))
     tx.execute(sa.delete(originals).where(*mine))
     _settle(tx, tenant, emptied)
 
 
-def _index(tx: Transaction, statement: sa.TextClause, *which: sa.ColumnElement[bool]) -> None:
-    found = []
-    for row in tx.execute(sa.select(originals).where(*which, IS_WHOLE).order_by(originals.c.id)).all():
-        with suppress(Damaged):
-            found.append({"id": row.id, "text": _folded(message_of(tx, row)[1])})
+def _index(tx: Transaction, statement: str, rows: Iterable[sa.Row[*tuple[Any, ...]]]) -> None:
+    found = list[tuple[int, str]]()
+    for row in rows:
+        if row.frame is not None or row.body is not None:
+            with suppress(Damaged):
+                text = text_in(_parts_of(tx, row))
+                found.append((row.id, text if text.isascii() else _folded(text)))  # SQLite folds ASCII itself
     if found:
-        tx.execute(statement, found)
+        tx.connection.exec_driver_sql(statement, found)
 
 
 def _indexed(text: str) -> str:

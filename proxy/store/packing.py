@@ -21,6 +21,7 @@ HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
 MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 WITHOUT_WORDS = 8 << 10
 SIZE = 4
+MESSAGE_PARTS = 3
 PACKED_WORDS = b"\1"
 FRAME = b"\x28\xb5\x2f\xfd"  # what every frame begins with: RFC 8878, section 3.1.1
 # What is stored was packed with exactly this: another one needs another mark before what it packs.
@@ -55,6 +56,9 @@ MESSAGES = zstandard.ZstdCompressionDict(
     dict_type=zstandard.DICT_TYPE_RAWCONTENT,
 )
 """What most messages begin with. What was packed without it is read all the same, with another one nothing is."""
+
+
+_ESCAPES = json.JSONEncoder(ensure_ascii=False)  # json.dumps makes one for each text
 
 
 class Damaged(ValueError): ...
@@ -155,7 +159,7 @@ def pack_message(body: bytes, text: str) -> bytes:
 
 
 def unpack_message(packed: bytes) -> tuple[bytes, str]:
-    return _message(unpack(packed, parts=3))
+    return message_in(unpack(packed, parts=MESSAGE_PARTS))
 
 
 def pack_messages(given: Mapping[str, tuple[bytes, str]]) -> bytes:
@@ -163,7 +167,7 @@ def pack_messages(given: Mapping[str, tuple[bytes, str]]) -> bytes:
 
 
 def unpack_messages(packed: bytes) -> dict[str, tuple[bytes, str]]:
-    return {ref: _message(parts) for ref, parts in unpack_named(packed, parts=3).items()}
+    return {ref: message_in(parts) for ref, parts in unpack_named(packed, parts=MESSAGE_PARTS).items()}
 
 
 def _message_parts(body: bytes, text: str) -> tuple[bytes, bytes, bytes]:
@@ -173,14 +177,18 @@ def _message_parts(body: bytes, text: str) -> tuple[bytes, bytes, bytes]:
     return head, tail if found else b"", said
 
 
-def _message(parts: Sequence[bytes]) -> tuple[bytes, str]:
-    head, tail, said = parts
-    text = _text(said)
+def message_in(parts: Sequence[bytes]) -> tuple[bytes, str]:
+    head, tail, _ = parts
+    text = text_in(parts)
     return (head + _escaped(text) + tail if tail else head), text
 
 
+def text_in(parts: Sequence[bytes]) -> str:
+    return _text(parts[2])
+
+
 def _escaped(text: str) -> bytes:
-    return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+    return exact_bytes(_ESCAPES.encode(text)[1:-1])
 
 
 def _text(said: bytes) -> str:

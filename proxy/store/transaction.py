@@ -106,7 +106,7 @@ def _plain(error: BaseException) -> str:
 class Upsert(dict[str, sa.Insert]):
     """An INSERT for every dialect by name, made when it is asked for: the other dialect is imported by nobody."""
 
-    def __init__(self, make: Callable[[Callable[[sa.Table], Any]], sa.Insert]) -> None:
+    def __init__(self, make: Callable[[Callable[[sa.TableClause], Any]], sa.Insert]) -> None:
         super().__init__()
         self._make = make
 
@@ -243,7 +243,7 @@ class Transaction:
         self.damage = damage
         self._driver: Any = connection.connection.driver_connection
         self._apart: Callable[[Callable[[], object]], object] | None = connection.info.get(ASIDE)
-        self.frames: dict[int, dict[str, tuple[bytes, str]]] = {}
+        self.frames: dict[int, dict[str, list[bytes]]] = {}
 
     def many(self, statement: Statement | Upsert, rows: Sequence[Mapping[str, object]]) -> None:
         """Execute a statement once a row; all rows have the same keys."""
