@@ -271,7 +271,7 @@ def _rewritten(
     packed = tx.aside(lambda: pack(*parts_of(left), level=1))
     tx.many(SET_INSPECTED, [{"tenant": home[0], "conversation": home[1], "body": packed}])
     stays = tx.aside(partial(_needed, left)) & {*fresh, *chain.from_iterable(refs.values())}
-    stays -= _archived(tx, home, stays)
+    stays -= _archived(tx, home, stays if len(fresh) <= FEW else stays - fresh.keys())  # of many it was asked before
     for number in sorted(refs.keys() - gone):
         if not stays.issuperset(refs[number]):
             gone.add(number)
