@@ -239,11 +239,9 @@ ASKED_AGAIN = (
 
 
 def add_evictions(tx: Transaction, change: Change, *, version: int) -> None:
-    rows, own = (
-        change.evictions,
-        {"tenant": change.tenant, "branch": change.branch, "version": version, "at": change.at},
-    )
+    rows = change.evictions
     if rows:
+        own = {"tenant": change.tenant, "branch": change.branch, "version": version, "at": change.at}
         shared = {name: [value] * len(rows) for name, value in own.items()}
         tx.columns(ADD_EVICTION, {**columns_of(evictions, rows), **shared, "position": range(len(rows))})
 
