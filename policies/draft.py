@@ -534,6 +534,7 @@ def placeholder_for(bounds: Bounds, index: int) -> str:
         ref=message.ref,
         max_tokens=settings.placeholder_tokens,
         counter=bounds.counter,
+        readings=bounds.readings,
     )
 
 

@@ -30,6 +30,7 @@ from policies.text.segments import (
     clipped,
     is_question,
     literals,
+    may_report,
     normal,
     parse,
     sources_of,
@@ -245,7 +246,7 @@ def _statements(
         return tuple(known)
     every = [*(Source(-1, "user", line, tokens=_tokens(line)) for line in known), *spoken]
     read = [*(_undivided(source) for source in every[: len(known)]), *(readings.of(source) for source in spoken)]
-    items = _each_once([i for i in candidates(every, read) if not i.segment.key and _states(i.segment.text)])
+    items = _each_once([i for i in candidates(every, read) if not i.segment.key and _states(i.segment)])
     for item in items:
         item.cost = _tokens(item.segment.text) + TOKENS_PER_LINE
         item.factor *= (IN_GOAL if item.segment.text in goal else 1.0) * (KNOWN if item.source < len(known) else 1.0)
@@ -260,11 +261,14 @@ def _statements(
     return tuple(items[n].segment.text for n in sorted(chosen))
 
 
-def _states(sentence: str) -> bool:
-    if is_question(sentence) or len(terms_of(sentence)) < MIN_TERMS:
+_NO_LETTER = re.compile(r"[\x00-@\[-`{-\x7f]")
+
+
+def _states(segment: Segment) -> bool:
+    if len(segment.terms) < MIN_TERMS or is_question(segment.text):
         return False
-    telling = [c for c in sentence if not c.isspace()]
-    return sum(c.isalpha() or not c.isascii() for c in telling) >= MIN_LETTERS * len(telling)
+    telling = "".join(segment.text.split())
+    return len(_NO_LETTER.findall(telling)) <= (1 - MIN_LETTERS) * len(telling)
 
 
 def _tokens(text: str) -> int:
@@ -309,6 +313,9 @@ _REPORTED = re.compile(
     r"|\bexit(?:ed)?(?: with)?(?: code| status)?[:=]? ?-?[1-9]\d{0,2}\b|\b[1-9]\d* (?:failed|errors?)\b"
     r"|\AHTTP/[\d.]+ [45]\d\d\b|\b(?:HTTP|status(?: code)?)[ :=]{1,2}[45]\d\d\b|\A[45]\d\d (?:[A-Z][a-z]+ ?){1,4}\Z"
 )
+_TOLD_BY = ("error", "err!", "exception", "panic", "fatal", "fail", "traceback", "no such file", "not found",
+            "permission denied", "is a directory", "exit", "http", "status")  # fmt: skip
+"""What such a line has one of, unless it begins with a status code."""
 
 
 def _errors(sources: Sequence[Source]) -> dict[int, str]:
@@ -337,8 +344,9 @@ def _error_in(text: str) -> str:
     lines = [" ".join(line.split()) for line in text[-10 * ALL_READ :].splitlines()]
     if len(text) > ALL_READ:
         lines = lines[-LAST_LINES:]
+    telling = [line for line in lines if line[:1].isdigit() or may_report(line, _TOLD_BY)]
     for shape in (_RAISED.match, _REPORTED.search):
-        found = next((line for line in reversed(lines) if line and shape(line[: 2 * MAX_LINE_LEN])), "")
+        found = next((line for line in reversed(telling) if shape(line[: 2 * MAX_LINE_LEN])), "")
         if found:
             return _line(found)
     return ""

@@ -16,7 +16,7 @@ from itertools import accumulate, chain, count
 from typing import Protocol
 
 from policies.ledger import Identifier
-from policies.text.segments import SHORTEST_IDENTIFIER, Segment, Source, TextReading, is_identifier, shape
+from policies.text.segments import DIGIT, SHORTEST_IDENTIFIER, Segment, Source, TextReading, is_identifier, shape
 from policies.tokens import TokenCounter
 
 IDENTIFIER = 3.0
@@ -115,8 +115,8 @@ class Weights:
     def _weigh(self, term: str) -> float:
         used = term in self._used
         if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
-            asked = USED if used else LIKE_USED if shape(term) in self._shapes else 1.0
-            if term.isascii() and "/" not in term and not any(c.isdigit() for c in term):  # may be any key of records
+            asked = USED if used else LIKE_USED if self._shapes and shape(term) in self._shapes else 1.0
+            if term.isascii() and "/" not in term and not DIGIT.search(term):  # may be any key of records
                 return math.log(self._most / max(1, self._in[term])) * IDENTIFIER * asked
             again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
             return math.log(self._most) * IDENTIFIER * again * asked

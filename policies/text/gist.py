@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from policies.text.choice import Item, Weights, choose, fitted, joined
 from policies.text.segments import (
+    Readings,
     Segment,
     Source,
     TextReading,
@@ -39,6 +40,7 @@ def gist(
     counter: TokenCounter,
     whole: bool = False,
     between: str = "\n",
+    readings: Readings | None = None,
 ) -> str:
     """The segments of a text that tell most within ``max_tokens``, in their order, beside what is ``known``.
 
@@ -50,7 +52,7 @@ def gist(
     text = without_line_numbers(text) if role == "tool" else text
     if whole and counter.count(between.join(error_lines(text))) > max_tokens:
         return ""
-    items = _items(text, role)
+    items = _items((Readings() if readings is None else readings).of(Source(0, role, text)), role)
     weights = Weights([frozenset(item.segment.terms) for item in items])
     ranked = choose(items, 2 * max_tokens, weights=weights, shown=terms_of(known))
     if whole:
@@ -68,8 +70,8 @@ def gist(
     return clip(best.segment.text, max_tokens=max_tokens, counter=counter)
 
 
-def _items(text: str, role: str) -> list[Item]:
-    segments = [s for s in TextReading(Source(0, role, text)).segments if s.terms]
+def _items(reading: TextReading, role: str) -> list[Item]:
+    segments = [s for s in reading.segments if s.terms]
     return [
         Item(
             source=0,
@@ -104,7 +106,16 @@ def _telling(pair: Segment) -> float:
     return 1.0 if pair.terms and not pair.text.isdigit() and pair.text not in {"true", "false"} else 0.0
 
 
-def placeholder(text: str, *, tool: str, arguments: str, ref: str, max_tokens: int = 50, counter: TokenCounter) -> str:
+def placeholder(
+    text: str,
+    *,
+    tool: str,
+    arguments: str,
+    ref: str,
+    max_tokens: int = 50,
+    counter: TokenCounter,
+    readings: Readings | None = None,
+) -> str:
     name = re.sub(r"\s+", " ", tool)[:64] or "tool"
     argument = _harmless(key_argument(arguments))
 
@@ -116,7 +127,8 @@ def placeholder(text: str, *, tool: str, arguments: str, ref: str, max_tokens: i
         room = max_tokens - counter.count(line(called, "")) - 2
         if room < 0:
             continue
-        found = gist(text, known=f"{tool} {arguments}", max_tokens=room, counter=counter, between=" … ")
+        known = f"{tool} {arguments}"
+        found = gist(text, known=known, max_tokens=room, counter=counter, between=" … ", readings=readings)
         found = _harmless(found)
         while found and counter.count(line(called, found.rstrip("."))) > max_tokens:
             room -= 1

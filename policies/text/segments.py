@@ -16,16 +16,20 @@ import re
 import unicodedata
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, pairwise
 from operator import add
 from sys import intern
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from unicode_segmentation_rs import unicode_sentences
 
 from policies.messages import ToolCall, Transcript
+
+T = TypeVar("T")
 
 _SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """Thai, Lao, Burmese, Khmer, Kana and Han: written without blanks."""
@@ -170,18 +174,20 @@ def _width(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
-class _Lowered(dict[str, str]):
-    """Terms by the words as they stand, which soon come again; all forgotten when they are too many."""
+class _Known(dict[str, T]):
+    """What is worked out of words, which soon come again; all forgotten when they are too many."""
 
-    def __missing__(self, word: str) -> str:
-        if len(self) >= MAX_LOWERED:
+    def __init__(self, work_out: Callable[[str], T]) -> None:
+        self._work_out = work_out
+
+    def __missing__(self, word: str) -> T:
+        if len(self) >= MAX_KNOWN:
             self.clear()
-        term = self[word] = intern(word.lower())
-        return term
+        made = self[word] = self._work_out(word)
+        return made
 
 
-MAX_LOWERED = 20_000
-_LOWERED = _Lowered()
+MAX_KNOWN = 20_000
 
 
 class TextReading:
@@ -202,7 +208,7 @@ class TextReading:
             self.segments = list(structured(document) if document is not None else self._lines(text))
         else:
             self.segments = self._said(text)
-        arguments = [c.arguments for c in source.calls] or ([source.arguments] if source.arguments else [])
+        arguments = [c.arguments for c in source.calls] or [source.arguments]
         self.asked = frozenset([t for each in arguments for t in terms_of(each)])
         for call in source.calls:
             document = parse(call.arguments)
@@ -214,20 +220,24 @@ class TextReading:
             chain.from_iterable([(s.key.lower(), *s.terms) if s.key else s.terms for s in self.segments])
         )
 
+    def answering(self, arguments: str) -> "TextReading":
+        """The same of a result that answers a call with these arguments."""
+        made = copy(self)
+        made.asked = frozenset(terms_of(arguments))
+        return made
+
     def _said(self, text: str) -> list[Segment]:
         found = list[Segment]()
         begin, inside = set[str](), list[str]()
         finds, solid = (_ASCII_WORD.findall, False) if text.isascii() else (WORD.findall, _IS_SOLID.search(text))
-        marked = _MARKED.search(text) is not None
-        lower: Callable[[str], str] = str.lower if solid else _LOWERED.__getitem__
+        lower: Callable[[str], str] = str.lower if solid else _LOWER.__getitem__
         for sentence in pieces(sentences(text)):
             words = finds(sentence)
-            low = list(map(lower, words))
+            low = map(lower, words)
+            found.append(Segment(sentence, _terms(low) if solid else tuple(dict.fromkeys(low))))
             begin.update(words[:1])
             inside += words[1:]
-            if marked and _MARKED.search(sentence):
-                self._identify(words)
-            found.append(Segment(sentence, _terms(low) if solid else tuple(dict.fromkeys(low))))
+            self._identify(words)
         within = set(inside)
         below = set(map(lower, within))
         self.names = frozenset(map(lower, within - below))
@@ -236,16 +246,14 @@ class TextReading:
 
     def _lines(self, text: str) -> Iterator[Segment]:
         for line in pieces(line.strip() for line in text.splitlines() if _TELLING.search(line)):
-            if _MARKED.search(line):
-                self._identify(WORD.findall(line))
-            yield Segment(line, terms_of(line))
+            is_ascii = line.isascii()
+            words = _ASCII_WORD.findall(line) if is_ascii else WORD.findall(line)
+            self._identify(words)
+            yield Segment(line, tuple(dict.fromkeys(map(_LOWER.__getitem__, words))) if is_ascii else _terms(words))
 
     def _identify(self, words: Iterable[str]) -> None:
-        for word in words:
-            if len(word) < 5 or word.isalpha() or word.isdigit():
-                continue
-            if is_identifier(word) and not _OWNED.match(word):
-                self.identifiers[word.lower()] = word
+        for word in filter(_TELLS_ALONE.__getitem__, words):
+            self.identifiers[word.lower()] = word
 
 
 _DATE = re.compile(r"\d+[-/.]\d+[-/.]\d+\Z")
@@ -265,16 +273,15 @@ _OWNED = re.compile(
 _COUNTED = re.compile(r"\d[\d.]*[^\W\d_a-zA-Z]+\Z")
 """A number with the word or ending behind it, of a script that puts no blank between them."""
 _LETTER = re.compile(r"[^\W\d_]")
-_DIGIT = re.compile(r"\d")
+DIGIT = re.compile(r"\d")
 _JOINT = re.compile(r"[_@/\s]")
-_MARKED = re.compile(r"[\d_@/]")
-"""What every identifier has one of."""
 
 
+@lru_cache(MAX_KNOWN)
 def is_identifier(word: str) -> bool:
     if word.isalpha():
         return False
-    if _DIGIT.search(word):
+    if DIGIT.search(word):
         if len(word) >= MIN_LONG_NUMBER and word.isdigit():
             return True
         if not word.isascii() and _COUNTED.match(word):
@@ -286,9 +293,18 @@ def is_identifier(word: str) -> bool:
 SHORTEST_IDENTIFIER = 5
 
 
+def _tells_alone(word: str) -> bool:
+    if len(word) < SHORTEST_IDENTIFIER or word.isalpha() or word.isdigit():
+        return False
+    return is_identifier(word) and not _OWNED.match(word)
+
+
+_LOWER = _Known(lambda word: intern(word.lower()))
+_TELLS_ALONE = _Known(_tells_alone)
 _PART = re.compile(r"[^\W_]+")
 
 
+@lru_cache(MAX_KNOWN)
 def shape(word: str) -> str:
     return _PART.sub(_kind_of, word)
 
@@ -363,8 +379,10 @@ class Readings:
         return len(self._kept)
 
     def of(self, source: Source) -> TextReading:
+        if source.arguments and not source.calls:
+            return self.of(Source(source.position, "tool", source.text)).answering(source.arguments)
         calls = "\0".join([f"{c.name}\1{c.arguments}" for c in source.calls]) if source.calls else ""
-        said = f"{source.role}\0{source.tool}\0{source.arguments}\0{calls}\0{source.text}"
+        said = f"{source.is_result}\0{calls}\0{source.text}"
         key = blake2b(said.encode(errors="replace"), digest_size=16).digest()
         found = self.find(key)
         if found is None:
@@ -514,12 +532,26 @@ def is_code(line: str) -> bool:
     return bool(_SOURCE_LINE.search(line)) and not _REPORTED.search(line)
 
 
+_REPORTING = (
+    "error", "exception", "fail", "fatal", "denied", "not found", "invalid", "traceback", "cannot", "unable to",
+    "refused", "timed", "timeout", "panic", "exit ",
+)  # fmt: skip
+
+
+def may_report(text: str, words: Iterable[str] = _REPORTING) -> bool:
+    """Whether a text has one of the words in any case of letters; True of what is not ASCII."""
+    if not text.isascii():
+        return True
+    low = text.lower()
+    return any([word in low for word in words])
+
+
 def reports_error(line: str) -> bool:
-    return bool(ERROR.search(line)) and not _NONE.search(line) and not is_code(line[:MAX_LINE_LEN])
+    return may_report(line) and bool(ERROR.search(line)) and not _NONE.search(line) and not is_code(line[:MAX_LINE_LEN])
 
 
 def error_lines(text: str) -> tuple[str, ...]:
-    if not ERROR.search(text):
+    if not may_report(text) or not ERROR.search(text):
         return ()
     return tuple(dict.fromkeys(_around(line) for line in text.splitlines() if reports_error(line)))
 
