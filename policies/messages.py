@@ -57,7 +57,7 @@ class Body:
 
 
 class Message(NamedTuple):
-    """What planning needs of a message without reading it: a tuple, since a request has hundreds, and a worker gets them.
+    """What planning needs of a message without reading it; a tuple, since requests have hundreds and workers get them.
 
     ``digest`` is 16 bytes of BLAKE2b over role and content, without ids and markers. ``tokens`` are uncalibrated, media
     and overhead included. ``answers`` is the id of the call that a tool result answers. ``keep`` is True for "never

@@ -542,8 +542,7 @@ def may_report(text: str, words: Iterable[str] = _REPORTING) -> bool:
     """Whether a text has one of the words in any case of letters; True of what is not ASCII."""
     if not text.isascii():
         return True
-    low = text.lower()
-    return any([word in low for word in words])
+    return any(map(text.lower().__contains__, words))
 
 
 def reports_error(line: str) -> bool:
