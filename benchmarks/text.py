@@ -1,16 +1,26 @@
-"""What an extract of 100,000 tokens costs: CPU in ms of one never seen and of one whose messages were read before.
+"""What an extract of 100,000 tokens costs, and the whole batch: CPU in ms.
 
     python -m benchmarks.text
 
-Carriers are written (``benchmarks/sets.py``): chat in English and in Chinese, and results of calls. Best of four, with
-the garbage collector set as in the processes that plan.
+The extract of what was never seen and of what was read before, of written carriers (``benchmarks/sets.py``): chat in
+English and in Chinese, and results of calls; best of four, with the garbage collector set as in the processes that
+plan. Then cold histories, a chat's and an agent's, sent to a served Weir in a window of 32,768: CPU of all of its
+processes until they are quiet, that is reading, counting, planning, archiving and indexing. The median of six.
 """
 
 import json
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
 from random import Random
+from statistics import median
 from time import process_time
 
+from benchmarks.neighbours import WINDOW, tree
+from benchmarks.processes import Cores, Running, companion, weir
 from benchmarks.sets import TOKENS_PER_CHARACTER, written
+from benchmarks.traffic import Conversation
 from policies.messages import ToolCall
 from policies.text.extract import extract
 from policies.text.segments import Readings, Source
@@ -20,6 +30,8 @@ from proxy.telemetry.process import collect_seldom
 TOKENS = 100_000
 KEPT = 4_000
 ROUNDS = 4
+SERVED, STARTED = 6, 2
+"""Requests that are measured, after those with which the worker starts."""
 MAX_MS = 120
 
 
@@ -59,6 +71,55 @@ def results() -> list[Source]:
     return sources
 
 
+def bodies(kind: str) -> list[bytes]:
+    """Requests of histories that nobody has seen."""
+    if kind == "agent":
+        requests = [Conversation(Random(n)).next().data for n in range(STARTED + SERVED)]
+        return [request.partition(b"\r\n\r\n")[2] for request in requests]
+    talks = [[m for turn in written("en", TOKENS, Random(n)) for m in turn] for n in range(STARTED + SERVED)]
+    asked = {"role": "user", "content": "And now?"}
+    return [json.dumps({"model": "gpt-4o-mini", "messages": [*talk, asked]}).encode() for talk in talks]
+
+
+def spent(served: Running) -> dict[int, float]:
+    """CPU seconds of each of Weir's processes."""
+    used: dict[int, float] = {}
+    for pid in tree(served.pid):
+        try:
+            used[pid] = time.clock_gettime((~pid << 3) | 2)
+        except OSError:
+            continue
+    return used
+
+
+def batch(served: Running, body: bytes) -> tuple[float, float]:
+    """CPU ms of all processes, and of the one that serves, for a request of which something is removed."""
+    headers = {"Authorization": "Bearer sk-text", "Content-Type": "application/json"}
+    before = spent(served)
+    address = f"http://127.0.0.1:{served.port}/v1/chat/completions"
+    with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=60) as answer:
+        answer.read()
+        assert answer.headers["x-weir-actions"] not in {None, "none"}, answer.headers
+    time.sleep(1.0)
+    used = {pid: 1_000 * (now - before.get(pid, 0.0)) for pid, now in spent(served).items()}
+    return sum(used.values()), used[served.pid]
+
+
+def print_served() -> None:
+    """Print a line for each kind of history."""
+    print(f"\n{'batch served':18}{'CPU ms':>8}{'of it serving':>15}")
+    for kind in ("chat", "agent"):
+        with tempfile.TemporaryDirectory(prefix="weir-bench-") as home:
+            place, cores = Path(home), Cores.split()
+            every = cores.tested | cores.others
+            with (
+                companion("stub", "--any", name="stub", cores=every, home=place) as stub,
+                weir("weir", upstream=stub.port, window=WINDOW, cores=every, home=place) as served,
+            ):
+                taken = [batch(served, body) for body in bodies(kind)][STARTED:]
+        print(f"{kind:18}{median(t for t, _ in taken):8.0f}{median(s for _, s in taken):15.0f}")
+
+
 def main() -> None:
     """Print a line for each carrier."""
     collect_seldom(COLLECT_AFTER)
@@ -74,6 +135,7 @@ def main() -> None:
                 extract(sources, max_tokens=KEPT, counter=Counter(rate), readings=readings)
                 times.append(1_000 * (process_time() - begun))
         print(f"{name:10}{sum(s.tokens for s in sources):8}{min(fresh):12.0f}{min(seen):8.0f}")
+    print_served()
 
 
 if __name__ == "__main__":
