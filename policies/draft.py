@@ -44,7 +44,7 @@ from policies.messages import (
 from policies.settings import ContextSettings, ExtractShape, Layer, Param
 from policies.text.gist import placeholder
 from policies.text.segments import Readings
-from policies.tokens import TokenCounter, clip_middle
+from policies.tokens import TokenCounter, clip_middle, left_out
 
 NO_LAYER = Layer(strategy="")
 Rule = Callable[[Sequence[Message | None]], bool]
@@ -441,7 +441,6 @@ def whole(default: int | None, *, least: int = 0) -> Any:
 
 
 def number(default: float | None, *, most: float | None = None) -> Any:
-    """A parameter that is a number from 0 to ``most``."""
     return field(default=default, metadata={"kind": "number"} | ({} if most is None else {"most": most}))
 
 
@@ -510,8 +509,14 @@ def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage,
     return (each for each in touchable(draft, bounds) if each[2].is_result and not each[2].media)
 
 
+def text_at(bounds: Bounds, index: int) -> str:
+    """What a message says; of a result beyond what is read of a history, where it is."""
+    message, text = bounds.transcript.messages[index], bounds.transcript.read(index).text
+    return text or (left_out(message.tokens, message.ref) if message.is_result and not message.media else "")
+
+
 def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: str | None = None) -> Edit:
-    own = bounds.transcript.read(index).text if text is None else text
+    own = text_at(bounds, index) if text is None else text
     ref = bounds.transcript.messages[index].ref
     return bounds.edited(index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
 

@@ -56,14 +56,14 @@ def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) 
     total = counter.count(text)
     if total <= max_tokens:
         return text
-    kept = max(0, max_tokens - counter.count(_note(total, ref)) - 2)  # the note's two line breaks
+    kept = max(0, max_tokens - counter.count(left_out(total, ref)) - 2)  # the note's two line breaks
     while kept >= MIN_KEPT:
         clipped = _cut(text, kept / total, total - kept, ref)
         size = counter.count(clipped)
         if size <= max_tokens:
             return clipped
         kept = min(kept - 1, int(kept * max_tokens / size * 0.98))
-    return _note(total, ref)
+    return left_out(total, ref)
 
 
 def shorten(text: str, longest: int) -> str:
@@ -148,10 +148,10 @@ def cut_line(ref: str, cursor: int) -> str:
 def _cut(text: str, share: float, removed: int, ref: str) -> str:
     keep = max(2, int(len(text) * share))
     head = int(keep * HEAD_SHARE)
-    return f"{text[:head]}\n{_note(removed, ref)}\n{text[len(text) - (keep - head) :]}"
+    return f"{text[:head]}\n{left_out(removed, ref)}\n{text[len(text) - (keep - head) :]}"
 
 
-def _note(removed: int, ref: str) -> str:
+def left_out(removed: int, ref: str) -> str:
     return f"[weir: about {removed} tokens left out here; archived as {ref}]"
 
 

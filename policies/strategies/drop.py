@@ -33,6 +33,7 @@ from policies.draft import (
     number,
     ref_at,
     results,
+    text_at,
     whole,
     word,
 )
@@ -92,7 +93,7 @@ def _capped(bounds: Bounds, piece: PlannedMessage, index: int, tool: str) -> Edi
     if piece.tokens <= cap and not names:
         return None
     counter = bounds.counter
-    trimmed, found = without_fields(bounds.transcript.read(index).text, names)
+    trimmed, found = without_fields(text_at(bounds, index), names)
     # which fields are missing is said where that is worth its tokens
     named = "\n" + json.dumps({"left_out": list(found), "ref": ref}, ensure_ascii=False)
     for line in (named, "") if found else ("",):
@@ -168,7 +169,7 @@ def _cut(bounds: Bounds, index: int, piece: PlannedMessage, *, allowed: int, flo
     most = piece.tokens - 1 if piece.text is None else int(piece.tokens * (1 - MIN_CUT_AGAIN))
     if most < floor:
         return None
-    text = piece.text if piece.text is not None and is_condensed(piece) else bounds.transcript.read(index).text
+    text = piece.text if piece.text is not None and is_condensed(piece) else text_at(bounds, index)
     edit = clipped(bounds, index, min(allowed, most), EditKind.TRUNCATE, text=text)
     return edit if edit.tokens <= most and edit.text != text else None
 

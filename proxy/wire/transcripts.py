@@ -31,6 +31,7 @@ from policies.messages import (
     head_length,
     tokens_by_role,
 )
+from policies.tokens import left_out
 from proxy.errors import Busy, InvalidJSON, RequestTooLarge
 from proxy.wire.chat import SEALED, body_of, message_of, named_files, read_messages
 from proxy.wire.codec import (
@@ -456,32 +457,47 @@ MAX_READ = 500_000
 """Tokens of a history that are read to plan it."""
 MIN_SKIMMED = 160
 CHARS_OF_A_TOKEN = 4
+PART_OF_ONE = 10  # of what is read: 25,000 tokens at the least, what a result is capped to
 
 
 def skimmed(transcript: Transcript, *, window: int) -> Transcript:
     """A transcript of which no more is read than a plan may take: the head, the task, the newest messages are whole.
 
-    What may be forwarded is among the newest: a window and half of it again.
+    What may be forwarded is among the newest: a window and half of it again. A result among them that is too long for
+    that is read at both ends, as it may be forwarded.
     """
     if transcript.tokens <= max(MAX_READ, 2 * window):
         return transcript
-    messages, left = transcript.messages, max(MAX_READ // 2, window + window // 2)
-    task = first_user(messages)
+    messages, room = transcript.messages, max(MAX_READ // 2, window + window // 2)
+    left, task, ends = room, first_user(messages), set[int]()
     whole = {*range(transcript.head), *(() if task is None else (task,))}
     for index in range(len(messages) - 1, transcript.head - 1, -1):
-        left -= messages[index].tokens
-        if left < 0:
+        message = messages[index]
+        if message.tokens <= left:
+            whole.add(index)
+            left -= message.tokens
+        elif message.is_result and left > 0:
+            ends.add(index)
+            left -= min(message.tokens, room // PART_OF_ONE)
+        elif message.tokens <= room:
             break
-        whole.add(index)
     users = frozenset(i for i, m in enumerate(messages) if m.role == "user" and i not in whole)
     most = max(MIN_SKIMMED, MAX_READ // 2 * CHARS_OF_A_TOKEN // max(1, len(users)))
-    return replace(transcript, read=partial(_skim, transcript.read, frozenset(whole), users, most))
+    longest = {**dict.fromkeys(users, most), **dict.fromkeys(ends, room // PART_OF_ONE * CHARS_OF_A_TOKEN)}
+    return replace(transcript, read=partial(_skim, transcript.read, messages, frozenset(whole), longest))
 
 
-def _skim(read: Callable[[int], Body], whole: frozenset[int], users: frozenset[int], most: int, index: int) -> Body:
-    body = read(index)
-    if index in whole or (index in users and len(body.text) <= most):
+def _skim(
+    read: Callable[[int], Body],
+    messages: Sequence[Message],
+    whole: frozenset[int],
+    longest: Mapping[int, int],
+    index: int,
+) -> Body:
+    body, most, message = read(index), longest.get(index, 0), messages[index]
+    if index in whole or (most and len(body.text) <= most):
         return body
-    if index not in users:
+    if not most:
         return replace(body, text="", reasoning="")
-    return replace(body, text=f"{body.text[: most // 2]}\n{body.text[-most // 2 :]}")
+    between = f"\n{left_out(message.tokens - most // CHARS_OF_A_TOKEN, message.ref)}\n" if message.is_result else "\n"
+    return replace(body, text=f"{body.text[: most // 2]}{between}{body.text[-most // 2 :]}")

@@ -15,6 +15,7 @@ import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
+from proxy.wire import transcripts
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
     ALONE,
@@ -28,6 +29,7 @@ from tests.functional.harness import (
     batches,
     opening,
     prose,
+    tool_step,
     weir,
 )
 from tests.profile import tried
@@ -116,6 +118,37 @@ async def test_a_newest_message_of_20_000_tokens_is_clipped_and_kept_in_full(
     assert clipped.startswith("BEGINNING ")
     assert clipped.endswith(" END")
     assert seen.prompt_tokens + 512 <= WINDOW
+
+
+@pytest.mark.requirement("A0.3", "P12", "S.26")
+@pytest.mark.parametrize("earlier", [0, 6])
+async def test_a_newest_result_beyond_what_is_read_of_a_history_keeps_both_ends(
+    earlier: int, upstream: RunningSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcripts, "MAX_READ", 4_000)
+    added = big_step("BEGINNING " + prose(BIG_WORDS, seed=3) + " END")
+    clipped, seen = await forwarded_and_restored(upstream, tmp_path / "w.db", earlier=earlier, added=added)
+    assert clipped.startswith("BEGINNING ")
+    assert clipped.endswith(" END")
+    assert COUNTER.count(clipped) > 1_000
+    assert seen.prompt_tokens + 512 <= WINDOW
+
+
+@pytest.mark.requirement("A0.3", "P12", "S.26")
+async def test_none_of_many_newest_results_beyond_what_is_read_is_forwarded_empty(
+    upstream: RunningSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcripts, "MAX_READ", 4_000)
+    steps = [tool_step(n, words=4_000) for n in range(40)]
+    calls = [call for called, _ in steps for call in called["tool_calls"]]
+    results = [result for _, result in steps]
+    async with weir(upstream.base_url, tmp_path / "w.db") as target:
+        talk = Talk(target.client())
+        talk.messages += [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+        await talk.ask(tools=TOOLS)
+    shown = [m["content"] for m in arrays_of(answered(upstream))[-1] if m["role"] == "tool"]
+    assert len(shown) == len(results)
+    assert all(NOTE.search(text) for text in shown)
 
 
 @pytest.mark.requirement("A0.3", "P12", "R.22")
