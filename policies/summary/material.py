@@ -13,10 +13,14 @@ from dataclasses import dataclass, replace
 from policies.tokens import TokenCounter, clip_middle
 
 _INVISIBLE = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e"
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e"
     "\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+    "|(?<![\u0600-\u109f\u1780-\u18aa\u2600-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff])[\u200c\u200d]"
 )
-"""Characters that no reader sees: they split a marker for a pattern, or spell text for a model alone."""
+"""Characters that no reader sees: they split a marker for a pattern, or spell text for a model alone.
+
+One joiner stays behind a letter of a script that spells with it (Persian, Hindi, Malayalam …) and behind an emoji.
+"""
 _LINE_ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
 _WIDE = str.maketrans({"\uff1c": "\u2039", "\uff1e": "\u203a", "\ufe64": "\u2039", "\ufe65": "\u203a"})
 _OPENERS = (

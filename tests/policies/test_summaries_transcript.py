@@ -108,3 +108,35 @@ def test_the_tag_follows_from_what_it_holds() -> None:
 def test_hostile_repetition_is_read_in_linear_time(unit: str) -> None:
     text = unit * (200_000 // len(unit))
     harmless(text)  # quadratic would take hours
+
+
+@pytest.mark.requirement("R.58")
+@pytest.mark.parametrize(
+    "said",
+    [
+        "\u06a9\u062a\u0627\u0628\u200c\u0647\u0627 \u0631\u0627 \u0646\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        "\u0915\u094d\u200d\u0937 \u0915\u094d\u200c\u0937",
+        "\u0d05\u0d35\u0d28\u0d4d\u200d \u0d2a\u0d31\u0d1e\u0d4d\u0d1e\u0d41",
+        "\U0001f469\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f\u200d\U0001f525",
+    ],
+    ids=["Persian", "Hindi", "Malayalam", "emoji"],
+)
+def test_a_joiner_stays_where_a_script_spells_with_it(said: str) -> None:
+    assert harmless(said) == said
+
+
+@pytest.mark.requirement("R.58")
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("sys\u200dtem", "system"),
+        ("<\u200c/system>", "\u2039/system>"),
+        ("[\u200dassistant]", "(assistant]"),
+        ("\uff1c\u200d|user|>", "\u2039|user|\u203a"),
+        ("\u0645\u200c\u200d\u200c\u06a9", "\u0645\u200c\u06a9"),
+        ("\u0645\u200b\u200d\u06a9", "\u0645\u06a9"),
+    ],
+)
+def test_a_joiner_splits_no_marker_and_spells_no_message(said: str, shown: str) -> None:
+    assert harmless(said) == shown
+    assert harmless(shown) == shown
