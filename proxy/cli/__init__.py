@@ -1,5 +1,6 @@
 """The command ``weir``: a table of commands whose modules are loaded only when they run."""
 
+import errno
 import gc
 import importlib
 import sys
@@ -79,6 +80,10 @@ class _CommandTable(click.Group):
             _stop(fault.format_message(), fault.exit_code)
         except click.Abort:
             _stop("interrupted", EXIT_FAILED)
+        except OSError as fault:
+            if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            _stop(f"the output cannot be written: {fault.strerror}", EXIT_FAILED)
         sys.exit(code if isinstance(code, int) else 0)
 
 
