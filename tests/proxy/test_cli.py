@@ -135,7 +135,9 @@ def test_an_address_that_is_taken_and_a_file_that_is_not_there_are_told_with_wha
 def test_output_to_a_full_disk_is_told_in_one_line(clean):
     script = "import sys; from proxy.cli import main; main(['config', 'show', '--json'])"
     with Path("/dev/full").open("w") as full:
-        shown = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        shown = subprocess.run(
+            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert (shown.returncode, shown.stderr) == (1, "weir: the output cannot be written: No space left on device\n")
 
 
