@@ -149,8 +149,7 @@ async def create_key(asked: ManagementRequest) -> ManagementAnswer:
     try:
         await asked.store.add_key(row)
     except NameTaken:
-        text = f"There is a key {row.name!r} already, or was one: take another name."
-        raise InvalidRequest(text, param="name") from None
+        raise _taken(row.name) from None
     asked.runtime.take_keys(await asked.store.list_keys())
     return as_json(_made(row, secret), status=201)
 
@@ -202,6 +201,8 @@ def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) ->
     name, policy = given.get("name"), given.get("policy")
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_KEY_NAME or not name.isprintable():
         raise InvalidRequest(f"name must be 1 to {MAX_KEY_NAME} characters.", param="name")
+    if name.strip() in [key.name for key in asked.runtime.config.keys]:
+        raise _taken(name.strip())
     if policy is not None and policy not in asked.runtime.config.policies:
         known = list(asked.runtime.config.policies)
         hint = nearest(policy, known) if isinstance(policy, str) else ""
@@ -213,6 +214,10 @@ def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) ->
     now = asked.runtime.planner.clock()
     limits: dict[str, Any] = key_limits(given, now=now)
     return KeyRow(name=name.strip(), digest=digest, policy=policy, models=models, allow=allow, created=now, **limits)
+
+
+def _taken(name: str) -> InvalidRequest:
+    return InvalidRequest(f"There is a key {name!r} already, or was one: take another name.", param="name")
 
 
 def _words(given: dict[str, Any], name: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 59_800,
+    "lines": 59_920,
     "files": 180,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
@@ -29,7 +29,8 @@ answer took 170 lines; requests that go up as bytes 70. Options that are picked 
 are not listed alone and room for what is asked for took 70; what terms are worth has a file of its own. Values that
 were copied from one shape into another, helpers that named nothing and what was written twice took 1,800 with them. What
 is one concept stands in one file again, so that files are as many as they shall be at most, and a warm request walks
-through as few.
+through as few. Archiving by columns rather than by rows took 60, which halved what the store spends on a batch; results
+read once for their line and the extract, and at both ends where they are huge, 80.
 """
 
 

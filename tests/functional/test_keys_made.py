@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from click.testing import CliRunner, Result
@@ -237,7 +238,7 @@ def soon(seconds: float) -> str:
 async def test_a_key_of_the_file_has_limits_and_an_expiry_too(simulator: RunningSimulator, tmp_path: Path) -> None:
     path = tmp_path / "weir.yaml"
     path.write_text(
-        f"upstreams: {{main: {{base_url: '{simulator.base_url}'}}}}\nkeys:\n"
+        f"upstreams: {{main: {{base_url: '{simulator.base_url}'}}}}\nauth: {{admin_token: of-the-admin}}\nkeys:\n"
         "  - {name: over, secret: sk-of-yesterday, expires: 2024-02-29}\n"
         "  - {name: slow, secret: sk-of-the-slow, requests_per_minute: 1, expires: 2124-02-29T12:00Z}\n"
     )
@@ -247,6 +248,13 @@ async def test_a_key_of_the_file_has_limits_and_an_expiry_too(simulator: Running
             with pytest.raises(openai.AuthenticationError, match="expired at 2024-02-29 00:00 UTC"):
                 await weir.client("sk-of-yesterday").chat.completions.create(model="sim", messages=opening())
         assert [await accepted(weir, "sk-of-the-slow"), await accepted(weir, "sk-of-the-slow")] == [True, False]
+        async with httpx.AsyncClient(headers={"authorization": "Bearer of-the-admin"}, trust_env=False) as http:
+            again = await http.post(f"{weir.root}/weir/keys", json={"name": "slow"})
+        assert again.status_code == 400
+        assert "take another name" in again.json()["error"]["message"]
+    failed = invoked("keys", "create", "--name", "slow", *arguments)
+    assert failed.exit_code == 2
+    assert "the configuration has a key 'slow' already" in failed.stderr
 
 
 def test_what_is_no_limit_is_said_on_the_command_line(tmp_path: Path) -> None:
