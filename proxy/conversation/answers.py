@@ -31,7 +31,7 @@ class AnswerBook:
         self._unwritten: set[Key] = set()
 
     async def keep(self, row: AnswerRow, *, lasting: bool) -> None:
-        """Know an answer; one that is not ``lasting`` is stored once a request goes on from it."""
+        """Know an answer; one that is not ``lasting`` is stored once a request goes on from it or names its items."""
         self._remember(row)
         self._unwritten.add((row.tenant, row.id))
         if lasting:
@@ -59,7 +59,9 @@ class AnswerBook:
                 self._remember(rows[row.id])
         except StoreError as error:
             log.warning("what a request names cannot be read from the store: %s", error)
-        named = {row.id: codec.named(row.output, row.reasoned) for row in rows.values()}
+        behind = {row.id: row for row in rows.values()}.values()
+        await self._write([row for row in behind if (tenant, row.id) in self._unwritten])
+        named = {row.id: codec.named(row.output, row.reasoned) for row in behind}
         return {name: raw for items in named.values() for name, raw in items.items() if name in ids}
 
     async def forget(self, tenant: str, answer: str) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -366,6 +367,29 @@ async def test_a_request_with_an_item_that_is_known_no_more_is_relayed_and_so_is
             assert bodies(simulator)[3:] == client.sent
             assert {each["x-weir-actions"] for each in client.headers} == {"none"}
             assert not any("x-weir-conversation" in each for each in client.headers)
+
+
+def plain(request: dict[str, Any]) -> SimulatedAnswer:
+    """Answers that begin as those of a model without reasoning do: calls alone, and later ones with words."""
+    answer = say(request)
+    said = "" if len(request["messages"]) < 5 else "One more file."
+    return replace(answer, reasoning="", text=answer.text or said)
+
+
+async def test_an_item_of_an_answer_to_a_request_that_named_none_is_known_after_a_restart(tmp_path: Path) -> None:
+    settings = SimulatorSettings(answer=plain)
+    async with serve_simulator(settings, counter=COUNTER) as simulator:
+        async with weir(simulator.base_url, tmp_path / "w.db") as running:
+            before = Naming(running.client())
+            for step in range(1, 6):
+                await before.step(step)
+        async with weir(simulator.base_url, tmp_path / "w.db") as running:
+            client = Naming(running.client())
+            client.items = before.items
+            for step in range(6, 20):
+                await client.step(step)
+    assert all("x-weir-conversation" in each for each in client.headers)
+    assert any("compact" in each["x-weir-actions"] for each in client.headers)
 
 
 async def test_what_a_client_no_longer_names_is_missed_no_more() -> None:
