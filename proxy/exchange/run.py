@@ -557,6 +557,8 @@ class CountHandler(ExchangeHandler):
                 sent, tokens = await self.runtime.planner.replayed(request.asked)
             except Exception:
                 log.exception("a request is counted as it came, its conversation's edits cannot be read")
+        if sent is request.chat.body and not request.held.chain:
+            sent = request.client.body
         progress.plan = plan = Plan(body=sent)
         progress.ready = time.perf_counter()
         attempts, _ = self.attempts_of(request)
