@@ -66,6 +66,8 @@ from proxy.telemetry.names import OPERATIONS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.upstream.client import came_through
 from proxy.upstream.connection import Answer, StreamBroken
+from proxy.wire.anthropic import MESSAGES
+from proxy.wire.codec import CHAT
 from proxy.wire.raw import read_value, split_object
 
 log = logging.getLogger("weir")
@@ -108,7 +110,8 @@ class RelayedRequest:
             log.warning("a relayed answer broke off before its end")
         except ProxyError as error:
             self.error, self.status, refused = error.code, error.status, error.status
-            await respond_error(self.send, error, request_id=self.id)
+            codec = MESSAGES if self.route.path.startswith("/messages/") else CHAT
+            await respond_error(self.send, error, request_id=self.id, codec=codec)
         finally:
             self.trace.end(refused, self.error)
             self._settle()

@@ -26,6 +26,7 @@ from proxy.store.transaction import Place
 from proxy.stream import ClientGone, Headers, Receive, Send, read_body, while_connected
 from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.metrics import Metrics
+from proxy.wire.codec import CHAT, Codec
 
 Row = TypeVar("Row")
 
@@ -471,6 +472,8 @@ async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
     await respond(send, json.dumps(value, ensure_ascii=False).encode(), status=status)
 
 
-async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = ()) -> None:
+async def respond_error(
+    send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = (), codec: Codec = CHAT
+) -> None:
     own = [(b"x-request-id", request_id.encode())] if request_id else []
-    await respond(send, error.body(), status=error.status, headers=[*headers, *error.headers(), *own])
+    await respond(send, codec.error_body(error), status=error.status, headers=[*headers, *error.headers(), *own])

@@ -69,7 +69,7 @@ _ERRORS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Types of errors by their status (docs.anthropic.com, "Errors"); ``api_error`` for every other."""
+"""Types of errors by their status (docs.anthropic.com, "Errors"); those not listed there go by their hundred."""
 
 
 class _Shape(msgspec.Struct):
@@ -314,7 +314,8 @@ class MessagesCodec(Codec):
 
 def _error(error: ProxyError, message: str) -> dict[str, object]:
     weir = {**(error.weir or {}), "code": error.code}
-    told = {"type": _ERRORS.get(error.status, "api_error"), "message": message, "weir": weir}
+    kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    told = {"type": kind, "message": message, "weir": weir}
     if error.param == "thread":  # at this the SDKs send the whole history, from then on
         told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": told}

@@ -507,6 +507,7 @@ REFUSALS: Mapping[str, tuple[int, str]] = {
     "a model that the key may not use": (403, "permission_error"),
     "a body that is too large": (413, "request_too_large"),
     "no JSON": (400, "invalid_request_error"),
+    "a body that is packed": (415, "invalid_request_error"),
 }
 
 
@@ -530,10 +531,12 @@ async def test_refusals_have_the_shape_of_the_endpoint(kind: type[Agent], tmp_pa
                 "a model that the key may not use": ("right-key", json.dumps({**good, "model": "other"})),
                 "a body that is too large": ("right-key", json.dumps({**good, "metadata": {"x": "y" * 30_000}})),
                 "no JSON": ("right-key", "{"),
+                "a body that is packed": ("right-key", json.dumps(good)),
                 "": ("right-key", json.dumps(good)),
             }
             for name, (key, content) in asked.items():
                 headers = {"authorization": f"Bearer {key}"} if kind is OnResponses else {"x-api-key": key}
+                headers |= {"content-encoding": "gzip"} if "packed" in name else {}
                 answer = await client.post(kind.path, content=content, headers=headers)
                 if not name:
                     assert answer.status_code == 200, answer.text
@@ -547,6 +550,10 @@ async def test_refusals_have_the_shape_of_the_endpoint(kind: type[Agent], tmp_pa
                     assert error["type"] == word, name
                 else:
                     assert error["code"], name
+            if kind is OnMessages:  # a key that may use some models only, where none is named
+                answer = await client.get("/v1/messages/batches", headers={"x-api-key": "right-key"})
+                assert (answer.status_code, answer.json()["type"]) == (403, "error")
+                assert answer.json()["error"]["type"] == "permission_error"
         assert len(simulator.ledger) == 1
 
 
