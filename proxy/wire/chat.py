@@ -163,7 +163,7 @@ def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
         call_ids=tuple(_call_ids(value)) if "tool_calls" in value or "function_call" in value else (),
         answers=answers,
         keep=_keep(value, role, content),
-        media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
+        media=_media_in(content),
         thought=_thought(value, tokens) if SEALED in value else 0,
     )
     return message, MARK in value
@@ -196,10 +196,24 @@ def _text(content: object) -> str:
         return content
     if not isinstance(content, list):
         return ""
-    texts = (
-        p if isinstance(p, str) else p.get("text") or p.get("refusal") for p in content if isinstance(p, str | dict)
-    )
+    texts = (p if isinstance(p, str) else _said(p) for p in content if isinstance(p, str | dict))
     return "\n".join(t for t in texts if isinstance(t, str))
+
+
+def _media_in(content: object) -> int:
+    parts = content if isinstance(content, list) else ()
+    return sum(not (_is_text(part) or (isinstance(part, dict) and _said(part))) for part in parts)
+
+
+def _said(part: Mapping[str, Any]) -> object:
+    """What a part says; a ``search_result`` of Anthropic's, and a ``document`` that came as text, say it further in."""
+    kind, source = part.get("type"), part.get("source")
+    if kind == "search_result":
+        source = part
+    elif kind != "document" or not isinstance(source, Mapping) or source.get("type") not in ("text", "content"):
+        return part.get("text") or part.get("refusal")
+    said = (part.get("title"), source.get("data"), _text(source.get("content")))
+    return "\n".join(text for text in said if isinstance(text, str) and text)
 
 
 def body_of(value: Mapping[str, Any]) -> Body:
@@ -215,7 +229,7 @@ def body_of(value: Mapping[str, Any]) -> Body:
         text=_text(content),
         calls=tuple(calls),
         reasoning=reasoning_of(value),
-        media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
+        media=_media_in(content),
         name=speaker if isinstance(speaker, str) else "",
         attached=attached(value),
     )
