@@ -26,6 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from policies.ledger import Trend
+from policies.messages import Message
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage
@@ -95,7 +96,7 @@ def masked(value: object, name: str = "") -> Any:
         return {f.name: masked(getattr(value, f.name), f.name) for f in fields(value)}
     if isinstance(value, msgspec.Struct):
         return {name: masked(getattr(value, name), name) for name in value.__struct_fields__}
-    if isinstance(value, Trend):
+    if isinstance(value, Trend | Message):
         return {name: masked(each, name) for name, each in value._asdict().items()}
     if isinstance(value, Mapping):
         return {str(key): masked(each, str(key)) for key, each in value.items()}
