@@ -296,10 +296,15 @@ def _worded(message: str, kind: str, missing: str | None) -> str:
     """pydantic's message without its grammar, and without the value, which may be a secret."""
     if missing is not None:
         return f"{missing} is missing"
+    if kind == "too_short":  # "Value should have …, not 3": of a secret, whose length is its own
+        told = message.partition(" after ")[0]
+        return told.removeprefix("Value ").replace("item", "character") if told.startswith("Value ") else told
     return _WORDS.get(kind) or message.removeprefix("Input ").removeprefix("Value error, ")
 
 
 _WORDS: typing.Final = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "should be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
     **dict.fromkeys(("dataclass_type", "mapping_type", "dict_type"), "should be a mapping"),
     **dict.fromkeys(("tuple_type", "list_type"), "should be a list"),
     "string_type": "should be text (put it in quotes)",

@@ -160,7 +160,7 @@ LEGACY: Mapping[str, str] = {
 
 _KNOWN = "unknown key; known: "
 _TO_NAME = 8
-_NUMBERS = re.compile(r"should be a valid (integer|number)")
+_NUMBERS = re.compile("should be a (?:whole )?number")
 
 
 def preset_directory() -> Path:

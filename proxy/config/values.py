@@ -25,6 +25,8 @@ def _seconds(value: object) -> object:
     """Seconds of ``30d``, ``12h``, ``5m``, ``10s``, ``200ms``; a bare number is seconds."""
     if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", value.strip())):
         return float(match.group(1)) * _UNITS[match.group(2)]
+    if isinstance(value, str) and not re.fullmatch(r"\s*[-+]?[\d.]+\s*", value):
+        raise ValueError("should be like 30d, 12h, 5m or 10s")
     return value
 
 
@@ -43,10 +45,13 @@ def _moment(value: object) -> object:
 
 
 def _bytes(value: object) -> object:
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
-        factor = _FACTORS.get(match.group(2).lower())
-        return value if factor is None else int(match.group(1)) * factor
-    return value
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())
+    factor = _FACTORS.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError("should be like 512KiB or 32MiB")
+    return int(match.group(1)) * factor
 
 
 def moment_in(given: str, *, now: float) -> float:

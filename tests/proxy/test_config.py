@@ -81,7 +81,7 @@ def test_an_unknown_key_fails_with_file_line_path_and_the_nearest_name(tmp_path)
     ("text", "expected"),
     [
         ("listenn: {}\n", "weir.yaml:1: listenn: unknown key; did you mean listen?"),
-        ("listen: {port: lots}\n", "weir.yaml:1: listen.port: should be a valid integer"),
+        ("listen: {port: lots}\n", "weir.yaml:1: listen.port: should be a whole number"),
         ("listen: {port: 70000}\n", "weir.yaml:1: listen.port: should be less than or equal to 65535"),
         ("listen: 8400\n", "weir.yaml:1: listen: should be a mapping"),
         ("models: {match: a}\n", "weir.yaml:1: models: should be a list"),
@@ -89,8 +89,8 @@ def test_an_unknown_key_fails_with_file_line_path_and_the_nearest_name(tmp_path)
         ("models:\n  - {match: a, windw: 1}\n", "weir.yaml:2: models[0].windw: unknown key; did you mean window?"),
         ("keys: [{name: a, secret: 123456789}]\n", "weir.yaml:1: keys[0].secret: should be text (put it in quotes)"),
         ("store: {content: some}\n", "weir.yaml:1: store.content: should be 'full' or 'digest'"),
-        ("store: {retention: 3 weeks}\n", "weir.yaml:1: store.retention: should be a valid number"),
-        ("limits: {body: 32MiX}\n", "weir.yaml:1: limits.body: should be a valid integer"),
+        ("store: {retention: 3 weeks}\n", "weir.yaml:1: store.retention: should be like 30d"),
+        ("limits: {body: 32MiX}\n", "weir.yaml:1: limits.body: should be like 512KiB or 32MiB"),
         ("- a\n", "weir.yaml:1: should be a mapping of keys to values"),
         ("a: [1\n", "weir.yaml:2: not YAML"),
         ("window: 1\nwindow: 2\n", "weir.yaml:2: window: stands here twice"),
@@ -238,7 +238,7 @@ def test_every_variable_and_flag_reaches_its_value():
 
 
 def test_a_wrong_value_of_the_environment_names_the_variable():
-    with pytest.raises(ConfigError, match=r"^WEIR_PORT: listen\.port: should be a valid integer"):
+    with pytest.raises(ConfigError, match=r"^WEIR_PORT: listen\.port: should be a whole number"):
         load_config(env={"WEIR_PORT": "many"})
     with pytest.raises(ConfigError, match=r"^--policy: default_policy: no policy balancd; did you mean balanced"):
         load_config(env={}, flags=Flags(policy="balancd"))
