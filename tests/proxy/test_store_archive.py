@@ -116,6 +116,12 @@ async def test_a_search_sees_what_was_committed_just_before_and_no_more_than_its
     assert len(await store.search("tenant-a", "output tool")) == 20
 
 
+async def test_more_short_messages_are_found_than_are_indexed_in_one_step(store: Store) -> None:
+    gone = tuple(replace(original(n, text=f"word{n}"), body=b'"word%d"' % n) for n in range(900))
+    await store.commit(replace(change(), originals=gone))
+    assert [each.text for each in await store.search("tenant-a", "word899")] == ["word899"]
+
+
 @pytest.mark.requirement("R.67")
 async def test_a_flipped_bit_in_a_body_is_noticed_and_the_row_set_aside(store: Store, tmp_path: Path) -> None:
     given = change()
