@@ -25,8 +25,11 @@ def _seconds(value: object) -> object:
     """Seconds of ``30d``, ``12h``, ``5m``, ``10s``, ``200ms``; a bare number is seconds."""
     if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", value.strip())):
         return float(match.group(1)) * _UNITS[match.group(2)]
-    if isinstance(value, str) and not re.fullmatch(r"\s*[-+]?[\d.]+\s*", value):
-        raise ValueError("should be like 30d, 12h, 5m or 10s")
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError("should be like 30d, 12h, 5m or 10s") from None
     return value
 
 
@@ -49,9 +52,11 @@ def _bytes(value: object) -> object:
         return value
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())
     factor = _FACTORS.get(match.group(2).lower()) if match else None
-    if match is None or factor is None:
+    if match is not None and factor is not None:
+        return int(match.group(1)) * factor
+    if any(map(str.isalpha, value)):
         raise ValueError("should be like 512KiB or 32MiB")
-    return int(match.group(1)) * factor
+    return value
 
 
 def moment_in(given: str, *, now: float) -> float:

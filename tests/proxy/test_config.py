@@ -470,6 +470,7 @@ def test_sizes_and_times_have_units(tmp_path):
     assert (config.limits.body, config.limits.headers) == (2 * 2**20, 8192)
     assert (config.limits.body_timeout, config.limits.header_timeout, config.store.retention) == (120.0, 0.5, 43200.0)
     assert config_of(tmp_path, "store: {retention: null}\n").store.retention is None
+    assert config_of(tmp_path, "store: {retention: 1e6}\n").store.retention == 1_000_000
 
 
 def test_a_section_without_content_is_the_default(tmp_path):
