@@ -120,6 +120,7 @@ def _codec(name: str) -> Codec:
     return CODECS[name]
 
 
+@cache
 def _readings() -> Readings:
     return Readings(most=30_000)
 

@@ -252,6 +252,19 @@ async def test_a_conversation_goes_to_the_process_that_has_read_it(pool: Workers
             assert pool._resting[-1].process.pid == knows[key]
 
 
+def held(_: Transcript, *, readings: SharedReadings) -> int:
+    return len(readings)
+
+
+@pytest.mark.requirement("S.26")
+async def test_what_a_process_has_read_it_does_not_read_again(pool: Workers) -> None:
+    transcript = await transcript_of()
+    asked = partial(pool.run, key="a", branch="b", ask=nobody)
+    assert await asked(partial(held, transcript, readings=SharedReadings())) == 0
+    await asked(planning(transcript))
+    assert await asked(partial(held, transcript, readings=SharedReadings())) > 20
+
+
 async def order_of(turns: Turns, keys: str) -> list[str]:
     """In which order keys that ask in this one are given places, which they leave at once."""
     given: list[str] = []
