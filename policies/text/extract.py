@@ -191,8 +191,9 @@ def _credit_picks(items: Sequence[Item], sources: Sequence[Source]) -> dict[int,
     found: dict[int, tuple[int, ...]] = {}
     first: dict[int, int] = {}
     options: dict[int, dict[str, int]] = defaultdict(dict)
+    beside = replied | {i + 1 for i in replied}
     for n, item in enumerate(items if replied else ()):
-        if item.place != LAST:
+        if item.source in beside and item.place != LAST:
             first.setdefault(item.source, n)
             if item.source in replied and (option := _OPTION.match(item.segment.text)):
                 options[item.source].setdefault(option[1], n)
@@ -227,14 +228,15 @@ def _damp_echoes(items: list[Item], sources: Sequence[Source], read: Sequence[Te
 
 def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str]) -> None:
     """Who asks again about what he asked for wants what came of it, which need not say any of his words."""
-    said = [item for item in items if sources[item.source].is_users] if asked else ()
-    shares = [
-        (sum([weights.of(t) ** 2 for t in item.segment.terms if weights.is_asked(t)]), item.source) for item in said
-    ]
+    users = {i for i, source in enumerate(sources) if source.is_users} if asked else set[int]()
+    said = [item for item in items if item.source in users]
+    terms = frozenset(chain.from_iterable([item.segment.terms for item in said]))
+    meant = {term: weights.of(term) ** 2 for term in terms if weights.is_asked(term)}
+    shares = [(sum([meant[t] for t in item.segment.terms if t in meant]), item.source) for item in said]
     most, request = max(shares, default=(0.0, 0))
     if most <= MEANT * sum([weights.of(term) ** 2 for term in asked]):
         return
-    until = next((i for i in range(request + 1, len(sources)) if sources[i].is_users), len(sources))
+    until = next((i for i in range(request + 1, len(sources)) if i in users), len(sources))
     for item in items:
         if request < item.source < until:
             item.factor *= ANSWER
@@ -280,7 +282,8 @@ class Links:
         self._known: dict[int, tuple[int, ...]] = {}
         self._said: dict[str, list[int]] = defaultdict(list)
         self._of_source: dict[int, list[int]] = defaultdict(list)
-        spoken = [n for n, item in enumerate(items) if not item.segment.key and not sources[item.source].is_result]
+        of_results = {i for i, source in enumerate(sources) if source.is_result}
+        spoken = [n for n, item in enumerate(items) if not item.segment.key and item.source not in of_results]
         times: dict[str, int] = defaultdict(int)
         for term, often in Counter(chain.from_iterable([items[n].segment.terms for n in spoken])).items():
             times[term[:STEM]] += often
