@@ -28,11 +28,25 @@ from proxy.config.importing import known_keys
 from proxy.config.lint import LAYERS, SCORERS
 from proxy.config.presets import preset_documents
 from proxy.custom import check_custom
+from proxy.errors import ProxyError
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 WORDS = frozenset(re.findall(r"[\w.-]+\*?", PAGE))
+
+
+def test_every_error_that_a_client_may_get_is_on_the_page_about_trouble() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    table = page[page.index("## Clients get an error") : page.index("## Nothing is compacted")]
+    kinds = [ProxyError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    rows = [re.match(r"\| (.*?) \| ", line) for line in table.splitlines()]
+    told = " ".join(row[1] for row in rows if row)
+    for kind in kinds:
+        assert f"`{kind.code}`" in told, kind
+        assert str(kind.status) in told or kind.status == 409, kind  # 409 is the management API's
 
 
 @pytest.mark.requirement("A0.137", "A0.40")
