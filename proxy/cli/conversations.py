@@ -316,7 +316,7 @@ async def _status(store: Store, row: ConversationRow, config: Config) -> Finding
                 "growth": None if last is None else _growth(last),
                 "buckets": None if last is None else _buckets(last),
                 "last actions": actions_of(row.actions),
-                "batches of edits": row.version,
+                "version": row.version,
                 "checkpoints": ", ".join(str(each.version) for each in saved) or "none",
                 "removed": removed_line(gone),
             }

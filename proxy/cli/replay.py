@@ -33,6 +33,7 @@ from proxy.replay.scenarios import (
 )
 from proxy.replay.script import BadRecording, Place, Recording, Script, read_recordings, recording_of
 from proxy.store import Store
+from proxy.store.records import ExchangeRow
 from proxy.wire.counting import Tokenizer
 from proxy.wire.raw import read_value
 
@@ -79,8 +80,8 @@ class _ReplayRun:
 @click.argument("source", metavar="FILE|CONVERSATION")
 @click.option("--policy", default="balanced", help="A policy's name, or FILE.yaml:NAME.")
 @click.option("--compare", multiple=True, metavar="POLICY", help="Another policy to compare; may be repeated.")
-@click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
-@click.option("--model", help="The model, for its tokenizer, window and prices.")
+@click.option("--window", type=click.IntRange(min=256), help="Tokens; defaults to the model's, or the CONVERSATION's.")
+@click.option("--model", help="The model, for its tokenizer, window and prices; defaults to the CONVERSATION's.")
 @click.option("--max-tokens", type=POSITIVE, help="The max_tokens of each request; defaults to the policy's reserve.")
 @click.option("--limit", type=POSITIVE, help="Only the first so many conversations.")
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
@@ -118,10 +119,13 @@ def replay(
     if html is not None and not html.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
 
-    conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
-    file, one = Path(source), None
+    file, one, served = Path(source), None, None
     if not file.exists() and not file.suffix:
-        one = reading(config, lambda store: _kept(store, source))
+        one, row = reading(config, lambda store: _kept(store, source))
+        model, served = model or row.model, None if model else row.detail.get("window")
+    conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
+    if isinstance(served, int):
+        conditions = replace(conditions, facts=replace(conditions.facts, window=served))
     run = _ReplayRun(
         file=file,
         prices=priced(stated, conditions),
@@ -137,14 +141,15 @@ def replay(
     return Findings(lambda: _report(run, steps=steps), lambda: _print(run, steps=steps, html=html))
 
 
-async def _kept(store: Store, name: str) -> Recording:
-    """What is stored of a conversation word for word: what the longest of its summaries stands for."""
+async def _kept(store: Store, name: str) -> tuple[Recording, ExchangeRow]:
+    """What is stored of a conversation word for word (what its longest summary stands for), and its last request."""
     recordings = [recording for _, recording in await summarized(store, name)]
     if not recordings:
         raise Failure(
             f"nothing of {name} was summarised yet, so no message of it is stored; weir replay FILE plays a file"
         )
-    return max(recordings, key=lambda each: len(each.raws))
+    (last,) = await store.timeline(await found(store, name), limit=1)
+    return max(recordings, key=lambda each: len(each.raws)), last
 
 
 async def summarized(store: Store, name: str) -> list[tuple[Cut, Recording]]:

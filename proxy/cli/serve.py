@@ -50,7 +50,7 @@ COLLECT_AFTER = 20_000
 @config_option
 @click.option("--host", help="Address to listen on; defaults to the configuration's (127.0.0.1).")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port; defaults to the configuration's (8400).")
-@click.option("--workers", type=click.IntRange(min=1), help="Worker processes; more than one need PostgreSQL.")
+@click.option("--workers", type=click.IntRange(min=1), help="Worker processes; more than one want PostgreSQL.")
 @click.option("--upstream", metavar="URL", help="Base URL of one upstream, e.g. http://127.0.0.1:9000/v1.")
 @click.option("--window", type=click.IntRange(min=64), help="Context window of its models, tokens.")
 @click.option(

@@ -52,15 +52,20 @@ def moment(at: float) -> str:
     return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+_NOT_LISTENING = {
+    errno.EADDRINUSE: "; end the program that has it, or choose another port with --port",
+    errno.EADDRNOTAVAIL: "; give --host an address of this machine",
+    errno.EACCES: "; choose a port from 1024 on with --port",
+}
+
+
 def listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
     except OSError as fault:
         said = f"cannot listen on {host}:{port}: {os.strerror(fault.errno) if fault.errno else fault}"
-        taken = fault.errno == errno.EADDRINUSE
-        hint = "; end the program that has it, or choose another port with --port" if taken else ""
-        raise Failure(said + hint) from fault
+        raise Failure(said + _NOT_LISTENING.get(fault.errno or 0, "")) from fault
 
 
 def given_again(path: Path | None, store: str | None = None) -> str:

@@ -25,20 +25,7 @@ from proxy.http import conversations as talks
 from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import Reading
 from proxy.http.request import JSON, ZONES, Exchange, ManagementAnswer
-from proxy.replay.report import (
-    BOTTOM,
-    LEFT,
-    TOP,
-    Frame,
-    area,
-    bar_width,
-    grid,
-    line_of,
-    rule,
-    scale,
-    stacked,
-    svg,
-)
+from proxy.replay.report import BOTTOM, LEFT, TOP, Frame, area, bar_width, grid, line_of, rule, scale, stacked, svg
 from proxy.store.conversations import Beside
 from proxy.store.exchanges import Figures
 

@@ -45,7 +45,7 @@ class Conversation(Shape):
     model: str
     requests: Count
     branches: Count
-    version: Annotated[int, Meta(ge=0, description="batches of edits")]
+    version: Annotated[int, Meta(ge=0, description="rises with each batch of edits, saved checkpoint and rollback")]
     tokens_before: Annotated[int, Meta(ge=0, description="tokens of the last request as the client sent it")]
     tokens_after: Annotated[int, Meta(ge=0, description="tokens of it as it was forwarded")]
     limit: Annotated[int, Meta(description="tokens that there is room for, W - R - H")]

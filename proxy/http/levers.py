@@ -41,7 +41,6 @@ from proxy.http.request import (
 )
 from proxy.runtime import Runtime
 from proxy.store.records import DAY, KeyRow, NameTaken, StoreError
-from proxy.stream import read_body
 
 MAX_KEY_NAME = 100
 MAX_MODELS = 100
@@ -352,7 +351,7 @@ async def put_policy(asked: ManagementRequest) -> ManagementAnswer:
         text = "A policy's name has up to 64 letters, digits, dots, dashes and underscores."
         raise InvalidRequest(text, param="name")
     try:
-        text = (await read_body(asked.receive, limit=MAX_POLICY)).decode("utf-8")
+        text = (await asked.body(MAX_POLICY)).decode("utf-8")
         if not text.strip():
             raise InvalidRequest("The body must be a policy, in YAML or JSON: preset: balanced.", param="body")
         body = await asyncio.to_thread(_read_policy, runtime.config, name, text)

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from proxy.config.values import moment_in
-from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError
+from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError, RequestTooLarge
 from proxy.monitor import shown
 from proxy.runtime import Runtime
 from proxy.store import Store
@@ -341,12 +341,15 @@ class ManagementRequest:
             raise InvalidRequest(text, param="id", weir={"ids": ids[:NAMES_SHOWN]})
         return row
 
-    async def fields(self, known: Collection[str]) -> dict[str, object]:
-        """The fields of the body, none but ``known`` ones; an empty body has none.
+    async def body(self, limit: int) -> bytes:
+        try:
+            return await read_body(self.receive, limit=limit)
+        except RequestTooLarge:
+            raise RequestTooLarge(f"The body is larger than {limit} bytes, the most that is read here.") from None
 
-        Raises InvalidJSON for what is no JSON, RequestTooLarge above 64 KiB.
-        """
-        body = await read_body(self.receive, limit=MAX_BODY)
+    async def fields(self, known: Collection[str]) -> dict[str, object]:
+        """The fields of the body, none but ``known`` ones; an empty body has none."""
+        body = await self.body(MAX_BODY)
         try:
             value = json.loads(body) if body.strip() else {}
         except (ValueError, RecursionError):

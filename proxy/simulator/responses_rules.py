@@ -7,16 +7,7 @@ What takes the server's memory (stored items, sealed reasoning, chains) is judge
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.checks import (
-    MAX_TOOLS,
-    keys_of,
-    misshapen,
-    missing,
-    not_one_of,
-    too_long,
-    too_small,
-    unknown,
-)
+from proxy.simulator.checks import MAX_TOOLS, keys_of, misshapen, missing, not_one_of, too_long, too_small, unknown
 from proxy.simulator.window import Problem, Request
 
 Item = Mapping[str, Any]

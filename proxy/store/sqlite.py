@@ -493,7 +493,8 @@ class SqliteDatabase(Database):
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreUnavailable(f"{path} cannot be written ({error.strerror})", reason="read_only") from None
+            said = f"{path} cannot be written ({error.strerror}); choose one that can be, with --store or store.url"
+            raise StoreUnavailable(said, reason="read_only") from None
         found = os.fstat(self._file)
         self._inode = (found.st_dev, found.st_ino)
         return path

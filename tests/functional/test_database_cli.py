@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 import stat
 import subprocess
@@ -166,6 +167,13 @@ async def test_a_stored_conversation_is_played_by_its_name(tmp_path: Path) -> No
     report = await told("replay", NAME, "--compare", "off", "--window", "2048", "--max-tokens", "256", store=database)
     assert [each["id"] for each in report["conversations"]] == [NAME]
     assert report["policies"]["balanced"]["requests"] > 5
+    as_served = await told("replay", NAME, store=database)
+    assert (as_served["model"], as_served["window"]) == ("sim", 4096)
+    assert (await told("replay", NAME, "--model", "gpt-4o", store=database))["window"] == 128_000
+    shown = (await asyncio.to_thread(run, "conversations", "show", NAME, store=database)).stdout
+    (version,) = re.findall(r"^version +(\d+) *$", shown, re.MULTILINE)
+    assert int(version) == max((await told("conversations", "show", NAME, store=database))["checkpoints"])
+    assert "batches of edits" not in shown
 
     short = await asyncio.to_thread(run, "replay", "short", store=database)
     assert "nothing of short was summarised yet" in short.stderr

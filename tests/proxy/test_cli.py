@@ -129,6 +129,7 @@ def test_an_address_that_is_taken_and_a_file_that_is_not_there_are_told_with_wha
         port = other.getsockname()[1]
         said = weir("simulate", "--port", str(port)).stderr
     assert said.startswith(f"weir: cannot listen on 127.0.0.1:{port}: Address already in use; end the program")
+    assert weir("simulate", "--host", "192.0.2.1").stderr.endswith("; give --host an address of this machine\n")
     assert weir("usage", "--config", "none.yaml").stderr.endswith("No such file or directory; weir init writes one\n")
 
 
