@@ -503,10 +503,9 @@ class WriteBehindQueue:
             self.overtaken(change)
             nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=())
             told = audit_.of_change(change, conversation=change.conversation, version=None)
-            kept = replace(nothing, expected=stale.current, audited=tuple(told))
-            if kept.originals:
-                with suppress(StaleVersion):
-                    await self._store.commit(kept)
+            kept = replace(nothing, expected=stale.current, audited=change.audited or tuple(told))
+            if kept.originals:  # anew where another process has been first once more
+                await self._commit(kept)
 
     def _fail(self, error: StoreError) -> None:
         if not self._failing:

@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.store import Store
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.postgres import PostgresDatabase
 from proxy.store.records import StoreError, StoreUnavailable
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, weir
@@ -201,6 +202,26 @@ async def session(url: str) -> AsyncIterator[tuple[RunningWeir, Talk, RunningSim
         weir(simulator.base_url, url) as target,
     ):
         yield target, Talk(target.client()), simulator
+
+
+@pytest.mark.requirement("R.70", "P6")
+async def test_two_processes_that_write_at_once_what_waited_lose_no_original(postgres_url: str) -> None:
+    """Both have batches of the same conversations: one process's hold, the originals are kept of both."""
+    stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
+    queues = [WriteBehindQueue(store, degraded=lambda _: None) for store in stores]
+    refs = set()
+    for who, queue in enumerate(queues):
+        for branch, expected in product(range(60), range(3)):
+            of = f"b{branch}, batch {expected} of process {who}"
+            waits = change(expected, conversation=f"c{branch}", branch=f"b{branch}", of=of, count=1)
+            refs |= {original.ref for original in waits.originals}
+            queue.keep(waits)
+    await asyncio.gather(*(queue.flush() for queue in queues))
+    assert [queue.waiting()["changes",] for queue in queues] == [0, 0]
+    assert len(refs) == 2 * 60 * 3
+    assert {ref for ref in refs if await stores[0].original("tenant-a", ref) is None} == set()
+    for store in stores:
+        await store.close()
 
 
 async def ready(target: RunningWeir) -> int:
