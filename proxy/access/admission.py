@@ -201,12 +201,12 @@ class Admission:
     def __init__(self, limits: LimitSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._came: dict[str, deque[float]] = {}
+        self._all = limits.concurrency
         self._most = limits.concurrency_per_key or max(1, limits.concurrency // 2)
         self._bytes = limits.bytes_in_flight
         self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)
         self._inside: dict[str, _Inside] = {}
-        self.held = 0
-        self.most_held = 0
+        self.held = self.most_held = 0
         """The most bytes that were inside at once since somebody last set this back."""
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
 
@@ -215,6 +215,8 @@ class Admission:
         return len(self._waiting)
 
     def enter(self, caller: Caller) -> "Stay":
+        if sum(each.requests for each in self._inside.values()) >= self._all:
+            raise Busy("Weir has as many requests open as it may have (limits.concurrency). Please try again.")
         inside = self._inside.get(caller.tenant) or _Inside()
         if inside.requests >= (caller.concurrency or self._most):
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"

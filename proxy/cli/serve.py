@@ -205,7 +205,7 @@ def _limits(config: Config) -> ServerLimits:
         header_bytes=limits.headers,
         header_fields=limits.header_fields,
         body_bytes=limits.body,
-        concurrency=limits.concurrency,
+        concurrency=2 * limits.concurrency,  # admission refuses before, and counts them
         connections=_most_connections(),
         grace=limits.grace,
     )

@@ -403,8 +403,9 @@ class Reload:
             now = await asyncio.to_thread(stamps, self.current())
             if now == seen and not asked:
                 continue
-            if not asked:
-                await asyncio.sleep(SETTLE)  # an editor may still be writing
+            while not asked and now != seen:  # somebody may still be writing
+                seen = now
+                await asyncio.sleep(SETTLE)
                 now = await asyncio.to_thread(stamps, self.current())
             seen = now
             await self.once()
@@ -413,6 +414,9 @@ class Reload:
         old = self.current()
         try:
             fresh = await asyncio.to_thread(self.read)
+            read = [any(at.startswith(f"{each.path}:") for at in each.places.values()) for each in (old, fresh)]
+            if read == [True, False]:  # as on a full disk: the defaults send what clients say to another upstream
+                raise ConfigError(f"{fresh.path}: is empty")  # noqa: TRY301 - said like any other fault
         except (ConfigError, OSError) as error:
             log.error("the new configuration is not used, the old one stays in force: %s", error)
             return False

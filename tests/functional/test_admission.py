@@ -17,6 +17,7 @@ from proxy.config.values import LimitSettings
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
+from proxy.store import Store
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
 
 CONFIG = """
@@ -27,6 +28,7 @@ window: 8192
 store: {{url: "sqlite+aiosqlite:///{store}"}}
 limits: {{{limits}}}
 """
+SERVED = "http_server_request_duration_seconds_count"
 GREEDY, MODEST, ADMIN = "key-of-greedy", "key-of-modest", "admin-0123456789"
 
 
@@ -114,12 +116,22 @@ async def test_all_keys_together_have_so_many_and_who_watches_is_answered_still(
             with pytest.raises(openai.InternalServerError) as refused:
                 await ask(target, MODEST)
             assert (refused.value.status_code, refused.value.code) == (503, "rate_limit_exceeded")
+            assert "limits.concurrency)" in refused.value.message
             assert refused.value.response.headers["retry-after"] == "1"
+            with pytest.raises(openai.InternalServerError):
+                await ask(target, MODEST, "embeddings")
             for probe in ("healthz", "metrics"):
                 async with session.get(f"{target.root}/{probe}") as answer:
                     assert answer.status == 200, probe
+                    page = await answer.text()
             release.set()
             await asyncio.gather(greedy, modest)
+        counted = [line.split() for line in page.splitlines() if line.startswith(("weir_requests_total", SERVED))]
+        assert sum(float(count) for name, count in counted if 'outcome="rate_limit_exceeded"' in name) == 3
+        assert sum(float(count) for name, count in counted if 'status_code="503"' in name) == 2
+        used = await Store.open(f"sqlite+aiosqlite:///{tmp_path / 'w.db'}", read_only=True)
+        assert sum(row.failed for row in await used.usage(None, since=0.0)) == 3
+        await used.close()
 
 
 def test_by_default_no_key_can_take_more_than_half() -> None:

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.config.loading import changes, load_config, stamps
+from proxy.config.loading import Reload, changes, load_config, stamps
+from proxy.config.values import Config
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
@@ -143,6 +144,51 @@ async def test_two_workers_that_read_the_same_file_anew_audit_it_once_and_no_sec
         "another_secret": True, "source": "file",
     }  # fmt: skip
     assert "zanzibar" not in "".join(row.facts for row in rows)
+
+
+@pytest.mark.requirement("A0.45", "R.79")
+@pytest.mark.parametrize("text", ["", "# a comment\n"])
+async def test_a_file_that_was_emptied_is_not_used(text: str, tmp_path: Path) -> None:
+    """Its defaults would send what clients say to another upstream, and their keys would be unknown."""
+    path = tmp_path / "weir.yaml"
+    store = f"store: {{url: 'sqlite+aiosqlite:///{tmp_path / 'w.db'}'}}\n"
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        written(path, simulator, policy="turn-atomic", more=store)
+        async with WeirProcess(["--config", str(path)], free_port()) as process:
+            assert await policy_of_a_request(process) == "turn-atomic"
+            path.write_text(text)
+            said = await logged(process, "the old one stays in force")
+            assert f"{path}: is empty" in said[0]
+            assert await policy_of_a_request(process) == "turn-atomic"
+            written(path, simulator, policy="audit", more=store)
+            await logged(process, "the configuration was read anew")
+            assert await policy_of_a_request(process) == "audit"
+
+
+@pytest.mark.requirement("A0.45")
+async def test_a_file_is_read_once_it_is_written_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.config.loading.SETTLE", 0.5)
+    path = tmp_path / "weir.yaml"
+    path.write_text("default_policy: audit\n")
+    config = [load_config(path, env={})]
+
+    async def adopt(fresh: Config) -> None:
+        config.append(fresh)
+
+    reload = Reload(current=lambda: config[-1], read=lambda: load_config(path, env={}), adopt=adopt, every=0.01)
+    watching = asyncio.create_task(reload.watch())
+    await asyncio.sleep(0.1)
+    with path.open("w") as file:
+        for number in range(24):  # more than a second
+            file.write(f"# the line {number} of a long file\n")
+            file.flush()
+            await asyncio.sleep(0.05)
+        file.write("default_policy: advised\n")
+    async with asyncio.timeout(60):
+        while len(config) < 2:
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    assert [each.default_policy for each in config] == ["audit", "advised"]
 
 
 def test_the_presets_are_watched_like_the_configuration(tmp_path: Path) -> None:
