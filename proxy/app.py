@@ -122,8 +122,8 @@ class App:
         elif scope["method"] == "HEAD" and path == "/":  # Claude Code asks so whether anybody is there
             await respond(send, b"")
         else:
-            text = f"There is nothing at {path[:200]}: the API is under /v1, Weir's own under /weir."
-            await respond_error(send, NotFound(text))
+            there = "the API is under /v1, Weir's own under /weir, its pages at /weir/ui."
+            await respond_error(send, NotFound(f"There is nothing at {path[:200]}: {there}"))
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:

@@ -272,7 +272,7 @@ def _first_key(making: str) -> Iterator[str]:
 
 
 def _announce(config: Config, port: int, keys: Keyring, making: str) -> None:
-    base = f"http://{config.listen.host}:{port}/v1"
+    root = f"http://{config.listen.host}:{port}"
     who = "anybody on this machine" if config.listen.loopback else "ANYBODY WHO CAN CONNECT"
     allowed = who if keys.is_open else f"whoever has one of {len(keys)} keys" if len(keys) else "nobody yet"
     if config.simulate:
@@ -281,10 +281,11 @@ def _announce(config: Config, port: int, keys: Keyring, making: str) -> None:
         named = ((u.name, masked_url(u.base_url) if u.base_url else u.provider) for u in config.upstreams.values())
         where = ", ".join(f"{name} ({address})" for name, address in named)
     lines = (
-        f"Weir on {base} in front of {where}",
+        f"Weir on {root}/v1 in front of {where}",
         f"  policy {config.default_policy}, store {masked_url(config.store.url)}, open to {allowed}",
         *(_first_key(making) if not keys.is_open and not len(keys) else ()),
-        f"  export OPENAI_BASE_URL={base}",
+        f"  export OPENAI_BASE_URL={root}/v1",
+        f"  what it does is shown at {root}/weir/ui",
         *(f"  warning: {warning}" for warning in config.warnings),
     )
     with contextlib.suppress(OSError):  # a log that cannot be written keeps nobody from being served
