@@ -11,7 +11,7 @@ conversation by that answer where its opening does not tell.
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from io import BytesIO
 from typing import Any
@@ -259,33 +259,39 @@ async def relay_stream(
         return lines.whole(chunk)
 
     try:
-        for chunk in () if opening is None else opening.held:
-            await send_more(send, seen(chunk))
-        if opening is not None and opening.pending is not None:
-            with contextlib.suppress(StopAsyncIteration):
-                await send_more(send, seen(await opening.pending))
-        if pour is None:
-            async for chunk in chunks:
+        with contextlib.nullcontext() if explain is None else to_its_end(tap):
+            for chunk in () if opening is None else opening.held:
                 await send_more(send, seen(chunk))
-        else:
-            while not await pour(seen):
-                await send_more(send, b"")  # which waits for the client
-        if explain is not None:
-            end_of(tap)
-            await send_more(send, lines.rest)
+            if opening is not None and opening.pending is not None:
+                with contextlib.suppress(StopAsyncIteration):
+                    await send_more(send, seen(await opening.pending))
+            if pour is None:
+                async for chunk in chunks:
+                    await send_more(send, seen(chunk))
+            else:
+                while not await pour(seen):
+                    await send_more(send, b"")  # which waits for the client
+        await send_more(send, lines.rest)
     except (StreamBroken, UpstreamTimeout) as error:
         if explain is not None:
-            await send_more(send, codec.error_event(explain(error)))
+            await send_more(send, codec.error_event(explain(error), tap.seen.id))
         raise StreamCut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return tap.seen
 
 
-def end_of(tap: StreamTap) -> None:
-    """Take note of a stream's proper end; StreamBroken if there its answer is not at its own."""
+@contextlib.contextmanager
+def to_its_end(tap: StreamTap) -> Iterator[None]:
+    """Around the reading of a stream: raises if that ends before its answer. A break behind the last event is none."""
+    broken: Exception | None = None
+    try:
+        yield
+    except (StreamBroken, UpstreamTimeout) as error:
+        broken = error
     tap.end()
-    if not tap.complete:
-        raise StreamBroken(IN_THE_MIDDLE)
+    ended = tap.complete if broken is None else tap.seen.done or (tap.codec.ends_with_reason and tap.seen.finished)
+    if not ended:
+        raise broken or StreamBroken(IN_THE_MIDDLE)
 
 
 async def relay_whole(send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes) -> None:

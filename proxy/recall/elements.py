@@ -18,7 +18,7 @@ from proxy.wire.chat import SEALED, THINKING_TYPES
 from proxy.wire.codec import Codec
 from proxy.wire.counting import count_message
 from proxy.wire.raw import EventFrame, named_event, write_value
-from proxy.wire.responses import CALLS, RESPONSES, THOUGHTS
+from proxy.wire.responses import CALLS, RESPONSES, THOUGHTS, failed
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 Element = Mapping[str, Any]
@@ -321,23 +321,13 @@ class ResponsesRecall(ListRecall):
     def refused(self, said: Element, earlier: Before | None) -> bytes:
         error = said.get("error")
         message = str(error.get("message") or "") if isinstance(error, dict) else str(error)
-        return b"\n\n" + named_event(failed(message, earlier))
+        return self._failed(message, earlier or Before())
 
     def broken(self, error: ProxyError, earlier: Before | None) -> bytes:
-        return b"\n\n" + named_event(failed(f"Connection lost, premature close: {error.message}", earlier))
+        return self._failed(f"Connection lost, premature close: {error.message}", earlier or Before())
 
-
-def failed(message: str, earlier: Before | None) -> Element:
-    left = earlier or Before()
-    response = {
-        "id": "",
-        "object": "response",
-        **left.began,
-        "status": "failed",
-        "error": {"code": "server_error", "message": message},
-        "output": left.shown,
-    }
-    return {"type": "response.failed", "sequence_number": left.sequence or 0, "response": response}
+    def _failed(self, message: str, left: Before) -> bytes:
+        return failed(message, left.began, left.shown, left.sequence or 0)
 
 
 @dataclass(slots=True)

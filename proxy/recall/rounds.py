@@ -45,7 +45,7 @@ from proxy.recall.archive import (
 from proxy.recall.elements import ListRecall, ListView
 from proxy.recall.tool import ChatRecall, Offer, RecallCall, RecallTurn, RoundView, decoded, with_more
 from proxy.store.records import StoreError
-from proxy.stream import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
+from proxy.stream import Headers, Send, StreamCut, UpstreamResponse, send_more, send_start, to_its_end
 from proxy.tap import StreamTap, Tap, read_completion
 from proxy.upstream.connection import StreamBroken
 from proxy.upstream.overflow import Verdict
@@ -390,14 +390,14 @@ class Relaying:
     async def _round(self, gate: Gate, view: RoundView[Any], received: UpstreamResponse) -> Tap:
         tap = StreamTap(codec=self.rounds.surface.codec)
         try:
-            async with aclosing(_chunks(received)) as chunks:
-                async for chunk in chunks:
-                    if chunk is not None:
-                        tap.feed(chunk)
-                        await self._show(gate, view, view.feed(chunk))
-                    if view.visible or (chunk is None and not view.recalling):
-                        await gate.open()
-            end_of(tap)
+            with to_its_end(tap):
+                async with aclosing(_chunks(received)) as chunks:
+                    async for chunk in chunks:
+                        if chunk is not None:
+                            tap.feed(chunk)
+                            await self._show(gate, view, view.feed(chunk))
+                        if view.visible or (chunk is None and not view.recalling):
+                            await gate.open()
             await self._show(gate, view, view.end())
             if not view.recalling:
                 await gate.open()

@@ -308,7 +308,7 @@ class MessagesCodec(Codec):
                 message = f"prompt is too long: {used} tokens > {most} maximum. {message}"
         return write_value(_error(error, message))
 
-    def error_event(self, error: ProxyError) -> bytes:
+    def error_event(self, error: ProxyError, answer: str | None = None) -> bytes:
         return b"\n\n" + named_event(_error(error, error.message))
 
 

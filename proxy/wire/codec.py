@@ -116,6 +116,7 @@ class Codec:
         own_answer: fields that are about the answer asked for, and not about the prefix that a provider has cached.
         words: what is looked for in the array as it came, to read on only where it is mentioned; ``wall`` is the one
             of a compaction of the provider's: what stands before it is read as nothing once that has come.
+        ends_with_reason: whether the event with the reason for which an answer ended is its last.
         joins: whether adjacent elements of an assistant's are one segment.
     """
 
@@ -134,6 +135,7 @@ class Codec:
     text_type = "text"
     words: tuple[re.Pattern[bytes], ...] = ()
     wall: re.Pattern[bytes] | None = None
+    ends_with_reason = False
     joins = False
     own_answer = frozenset(
         {
@@ -348,7 +350,7 @@ class Codec:
     def error_body(self, error: ProxyError) -> bytes:
         return error.body()
 
-    def error_event(self, error: ProxyError) -> bytes:
+    def error_event(self, error: ProxyError, answer: str | None = None) -> bytes:
         return error.event()
 
 

@@ -231,6 +231,7 @@ def named_event(value: Mapping[str, Any]) -> bytes:
     return b"event: " + str(value.get("type", "")).encode() + b"\ndata: " + write_value(value) + b"\n\n"
 
 
+_NAME = re.compile(rb"(?:\A|(?<=[\r\n]))event:[^\r\n]*(?:\r\n|[\r\n])\Z")
 _ONE_EVENT = re.compile(rb"(?:event:([^\r\n]*)\n)?data: ?([^\r\n]*)\n\n")
 
 
@@ -298,18 +299,20 @@ class Decoder:
 class Lines:
     """Feed it chunks as they arrive; it gives the same bytes, cut between lines where a line is not too long for that.
 
-    Behind half a line no client would see the event that tells it of an error.
+    Behind half a line, or a name without its data, no client would see the event that tells it of an error.
     """
 
     rest: bytes = b""
 
     def whole(self, chunk: bytes) -> bytes:
-        if not self.rest and chunk.endswith(b"\n"):
+        if not self.rest and chunk.endswith(b"\n\n"):
             return chunk
         data = self.rest + chunk
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > MAX_OF_A_LINE:
             end = len(data)
+        elif (name := _NAME.search(data, 0, end)) is not None:
+            end = name.start()
         self.rest = data[end:]
         return data[:end]
 

@@ -112,6 +112,7 @@ class ResponsesCodec(Codec):
     providers = frozenset({"openai", "azure.ai.openai", "azure.ai.inference"})
     system = "instructions"
     link = "previous_response_id"
+    ends_with_reason = True
     limits = ("max_output_tokens",)
     tool_fields = ("tools",)
     schema = "text"
@@ -329,11 +330,14 @@ class ResponsesCodec(Codec):
             error.param = "input"
         return error.body()
 
-    def error_event(self, error: ProxyError) -> bytes:
-        told = {"code": "server_error", "message": f"Connection lost, premature close: {error.message}"}
-        response = {"id": "", "object": "response", "status": "failed", "error": told, "output": []}
-        event = {"type": "response.failed", "sequence_number": 0, "response": response}
-        return b"\n\n" + named_event(event)
+    def error_event(self, error: ProxyError, answer: str | None = None) -> bytes:
+        return failed(f"Connection lost, premature close: {error.message}", {"id": answer or ""})
+
+
+def failed(message: str, begun: Mapping[str, Any], output: Sequence[Any] = (), sequence: int = 0) -> bytes:
+    told = {"code": "server_error", "message": message}
+    response = {"id": "", "object": "response", **begun, "status": "failed", "error": told, "output": output}
+    return b"\n\n" + named_event({"type": "response.failed", "sequence_number": sequence, "response": response})
 
 
 def _read(raw: Raw) -> _Item:

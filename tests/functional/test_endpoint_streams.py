@@ -13,7 +13,7 @@ import pytest
 from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, RunningWeir, weir
-from tests.functional.scripted import one_by_one
+from tests.functional.scripted import Asked, Reply, one_by_one, scripted
 from tests.functional.test_compactions import CLAUDE_TOOL, TOOL, items, messages
 
 WINDOW = 8_192
@@ -76,6 +76,56 @@ async def test_every_event_is_with_the_client_before_the_next_is_made(endpoint: 
             seen.release()
     assert got == given
     assert len(asked) == 1
+
+
+async def broken_off(given: bytes, endpoint: str, cuts: list[int]) -> list[tuple[bytes, bool]]:
+    """What the client has of a stream that breaks off behind so many bytes, and whether its end was a proper one."""
+
+    def say(asked: Asked) -> Reply:
+        return Reply(kind="text/event-stream", chunks=(given[: int(asked.headers["x-cut"])],), cut=True, between=0.05)
+
+    async with (
+        scripted(say) as upstream,
+        weir(upstream.base_url, window=WINDOW) as target,
+        httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
+    ):
+
+        async def read(cut: int) -> tuple[bytes, bool]:
+            url, got = f"{target.root}/v1/{endpoint}", b""
+            async with client.stream("POST", url, json=body(endpoint, 2), headers={"x-cut": str(cut)}) as response:
+                try:
+                    async for part in response.aiter_raw():
+                        got += part
+                except httpx.RemoteProtocolError:
+                    return got, False
+                return got, True
+
+        return await asyncio.gather(*map(read, cuts))
+
+
+@pytest.mark.requirement("R.34")
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_wherever_a_stream_breaks_off_the_client_gets_whole_events_and_then_the_error(endpoint: str) -> None:
+    """OpenAI's SDKs read an event that has a name and no data as JSON, and raise that in the error's place."""
+    each = await written(endpoint)
+    starts = [len(b"".join(each[:number])) for number in range(len(each) // 2, len(each) - 1)]
+    cuts = [start + behind for start in starts for behind in (3, len(b"event: response.o"), 60)]
+    given = b"".join(each)
+    for (got, ended), cut in zip(await broken_off(given, endpoint, cuts), cuts, strict=True):
+        *whole, last = [event for event in got.split(b"\n\n") if event]
+        assert not ended
+        assert given.startswith(b"".join(event + b"\n\n" for event in whole)), given[:cut][-60:]
+        assert last.startswith(b"event: error" if endpoint == "messages" else b"event: response.failed")
+        if endpoint == "responses":  # openai 3.54 raises "Lifecycle response identity changed." at another one
+            begun, failed = (json.loads(event.partition(b"data: ")[2])["response"] for event in (whole[0], last))
+            assert failed["id"] == begun["id"] != ""
+
+
+@pytest.mark.requirement("R.34", "R.35")
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_what_breaks_off_behind_the_end_of_its_answer_is_whole(endpoint: str) -> None:
+    given = b"".join(await written(endpoint))
+    assert await broken_off(given, endpoint, [len(given), len(given) - 1]) == [(given, True), (given[:-1], True)]
 
 
 @asynccontextmanager

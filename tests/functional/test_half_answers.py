@@ -136,6 +136,14 @@ async def test_a_whole_answer_is_relayed_however_it_says_that_it_is_whole(name: 
         assert await outcomes(target) == ["error_in_stream" if name == "an error" else "ok"]
 
 
+@pytest.mark.requirement("R.34", "R.35")
+async def test_an_answer_whose_end_marker_has_come_is_whole_however_its_connection_ends() -> None:
+    reply = Reply(kind="text/event-stream", chunks=WHOLE["a reason and the end marker"], cut=True, between=0.05)
+    async with scripted(lambda _: reply) as upstream, weir(upstream.base_url) as target:
+        assert await read(target) == (200, b"".join(reply.chunks), True)
+        assert await outcomes(target) == ["ok"]
+
+
 @pytest.mark.requirement("R.35", "R.40", "P5")
 @pytest.mark.parametrize("delimited", [True, False], ids=["ended", "closed"])
 @pytest.mark.parametrize(
