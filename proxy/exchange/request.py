@@ -23,9 +23,9 @@ from proxy.store.records import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
 from proxy.telemetry.names import service_at
 from proxy.wire.codec import NOTHING, OWN, ClientRequest, Segments, opening_of, with_history
-from proxy.wire.raw import Raw
+from proxy.wire.raw import Raw, is_object
 from proxy.wire.render import without_marks
-from proxy.wire.responses import begun_as, references
+from proxy.wire.responses import references
 
 log = logging.getLogger("weir.settlement")
 
@@ -157,7 +157,15 @@ async def _held_by(
 
 
 async def record_answer(
-    answers: AnswerBook, held: HeldState, client: ClientRequest, plan: Plan, tenant: str, body: bytes, *, at: float
+    answers: AnswerBook,
+    held: HeldState,
+    client: ClientRequest,
+    plan: Plan,
+    tenant: str,
+    body: bytes,
+    *,
+    at: float,
+    joined: bool,
 ) -> None:
     codec, recognized = client.codec, plan.recognized
     try:
@@ -168,7 +176,7 @@ async def record_answer(
         messages = () if recognized is None else recognized.transcript.messages
         row = AnswerRow(
             tenant=tenant,
-            id=given.id,
+            id=f"{given.id}+" if joined and not is_object(body) else given.id,
             parent=held.parent,
             conversation="" if recognized is None else recognized.thread.branch.conversation,
             at=at,
@@ -181,12 +189,11 @@ async def record_answer(
             items=tuple(codec.named(given.elements, 0)),
         )
         repeats = any(m.role == "assistant" for m in messages)  # a client that does will hardly go on from an answer
-        begun = begun_as(body)
-        is_joined = begun not in (None, given.id)  # of several rounds: what begins it, its provider cannot go on from
+        is_joined = row.id != given.id  # a stream of rounds has the first one's name: its provider cannot go on from it
         lasting = held.parent is not None or bool(held.known) or not repeats or is_joined
         await answers.keep(row, lasting=lasting)
         if is_joined:
-            other = replace(row, id=str(begun), parent=given.id, given=b"", output=b"", items=())
+            other = replace(row, id=given.id, parent=row.id, given=b"", output=b"", items=())
             await answers.keep(other, lasting=lasting)
     except Exception:
         log.exception("an answer that its provider keeps could not be recorded")

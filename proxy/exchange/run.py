@@ -366,7 +366,9 @@ class ExchangeHandler:
         progress, runtime = self.progress, self.runtime
         if request.held.keeps and progress.listener is not None and (progress.status or 0) < 400:
             tenant, body, at = request.destination.caller.tenant, bytes(progress.listener.held), runtime.planner.clock()
-            await record_answer(runtime.answers, request.held, request.client, progress.plan, tenant, body, at=at)
+            joined = self.codec.link == "previous_response_id" and bool(progress.attempts and progress.attempts.rounds)
+            held, client, plan = request.held, request.client, progress.plan
+            await record_answer(runtime.answers, held, client, plan, tenant, body, at=at, joined=joined)
         recognized = progress.plan.recognized
         if recognized is None or not runtime.planner.conversations.shared:
             return

@@ -316,7 +316,7 @@ class ResponsesRecall(ListRecall):
         return b",".join(map(write_value, elements))
 
     def view(self, name: str, earlier: Before | None, *, may_recall: bool) -> "ResponsesView":
-        return ResponsesView(name, earlier, may_recall, surface=self, stateless=self.stateless)
+        return ResponsesView(name, earlier, may_recall, surface=self)
 
     def refused(self, said: Element, earlier: Before | None) -> bytes:
         error = said.get("error")
@@ -332,8 +332,6 @@ class ResponsesRecall(ListRecall):
 
 @dataclass(slots=True)
 class ResponsesView(ListView):
-    stateless: bool = False
-
     def event(self, value: dict[str, Any]) -> Element | None:
         kind, response = value.get("type"), value.get("response")
         if isinstance(response, dict):
@@ -370,8 +368,7 @@ class ResponsesView(ListView):
         self.complete = not is_failure
         if self.earlier is None and not self.dropped:
             return value
-        kept = ("id", "created_at") if self.stateless else ("created_at",)
-        named = {name: self.began[name] for name in kept if name in self.began}
+        named = {name: self.began[name] for name in ("id", "created_at") if name in self.began}
         told = {**response, **named, "output": self.shown}
         return {**value, "response": told if usage is None else {**told, "usage": self.summed(usage)}}
 

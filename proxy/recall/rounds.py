@@ -224,12 +224,13 @@ class Unseen:
         if not self.whole or not (self.rounds or self.skipped) or last is None or last.role == "assistant":
             return None
         digest = digest_of(self.surface.codec.view(self.surface.segment(self.shown)))
+        ids = [element["id"] for element in self.shown if "id" in element]
         nth = sum(message.digest == digest for message in transcript.messages)
         return Edit(
             digest=digest,
             occurrence=occurrence_of_round(nth),
             kind=EditKind.ROUND,
-            text=write_rounds(self.rounds, len(self.shown), self.skipped),
+            text=write_rounds(self.rounds, len(self.shown), self.skipped, ids),
             ref=digest.hex()[:12],
             tokens=self.tokens,
             length=len(transcript.chain),

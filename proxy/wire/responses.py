@@ -542,14 +542,6 @@ def _added(kind: str, event: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def begun_as(body: bytes) -> str | None:
-    first = None if is_object(body) else next(iter(Decoder().feed(body[: body.find(b"\n\n") + 2])), None)
-    event = read_value(first.data) if first is not None else None
-    response = event.get("response") if isinstance(event, dict) else None
-    name = response.get("id") if isinstance(response, dict) else None
-    return name if isinstance(name, str) else None
-
-
 def _whole_in(stream: bytes) -> Mapping[str, Raw]:
     start = stream.rfind(b"\ndata:", 0, stream.rfind(b'"response"') + 1)
     events = Decoder().feed(stream[start + 1 :] + b"\n\n") if start >= 0 else []

@@ -367,22 +367,20 @@ async def test_a_stored_answer_is_gone_on_from_with_all_of_its_rounds(
 
 @ALONE
 @pytest.mark.requirement("A4.25", "P5")
-async def test_the_id_that_a_stream_begins_with_is_gone_on_from_like_the_one_it_ends_with(
-    tmp_path: Path, deployment: Deployment
-) -> None:
+async def test_a_stored_stream_has_one_id_and_is_gone_on_from_under_it(tmp_path: Path, deployment: Deployment) -> None:
+    """openai 3.54 raises "Lifecycle response identity changed." where a stream ends under another id."""
     async with scene(tmp_path, deployment, "responses", looks(), ENDS, "Of no other.", "Of none.") as on:
         client = await on.client()
         body = {"model": "sim", "stream": True, "store": True, "max_output_tokens": 512, "input": client.history}
         async with httpx.AsyncClient(timeout=30, headers=HEADERS) as http:
             told = (await http.post(f"{client.at.root()}/v1/responses", json=body)).text
             events = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
-            ids = [event["response"]["id"] for event in events if "response" in event]
-            assert ids[0] != ids[-1]  # the first is given before anybody knows that a round will follow
-            for name in (ids[0], ids[-1]):
+            (name,) = {event["response"]["id"] for event in events if "response" in event}
+            for _ in range(2):
                 asked = {"model": "sim", "input": "Of which gateway?", "previous_response_id": name}
                 later = await http.post(f"{client.at.root()}/v1/responses", json=asked)
                 assert later.status_code == 200, later.text
-                assert ("restart=1" in later.headers["x-weir-actions"]) is (name == ids[0])
+                assert "restart=1" in later.headers["x-weir-actions"]
         whole = json.dumps(on.bodies[-2]["input"])
         assert TOLD in whole
         assert "Of which gateway?" in whole

@@ -77,6 +77,19 @@ def test_what_belongs_to_an_answer_that_was_given_up_does_not_go_up() -> None:
     assert MESSAGES.with_rounds(fewer, skips) == fewer
 
 
+@pytest.mark.requirement("A4.25", "P4")
+@pytest.mark.parametrize("skipped", [0, 1])
+@pytest.mark.parametrize("kind", ["reasoning", "item_reference"])
+def test_the_same_words_of_another_run_are_another_answer(kind: str, skipped: int) -> None:
+    """What was thought for them has another id: behind that OpenAI refuses the hidden call, and they without it."""
+    call = {"type": "function_call", "call_id": "c", "id": "fc_1"}
+    kept = write_rounds([HiddenRound(1, 0, [call], [])], 2, skipped, ["rs_1", "msg_1"])
+    other = json.dumps({"type": kind, "id": "rs_2"}).encode() + b',{"type":"item_reference","id":"msg_2"}'
+    assert RESPONSES.with_rounds(other, kept) == other
+    own = other.replace(b"_2", b"_1")
+    assert RESPONSES.with_rounds(own, kept) != own
+
+
 @pytest.mark.requirement("P1", "A4.25")
 def test_the_bytes_of_what_the_client_sends_stay() -> None:
     raw = b'{"role": "assistant", "content": [ {"a":1.0 , "type":"text"}, {"type": "x", "b": 1e5}], "more": true}'
