@@ -34,13 +34,7 @@ from policies.ledger import (
     occurrence_of_round,
 )
 from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for, shape_for
-from policies.messages import (
-    Message,
-    Protection,
-    ToolDefinition,
-    Transcript,
-    protect,
-)
+from policies.messages import Message, Protection, ToolDefinition, Transcript, protect
 from policies.settings import ContextSettings, ExtractShape, Layer, Param
 from policies.text.gist import placeholder
 from policies.text.segments import Readings

@@ -26,10 +26,11 @@ from policies.draft import (
     words,
 )
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, PlannedMessage
-from policies.messages import ToolDefinition, Tools, parse_turn_boundaries, same_call, step_numbers
+from policies.messages import ToolDefinition, Tools, parse_turn_boundaries, step_numbers
 from policies.scoring.eviction import EVICTABLE, Block, ContentType, scorer, select
 from policies.scoring.redundancy import References, last_references
 from policies.settings import ClientEdits, Param
+from policies.text.segments import replaced_in
 
 WORTH_IT = 1.5
 PROTECTED_SHARE = 0.5
@@ -128,7 +129,7 @@ def _by_age(draft: Draft, bounds: Bounds) -> list[PlannedMessage]:
 def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT_TYPES) -> list[Block]:
     transcript, calls = draft.transcript, bounds.transcript.calls
     steps, used = step_numbers(transcript.messages), last_references(transcript, calls)
-    newest: dict[tuple[str, str], int] = {same_call(call): index for index, call in calls.items()}
+    replaced = replaced_in(calls, lambda index: transcript.read(index).text)
     found: list[Block] = []
     for index, piece, message in touchable(draft, bounds):
         kind = _kind(draft, index)
@@ -147,7 +148,7 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
                 age=age,
                 idle=age if reference.step is None else steps[-1] - reference.step,
                 references=reference.count,
-                superseded=index in calls and newest[same_call(calls[index])] != index,
+                superseded=index in replaced,
                 important=kind is not ContentType.TOOL_RESULT and IMPORTANT in transcript.read(index).text,
                 keep=message.keep,
                 behind=len(transcript.messages) - index,
@@ -209,23 +210,22 @@ class Prune(Strategy):
 
 
 class Dedupe(Strategy):
-    """Results become one line where a newer one has the same digest, or answers the same call: they are stale."""
+    """Results become one line where a newer one has the same digest or replaced them: they are stale."""
 
     name = "dedupe"
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
         messages, calls, guarded = draft.transcript.messages, bounds.transcript.calls, bounds.protection.all
         newest: dict[bytes, int] = {}
-        latest: dict[tuple[str, str], int] = {}
+        replaced = replaced_in(calls, lambda index: draft.transcript.read(index).text)
         edits: dict[int, Edit] = {}
         for piece in reversed(draft.pieces):
             index = piece.index
             if index is None or not messages[index].is_result:
                 continue
-            message, call = messages[index], calls.get(index)
+            message = messages[index]
             duplicate = newest.setdefault(message.digest, index) != index
-            superseded = call is not None and latest.setdefault(same_call(call), index) != index
-            if not (duplicate or superseded) or piece.text is not None or piece.tokens < MIN_DUPLICATE:
+            if not (duplicate or index in replaced) or piece.text is not None or piece.tokens < MIN_DUPLICATE:
                 continue
             if message.keep or index in guarded:
                 continue

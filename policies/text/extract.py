@@ -15,6 +15,7 @@ from itertools import chain, groupby, pairwise
 from operator import attrgetter, itemgetter
 
 from policies.ledger import Identifier
+from policies.messages import ToolCall
 from policies.text.choice import LAST, STEM, Extract, Item, Weights, choose, fitted, joined
 from policies.text.segments import (
     Readings,
@@ -23,6 +24,7 @@ from policies.text.segments import (
     TextReading,
     is_alone,
     is_question,
+    replaced_in,
     shape,
     terms_of,
 )
@@ -127,12 +129,13 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
     least = max(MATERIAL, TIMES_USUAL * _usual(sources))
     spoken = sum(source.tokens for source in sources if source.is_users and source.tokens <= least)
     few = min(MAX_FEW, math.sqrt(max(1.0, room / max(1, spoken))))
-    newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
+    calls = {i: ToolCall("", source.tool, source.arguments) for i, source in enumerate(sources) if source.tool}
+    replaced = replaced_in(calls, lambda i: sources[i].text)
     said: dict[tuple[str, str], Item] = {}
     items: list[Item] = []
     alone: dict[str, Item] = {}
     for i, (source, reading) in enumerate(zip(sources, read, strict=True)):
-        if source.tool and newest[source.tool, source.arguments] != i:
+        if i in replaced:
             continue
         rate = source.rate
         of_source = [*_of_segments(i, source, reading, rate, few)]

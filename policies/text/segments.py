@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeVar
 
 from unicode_segmentation_rs import unicode_sentences
 
-from policies.messages import ToolCall, Transcript
+from policies.messages import ToolCall, Transcript, same_call
 
 T = TypeVar("T")
 
@@ -429,6 +429,36 @@ def sources_of(transcript: Transcript, indices: Sequence[int], calls: Mapping[in
             )
         )
     return found
+
+
+NO_ARGUMENTS, SAID_AGAIN = frozenset({"", "{}", "null"}), 0.5
+
+
+def replaced_in(answered: Mapping[int, ToolCall], read: Callable[[int], str]) -> set[int]:
+    """Which of the results of calls a newer one replaced: that of the same call.
+
+    A call without arguments may ask for the next page as well as for the same: there one that says half of it again.
+    """
+    latest: dict[tuple[str, str], int] = {}
+    replaced = set[int]()
+    for index in sorted(answered, reverse=True):
+        key = same_call(answered[index])
+        newer = latest.setdefault(key, index)
+        if newer != index and (key[1] not in NO_ARGUMENTS or _says_again(read(newer), read(index))):
+            replaced.add(index)
+        else:
+            latest[key] = index
+    return replaced
+
+
+def _says_again(newer: str, older: str) -> bool:
+    said, again = map(_values, (older, newer))
+    return len(said & again) >= SAID_AGAIN * len(said)
+
+
+def _values(text: str) -> frozenset[str]:
+    document = parse(text)
+    return frozenset(terms_of(text) if document is None else chain.from_iterable(s.terms for s in structured(document)))
 
 
 _CODE = re.compile(r"`([^`\n]{2,80})`")

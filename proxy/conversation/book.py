@@ -21,15 +21,7 @@ from typing import TypeVar
 
 from policies.ledger import Edit, EditKind, Note
 from policies.messages import Message, Transcript, extend_chain
-from proxy.conversation.thread import (
-    REWRITTEN_END,
-    Door,
-    Match,
-    Thread,
-    inherited,
-    link_behind,
-    new_thread,
-)
+from proxy.conversation.thread import REWRITTEN_END, Door, Match, Thread, inherited, link_behind, new_thread
 from proxy.store import Store
 from proxy.store.records import Arrival, Branch, Change, ConversationRow, StaleVersion, StoreError
 

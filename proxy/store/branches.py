@@ -22,15 +22,7 @@ from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
 from proxy.store.memory import is_undone, newest_row, read_spans
 from proxy.store.packing import EXACT
-from proxy.store.records import (
-    DAY,
-    Branch,
-    Change,
-    CheckpointRow,
-    ConversationRow,
-    NoSuchVersion,
-    StaleVersion,
-)
+from proxy.store.records import DAY, Branch, Change, CheckpointRow, ConversationRow, NoSuchVersion, StaleVersion
 from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits, evictions
 from proxy.store.transaction import Transaction, keep_first, of
 

@@ -13,15 +13,7 @@ import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, EditKind
 from proxy.store.packing import Damaged, unpack_words
-from proxy.store.records import (
-    Branch,
-    Change,
-    ConversationRow,
-    EvictionRow,
-    EvictionSum,
-    ExchangeRow,
-    StoreError,
-)
+from proxy.store.records import Branch, Change, ConversationRow, EvictionRow, EvictionSum, ExchangeRow, StoreError
 from proxy.store.schema import OF_BRANCH, OF_CONVERSATION, branches, conversations, cuts, edits, evictions
 from proxy.store.transaction import Place, Rows, Transaction, columns_of, of, ordered, owned, recorded, same, stored
 

@@ -28,15 +28,7 @@ from proxy.wire.chat import (
     without_media,
     without_reasoning,
 )
-from proxy.wire.raw import (
-    Raw,
-    elements_of,
-    read_value,
-    replace_fields,
-    split_array,
-    split_object,
-    write_value,
-)
+from proxy.wire.raw import Raw, elements_of, read_value, replace_fields, split_array, split_object, write_value
 
 ERROR = b"error"
 OWN = b"weir:1:"

@@ -167,6 +167,15 @@ def test_of_one_call_made_twice_only_the_newest_result_counts() -> None:
     assert "pending" not in text
 
 
+def test_each_page_of_a_call_without_arguments_counts() -> None:
+    sources = [
+        said(2 * n, "tool", json.dumps({"order": f"W-{n}{n}231", "town": town}), tool="next_order", arguments="{}")
+        for n, town in enumerate(("Skagen", "Tartu", "Funchal"), 1)
+    ]
+    text = extract(sources, max_tokens=200, counter=COUNTER).text
+    assert all(town in text for town in ("Skagen", "Tartu", "Funchal"))
+
+
 def test_what_stays_visible_is_not_repeated_while_anything_else_is_left() -> None:
     rule, other = "Always reply in Danish.", "Delivery is on Tuesday."
     sources = [said(0, "user", rule), said(2, "user", other)]

@@ -1,6 +1,7 @@
 """Each strategy alone: what it changes, what it leaves, and that what it counts is what there is."""
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -102,6 +103,17 @@ def test_a_result_is_superseded_by_a_later_one_of_the_same_call_however_it_is_wr
     draft = dedupe(untouched(transcript), bounds(transcript))
     assert changed(draft) == {2: EditKind.DEDUPE}
     assert "a later call of the same tool replaced it" in (draft.pieces[2].text or "")
+
+
+@pytest.mark.requirement("A0.54")
+def test_a_call_without_arguments_is_repeated_where_its_result_says_much_of_the_older_one_again() -> None:
+    pages = [step(f"{name} {words(90, name[::-1])}", arguments="{}") for name in ("one", "two", "three")]
+    transcript = talk(user("t"), *chain.from_iterable(pages), user("v"))
+    assert changed(dedupe(untouched(transcript), bounds(transcript))) == {}
+    polls = [step(f"{words(90, 'job')} {state}", arguments="{}") for state in ("waits", "runs", "is done")]
+    transcript = talk(user("t"), *pages[0], *chain.from_iterable(polls), *pages[1], user("v"))
+    draft = dedupe(untouched(transcript), bounds(transcript))
+    assert changed(draft) == {4: EditKind.DEDUPE, 6: EditKind.DEDUPE}
 
 
 def test_small_protected_and_pinned_duplicates_stay() -> None:
