@@ -22,7 +22,7 @@ from policies.tokens import TokenCounter
 IDENTIFIER = 3.0
 NAME = 1.5
 USED = 1.5
-"""A later call asked for it; ``LIKE_USED``: for something of the same shape."""
+"""A later call asked for it; ``LIKE_USED``: for something of the same shape, which words joined together have not."""
 LIKE_USED = 1.5
 ASKED = 4.0
 """What the user names now is wanted."""
@@ -78,7 +78,7 @@ class Weights:
         self._used = used
         self._names = names
         self._asked = frozenset(map(stem_of, asked))
-        self._shapes = {shape(term) for term in used if is_identifier(term)}
+        self._shapes = {shape(term) for term in used if is_identifier(term) and DIGIT.search(term)}
         self._most = len(documents) + 2
         self._few = self._most ** (1 - RARE)
         self._known: dict[str, float] = {}

@@ -25,7 +25,6 @@ from policies.text.segments import (
     is_alone,
     is_question,
     replaced_in,
-    shape,
     terms_of,
 )
 from policies.tokens import TokenCounter
@@ -53,9 +52,12 @@ TAKEN_UP, REPLY = 1.5, 24
 """How much more is worth what the assistant said before a reply of so few tokens, which says nothing without it."""
 PICKED, MAX_PICKED = 1.0, 4
 """What an option is worth that a reply picks, and how many one picks at most: more numbers are of something else."""
-LISTED = 4
-"""Identifiers of one shape, said in one message and nowhere else: so many are worth what each is alone, of a longer
-list they share it. Not of a shape that calls ask by."""
+LISTED = 6
+"""Identifiers that one message alone says: so many are worth what each is alone, of a longer list they share it. Not of
+a shape that calls ask by."""
+FEW_LINES = 12
+"""Lines or pairs of a result: so many are worth what each is, of a longer one each less, by the root of how many times
+longer: most of a listing is never wanted."""
 QUESTION = 0.5
 ECHO = 0.7
 """How much less a sentence of the user's is worth that only takes up what the message before it said."""
@@ -210,11 +212,10 @@ def _credit_picks(items: Sequence[Item], sources: Sequence[Source]) -> dict[int,
 
 
 def _damp_lists(items: Sequence[Item], weights: Weights) -> None:
-    listed = [i for i in items if i.names and weights.is_listed(i.segment.terms[0])]
-    shapes = [(item.source, shape(item.segment.terms[0])) for item in listed]
-    many = Counter(shapes)
-    for item, each in zip(listed, shapes, strict=True):
-        item.factor *= min(1.0, LISTED / many[each])
+    listed = [item for item in items if item.names and weights.is_listed(item.segment.terms[0])]
+    many = Counter(item.source for item in listed)
+    for item in listed:
+        item.factor *= min(1.0, LISTED / many[item.source])
 
 
 def _damp_echoes(items: list[Item], sources: Sequence[Source], read: Sequence[TextReading], weights: Weights) -> None:
@@ -253,10 +254,11 @@ def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few:
         worth *= 1 + math.exp(-source.tokens / BRIEFLY)
     if said:
         worth *= few
+    of_line = worth * math.sqrt(min(1.0, FEW_LINES / max(1, len(reading.segments)))) if result else worth
     for place, segment in enumerate(reading.segments):
         if not segment.terms:
             continue
-        factor = of_pair if segment.record < 0 else worth
+        factor = of_pair if segment.record < 0 else worth if is_alone(segment) else of_line
         if said and is_question(segment.text):
             factor *= QUESTION
         cost, names = rate * len(segment.text) + LABEL, False

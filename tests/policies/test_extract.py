@@ -147,6 +147,29 @@ def test_values_of_a_tool_result_are_listed_under_their_keys_with_the_message_th
     assert text == "tool 4: order_id: W-88231, status: delivered, sku: KX-4471, price: 19.5"
 
 
+def module(word: str) -> str:
+    """Source text with names of many shapes."""
+    parts = ("self._{}_cache", "load_{}", "os.{}", "make_all_{}", "cls.__{}", "self.{}.read", "{}_row.get", "Row{}.of")
+    return "\n".join(f"    x = {part.format(word + other)}(item)" for other in "abcdefghijklmno" for part in parts)
+
+
+@pytest.mark.requirement("A0.106")
+def test_what_a_short_result_says_is_kept_before_the_names_in_long_listings_that_nobody_speaks_of() -> None:
+    words = ("one", "two", "six", "ten")
+    counted = "gateway | count\nadyen | 96\nstripe | 31"
+    sources = [said(0, "tool", counted, tool="sql", arguments='{"query": "select gateway, count(*) from refund"}')]
+    for number, word in enumerate(words, 1):
+        arguments = json.dumps({"path": f"vendor/lib/part_{word}.py"})
+        call = ToolCall(f"c{number}", "read_file", arguments)
+        sources += [
+            Source(2 * number - 1, "assistant", "", tokens=12, calls=(call,)),
+            said(2 * number, "tool", module(word), tool="read_file", arguments=arguments),
+        ]
+    text = extract(sources, max_tokens=200, counter=COUNTER).text
+    assert "adyen | 96" in text
+    assert "stripe | 31" in text
+
+
 def test_values_that_later_calls_use_stay_when_room_is_short() -> None:
     people = [{"name": f"user{n}", "account_id": f"acc-{n:05}"} for n in range(60)]
     sources = [
