@@ -43,8 +43,10 @@ BRIEFLY = 60
 """Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a call, is worth up to
 twice."""
 MATERIAL, TIMES_USUAL = 250, 6
-"""Tokens of a message that the user hands over rather than says, if it is so many times as long as his usual one. All
-but its first and last segment weigh as a result does, and the more there are the less: none of it may be wanted."""
+"""Tokens of a message that the user hands over rather than says, if it is so many times as long as a short one of his.
+All but its first and last segment weigh as a result does, and the more there are the less: none of it may be wanted."""
+SHORTER = 0.25
+"""Share of the user's messages that are shorter than his short one: he may hand over something with every second."""
 SEGMENTS_OF_MATERIAL = 12
 BREATH = 30
 """Tokens of a message of the user's below which it is quoted as a whole."""
@@ -128,7 +130,7 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
     Where the user's words are few beside the ``room`` in tokens, they come before all else. A message of his of fewer
     than ``breath`` tokens is one item.
     """
-    least = max(MATERIAL, TIMES_USUAL * _usual(sources))
+    least = max(MATERIAL, TIMES_USUAL * _usual(sources, SHORTER))
     spoken = sum(source.tokens for source in sources if source.is_users and source.tokens <= least)
     few = min(MAX_FEW, math.sqrt(max(1.0, room / max(1, spoken))))
     calls = {i: ToolCall("", source.tool, source.arguments) for i, source in enumerate(sources) if source.tool}
@@ -164,10 +166,10 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
     return [*sorted([*items, *said.values()], key=attrgetter("source", "place")), *alone.values()]
 
 
-def _usual(sources: Sequence[Source]) -> int:
-    """Tokens of the user's middle message; 0 of none."""
+def _usual(sources: Sequence[Source], shorter: float = 0.5) -> int:
+    """Tokens of the user's message than which this share of his is shorter; 0 of none."""
     said = sorted(source.tokens for source in sources if source.is_users and source.position >= 0)
-    return said[len(said) // 2] if said else 0
+    return said[int(len(said) * shorter)] if said else 0
 
 
 def _in_one(source: Source, items: list[Item]) -> list[Item]:

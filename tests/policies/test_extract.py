@@ -147,6 +147,23 @@ def test_values_of_a_tool_result_are_listed_under_their_keys_with_the_message_th
     assert text == "tool 4: order_id: W-88231, status: delivered, sku: KX-4471, price: 19.5"
 
 
+@pytest.mark.requirement("A0.106")
+def test_pages_that_are_handed_over_with_every_second_message_do_not_crowd_out_what_is_said_between() -> None:
+    sources: list[Source] = []
+    for n in range(8):
+        page = "\n".join(
+            f"Paragraph {n}{m} of folio {m}{n} tells how clause {n * m} binds heir {m} forever." for m in range(24)
+        )
+        sources += [said(4 * n, "user", f"Page {n}:\n{page}"), said(4 * n + 1, "assistant", f"Read page {n}.")]
+        wish = (
+            f"Guest {GUESTS[n % 4]} Also, on day {n} of it nobody but cousin number {n} may carry the old brass lamp."
+        )
+        sources += [said(4 * n + 2, "user", wish), said(4 * n + 3, "assistant", "Noted.")]
+    text = extract(sources, max_tokens=400, counter=COUNTER).text
+    assert all(guest in text for guest in GUESTS)
+    assert sum(f"on day {n} of it" in text for n in range(8)) >= len(GUESTS)
+
+
 def module(word: str) -> str:
     """Source text with names of many shapes."""
     parts = ("self._{}_cache", "load_{}", "os.{}", "make_all_{}", "cls.__{}", "self.{}.read", "{}_row.get", "Row{}.of")
