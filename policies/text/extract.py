@@ -16,13 +16,14 @@ from operator import attrgetter, itemgetter
 
 from policies.ledger import Identifier
 from policies.messages import ToolCall
-from policies.text.choice import LAST, STEM, Extract, Item, Weights, choose, fitted, joined
+from policies.text.choice import IDENTIFIER, LAST, Extract, Item, Weights, choose, fitted, joined, stem_of
 from policies.text.segments import (
     Readings,
     Segment,
     Source,
     TextReading,
     is_alone,
+    is_identifier,
     is_question,
     replaced_in,
     terms_of,
@@ -58,8 +59,7 @@ LISTED = 6
 """Identifiers that one message alone says: so many are worth what each is alone, of a longer list they share it. Not of
 a shape that calls ask by."""
 FEW_LINES = 12
-"""Lines or pairs of a result: so many are worth what each is, of a longer one each less, by the root of how many times
-longer: most of a listing is never wanted."""
+"""Lines of a result that are worth what each is; of a longer one, mostly never wanted, each less by a root."""
 QUESTION = 0.5
 ECHO = 0.7
 """How much less a sentence of the user's is worth that only takes up what the message before it said."""
@@ -274,8 +274,8 @@ def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few:
 class Links:
     """By a statement the later one of the user about the same: the older is not shown without it.
 
-    About the same is one that takes up enough of its weight in beginnings of words, of several that which takes up
-    most, the newest of equal ones; or what is said right after it in far fewer words, unless that asks.
+    About the same is one that takes up enough of its weight in identifiers and beginnings of words, of several that
+    which takes up most, the newest of equal ones; or what is said right after it in far fewer words, unless that asks.
     """
 
     def __init__(
@@ -293,8 +293,9 @@ class Links:
         spoken = [n for n, item in enumerate(items) if not item.segment.key and item.source not in of_results]
         times: dict[str, int] = defaultdict(int)
         for term, often in Counter(chain.from_iterable([items[n].segment.terms for n in spoken])).items():
-            times[term[:STEM]] += often
-        self._weights = {stem: max(0.0, math.log((len(spoken) + 1) / often)) for stem, often in times.items()}
+            times[stem_of(term)] += often
+        times_worth = {stem: IDENTIFIER if is_identifier(stem) else 1.0 for stem in times}
+        self._weights = {s: times_worth[s] * max(0.0, math.log((len(spoken) + 1) / n)) for s, n in times.items()}
         rare = max(SELDOM, int(COMMON * len(spoken)))
         for n in spoken:
             source = items[n].source
@@ -306,7 +307,7 @@ class Links:
         self._corrections = _corrections(items, sources, self._of_source)
 
     def _stems(self, number: int) -> dict[str, None]:
-        return dict.fromkeys([term[:STEM] for term in self._items[number].segment.terms])
+        return dict.fromkeys(map(stem_of, self._items[number].segment.terms))
 
     def of(self, number: int) -> tuple[int, ...]:
         if number not in self._known:

@@ -28,11 +28,11 @@ KEPT: Mapping[tuple[str, Limit], tuple[float, float]] = {
     ("swe_agent", ("@", 4_000)): (1.0, 3_084),
     ("canary_sessions", ("@", 300)): (1.0, 283),
     ("wording", ("@", 0.3)): (0.925, 653),
-    ("wording_unseen", ("@", 0.3)): (0.911, 705),
+    ("wording_unseen", ("@", 0.3)): (0.882, 705),  # one fact less, for 3 to 7 points where results are long listings
     ("facts300", ("W", 8_192)): (0.933, 3_912),
     ("questions", ("W", 8_192)): (1.0, 3_876),
     ("revised_values", ("W", 8_192)): (0.833, 3_600),
-    ("talks", ("@", 0.3)): (0.828, 2_396),
+    ("talks", ("@", 0.3)): (0.832, 2_396),
 }
 """By set and limit the share of facts in the request, and the mean tokens that went up."""
 ROWS = {"questions": 8, "revised_values": 6}

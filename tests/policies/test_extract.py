@@ -290,6 +290,7 @@ REVISED = (
     ("The sample is all schools in Kent.", "Forget what I said about schools in Kent."),
     ("The API listens on port 7070.", "The port is 9191 from today."),
     ("My landlord is Vera Lind.", "My landlord has changed, it is Ugo Prati."),
+    ("Leave receipts_main alone: a nightly export needs it.", "Good news: receipts_main may be restarted."),
     ("Rent is capped at 900 euros.", "The cap on rent was raised to 1,050 euros."),
     ("The handover is on 3 July.", "The handover was pushed back to 17 July."),
     ("Die Übergabe ist am 3. Juli.", "Die Übergabe wird auf den 17. Juli verschoben."),
@@ -301,7 +302,7 @@ REVISED = (
 @pytest.mark.parametrize(("old", "new"), REVISED)
 def test_an_older_statement_is_never_shown_without_the_later_one_about_the_same(old: str, new: str) -> None:
     sources = chat(old, "Noted.", *FILLER, new, "Changed.")
-    for budget in range(1, 60):
+    for budget in range(1, 80):
         text = extract(sources, max_tokens=budget, counter=COUNTER).text
         assert old not in text or new in text
     assert text.index(old) < text.index(new)
