@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from proxy.access.destination import TENANT_SHOWN
 from proxy.store.records import ConversationRow
 from tests.browser.browser import (
     KEY,
@@ -208,7 +209,8 @@ async def test_every_page_is_for_everybody_and_fits_a_telephone(browser: Browser
 
 
 async def test_numbers_stand_right_and_times_are_exact_on_hover(browser: Browser, site: Watched) -> None:
-    names = {each.name for each in await site.weir.runtime.store.conversations(None, limit=50)}
+    kept = await site.weir.runtime.store.conversations(None, limit=50)
+    names = {name for each in kept for name in (each.name, each.tenant[:TENANT_SHOWN])}
     async with looking(browser, site, ADMIN) as page:
         for path in ("", "/conversations", f"/conversations/{NAME}?tab=requests", "/usage?by=model"):
             await page.goto(site.at + path)
