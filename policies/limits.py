@@ -47,7 +47,7 @@ LARGE_ZONES = Zones(yellow_at=0.60, orange_at=0.80, red_at=0.90, critical_at=0.9
 """Ours: zones in windows up to the small one, and from the large one on."""
 
 CLOSE = 0.75
-"""The share of the trigger from which on a request is stored before it goes up: that costs a commit."""
+"""The share of the trigger from which on a request is stored without waiting for its answer."""
 
 
 class BudgetUnreachable(PolicyError):

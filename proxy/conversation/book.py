@@ -129,17 +129,11 @@ class Conversations:
         self._remember(recognised.thread, chain)
         return recognised
 
-    async def announce(
-        self,
-        thread: Thread,
-        transcript: Transcript,
-        *,
-        request: str,
-        model: str,
-        answers: Sequence[bytes] = (),
-    ) -> None:
+    def arrival(
+        self, thread: Thread, transcript: Transcript, *, request: str, model: str, answers: Sequence[bytes] = ()
+    ) -> Arrival:
         branch, chain = thread.branch, transcript.chain
-        arrival = Arrival(
+        return Arrival(
             id=request,
             tenant=branch.tenant,
             conversation=branch.conversation,
@@ -152,7 +146,9 @@ class Conversations:
             length=len(chain),
             trend=thread.trend,
         )
-        home = await self._store.arrive(arrival)
+
+    async def announce(self, thread: Thread, arrival: Arrival) -> None:
+        branch, home = thread.branch, await self._store.arrive(arrival)
         thread.stored = True
         if home != branch.conversation:
             thread.branch = replace(thread.branch, conversation=home)

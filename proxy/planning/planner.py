@@ -194,10 +194,8 @@ class Planner:
             log.exception("planning failed; the request goes on without it")
             decided, degraded = _trimmed(asked, recognized), (*degraded, "plan")
         sent = None if asked.settings.observes or decided is None else decided.decision.raw_after
-        early = sent is not None and sent > CLOSE * recognized.policy_limits.trigger
-        if (early or self.conversations.shared) and not await self.announce(
-            recognized, asked.id, model=asked.request.model, early=early, span=asked.span
-        ):
+        is_close = sent is not None and sent > CLOSE * recognized.policy_limits.trigger
+        if not await self.announce(recognized, asked.id, model=asked.request.model, is_close=is_close, span=asked.span):
             degraded = (*degraded, "store")
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
         return self._written(asked, recognized, plan, decided)
@@ -242,20 +240,26 @@ class Planner:
         *,
         model: str,
         answers: Sequence[bytes] = (),
-        early: bool = False,
+        is_close: bool = False,
         span: AnySpan = NULL_SPAN,
     ) -> bool:
         """Have other processes know a request, or the answers to it, before its client goes on; whether they do.
 
-        ``early`` is one that this process itself has to know again, whatever becomes of it.
+        One that ``is_close`` to its trigger this process has to know again after a crash, too: it is stored within
+        the time that rows wait.
         """
-        if not (self.conversations.shared or (early and not self.settler.failing)):
+        thread, shared = recognized.thread, self.conversations.shared
+        if not shared and (not is_close or self.settler.failing):
+            return True
+        arrival = self.conversations.arrival(
+            thread, recognized.transcript, request=request, model=model, answers=answers
+        )
+        if not shared:
+            self.settler.put(arrival)
             return True
         at = span.now()
         try:
-            await self.conversations.announce(
-                recognized.thread, recognized.transcript, request=request, model=model, answers=answers
-            )
+            await self.conversations.announce(thread, arrival)
         except StoreError as error:
             log.error("another process may not know this conversation's next request: %s", error)
             return False

@@ -28,6 +28,8 @@ __all__ = ["BODY_FOLLOWS", "DISCONNECT", "WRITE", "App", "Server", "ServerLimits
 _log = logging.getLogger("proxy.server")
 
 _STARTUP_FAILURE = 3
+ACCEPTS = 8
+"""Connections that one turn of the loop may accept: libuv from 1.45 on takes one from each descriptor."""
 
 
 class Server(uvicorn.Server):
@@ -43,7 +45,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.lifespan.state["shutdown"] = self.stopping
-        await super().startup(sockets)
+        await super().startup(sockets and [each.dup() for each in sockets for _ in range(ACCEPTS)])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
         """Stops gracefully, or at once when interrupted a second time; the process then ends with status 0."""

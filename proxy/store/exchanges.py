@@ -78,7 +78,7 @@ def arrive(tx: Transaction, arrivals: Sequence[Arrival]) -> dict[str, str]:
 
 
 def record(
-    tx: Transaction, batch: Sequence[ExchangeRow | RelayedRow | AnswerRow], *, shared: bool = False
+    tx: Transaction, batch: Sequence[ExchangeRow | RelayedRow | AnswerRow | Arrival], *, shared: bool = False
 ) -> list[ExchangeRow]:
     """The exchanges of a batch that were stored; a row with an id that is there already is not counted twice.
 
@@ -87,6 +87,8 @@ def record(
     add_answers(tx, [row for row in batch if isinstance(row, AnswerRow)])
     tx.many(ADD_RELAYED, [stored(relayed, row) for row in batch if isinstance(row, RelayedRow)])
     rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)])
+    answered = {row.id for row in rows}
+    arrive(tx, [row for row in batch if isinstance(row, Arrival) and row.id not in answered])
     if not rows:
         return rows
     home = _touch_branches(tx, rows)

@@ -16,20 +16,21 @@ because a deferred one that turns into a writer fails at once, whatever the busy
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
 import sqlite3
+import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal, TypeVar, cast
 
-import aiosqlite
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.pool import StaticPool
@@ -43,7 +44,7 @@ T = TypeVar("T")
 READS_AT_ONCE = 16
 
 
-@dataclass(slots=True, eq=False, repr=False)  # aiosqlite logs what it runs, and a result is somebody's conversation
+@dataclass(slots=True, eq=False, repr=False)
 class _Job:
     work: Callable[[], object]
     future: "asyncio.Future[Any]"
@@ -52,8 +53,8 @@ class _Job:
 
     def run(self) -> None:
         try:
-            self.result = self.work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the task that waits for it
+            self.result = None if self.future.done() else self.work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the task that waits for it
             self.error = error
 
     def settle(self) -> None:
@@ -65,60 +66,47 @@ class _Job:
             self.future.set_result(self.result)
 
 
-class _Thread(aiosqlite.Connection):
-    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
-        super().__init__(connector, 64)
-        self._thread.daemon = True  # a store that nobody closed must not keep the process alive
-
-    async def call(self, jobs: list[_Job]) -> None:
-        await self._execute(lambda: list(map(_Job.run, jobs)))  # type: ignore[no-untyped-call]  # aiosqlite leaves it bare
-
-    @property
-    def driver(self) -> sqlite3.Connection:
-        return self._conn
-
-
 class ConnectionWorker:
     """One connection in its own thread, used by one transaction at a time, in the order of asking.
 
     A transaction is one synchronous function that runs in the connection's thread from BEGIN to COMMIT, so that no
-    cancellation can strike in between and leave the lock behind. Reads that wait together cross together.
+    cancellation can strike in between and leave the lock behind. A busy event loop is crossed twice and no oftener:
+    whoever asks hands over a job, and the thread hands back its result, with those of reads that waited behind it.
     """
 
-    def __init__(self, thread: _Thread, *, begin: Begin, patience: float) -> None:
-        self._thread = thread
+    def __init__(self, *, begin: Begin, patience: float) -> None:
         self._patience = patience
-        self.waiting: deque[_Job] = deque()
-        self._worker: asyncio.Task[None] | None = None
-        self._closed, self._waits = False, 0
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._unfinished = self._waits = 0
+        self._closed = self._ended = False
         self._at_once = READS_AT_ONCE if begin == "BEGIN" else 1
         self._begin = begin
+        self._driver: sqlite3.Connection
         self._engine = sa.create_engine(
             "sqlite://",
-            creator=lambda: thread.driver,
+            creator=lambda: self._driver,
             poolclass=StaticPool,
             pool_reset_on_return=None,
             hide_parameters=True,
         )
+        # a store that nobody closed must not keep the process alive
+        threading.Thread(target=self._work, name="store", daemon=True).start()
 
     @classmethod
     async def connect(
         cls, uri: str, *, begin: Begin, patience: float, pragmas: tuple[str, ...] = ()
     ) -> "ConnectionWorker":
-        thread = _Thread(
-            lambda: sqlite3.connect(uri, uri=True, isolation_level=None, timeout=patience, cached_statements=256)
-        )
+        worker = cls(begin=begin, patience=patience)
         try:
-            await thread
-        except sqlite3.Error as error:
-            raise translate(error) from None
-        worker = cls(thread, begin=begin, patience=patience)
-        try:
-            await worker.raw(lambda driver: [driver.execute(f"PRAGMA {each}").fetchall() for each in pragmas])
+            await worker._run(lambda: worker._open(uri, pragmas))
         except BaseException:
             await worker.close()
             raise
         return worker
+
+    @property
+    def waiting(self) -> int:
+        return self._jobs.qsize()
 
     async def transaction(
         self, work: Callable[[sa.Connection], T], *, committed: Callable[[], None] | None = None
@@ -128,7 +116,7 @@ class ConnectionWorker:
         A task that is cancelled here leaves either a whole transaction or none. Waiting for others that have the
         connection and for the lock takes ``patience`` seconds at most, then :class:`StoreUnavailable`.
         """
-        deadline = None if self._worker is None or self._worker.done() else time.monotonic() + self._patience
+        deadline = time.monotonic() + self._patience if self._unfinished else None
 
         def whole() -> T:
             self._hurry(deadline or time.monotonic() + self._patience)
@@ -140,18 +128,28 @@ class ConnectionWorker:
         return await self._run(whole)
 
     async def raw(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._run(lambda: work(self._thread.driver))
+        return await self._run(lambda: work(self._driver))
 
     async def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
-        if self._worker is not None:
-            await asyncio.wait([self._worker])
-        await self._thread.close()
+        closed, self._closed = self._submit(self._close), True
+        await closed
+
+    def _open(self, uri: str, pragmas: tuple[str, ...]) -> None:
+        self._driver = sqlite3.connect(
+            uri, uri=True, isolation_level=None, timeout=self._patience, cached_statements=256
+        )
+        for each in pragmas:
+            self._driver.execute(f"PRAGMA {each}").fetchall()
+
+    def _close(self) -> None:
+        self._ended = True
+        if hasattr(self, "_driver"):
+            self._driver.close()
 
     def _transact(self, work: Callable[[sa.Connection], T]) -> T:
-        driver = self._thread.driver
+        driver = self._driver
         with self._engine.connect() as connection:
             driver.execute(self._begin)
             try:
@@ -170,41 +168,40 @@ class ConnectionWorker:
         eighth = self._patience / 8
         waits = max(1, int(1000 * (left // eighth * eighth or left)))
         if waits != self._waits:  # in few steps, so that it is hardly ever set: most wait for nobody
-            self._thread.driver.execute(f"PRAGMA busy_timeout = {waits}")
+            self._driver.execute(f"PRAGMA busy_timeout = {waits}")
             self._waits = waits
 
     async def _run(self, work: Callable[[], T]) -> T:
-        if self._closed:
-            raise StoreUnavailable("the store is closed", reason="closed")
-        job = _Job(work, asyncio.get_running_loop().create_future())
-        self.waiting.append(job)
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
         try:
-            return cast("T", await job.future)
+            return cast("T", await self._submit(work))
         except StoreError:
             raise
         except (exc.SQLAlchemyError, sqlite3.Error, OSError) as error:
             raise translate(error) from None
 
-    async def _work(self) -> None:
-        while self.waiting:
-            jobs: list[_Job] = []
-            while self.waiting and len(jobs) < self._at_once:
-                job = self.waiting.popleft()
-                if not job.future.done():
-                    jobs.append(job)
-            try:
-                await self._thread.call(jobs)
-            except BaseException as error:
-                for job in (*jobs, *self.waiting):
-                    job.error = StoreUnavailable("the store's thread has ended", reason="closed")
-                    job.settle()
-                if isinstance(error, Exception):
-                    return
-                raise
-            for job in jobs:
-                job.settle()
+    def _submit(self, work: Callable[[], object]) -> "asyncio.Future[Any]":
+        if self._closed:
+            raise StoreUnavailable("the store is closed", reason="closed")
+        job = _Job(work, asyncio.get_running_loop().create_future())
+        self._unfinished += 1
+        self._jobs.put(job)
+        return job.future
+
+    def _work(self) -> None:
+        done = list[_Job]()
+        while not self._ended:
+            job = self._jobs.get()
+            job.run()
+            done.append(job)
+            if self._jobs.empty() or len(done) == self._at_once:
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and whoever waited is gone with it
+                    job.future.get_loop().call_soon_threadsafe(self._settle, done)
+                done = []
+
+    def _settle(self, done: list[_Job]) -> None:
+        self._unfinished -= len(done)
+        for job in done:
+            job.settle()
 
 
 PAGES_AT_ONCE = 256
@@ -345,7 +342,7 @@ class SqliteDatabase(Database):
         return self._writer is not None
 
     def load(self) -> dict[str, int]:
-        return {"waiting": sum(len(worker.waiting) for worker in (self._reader, self._writer) if worker is not None)}
+        return {"waiting": sum(worker.waiting for worker in (self._reader, self._writer) if worker is not None)}
 
     async def ping(self) -> None:
         if self._mode == "reader":

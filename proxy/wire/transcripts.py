@@ -269,7 +269,7 @@ class Transcripts:
         for part in _parts(unseen, SAMPLED_AT_ONCE if counting.sampled else READ_AT_ONCE):
             values = self._read_all([raw for _, raw in part], codec)
             items = [message_texts(v, model=counting.model, image_tokens=counting.image_tokens) for v in values]
-            if counting.sampled or characters:
+            if characters:
                 await asyncio.sleep(0)  # what counts at once lets nobody else in
             if characters > COUNTED:
                 counter = counting.counter.guessing(characters, tokens)

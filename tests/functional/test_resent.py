@@ -19,8 +19,8 @@ from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     ALONE,
     COUNTER,
+    EITHER,
     EVICTING,
-    SHARED,
     Deployment,
     InTurns,
     Talk,
@@ -110,7 +110,7 @@ def last(simulator: RunningSimulator) -> list[dict[str, Any]]:
     return next(array for array in arrays if array[0] == opening()[0])
 
 
-@SHARED
+@EITHER
 @pytest.mark.requirement("R.60", "P9", "A0.16")
 async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_about_it(
     tmp_path: Path, deployment: Deployment
@@ -137,7 +137,7 @@ async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_ab
         assert last(simulator) != talk.messages, "what was learned counts from the next request on"
 
 
-@SHARED
+@pytest.mark.parametrize("deployment", [pytest.param(2, id="two in turns on PostgreSQL")], indirect=True)
 @pytest.mark.requirement("R.60", "P9", "A0.16")
 async def test_a_kill_right_after_the_answer_before_changes_nothing_about_a_request(
     tmp_path: Path, deployment: Deployment

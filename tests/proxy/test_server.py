@@ -20,6 +20,7 @@ import pytest
 import uvloop
 
 from proxy.server import Server, ServerLimits, Shutdown, serve
+from proxy.server.protocol import ServerConfig
 
 ROOT = Path(__file__).parents[2]
 SHORT = ServerLimits(header_timeout=0.3, body_timeout=0.5, keep_alive=0.4, stall=0.4, linger=0.2, body_bytes=2_000_000)
@@ -160,6 +161,26 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, "did not happen in time"
         await asyncio.sleep(0.005)
+
+
+@pytest.mark.requirement("S.10")
+@on_uvloop
+async def test_connections_that_come_at_once_are_taken_in_few_turns_of_the_loop() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    burst = [socket.create_connection(listener.getsockname()) for _ in range(40)]
+    config = ServerConfig(Echo(), limits=SHORT, lifespan="off")
+    config.load()
+    server = Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([listener])
+    turns = 0
+    while len(server.server_state.connections) < len(burst):
+        await asyncio.sleep(0)
+        turns += 1
+    for each in burst:
+        each.close()
+    await server.shutdown([listener])
+    assert turns < 20
 
 
 # Deadlines

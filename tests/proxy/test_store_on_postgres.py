@@ -378,7 +378,7 @@ async def test_what_one_server_has_deleted_another_does_not_go_on_with(url: str,
     here, there = Conversations(store), Conversations(other)
     for each in (here, there):
         found = await each.recognise(TENANT, transcript.chain, messages, name="trip")
-        await each.announce(found.thread, transcript, request="r", model="m")
+        await each.announce(found.thread, each.arrival(found.thread, transcript, request="r", model="m"))
     row = await store.conversation(TENANT, "trip")
     assert row is not None
     await store.delete(row, at=9.0)
