@@ -282,6 +282,7 @@ class Planner:
                 conversation,
                 transcript.read(current).text,
                 known={m.ref for m in transcript.messages},
+                named=asked.name is not None,
                 alike=by_likeness(self.store, asked.tenant, conversation, model, ask),
             )
         except StoreError as error:
