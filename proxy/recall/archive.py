@@ -331,8 +331,7 @@ class Archive:
     """The texts of one request's conversation that its model does not see, or not in full.
 
     ``pieces`` is the forwarded array, None where that is the client's; ``edits`` and ``cuts`` are the ledger's.
-    ``named``: the client says which conversation this is, so the store may have more of it than it sends. Else it sends
-    all of it, and what the store has beside that is of other runs and other people that began alike.
+    ``named``: a client says that all is one conversation. Else it sends all of it: others' began alike.
     ``unstored`` gives an original that still waits to be stored, by tenant and ref;
     ``ask`` compares texts by the embeddings ``model`` where the policy names one.
     """
