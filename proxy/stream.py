@@ -25,7 +25,7 @@ from proxy.telemetry.trace import AnySpan
 from proxy.upstream.connection import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
 from proxy.wire.codec import CHAT, Codec
-from proxy.wire.raw import DONE, Decoder, Lines
+from proxy.wire.raw import DONE, Decoder, Lines, read_value
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = Sequence[tuple[bytes, bytes]]
@@ -367,10 +367,7 @@ class Listener(msgspec.Struct):
 
 
 def _choices_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
-    try:
-        value = codec.completion(msgspec.json.decode(body))
-    except (ValueError, RecursionError):
-        return []
+    value = codec.completion(read_value(body))
     given = value.get("choices") if isinstance(value, dict) else None
     return [c for c in given if isinstance(c, dict)][:MAX_CHOICES] if isinstance(given, list) else []
 
@@ -380,10 +377,7 @@ def choices_of(stream: bytes, codec: Codec = CHAT) -> list[dict[str, Any]]:
     for event in Decoder().feed(stream):
         if event.data == DONE:
             continue
-        try:
-            value = codec.chunk(msgspec.json.decode(event.data))
-        except (ValueError, RecursionError):
-            continue
+        value = codec.chunk(read_value(event.data))
         given = value.get("choices") if isinstance(value, dict) else None
         for choice in given if isinstance(given, list) else ():
             index = choice.get("index", 0) if isinstance(choice, dict) else None

@@ -193,10 +193,7 @@ class StreamTap(msgspec.Struct):
             self._read(event.data, event.name)
 
     def _read(self, data: bytes, name: bytes) -> None:
-        try:
-            value = self.codec.chunk(msgspec.json.decode(data))
-        except (ValueError, RecursionError):
-            value = None
+        value = self.codec.chunk(read_value(data))
         if value == DONE:
             self.seen.done = True
             return
@@ -213,7 +210,7 @@ def read_completion(body: bytes, codec: Codec = CHAT) -> Tap:
             value = codec.completion(msgspec.json.decode(body))
         except (ValueError, RecursionError) as error:
             seen.truncated = str(error) == _CUT_JSON
-            return seen
+            value = None if seen.truncated else codec.completion(read_value(body))
         seen.read(value)
         if isinstance(value, dict) and value.get("error"):
             seen.error = body

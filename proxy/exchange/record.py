@@ -104,13 +104,12 @@ class ExchangeProgress(msgspec.Struct):
         return 0 if self.attempts is None else self.attempts.retries
 
     def billed(self) -> ReportedUsage | None:
-        """What all answers took together, every round's prompt counted."""
+        """What all answers took together, every round's prompt counted, also where the last one failed."""
         usage, rounds = self.seen.usage, () if self.attempts is None else self.attempts.rounds
-        if usage is None or not rounds:
+        if not rounds:
             return usage
-        return msgspec.structs.replace(
-            together((*rounds, usage)), completion=usage.completion, reasoning=usage.reasoning
-        )
+        whole, words = together((*rounds, usage or NO_USAGE)), usage or together(rounds)
+        return msgspec.structs.replace(whole, completion=words.completion, reasoning=words.reasoning)
 
     def reported(self) -> ReportedUsage:
         """What the upstream reported of the last round's answer alone."""

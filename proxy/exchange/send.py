@@ -411,6 +411,7 @@ class Recalling(msgspec.Struct):
             cuts=thread.known.cuts,
             tenant=asked.tenant,
             conversation=thread.branch.conversation,
+            named=asked.name is not None,
             store=self.planner.store,
             unstored=self.planner.settler.original,
             ask=asked.ask,

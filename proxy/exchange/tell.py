@@ -363,7 +363,7 @@ def row_of(
     thread, chain, branch = recognized.thread, recognized.transcript.chain, recognized.thread.branch
     ends = [(end, len(chain)) for end in thread.ends(recognized.transcript)]
     ends += [(end, len(chain) + 1) for end in record.answers]
-    used, pressure = exchange.seen.usage or NO_USAGE, decision.pressure if decision is not None else tokens.pressure
+    used, pressure = record.billed or NO_USAGE, decision.pressure if decision is not None else tokens.pressure
     base = max(1, recognized.policy_limits.base)
     reading = decision.reading if decision is not None else None
     return ExchangeRow(

@@ -19,6 +19,7 @@ from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Save, StateSav
 from policies.ledger import ConversationState, Decision, Edit, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
+from policies.memory.state import notes_of
 from policies.messages import last_user
 from policies.planner import plan, standing, trim
 from policies.pressure import passed
@@ -286,19 +287,25 @@ class Planner:
                 conversation,
                 transcript.read(current).text,
                 known={m.ref for m in transcript.messages},
+                named=asked.name is not None,
                 alike=by_likeness(self.store, asked.tenant, conversation, model, ask),
             )
         except StoreError as error:
             log.warning("only what the client sends is recalled, the archive cannot be read: %s", error)
             return ()
 
-    async def _take_notes(self, thread: Thread) -> None:
+    async def _take_notes(self, asked: PlanRequest, recognized: Recognized) -> None:
+        thread = recognized.thread
         if thread.has_notes:
             return
         with contextlib.suppress(StoreError):
-            rows = await self.store.notes(thread.branch.tenant, thread.branch.conversation)
-            thread.known = replace(thread.known, notes=tuple(row.note for row in rows))
-            thread.has_notes = True
+            notes = [row.note for row in await self.store.notes(thread.branch.tenant, thread.branch.conversation)]
+            if notes and asked.name is None:  # others may have begun alike: only what its own messages hold is its own
+                read = partial(notes_of, recognized.transcript, settings=asked.settings, known=ConversationState())
+                own = {(note.category, note.text) for note in await asyncio.to_thread(read)}
+                beside = ("api", "model") if thread.parent is None else ("api",)
+                notes = [note for note in notes if (note.category, note.text) in own or note.source in beside]
+            thread.known, thread.has_notes = replace(thread.known, notes=tuple(notes)), True
 
     def _passed(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
         thread, limits = recognized.thread, recognized.policy_limits
@@ -332,7 +339,7 @@ class Planner:
         span, beside = asked.span, tuple[Elsewhere, ...]()
         if thread.known.triggered:
             at = span.now()
-            await self._take_notes(thread)
+            await self._take_notes(asked, recognized)
             beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
             span.since(at, "store")
             asked.pruned.update(pruned_tools(asked, thread))

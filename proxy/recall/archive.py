@@ -331,6 +331,7 @@ class Archive:
     """The texts of one request's conversation that its model does not see, or not in full.
 
     ``pieces`` is the forwarded array, None where that is the client's; ``edits`` and ``cuts`` are the ledger's.
+    ``named``: a client says that all is one conversation. Else it sends all of it: others' began alike.
     ``unstored`` gives an original that still waits to be stored, by tenant and ref;
     ``ask`` compares texts by the embeddings ``model`` where the policy names one.
     """
@@ -341,6 +342,7 @@ class Archive:
     cuts: Sequence[Cut]
     tenant: str
     conversation: str
+    named: bool
     store: Store
     unstored: Callable[[str, str], bytes | None]
     ask: Ask | None = None
@@ -401,7 +403,7 @@ class Archive:
 
     async def _stored(self, query: str, terms: Sequence[Term], known: set[str]) -> list[Past]:
         known = known | {message.ref for message in self.transcript.messages}
-        wanted = dict.fromkeys((query, " ".join(t.text for t in terms if t.weight > 1)))
+        wanted = dict.fromkeys((query, " ".join(t.text for t in terms if t.weight > 1)) if self.named else ())
         found: dict[str, Original] = {}
         try:
             for each in filter(None, wanted):
@@ -418,10 +420,10 @@ class Archive:
         near = await alike(query) if alike is not None else ()
         seen, places = {hit.index for hit in hits}, {past.ref: n for n, past in enumerate(pasts)}
         for original, _ in near:
-            if original.ref not in places:
+            if original.ref not in places and self.named:
                 places[original.ref] = len(pasts)
                 pasts = (*pasts, _past_of(original))
-            if (place := places[original.ref]) not in seen:
+            if (place := places.get(original.ref)) is not None and place not in seen:
                 hits = [*hits, Hit(place, frozenset(), 0.0)]
                 seen.add(place)
         return pasts, hits
@@ -456,7 +458,7 @@ class Archive:
             if any(o.ref == ref for o in await self.store.covered(self.tenant, cut.ref)):
                 return True
         original = await self.store.original(self.tenant, ref)
-        if original is None:
+        if original is None or not self.named:
             return False
         telling = " ".join(original.text.split()[:12])
         hits = await self.store.search(self.tenant, telling, limit=MAX_STORED, conversation=self.conversation)
@@ -510,16 +512,18 @@ async def elsewhere(
     text: str,
     *,
     known: Collection[str] = (),
+    named: bool = True,
     alike: FindAlike | None = None,
 ) -> tuple[Elsewhere, ...]:
     """Originals of a conversation (by id) that have words of ``text`` and whose refs are not ``known``, and those whose
-    vectors are most like it. Raises StoreError.
+    vectors are most like it; only ``known`` ones where it is not ``named``. Raises StoreError.
 
     Most clients send their whole history: then there are none of the first kind, and nothing is searched for.
     """
     text = text[-MAX_MESSAGE_LEN:]
-    near = [each for each, _ in await alike(text)] if alike is not None else []
-    found = {each.ref: _of(each) for each in reversed(await _unsent(store, tenant, conversation, text, known))}
+    near = [each for each, _ in (await alike(text) if alike is not None else ()) if named or each.ref in known]
+    unsent = await _unsent(store, tenant, conversation, text, known) if named else ()
+    found = {each.ref: _of(each) for each in reversed(unsent)}
     return tuple((found | {each.ref: _of(each, alike=True) for each in near[:MAX_ALIKE]}).values())
 
 

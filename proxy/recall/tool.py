@@ -196,10 +196,7 @@ def _cursor(given: object) -> int:
 
 
 def decoded(data: bytes) -> dict[str, Any] | None:
-    try:
-        value = msgspec.json.decode(data)
-    except (ValueError, RecursionError):
-        return None
+    value = read_value(data)
     return value if isinstance(value, dict) else None
 
 

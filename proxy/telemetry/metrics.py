@@ -15,8 +15,8 @@ characters and nothing in it that looks like a credential, a label 200 values, a
 500). What goes beyond that is counted under ``other``, so that sums stay right.
 
 A scrape reaches any one of several workers. Each leaves its readings in a folder, and who is asked adds them up: what
-another one says is as old as its last reading, two seconds or so. The sums of a worker that has died stay, because a
-counter must not go back; what it said of the moment does not.
+another one says is as old as its last reading, two seconds or so, but never older than it was when it was scraped: a
+counter must not go back. So the sums of a worker that has died stay; what it said of the moment does not.
 """
 
 import contextlib
@@ -440,11 +440,11 @@ class Metrics:
 
     def leave(self) -> None:
         if self._shared is not None:
-            self._shared.leave(self.read())
+            self._shared.leave(self.read)
 
     def render(self, *, openmetrics: bool = False) -> bytes:
-        found = self.read()
-        return as_text(found if self._shared is None else self._shared.together(found), openmetrics=openmetrics)
+        found = self.read() if self._shared is None else self._shared.together(self._shared.leave(self.read))
+        return as_text(found, openmetrics=openmetrics)
 
     def _begun(self, instrument: Instrument, labels: Labels, value: float) -> Series:
         bounds = instrument.bounds
@@ -544,19 +544,20 @@ class WorkerReadings:
         self._folder = folder
         self._instruments = instruments
         self._mine = folder / f"{uuid4().hex}{SUFFIX}"
+        self._leaving = threading.Lock()
 
-    def leave(self, families: Iterable[Family]) -> None:
-        unfinished = self._mine.with_suffix(".unfinished")
-        readings = [(instrument.name, list(found.items())) for instrument, found in families]
-        with contextlib.suppress(OSError):
-            unfinished.write_bytes(msgspec.json.encode(readings))
-            unfinished.replace(self._mine)
+    def leave(self, read: Callable[[], list[Family]]) -> list[Family]:
+        with self._leaving:
+            unfinished, families = self._mine.with_suffix(".unfinished"), read()
+            readings = [(instrument.name, list(found.items())) for instrument, found in families]
+            with contextlib.suppress(OSError):
+                unfinished.write_bytes(msgspec.json.encode(readings))
+                unfinished.replace(self._mine)
+        return families
 
     def together(self, families: Sequence[Family]) -> list[Family]:
         every: dict[str, list[Family]] = {instrument.name: [(instrument, found)] for instrument, found in families}
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            if path == self._mine:
-                continue
+        for path in {*self._folder.glob(f"*{SUFFIX}")} - {self._mine}:
             with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
                 speaks = time.time() - path.stat().st_mtime < SILENT_AFTER
                 read = msgspec.json.decode(path.read_bytes(), type=list[tuple[str, list[tuple[Labels, Series]]]])

@@ -420,7 +420,8 @@ class Segments(Sequence[Raw]):
         self._items: Sequence[Raw] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Segments, (PickleBuffer(self.raw), self._codec, self.head, self.known)
+        # Not of the view: CPython up to 3.12 crashes where it collects a view in a cycle whose buffer is exported.
+        return Segments, (PickleBuffer(self.raw.obj), self._codec, self.head, self.known)
 
     def __len__(self) -> int:
         return len(self._split())
@@ -451,8 +452,7 @@ class Segments(Sequence[Raw]):
 
     def _split(self) -> Sequence[Raw]:
         if self._items is None:
-            own = self._segments(self.raw)
-            self._items = [*self.head, *own] if self.head else own
+            self._items = [*self.head, *self._segments(self.raw)]
         return self._items
 
 

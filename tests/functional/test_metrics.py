@@ -604,6 +604,19 @@ def test_the_readings_of_several_workers_are_added_up_and_a_dead_ones_moment_is_
     assert page.total("weir_health") == 0
 
 
+@pytest.mark.requirement("P15")
+def test_a_counter_never_goes_back_whichever_worker_is_asked_next(tmp_path: Path) -> None:
+    """Prometheus takes less than before for a start from nothing, and adds all of it once more."""
+    workers, seen = [Metrics(), Metrics()], list[float]()
+    for metrics in workers:
+        metrics.share(tmp_path)
+    for _ in range(4):
+        for metrics in workers:
+            metrics.add(REQUESTS, "ok", "p")
+            seen.append(Page.read(metrics.render().decode()).total("weir_requests_total"))
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 @pytest.mark.requirement("P15", "A0.139")
 async def test_a_scrape_of_any_worker_shows_what_all_of_them_have_done(tmp_path: Path) -> None:
     store = f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"

@@ -586,6 +586,26 @@ def masked(body: bytes) -> bytes:
     return re.sub(rb'"(id|created|cached_tokens)": ?("[^"]*"|\d+)', b"-", body)
 
 
+@pytest.mark.requirement("A4.25", "P7")
+async def test_of_conversations_that_begin_alike_each_recalls_its_own(tmp_path: Path) -> None:
+    """The same task run twice, or two customers who begin alike: nobody has said that they are one conversation."""
+
+    def script(results: int, request: Request) -> SimulatedAnswer:
+        called = not results and "recall" in names_in(request)
+        return SimulatedAnswer(calls=(CALL,)) if called else SimulatedAnswer(text="Go on.")
+
+    async with stage(tmp_path, script) as on:
+        begun = Talk(on.target.client("sk-test"))
+        begun.grow(1, kind="agent")
+        await begun.ask(tools=TOOLS)
+        for n in range(3):
+            talk = on.talk(secret=f"the deployment token is own-{n}")
+            assert talk.messages[:3] == begun.messages[:3]
+            await talk.ask(tools=TOOLS)
+            assert len(recalled(on.bodies[-1])) == 1
+            assert set(re.findall(r"token is own-(\d)", json.dumps(on.bodies[-1]))) == {str(n)}
+
+
 @pytest.mark.requirement("P8")
 async def test_parallel_conversations_recall_their_own(tmp_path: Path) -> None:
     def script(results: int, request: Request) -> SimulatedAnswer:

@@ -416,6 +416,29 @@ async def test_usage_has_the_prompt_of_the_last_round_and_the_words_of_all(
 
 @ALONE
 @both
+@pytest.mark.parametrize("last", ["answers", "falls over"])
+@pytest.mark.requirement("P7")
+async def test_the_usage_of_a_key_has_every_round_that_its_provider_bills(
+    tmp_path: Path, endpoint: str, last: str, deployment: Deployment
+) -> None:
+    async with scene(tmp_path, deployment, endpoint, looks(), ENDS if last == "answers" else FELL) as on:
+        client = await on.client()
+        with suppress(openai.InternalServerError, anthropic.InternalServerError):
+            await client.ask()
+        told, billed = {"requests": 0}, [each for each in answered(on.upstream) if each.status == 200]
+        async with httpx.AsyncClient(base_url=client.at.root(), headers=HEADERS) as http:
+            while not told["requests"]:
+                await asyncio.sleep(0.05)
+                told = (await http.get("/weir/usage")).json()["total"]
+        assert len(billed) == (2 if last == "answers" else 1)
+        assert told["prompt"] == sum(each.prompt_tokens for each in billed)
+        cached = sum(each.cached_tokens for each in billed)
+        assert told["cached"] == (cached if endpoint == "responses" else 0), "on Messages only what is marked"
+        assert told["completion"] == sum(each.completion_tokens for each in billed)
+
+
+@ALONE
+@both
 @pytest.mark.requirement("P5")
 async def test_a_stream_is_one_answer_with_the_numbers_of_one(
     tmp_path: Path, endpoint: str, deployment: Deployment

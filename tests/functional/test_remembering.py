@@ -384,6 +384,30 @@ async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_who
     assert "compact=1" in talk.actions()[0]
 
 
+@pytest.mark.requirement("A0.60", "P7")
+async def test_of_conversations_that_begin_alike_each_has_its_own_notes(deployment: Deployment) -> None:
+    """Two customers who say hello with one key: what was noted of the first is not told of the second."""
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        deployment.serving(simulator.base_url) as target,
+    ):
+        begun = Talk(target.client(), opening())
+        await begun.ask()
+        for name in ("anna", "berta"):
+            talk = Talk(target.client(), [*begun.messages])
+            for turns in (14, 14):
+                talk.grow(turns)
+                await talk.chat(2)
+                text = f"```note\nThe customer {name} lives at 7 {name}-street.\n```\nNoted."
+                talk.messages[-1] = {"role": "assistant", "content": text}
+                await talk.chat(1)
+                await target.settled()
+            (made,) = summaries_in(simulator)[-1:]
+            seen = arrays_of(answered(simulator))[-1]
+            assert f"The customer {name} lives at" in made
+            assert name == "anna" or "anna" not in str(seen)
+
+
 @ALONE
 @pytest.mark.requirement("A0.60", "A0.61", "A0.62")
 async def test_a_model_takes_notes_in_the_background_once_a_conversation_is_long(

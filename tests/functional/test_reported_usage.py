@@ -17,7 +17,7 @@ import pytest
 from proxy.simulator import SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, prose, weir
-from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
+from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted, whole
 
 WINDOW = 8_192
 
@@ -188,6 +188,33 @@ async def test_rounds_of_recall_report_one_prompt_and_all_words_whole_and_stream
             assert found[-1][0].prompt < sum(sizes)
             assert found[-1][0].total <= WINDOW
     assert found[0][0] == found[1][0]
+
+
+@pytest.mark.requirement("A4.25", "P7")
+async def test_an_answer_with_half_a_character_is_read_like_any_other() -> None:
+    """Servers written in JavaScript cut an emoji in two where the answer's limit falls into it."""
+
+    def say(asked: Asked) -> Reply:
+        given = completion("So far \ud83d")
+        (choice,) = given["choices"]
+        if asked.json["messages"][-1].get("tool_call_id") != "call_0":
+            call = {"name": "recall", "arguments": json.dumps({"query": "deployment"})}
+            choice["message"]["tool_calls"] = [{"id": "call_0", "type": "function", "function": call}]
+            choice["finish_reason"] = "tool_calls"
+        return whole(given)
+
+    settings = EVICTING | {"recall": {"tool": True}}
+    async with scripted(say) as upstream, weir(upstream.base_url, window=WINDOW, balanced=settings) as target:
+        body = {"model": "sim", "messages": history(26), "max_tokens": 256, "tools": TOOLS}
+        async with httpx.AsyncClient(base_url=target.root, headers={"authorization": "Bearer sk-test"}) as http:
+            answer = (await http.post("/v1/chat/completions", json=body)).json()
+            told = {"requests": 0}
+            while not told["requests"]:
+                await asyncio.sleep(0.05)
+                told = (await http.get("/weir/usage")).json()["total"]
+    said = "\n\n".join(["So far \ud83d"] * 2)
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": said}, "no call of Weir's own"
+    assert (told["prompt"], told["completion"]) == (20, 10)
 
 
 @pytest.mark.requirement("A1.12", "A4.16", "P16")

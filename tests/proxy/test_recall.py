@@ -361,6 +361,7 @@ def archive_of(store: Store, **more: Any) -> Archive:
         transcript=transcript,
         tenant="t",
         conversation="c",
+        named=True,
         store=store,
         unstored=lambda *_: None,
         **given,

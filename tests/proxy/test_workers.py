@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -385,6 +386,30 @@ async def test_long_bytes_are_not_copied_into_the_question() -> None:
     frame, count, *buffers = workers.packed(planning(transcript))
     assert count == b"%d" % len(buffers) == b"1"
     assert len(frame) < len(buffers[0]) / 5
+
+
+@pytest.mark.requirement("S.26", "A0.3")
+def test_a_question_that_is_left_in_a_cycle_takes_nobody_down() -> None:
+    """As after a request that failed while it was being asked: its traceback holds what it asked, and the reverse."""
+    story = """if True:
+        import gc, pickle
+        from msgspec import Raw
+        from proxy.planning.workers import written
+        from proxy.wire.codec import Segments
+
+        class Asked: ...
+
+        gc.disable()
+        for _ in range(50):
+            segments, buffers = Segments(Raw(b'[{"role":"user","content":"Go on."}]')), []
+            written(segments, buffers)
+            asked = Asked()
+            asked.all = asked, segments, [buffer.raw() for buffer in buffers]
+        del segments, buffers, asked
+        gc.collect()
+    """
+    ended = subprocess.run((sys.executable, "-c", story), capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 async def test_a_span_hears_what_a_process_does(pool: Workers) -> None:
