@@ -107,14 +107,7 @@ async def list_conversations(store: Store, config: Config, *, limit: int) -> Fin
 @click.option("--ref", help="The full text of a removed message; with --json as it was sent.")
 @stored
 def show(
-    config: Config,
-    *,
-    name: str,
-    timeline: bool,
-    checkpoint: bool,
-    removed: bool,
-    request: str | None,
-    ref: str | None,
+    config: Config, *, name: str, timeline: bool, checkpoint: bool, removed: bool, request: str | None, ref: str | None
 ) -> Findings:
     """Show a conversation, by name or id.
 

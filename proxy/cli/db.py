@@ -243,7 +243,11 @@ async def list_rows(
         "chain": lambda row: _chain_name(row.tenant, names),
         "request": lambda row: row.request or "-",
     }
-    return table(rows, columns, plain=_row_json, empty="The audit log has no such rows.")
+
+    def plain(row: AuditRow) -> dict[str, object]:
+        return {**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}
+
+    return table(rows, columns, plain=plain, empty="The audit log has no such rows.")
 
 
 @audit.command()
@@ -333,10 +337,6 @@ def _why_lost(head: _Head, chains: list[Verified]) -> str:
 
 def _shortened(facts: str) -> str:
     return facts if len(facts) <= FACTS_SHOWN else f"{facts[:FACTS_SHOWN]}…"
-
-
-def _row_json(row: AuditRow) -> dict[str, object]:
-    return {**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}
 
 
 def _chain_name(tenant: str, names: Mapping[str, str]) -> str:
