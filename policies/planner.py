@@ -35,6 +35,7 @@ from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
 from policies.strategies.drop import DropOldest, cap_results, clip, shorten_standing
+    ingest_cap_for,
 from policies.strategies.layers import (
     ASKING,
     PlanWork,
@@ -231,11 +232,9 @@ def _is_repeat(draft: Draft, bounds: Bounds, grown: Growth) -> bool:
 
 
 def _has_large_new_result(bounds: Bounds) -> bool:
-    transcript, cap = bounds.transcript, bounds.ingest_cap
-    first_new = transcript.head + bounds.known.length
-    if bounds.settings.ingest.is_particular:
-        return any(m.is_result for m in transcript.messages[first_new:])
-    return any(m.is_result and m.tokens > cap for m in transcript.messages[first_new:])
+    transcript, settings = bounds.transcript, bounds.settings
+    least = 0 if settings.ingest.is_particular else ingest_cap_for(settings, bounds.budget)
+    return any(m.is_result and m.tokens > least for m in transcript.messages[transcript.head + bounds.known.length :])
 
 
 def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
