@@ -13,8 +13,20 @@ from dataclasses import replace
 
 from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, broken_rules, replay, untouched
 from policies.effects import Announce, Flow, Offload, unheard
-from policies.ledger import UNKNOWN, WINDOWS, Action, ConversationState, Decision, Event, LayerReport, Prepared, Trend
+from policies.ledger import (
+    UNKNOWN,
+    WINDOWS,
+    Action,
+    ConversationState,
+    Decision,
+    EditKind,
+    Event,
+    LayerReport,
+    Prepared,
+    Trend,
+)
 from policies.limits import (
+    CLOSE,
     BucketExceeded,
     BudgetUnreachable,
     Limits,
@@ -23,6 +35,7 @@ from policies.limits import (
     charged,
     compaction_layer,
     find_memory,
+    ingest_cap_for,
     is_over,
     layers_of,
     limits_for,
@@ -30,12 +43,21 @@ from policies.limits import (
 )
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import InvalidConversation, Transcript, parse_turn_boundaries, protect
-from policies.pressure import Growth, candidates, conclude, is_quiet, is_urgent, is_wanted, measure, pass_on
+from policies.pressure import (
+    Growth,
+    candidates,
+    conclude,
+    is_quiet,
+    is_urgent,
+    is_wanted,
+    measure,
+    pass_on,
+    raw_buckets,
+)
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
 from policies.strategies.drop import DropOldest, cap_results, clip, shorten_standing
-    ingest_cap_for,
 from policies.strategies.layers import (
     ASKING,
     PlanWork,
@@ -171,6 +193,24 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudg
 
 def standing(transcript: Transcript, known: ConversationState) -> Draft:
     return replay(transcript, known, protect(transcript, known.pins))
+
+
+def is_needless(transcript: Transcript, known: ConversationState, *, limits: Limits, trend: Trend) -> bool:
+    """Whether what was decided on requests beyond the messages that are still there can be taken back: without it
+    everything fits with room to spare, and did not before that shrank which the client sends.
+    """
+    settings, gone = limits.settings, [e.kind for e in known.edits.values() if e.length > known.length]
+    if known.newest <= known.length or (settings.ingest.from_start and EditKind.INGEST_CAP in gone):
+        return False
+    draft, caps = standing(transcript, known.before(known.length)), dict((*limits.scoped, *limits.refused))
+    stands = {**charged(draft.buckets(), settings.buckets), "total": draft.tokens}
+    sent = {**charged(raw_buckets(transcript), settings.buckets), "total": transcript.tokens}
+    was = {**{burn.bucket: burn.tokens for burn in trend.burn}, "total": trend.raw or 0}
+    spare = {name: CLOSE * most for name, most in {**caps, "total": limits.trigger}.items()}
+    if any(stands.get(name, 0) > most for name, most in spare.items()):
+        return False
+    is_newer = trend.length > transcript.head + known.length  # else nobody knows what was sent
+    return not is_newer or any(stands.get(n, 0) + was.get(n, 0) - sent.get(n, 0) > spare[n] for n in spare)
 
 
 def compacted(

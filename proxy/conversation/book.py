@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from policies.ledger import Edit, EditKind, Note
+from policies.ledger import ConversationState, Edit, EditKind, Event, Note
 from policies.messages import Message, Transcript, extend_chain
 from proxy.conversation.thread import REWRITTEN_END, Door, Match, Thread, inherited, link_behind, new_thread
 from proxy.store import Store
@@ -130,13 +130,7 @@ class Conversations:
         return recognised
 
     async def announce(
-        self,
-        thread: Thread,
-        transcript: Transcript,
-        *,
-        request: str,
-        model: str,
-        answers: Sequence[bytes] = (),
+        self, thread: Thread, transcript: Transcript, *, request: str, model: str, answers: Sequence[bytes] = ()
     ) -> None:
         branch, chain = thread.branch, transcript.chain
         arrival = Arrival(
@@ -184,6 +178,36 @@ class Conversations:
             async with thread.lock:
                 await self.reload(thread)
         return new
+
+    async def take_back(
+        self, thread: Thread, length: int, is_needless: Callable[[ConversationState], bool], *, observed: bool
+    ) -> tuple[Event, ...]:
+        """Take back what was decided on requests of more messages than the first so many, which alone are still there.
+
+        What of a message was decided before holds again.
+        """
+        if thread.ledger(observed=observed).newest <= length:
+            return ()
+        async with thread.lock:
+            known = thread.known_at(length, observed=observed)
+            if not is_needless(known):
+                return ()
+            rest = known.before(length)
+            try:
+                branch = None if observed else await self._store.take_back(thread.branch, length, self._clock())
+            except StoreError as error:  # it holds on
+                if isinstance(error, StaleVersion) and error.current > thread.branch.version:
+                    with contextlib.suppress(StoreError):
+                        await self.reload(thread)
+                return ()
+            if branch is None:
+                thread.shadow = rest
+            elif self._store.keeps_content:
+                thread.refresh(branch)
+            else:
+                thread.known, thread.branch = rest, branch
+        gone = len(known.edits) + len(known.cuts) - len(rest.edits) - len(rest.cuts)
+        return (Event("rollback", {"count": gone}),)
 
     async def pin(self, conversation: ConversationRow, ref: str) -> bool:
         store = self._store
@@ -256,11 +280,7 @@ class Conversations:
         return None
 
     def _behind_doors(
-        self,
-        doors: Sequence[Door],
-        chain: Sequence[bytes],
-        messages: Sequence[Message],
-        found: Match | None,
+        self, doors: Sequence[Door], chain: Sequence[bytes], messages: Sequence[Message], found: Match | None
     ) -> Match | None:
         behind = (self._in_memory(chain, messages, door) for door in doors)
         return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)

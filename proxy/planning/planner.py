@@ -20,7 +20,7 @@ from policies.ledger import ConversationState, Decision, Edit, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import last_user
-from policies.planner import plan, standing, trim
+from policies.planner import is_needless, plan, standing, trim
 from policies.pressure import passed
 from policies.settings import ContextSettings
 from policies.strategies.recall import Elsewhere, Pages
@@ -306,20 +306,26 @@ class Planner:
         return None if decision is None else _Decided(decision)
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-        branch, transcript, budget = recognized.thread.branch, recognized.transcript, recognized.limits.budget
+        thread, transcript, budget = recognized.thread, recognized.transcript, recognized.limits.budget
+        needless = partial(is_needless, transcript, limits=recognized.policy_limits, trend=recognized.trend)
+        told = await self.conversations.take_back(thread, recognized.length, needless, observed=asked.settings.observes)
+        branch = thread.branch
         key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
         case = (asked.settings, budget.window, budget.hard_limit, asked.edits)
         before, facts = self._refused.get(key, (None, {}))
         if before == case:
             raise BudgetUnreachable(**facts)
         try:
-            return await self._decide(asked, recognized)
+            decided = await self._decide(asked, recognized)
         except BudgetUnreachable as error:
             if len(self._refused) >= MAX_REFUSED:
                 self._refused.clear()
             if not isinstance(error, BucketExceeded):
                 self._refused[key] = (case, vars(error))
             raise
+        if decided is None or not told:
+            return decided
+        return decided._replace(decision=decided.decision._replace(events=(*told, *decided.decision.events)))
 
     async def _decide(
         self, asked: PlanRequest, recognized: Recognized, *, ceiling: int | None = None
