@@ -20,6 +20,7 @@ from proxy.cli.shared import (
     FILE,
     Findings,
     answering,
+    confirm,
     found,
     given_again,
     json_option,
@@ -257,8 +258,7 @@ def delete(config: Config, *, name: str, yes: bool) -> Findings:
     row, going = reading(config, read)
     if not yes:
         click.echo(going, err=True)
-        if not click.confirm("Delete it permanently?", err=True):
-            raise Failure("nothing was deleted")
+        confirm("Delete it permanently?")
     if not writing(config, lambda store: store.delete(row)):
         raise Failure(f"{row.name} is already deleted")
     deleted = {"id": row.id, "name": row.name, "deleted": True}

@@ -281,7 +281,7 @@ async def request(visit: PageVisit) -> View:
         "one": one,
         "both": both,
         "layers": layers_of(both.exchange),
-        "runs": archive.runs(archive.aligned(both)),
+        "runs": archive.runs(both),
     }
     return View("request.html", values)
 
