@@ -196,9 +196,7 @@ def standing(transcript: Transcript, known: ConversationState) -> Draft:
 
 
 def is_needless(transcript: Transcript, known: ConversationState, *, limits: Limits, trend: Trend) -> bool:
-    """Whether what was decided on requests beyond the messages that are still there can be taken back: without it
-    everything fits with room to spare, and did not before that shrank which the client sends.
-    """
+    """Whether everything fits with room to spare without what was decided beyond what is known, and did not before."""
     settings, gone = limits.settings, [e.kind for e in known.edits.values() if e.length > known.length]
     if known.newest <= known.length or (settings.ingest.from_start and EditKind.INGEST_CAP in gone):
         return False

@@ -307,8 +307,12 @@ class Planner:
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
         thread, transcript, budget = recognized.thread, recognized.transcript, recognized.limits.budget
-        needless = partial(is_needless, transcript, limits=recognized.policy_limits, trend=recognized.trend)
-        told = await self.conversations.take_back(thread, recognized.length, needless, observed=asked.settings.observes)
+        length, trend, observed = recognized.length, recognized.trend, asked.settings.observes
+        newest = thread.ledger(observed=observed).newest
+        if 0 < newest == trend.length - transcript.head:  # this one may be known, and what the last ended with gone
+            length = min(length, newest - 1)
+        needless = partial(is_needless, transcript, limits=recognized.policy_limits, trend=trend)
+        told = await self.conversations.take_back(thread, length, needless, observed=observed)
         branch = thread.branch
         key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
         case = (asked.settings, budget.window, budget.hard_limit, asked.edits)

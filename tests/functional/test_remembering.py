@@ -293,6 +293,33 @@ async def test_what_a_huge_message_drove_out_is_back_once_that_is_another_one(
 
 
 @EITHER
+@pytest.mark.requirement("P1", "D25")
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_huge_request_beside_the_conversation_takes_nothing_from_it(
+    goes_on: bool, deployment: Deployment
+) -> None:
+    """A title, a review: its client asks about the same history once more, and goes on as if it had not."""
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        deployment.serving(simulator.base_url) as target,
+    ):
+        talk = Talk(target.client(), opening())
+        talk.grow(6)
+        await talk.chat(1)
+        before = talk.messages.copy()
+        talk.add_question()
+        await talk.ask()
+        await talk.ask([*before, user(2_500, seed=1)])
+        await talk.ask([*before, user(2_400, seed=2)])
+        assert talk.actions()[-2:] == ["compact=1"] * 2
+        if goes_on:
+            talk.add_answer()
+            talk.add_question()
+        await talk.ask()
+    assert arrays_of(answered(simulator))[-1] == talk.messages
+
+
+@EITHER
 @pytest.mark.requirement("P1", "P2", "D25")
 async def test_only_what_the_huge_message_drove_out_comes_back_and_older_batches_stay_byte_for_byte(
     deployment: Deployment,
