@@ -33,7 +33,7 @@ from policies.ledger import (
     PlannedMessage,
     occurrence_of_round,
 )
-from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for, shape_for
+from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, shape_for
 from policies.messages import Message, Protection, ToolDefinition, Transcript, protect
 from policies.settings import ContextSettings, ExtractShape, Layer, Param
 from policies.text.gist import placeholder
@@ -360,10 +360,6 @@ class Bounds:
 
     def soft_fits(self, tokens: int) -> bool:
         return tokens <= min(self.budget.soft_limit, self.hard_limit)
-
-    @property
-    def ingest_cap(self) -> int:
-        return ingest_cap_for(self.settings, self.budget)
 
     def sides(self, stays: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Positions of covered messages (``stays``: their indices) in front of a summary and behind it.

@@ -275,18 +275,24 @@ class ConversationState:
 
     def at(self, length: int) -> "ConversationState":
         """A client that begins anew from an early point is sent what it was sent then, not what was taken out later."""
-        length += REWRITTEN
-        later = [e for e in self.edits.values() if e.length > length]
+        return self.before(length + REWRITTEN)
+
+    def before(self, length: int) -> "ConversationState":
+        """The same without what was decided on requests of more than so many messages."""
         too_new = self.checkpoint is not None and self.checkpoint_length > length
-        if not later and not too_new and all(cut.length <= length for cut in self.cuts):
+        if self.newest <= length and not too_new:
             return self
-        gone = {e.key for e in later}
         return replace(
             self,
-            edits={key: e for key, e in self.edits.items() if key not in gone},
+            edits={key: e for key, e in self.edits.items() if e.length <= length},
             cuts=tuple(cut for cut in self.cuts if cut.length <= length),
             checkpoint=None if too_new else self.checkpoint,
         )
+
+    @cached_property
+    def newest(self) -> int:
+        """The most messages that a request had on which anything was decided."""
+        return max((*(edit.length for edit in self.edits.values()), *(cut.length for cut in self.cuts)), default=0)
 
     @cached_property
     def triggered(self) -> bool:

@@ -345,8 +345,9 @@ def _below(at: float | None, base: int, budget: TokenBudget) -> int:
     return budget.room_for(math.ceil(round(at * base, 6)) - 1)
 
 
-def ingest_cap_for(settings: ContextSettings, budget: TokenBudget) -> int:
-    share = int(settings.ingest.share * budget.room_for(budget.usable))
+def ingest_cap_for(settings: ContextSettings, budget: TokenBudget, *, whole: bool = False) -> int:
+    """The most tokens of one result; ``whole``: it may take more than its share."""
+    share = int((1.0 if whole else settings.ingest.share) * budget.room_for(budget.usable))
     bucket = budget.caps.get("tool_outputs")
     caps: list[int] = [share, settings.ingest.cap, *(() if bucket is None else (budget.room_for(bucket),))]
     return max(MIN_CAP, min(caps))

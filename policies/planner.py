@@ -13,8 +13,20 @@ from dataclasses import replace
 
 from policies.draft import NO_LAYER, Bounds, Draft, bounds_for, broken_rules, replay, untouched
 from policies.effects import Announce, Flow, Offload, unheard
-from policies.ledger import UNKNOWN, WINDOWS, Action, ConversationState, Decision, Event, LayerReport, Prepared, Trend
+from policies.ledger import (
+    UNKNOWN,
+    WINDOWS,
+    Action,
+    ConversationState,
+    Decision,
+    EditKind,
+    Event,
+    LayerReport,
+    Prepared,
+    Trend,
+)
 from policies.limits import (
+    CLOSE,
     BucketExceeded,
     BudgetUnreachable,
     Limits,
@@ -23,6 +35,7 @@ from policies.limits import (
     charged,
     compaction_layer,
     find_memory,
+    ingest_cap_for,
     is_over,
     layers_of,
     limits_for,
@@ -30,7 +43,17 @@ from policies.limits import (
 )
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import InvalidConversation, Transcript, parse_turn_boundaries, protect
-from policies.pressure import Growth, candidates, conclude, is_quiet, is_urgent, is_wanted, measure, pass_on
+from policies.pressure import (
+    Growth,
+    candidates,
+    conclude,
+    is_quiet,
+    is_urgent,
+    is_wanted,
+    measure,
+    pass_on,
+    raw_buckets,
+)
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
@@ -172,6 +195,22 @@ def standing(transcript: Transcript, known: ConversationState) -> Draft:
     return replay(transcript, known, protect(transcript, known.pins))
 
 
+def is_needless(transcript: Transcript, known: ConversationState, *, limits: Limits, trend: Trend) -> bool:
+    """Whether everything fits with room to spare without what was decided beyond what is known, and did not before."""
+    settings, gone = limits.settings, [e.kind for e in known.edits.values() if e.length > known.length]
+    if known.newest <= known.length or (settings.ingest.from_start and EditKind.INGEST_CAP in gone):
+        return False
+    draft, caps = standing(transcript, known.before(known.length)), dict((*limits.scoped, *limits.refused))
+    stands = {**charged(draft.buckets(), settings.buckets), "total": draft.tokens}
+    sent = {**charged(raw_buckets(transcript), settings.buckets), "total": transcript.tokens}
+    was = {**{burn.bucket: burn.tokens for burn in trend.burn}, "total": trend.raw or 0}
+    spare = {name: CLOSE * most for name, most in {**caps, "total": limits.trigger}.items()}
+    if any(stands.get(name, 0) > most for name, most in spare.items()):
+        return False
+    is_newer = trend.length > transcript.head + known.length  # else nobody knows what was sent
+    return not is_newer or any(stands.get(n, 0) + was.get(n, 0) - sent.get(n, 0) > spare[n] for n in spare)
+
+
 def compacted(
     transcript: Transcript,
     *,
@@ -231,11 +270,9 @@ def _is_repeat(draft: Draft, bounds: Bounds, grown: Growth) -> bool:
 
 
 def _has_large_new_result(bounds: Bounds) -> bool:
-    transcript, cap = bounds.transcript, bounds.ingest_cap
-    first_new = transcript.head + bounds.known.length
-    if bounds.settings.ingest.is_particular:
-        return any(m.is_result for m in transcript.messages[first_new:])
-    return any(m.is_result and m.tokens > cap for m in transcript.messages[first_new:])
+    transcript, settings = bounds.transcript, bounds.settings
+    least = 0 if settings.ingest.is_particular else ingest_cap_for(settings, bounds.budget)
+    return any(m.is_result and m.tokens > least for m in transcript.messages[transcript.head + bounds.known.length :])
 
 
 def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:

@@ -106,7 +106,7 @@ class App:
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             LOG_CONTEXT.set(RequestContext(f"req_{secrets.token_hex(12)}"))
-            if _asks_for_websocket(scope["headers"]):
+            if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
                 await respond_error(send, UpgradeRequired(NO_WEBSOCKET), headers=[(b"upgrade", b"HTTP/1.1")])
                 return
         await self._router(scope, receive, send)
@@ -156,10 +156,6 @@ def create_app(
     """
     start = partial(running, config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, hooks=hooks)
     return App(start, telemetry, reload)
-
-
-def _asks_for_websocket(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    return any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers)
 
 
 @asynccontextmanager

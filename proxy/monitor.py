@@ -173,6 +173,8 @@ def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
     sent = transcript.head + recognized.length
     if decision is not None and decision.removed and decision.removed[0] < sent:
         return True
+    if decision is not None and any(event.kind == "rollback" for event in decision.events):
+        return True
     if not plan.evictions:
         return False
     places = {(m.digest, nth) for m, nth in zip(transcript.messages[:sent], transcript.occurrences, strict=False)}

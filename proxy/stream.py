@@ -212,7 +212,8 @@ async def open_stream(
         tap.feed(chunk)
         if tap.seen.error is not None and not tap.seen.said:
             opening.error = tap.seen.error
-        if opening.error is not None or tap.seen.said or (tap.seen.finished and not _may_be_full(tap.seen)):
+        may_be_full = is_cut_short(tap.seen.finish_reasons) and tap.seen.usage is None and not tap.seen.done
+        if opening.error is not None or tap.seen.said or (tap.seen.finished and not may_be_full):
             return opening
         deadline = deadline or loop.time() + PEEK
 
@@ -221,10 +222,6 @@ def _unframed(held: Sequence[bytes], tap: StreamTap) -> bytes | None:
     """A JSON body in a stream's place: gateways send a backend's error so (Lemonade before August 2026)."""
     body = b"".join(held).strip()
     return body if not tap.events and body.startswith(b"{") else None
-
-
-def _may_be_full(seen: Tap) -> bool:
-    return is_cut_short(seen.finish_reasons) and seen.usage is None and not seen.done
 
 
 async def relay_stream(

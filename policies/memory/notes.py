@@ -91,7 +91,8 @@ def _in_fences(text: str, tools: NoteTaking) -> Iterator[Note]:
         word, options, body = match.group(1).lower(), match.group(2), match.group(3).strip()
         if word not in wanted or not body:
             continue
-        subtasks = _boxes_in(body, bare=True) or (_bullets_in(body) if word.startswith("todo") else ())
+        listed = _BULLET.findall(body)[:MAX_ITEMS] if word.startswith("todo") else ()
+        subtasks = _boxes_in(body, bare=True) or tuple(Subtask(_subtask_line(words)) for words in listed)
         lines = read_notes(body)
         if subtasks:
             yield _list_note(subtasks, FROM_FENCE)
@@ -346,10 +347,6 @@ def _boxes_in(text: str, *, bare: bool = False) -> tuple[Subtask, ...]:
     return tuple(
         Subtask(_subtask_line(words), marks.get(mark, Status.IN_PROGRESS)) for mark, words in found[:MAX_ITEMS]
     )
-
-
-def _bullets_in(text: str) -> tuple[Subtask, ...]:
-    return tuple(Subtask(_subtask_line(words)) for words in _BULLET.findall(text)[:MAX_ITEMS])
 
 
 def _subtask_line(text: str) -> str:

@@ -339,9 +339,10 @@ def _judge(number: int, question: Question, whole: _Answers, less: _Answers, ter
         return Judged(question, a, b, AnswerVerdict.UNKNOWN, "not_stated"), 0
     if _NOT_STATED.match(b):
         return Judged(question, a, b, AnswerVerdict.NO, "lost"), 0
-    if _lacks(question, a, b):
+    before, after = normal_text(a), normal_text(b)
+    if any(v in before and v not in after for v in map(normal_text, question.expected)):
         return Judged(question, a, b, AnswerVerdict.NO, "value"), 0
-    if normal_text(a) == normal_text(b):
+    if before == after:
         return Judged(question, a, b, AnswerVerdict.YES, "same"), 0
     most = int((terms.judge_input or terms.max_input) * MAX_ANSWER_SHARE)
     shown = [enclosed(name, text) for name, text in
@@ -354,11 +355,6 @@ def _judge(number: int, question: Question, whole: _Answers, less: _Answers, ter
         reply = yield _ask(JUDGE, asked, VERDICT_TOKENS, terms)
     verdict, why = read_verdict(reply)
     return Judged(question, a, b, verdict, why), 1
-
-
-def _lacks(question: Question, a: str, b: str) -> bool:
-    whole, less = normal_text(a), normal_text(b)
-    return any(v in whole and v not in less for v in map(normal_text, question.expected))
 
 
 def _ask(

@@ -49,12 +49,7 @@ NEUTRAL = OTHER_SOURCE = 0.5
 UNRELATED = 0.1
 OTHER_TTL = 50.0
 TTL: Mapping[ContentType, float] = MappingProxyType(
-    {
-        ContentType.TOOL_RESULT: 8.0,
-        ContentType.THINKING: 2.0,
-        ContentType.MEMORY: 20.0,
-        ContentType.ASSISTANT: 30.0,
-    }
+    {ContentType.TOOL_RESULT: 8.0, ContentType.THINKING: 2.0, ContentType.MEMORY: 20.0, ContentType.ASSISTANT: 30.0}
 )
 SOURCES: Mapping[ContentType, float] = MappingProxyType(
     {
@@ -309,11 +304,7 @@ class _Ranked:
 
 
 def select(
-    scored: Sequence[tuple[Block, float]],
-    *,
-    free: int,
-    cost: Callable[[Block], int],
-    band: float = BAND,
+    scored: Sequence[tuple[Block, float]], *, free: int, cost: Callable[[Block], int], band: float = BAND
 ) -> Selection:
     """The blocks that have to go to free ``free`` tokens, net of their placeholders.
 

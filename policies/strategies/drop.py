@@ -41,7 +41,6 @@ from policies.effects import Flow, Kept, Trim, Trimmed
 from policies.ledger import SHORTENED, Edit, EditKind, PlannedMessage
 from policies.limits import ingest_cap_for
 from policies.messages import answered_calls, parse_turn_boundaries
-from policies.settings import Ingest
 from policies.text.gist import without_fields
 from policies.tokens import cap_text
 
@@ -59,7 +58,8 @@ NOT_SUMMARISED = "not_summarised"
 class IngestCap(Strategy):
     """A large result keeps its beginning and end, without the fields that the policy calls dispensable.
 
-    What was sent in full before is shortened only in a batch, so that the sent prefix stays.
+    What was sent in full before is shortened only in a batch, so that the sent prefix stays. What nobody has read may
+    take more than its share where it can be left whole: there is room, or there is beside a summary of what is older.
     """
 
     name = "ingest_cap"
@@ -74,22 +74,27 @@ def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
     first_new = transcript.head + bounds.known.length if new_only else 0
     steps = [step for step in transcript.steps if step.stop > first_new] if ingest.is_particular else []
     calls = answered_calls(transcript, steps)
+    found = [
+        (p.index, p)
+        for p in draft.pieces
+        if p.index is not None and p.index >= first_new and transcript.messages[p.index].is_result
+    ]
+    unread = {i: p.tokens for i, p in found if new_only or i in bounds.protection.active}
+    has_room = draft.tokens <= bounds.trigger or sum(unread.values()) <= (1 - bounds.shape.extract) * bounds.room
     edits: dict[int, Edit] = {}
-    for piece in draft.pieces:
-        index = piece.index
-        if index is None or index < first_new or piece.text is not None:
-            continue
-        message = transcript.messages[index]
-        if message.is_result and index not in bounds.protection.pinned and not message.media:
-            edit = _capped(bounds, piece, index, calls[index].name if index in calls else "")
+    for index, piece in found:
+        if piece.text is None and index not in bounds.protection.pinned and not transcript.messages[index].media:
+            whole = has_room and index in unread and not ingest.from_start
+            edit = _capped(bounds, piece, index, calls[index].name if index in calls else "", whole=whole)
             edits |= {index: edit} if edit is not None else {}
     return draft.with_edits(edits)
 
 
-def _capped(bounds: Bounds, piece: PlannedMessage, index: int, tool: str) -> Edit | None:
+def _capped(bounds: Bounds, piece: PlannedMessage, index: int, tool: str, *, whole: bool) -> Edit | None:
     """The edit that brings one result to its cap, None for a result that may stay as it is."""
     ingest, ref = bounds.settings.ingest, bounds.transcript.messages[index].ref
-    cap, names = _cap(bounds, tool), _dropped(ingest, tool)
+    cap, wanted = _cap(bounds, tool, whole=whole), {*ingest.include.get(ANY_TOOL, ()), *ingest.include.get(tool, ())}
+    names = {*ingest.drop_fields.get(ANY_TOOL, ()), *ingest.drop_fields.get(tool, ())} - wanted
     if piece.tokens <= cap and not names:
         return None
     counter = bounds.counter
@@ -108,20 +113,14 @@ def _capped(bounds: Bounds, piece: PlannedMessage, index: int, tool: str) -> Edi
     return None
 
 
-def _cap(bounds: Bounds, tool: str) -> int:
+def _cap(bounds: Bounds, tool: str, *, whole: bool) -> int:
     """The largest result of a tool in tokens, framing included: its own cap within what its share and bucket allow."""
     ingest = bounds.settings.ingest
     own = ingest.tools.get(tool)
     if own is None and tool in ingest.sub_agent_tools:
         own = min(ingest.sub_agent_cap, ingest.cap)
-    if own is None:
-        return bounds.ingest_cap
-    return ingest_cap_for(replace(bounds.settings, ingest=replace(ingest, cap=own)), bounds.budget)
-
-
-def _dropped(ingest: Ingest, tool: str) -> frozenset[str]:
-    wanted = {*ingest.include.get(ANY_TOOL, ()), *ingest.include.get(tool, ())}
-    return frozenset({*ingest.drop_fields.get(ANY_TOOL, ()), *ingest.drop_fields.get(tool, ())} - wanted)
+    settings = bounds.settings if own is None else replace(bounds.settings, ingest=replace(ingest, cap=own))
+    return ingest_cap_for(settings, bounds.budget, whole=whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,11 @@ class PlanWork:
     ) -> None:
         """Note what a layer did, and go on from there if it is ``kept``."""
         before, layer = self.draft, Layer(strategy=layer) if isinstance(layer, str) else layer
-        gone = len(before.pieces) - len(done.pieces)
+        gone, messages, sizes = (
+            len(before.pieces) - len(done.pieces),
+            before.transcript.messages,
+            before.tokens_by_index(),
+        )
         self.trail += (
             LayerReport(
                 layer=layer.strategy,
@@ -80,7 +84,7 @@ class PlanWork:
                 reason=reason,
                 rung=rung,
                 condensed=done.condensed[len(before.condensed) :],
-                scanned=None if prunable is None else _result_tokens(before),
+                scanned=None if prunable is None else sum(t for i, t in sizes.items() if messages[i].is_result),
                 prunable=prunable,
             ),
         )
@@ -138,11 +142,6 @@ def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
         work.take(layer, done, kept=kept, reason=reason, prunable=prunable)
         if kept and layer.must_reach is not None and bounds.soft_fits(done.tokens):
             break
-
-
-def _result_tokens(draft: Draft) -> int:
-    messages = draft.transcript.messages
-    return sum(tokens for index, tokens in draft.tokens_by_index().items() if messages[index].is_result)
 
 
 def _limit(layer: Layer, bounds: Bounds) -> float:

@@ -279,10 +279,7 @@ class Links:
     """
 
     def __init__(
-        self,
-        items: Sequence[Item],
-        sources: Sequence[Source],
-        picked: Mapping[int, tuple[int, ...]] | None = None,
+        self, items: Sequence[Item], sources: Sequence[Source], picked: Mapping[int, tuple[int, ...]] | None = None
     ) -> None:
         self._items = items
         self._picked = picked or {}

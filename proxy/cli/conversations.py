@@ -20,6 +20,7 @@ from proxy.cli.shared import (
     FILE,
     Findings,
     answering,
+    confirm,
     found,
     given_again,
     json_option,
@@ -107,14 +108,7 @@ async def list_conversations(store: Store, config: Config, *, limit: int) -> Fin
 @click.option("--ref", help="The full text of a removed message; with --json as it was sent.")
 @stored
 def show(
-    config: Config,
-    *,
-    name: str,
-    timeline: bool,
-    checkpoint: bool,
-    removed: bool,
-    request: str | None,
-    ref: str | None,
+    config: Config, *, name: str, timeline: bool, checkpoint: bool, removed: bool, request: str | None, ref: str | None
 ) -> Findings:
     """Show a conversation, by name or id.
 
@@ -264,8 +258,7 @@ def delete(config: Config, *, name: str, yes: bool) -> Findings:
     row, going = reading(config, read)
     if not yes:
         click.echo(going, err=True)
-        if not click.confirm("Delete it permanently?", err=True):
-            raise Failure("nothing was deleted")
+        confirm("Delete it permanently?")
     if not writing(config, lambda store: store.delete(row)):
         raise Failure(f"{row.name} is already deleted")
     deleted = {"id": row.id, "name": row.name, "deleted": True}

@@ -15,7 +15,7 @@ import click
 from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
 from proxy.cli.output import print_columns, print_facts, print_line, progress, table
-from proxy.cli.shared import Findings, counted, key_names, moment, named, reading, reads, stored, writing
+from proxy.cli.shared import Findings, confirm, counted, key_names, moment, named, reading, reads, stored, writing
 from proxy.config.values import Config, as_written, masked_url, moment_in
 from proxy.store import Store
 from proxy.store.chain import AuditRow, AuditType, Verified, VerifiedChains
@@ -103,8 +103,7 @@ def prune(config: Config, *, older_than: str | None, yes: bool) -> Findings:
     if not yes:
         said = f"{counted(int(due or 0), 'conversation')} last used before {moment(before)} UTC"
         click.echo(f"{masked_url(config.store.url)}: {said}.", err=True)
-        if not click.confirm("Delete them permanently?", err=True):
-            raise Failure("nothing was deleted")
+        confirm("Delete them permanently?")
     rows = writing(config, lambda store: store.prune(before))
     said = f"Deleted {counted(int(due or 0), 'conversation')}, {counted(rows, 'row')} in all."
     return Findings(lambda: {"before": before, "conversations": due, "rows": rows}, lambda: click.echo(said))
@@ -243,7 +242,11 @@ async def list_rows(
         "chain": lambda row: _chain_name(row.tenant, names),
         "request": lambda row: row.request or "-",
     }
-    return table(rows, columns, plain=_row_json, empty="The audit log has no such rows.")
+
+    def plain(row: AuditRow) -> dict[str, object]:
+        return {**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}
+
+    return table(rows, columns, plain=plain, empty="The audit log has no such rows.")
 
 
 @audit.command()
@@ -333,10 +336,6 @@ def _why_lost(head: _Head, chains: list[Verified]) -> str:
 
 def _shortened(facts: str) -> str:
     return facts if len(facts) <= FACTS_SHOWN else f"{facts[:FACTS_SHOWN]}…"
-
-
-def _row_json(row: AuditRow) -> dict[str, object]:
-    return {**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}
 
 
 def _chain_name(tenant: str, names: Mapping[str, str]) -> str:

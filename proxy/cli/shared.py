@@ -196,6 +196,16 @@ def reading(config: Config, read: Callable[[Store], Awaitable[T]], **how: Any) -
     return asyncio.run(work())
 
 
+def confirm(question: str) -> None:
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        click.echo(err=True)
+        raise Failure("nothing was deleted: nobody answered (--yes deletes without asking)") from None
+    if not agreed:
+        raise Failure("nothing was deleted")
+
+
 def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: bool = False) -> T:
     """What ``write`` makes of the configuration's store, which it may change; with ``create`` it need not be there."""
 

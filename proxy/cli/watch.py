@@ -20,7 +20,6 @@ from proxy.cli.output import console
 from proxy.cli.run import weir_address
 from proxy.cli.shared import Unreached, config_option, get, loaded, since_option, tame
 from proxy.config.loading import environment
-from proxy.config.values import Config
 
 TITLES = ("time", "conversation", "model", "sent > forwarded", "pressure", "action", "ms")
 CONVERSATIONS_ASKED, ROWS_ASKED = 200, 50
@@ -87,8 +86,10 @@ def watch(*, path: Path | None, url: str | None, key: str | None, since: float, 
     """
     config = loaded(path)
     root = weir_address(url, config)
+    token = config.admin_token.get_secret_value() if config.admin_token is not None else ""
+    usual = token or environment().get("OPENAI_API_KEY", "") or "any"
     try:
-        follower = Follower(root, key or _usual_key(config), since=since)
+        follower = Follower(root, key or usual, since=since)
         first = follower.news()
     except Unreached as fault:
         raise Failure(
@@ -101,11 +102,6 @@ def watch(*, path: Path | None, url: str | None, key: str | None, since: float, 
         else:
             for row in _endless(follower, first, interval):
                 click.echo(json.dumps(row) if as_json else _line(row))
-
-
-def _usual_key(config: Config) -> str:
-    token = config.admin_token.get_secret_value() if config.admin_token is not None else ""
-    return token or environment().get("OPENAI_API_KEY", "") or "any"
 
 
 def _endless(follower: Follower, first: list[Row], interval: float) -> Iterator[Row]:

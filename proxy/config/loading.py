@@ -231,10 +231,7 @@ def _faults(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterat
     if webhook is not None and not _is_address(webhook.get_secret_value()):
         yield ("telemetry", "alerts", "webhook"), "should be an address like https://alerts.example.com/weir"
     if _mode(file) == "open" and not file.listen.loopback and not file.auth.open_beyond_loopback:
-        yield (
-            ("listen", "host"),
-            _OPEN_DOOR.format(file.listen.host),
-        )
+        yield (("listen", "host"), _OPEN_DOOR.format(file.listen.host))
 
 
 def _upstream_faults(at: KeyPath, upstream: UpstreamSettings) -> Iterator[tuple[KeyPath, str]]:

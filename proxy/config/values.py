@@ -68,10 +68,10 @@ def moment_in(given: str, *, now: float) -> float:
     return float(given)
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)]
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
-Expiry = Annotated[float, BeforeValidator(_moment), Field(gt=0)]
+Expiry = Annotated[float, BeforeValidator(_moment), Field(gt=0, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1)]

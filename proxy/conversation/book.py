@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from policies.ledger import Edit, EditKind, Note
+from policies.ledger import ConversationState, Edit, EditKind, Event, Note
 from policies.messages import Message, Transcript, extend_chain
 from proxy.conversation.thread import REWRITTEN_END, Door, Match, Thread, inherited, link_behind, new_thread
 from proxy.store import Store
@@ -181,6 +181,39 @@ class Conversations:
                 await self.reload(thread)
         return new
 
+    async def take_back(
+        self, thread: Thread, lengths: tuple[int, int], needless: Callable[[ConversationState], bool], *, observed: bool
+    ) -> tuple[Event, ...]:
+        """Take back what was decided on requests of more messages than are still there; what was before holds again.
+
+        ``lengths``: how many messages are known, and how many the last request had.
+        """
+        (length, last), newest = lengths, thread.ledger(observed=observed).newest
+        if newest == last:  # this request may be known, and what the last one ended with gone
+            length = min(length, newest - 1)
+        if newest <= max(0, length):
+            return ()
+        async with thread.lock:
+            known = thread.known_at(length, observed=observed)
+            if not needless(known):
+                return ()
+            rest = known.before(length)
+            try:
+                branch = None if observed else await self._store.take_back(thread.branch, length, self._clock())
+            except StoreError as error:  # it holds on
+                if isinstance(error, StaleVersion) and error.current > thread.branch.version:
+                    with contextlib.suppress(StoreError):
+                        await self.reload(thread)
+                return ()
+            if branch is None:
+                thread.shadow = rest
+            elif self._store.keeps_content:
+                thread.refresh(branch)
+            else:
+                thread.known, thread.branch = rest, branch
+        gone = len(known.edits) + len(known.cuts) - len(rest.edits) - len(rest.cuts)
+        return (Event("rollback", {"count": gone}),)
+
     async def pin(self, conversation: ConversationRow, ref: str) -> bool:
         store = self._store
         branch_id = await store.newest_branch(conversation)
@@ -252,11 +285,7 @@ class Conversations:
         return None
 
     def _behind_doors(
-        self,
-        doors: Sequence[Door],
-        chain: Sequence[bytes],
-        messages: Sequence[Message],
-        found: Match | None,
+        self, doors: Sequence[Door], chain: Sequence[bytes], messages: Sequence[Message], found: Match | None
     ) -> Match | None:
         behind = (self._in_memory(chain, messages, door) for door in doors)
         return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)

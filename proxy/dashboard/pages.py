@@ -94,7 +94,8 @@ def _at(ascending: Sequence[float], share: float) -> float | None:
 
 def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int) -> list[tuple[str, str, Markup]]:
     found = []
-    for title, name, metric in (("Tokens forwarded", "tokens", "tokens_after"), ("Requests", "requests", "requests")):
+    drawn = (("Tokens forwarded", "tokens", "tokens_after"), ("Managed requests", "requests", "requests"))
+    for title, name, metric in drawn:
         _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
         picture = spark([point.value or 0.0 for point in points], title, filled=True)
         found.append((title, name, Markup(picture)))  # noqa: S704 - drawn of numbers
@@ -280,7 +281,7 @@ async def request(visit: PageVisit) -> View:
         "one": one,
         "both": both,
         "layers": layers_of(both.exchange),
-        "runs": archive.runs(archive.aligned(both)),
+        "runs": archive.runs(both),
     }
     return View("request.html", values)
 

@@ -367,13 +367,7 @@ class Summarizer:
         if (task := self._flying.get(flight)) is not None:
             return await self._share(task, started, waits)
         question = _Question(
-            effect=effect,
-            terms=terms,
-            compose=compose,
-            limit=limit,
-            body=body,
-            address=address,
-            send=send,
+            effect=effect, terms=terms, compose=compose, limit=limit, body=body, address=address, send=send
         )
         task = asyncio.create_task(self._answer(question), name="weir-summarise")
         self._flying[flight] = task

@@ -372,11 +372,6 @@ def _may_compact(chat: ClientRequest, destination: Destination, settings: Contex
     return is_asked and is_weirs and not is_native(chat, destination.upstream)
 
 
-def _is_codex_compaction(headers: Headers) -> bool:
-    about = read_value(dict(headers).get(CODEX_TURN, b"null"))
-    return isinstance(about, dict) and about.get("request_kind") == "compaction"
-
-
 def _limits_of(
     runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
 ) -> ResolveLimits:
@@ -392,7 +387,8 @@ def _limits_of(
 
 
 def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool) -> ContextSettings:
-    if is_aside or (CODEX_TURN in own and _is_codex_compaction(headers)):
+    about = read_value(dict(headers)[CODEX_TURN]) if CODEX_TURN in own else None
+    if is_aside or (isinstance(about, dict) and about.get("request_kind") == "compaction"):
         recall = replace(settings.recall, tool=False, auto=False)
         settings = replace(settings, layers=(), compaction="off", recall=recall)
     if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:

@@ -6,7 +6,7 @@ whatever the client's API calls its items: a message of a chat is one, and an it
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
@@ -451,12 +451,9 @@ async def both_sides(asked: ManagementRequest) -> BothSides:
     return both
 
 
-def aligned(both: BothSides) -> list[Pair]:
+def runs(both: BothSides) -> list[tuple[Status, list[Pair]]]:
     client, model = ({row.place: row for row in side} for side in (both.client, both.model))
-    return [Pair(client.get(n), model.get(n)) for n in sorted(client.keys() | model.keys())]
-
-
-def runs(pairs: Sequence[Pair]) -> list[tuple[Status, list[Pair]]]:
+    pairs = [Pair(client.get(n), model.get(n)) for n in sorted(client.keys() | model.keys())]
     return [(status, list(lines)) for status, lines in groupby(pairs, key=lambda pair: pair.status)]
 
 

@@ -173,7 +173,9 @@ class RelayedRequest:
         self.status, self.reported = answer.status, Reported(answer.headers)
         span.arrived(answer.status)
         held, failed = bytearray(), None
-        keeps = trace.recorded and _is_plain_json(answer)
+        named = {name.lower(): value for name, value in answer.headers}
+        is_json = named.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in named
+        keeps = trace.recorded and is_json
         watched = _watched(answer.chunks(), held if keeps else None, self.reported)
         headers = self._headers_of(answer)
         try:
@@ -253,11 +255,6 @@ def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destinatio
     if operation is None:
         return trace.relayed(scope["method"], address, port)
     return trace.attempt(model, provider, address, port, operation=operation)
-
-
-def _is_plain_json(answer: Answer) -> bool:
-    named = {name.lower(): value for name, value in answer.headers}
-    return named.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in named
 
 
 async def _watched(

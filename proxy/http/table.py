@@ -142,14 +142,7 @@ ROUTES = (
     _R("PUT", _POLICY, levers.put_policy, levers.WholePolicy, takes="yaml", statuses=(200, 201), asker="operator"),
     _R("DELETE", _POLICY, levers.delete_policy, levers.DeletedPolicy, asker="operator"),
     _R("GET", "windows", levers.windows, Page[levers.LearnedWindow], _LIST, asker="operator"),
-    _R(
-        "POST",
-        "windows/forget",
-        levers.forget_window,
-        levers.ForgottenWindow,
-        takes=levers.Scope,
-        asker="operator",
-    ),
+    _R("POST", "windows/forget", levers.forget_window, levers.ForgottenWindow, takes=levers.Scope, asker="operator"),
     _R("GET", "config", levers.config, levers.Configuration, asker="operator"),
     _R("GET", "openapi.json", None, dict, asker="anyone"),
 )
@@ -271,7 +264,7 @@ def _close(schema: Schema, record: type | None) -> None:
 def _operation(route: ManagementRoute, known: Mapping[int, Schema]) -> Schema:
     summary, _, more = _text(route)
     operation: Schema = {
-        "operationId": _name_of(route),
+        "operationId": "_".join([route.method.lower(), *re.findall(r"[a-z]+", route.pattern)]),
         "summary": summary,
         "tags": [route.pattern.split("/")[0]],
         "parameters": _parameters(route),
@@ -297,11 +290,6 @@ def _text(route: ManagementRoute) -> tuple[str, str, str]:
     told = inspect.getdoc(route.handler) if route.handler is not None else None
     said = " ".join((told or "This document.").replace("``", "").split())
     return re.sub(r"\.( |$)", "\0", said, count=1).partition("\0")
-
-
-def _name_of(route: ManagementRoute) -> str:
-    words = re.findall(r"[a-z]+", route.pattern)
-    return "_".join([route.method.lower(), *words])
 
 
 def _parameters(route: ManagementRoute) -> list[Schema]:

@@ -21,7 +21,7 @@ from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, To
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import notes_of
 from policies.messages import last_user
-from policies.planner import plan, standing, trim
+from policies.planner import is_needless, plan, standing, trim
 from policies.pressure import passed
 from policies.settings import ContextSettings
 from policies.strategies.recall import Elsewhere, Pages
@@ -160,10 +160,9 @@ class Planner:
         """
         request, settings, budget = asked.request, asked.settings, (await asked.limits()).budget
         read = await self._read(asked)
-        transcript = read.transcript
-        match = await self.conversations.find(asked.tenant, transcript.chain, transcript.messages)
+        match = await self.conversations.find(asked.tenant, read.transcript.chain, read.transcript.messages)
         known = ConversationState() if match is None or settings.observes else match.thread.known_at(match.length)
-        draft = standing(transcript, known)
+        draft = standing(read.transcript, known)
         same = not read.marked and not draft.changed
         raws = None if same else render(draft.pieces, request.messages or (), read.marked, codec=request.codec)
         pruned = tuple(definition.name for definition in draft.pruned)
@@ -175,11 +174,10 @@ class Planner:
         Raises ContextLengthExceeded if nothing that may be forwarded fits.
         """
         if recognized is None:
-            failed = ("store",) if self.settler.failing else ()
             body = asked.request.body
             with contextlib.suppress(Exception):  # nobody may have been able to read the messages
                 body = without_marks(asked.request)
-            return Plan(body=body, degraded=(*failed, "plan"))
+            return Plan(body=body, degraded=("store", "plan") if self.settler.failing else ("plan",))
         decided, refused, degraded = None, None, recognized.degraded
         try:
             decided = self._passed(asked, recognized) or await self._decide_or_refuse(asked, recognized)
@@ -249,18 +247,15 @@ class Planner:
         One that ``is_close`` to its trigger this process has to know again after a crash, too: it is stored within
         the time that rows wait.
         """
-        thread, shared = recognized.thread, self.conversations.shared
-        if not shared and (not is_close or self.settler.failing):
+        thread, book, at = recognized.thread, self.conversations, span.now()
+        if not book.shared and (not is_close or self.settler.failing):
             return True
-        arrival = self.conversations.arrival(
-            thread, recognized.transcript, request=request, model=model, answers=answers
-        )
-        if not shared:
+        arrival = book.arrival(thread, recognized.transcript, request=request, model=model, answers=answers)
+        if not book.shared:
             self.settler.put(arrival)
             return True
-        at = span.now()
         try:
-            await self.conversations.announce(thread, arrival)
+            await book.announce(thread, arrival)
         except StoreError as error:
             log.error("another process may not know this conversation's next request: %s", error)
             return False
@@ -317,20 +312,26 @@ class Planner:
         return None if decision is None else _Decided(decision)
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-        branch, transcript, budget = recognized.thread.branch, recognized.transcript, recognized.limits.budget
+        thread, transcript, budget = recognized.thread, recognized.transcript, recognized.limits.budget
+        trend, observed = recognized.trend, asked.settings.observes
+        needless = partial(is_needless, transcript, limits=recognized.policy_limits, trend=trend)
+        lengths = (recognized.length, trend.length - transcript.head)
+        told, branch = await self.conversations.take_back(thread, lengths, needless, observed=observed), thread.branch
         key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
         case = (asked.settings, budget.window, budget.hard_limit, asked.edits)
         before, facts = self._refused.get(key, (None, {}))
         if before == case:
             raise BudgetUnreachable(**facts)
         try:
-            return await self._decide(asked, recognized)
+            decided = await self._decide(asked, recognized)
         except BudgetUnreachable as error:
             if len(self._refused) >= MAX_REFUSED:
                 self._refused.clear()
             if not isinstance(error, BucketExceeded):
                 self._refused[key] = (case, vars(error))
             raise
+        events = (*told, *decided.decision.events) if decided else told
+        return decided and decided._replace(decision=decided.decision._replace(events=events))
 
     async def _decide(
         self, asked: PlanRequest, recognized: Recognized, *, ceiling: int | None = None

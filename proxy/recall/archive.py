@@ -19,6 +19,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from policies.effects import Alike, Compare, Embed, Vectors
 from policies.ledger import ADDING, Cut, Edit, PlannedMessage
@@ -433,7 +434,8 @@ class Archive:
         seen = {hit.index for hit in hits}
         newest = (n for n in range(len(pasts) - 1, -1, -1) if n not in seen)
         filled = [*hits, *(Hit(n, frozenset(), 0.0) for n in newest)][:MAX_COMPARED]
-        texts = (query, *(_excerpt(pasts[hit.index].text, terms) for hit in filled))
+        short = partial(passages, terms=terms, most=COMPARED_TOKENS, count=lambda part: len(part) // COMPARED_CHARS + 1)
+        texts = (query, *(short(pasts[hit.index].text).text for hit in filled))
         pairs = tuple((0, n) for n in range(1, len(texts)))
         reply = await self.ask(Compare(texts, pairs, self.model))
         if not isinstance(reply, Alike) or not any(reply.scores):
@@ -493,10 +495,6 @@ def _role_in_words(role: str) -> str:
 def _summarised(ref: str, lines: Sequence[tuple[str, str]], tokens: int) -> Past:
     text = "\n".join(f"{role}: {text}" for role, text in lines)
     return Past(ref, f"{len(lines)} messages that were summarised", tokens, text)
-
-
-def _excerpt(text: str, terms: Sequence[Term]) -> str:
-    return passages(text, terms, most=COMPARED_TOKENS, count=lambda part: len(part) // COMPARED_CHARS + 1).text
 
 
 MAX_MESSAGE_LEN = 8_000  # characters of the newest message that are read

@@ -273,10 +273,7 @@ def _ledger_routes(simulator: Simulator) -> list[BaseRoute]:
         simulator.ledger.clear()
         return Response(status_code=204)
 
-    return [
-        Route("/sim/requests", read, methods=["GET"]),
-        Route("/sim/requests", clear, methods=["DELETE"]),
-    ]
+    return [Route("/sim/requests", read, methods=["GET"]), Route("/sim/requests", clear, methods=["DELETE"])]
 
 
 def _model_card(name: str, settings: SimulatorSettings) -> Mapping[str, Any]:

@@ -28,11 +28,7 @@ NAMED = {"name": str}
 SCHEMA = {"properties": {}, "required": [str], "enum": [object]}
 FUNCTION = {"name": str, "arguments": str, "input": str, "parameters": SCHEMA}
 CALL = {"id": str, "type": str, "function": FUNCTION, "custom": FUNCTION}
-PART = {
-    "type": str,
-    "text": str,
-    "image_url": {"url": str, "detail": str},
-}
+PART = {"type": str, "text": str, "image_url": {"url": str, "detail": str}}
 MESSAGE = {
     "role": str,
     "content": (str, [PART]),

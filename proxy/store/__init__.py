@@ -173,6 +173,7 @@ class Store:
     release = writing(branches.release)
     want = writing(branches.want)
     rollback = writing(branches.rollback)
+    take_back = writing(branches.take_back)
 
     conversations = reading(conversations_.listed)
     conversation = reading(conversations_.one)
@@ -395,11 +396,7 @@ class WriteBehindQueue:
     """
 
     def __init__(
-        self,
-        store: Store,
-        *,
-        degraded: Callable[[str], None],
-        stored: Callable[[ExchangeRow], None] = lambda _: None,
+        self, store: Store, *, degraded: Callable[[str], None], stored: Callable[[ExchangeRow], None] = lambda _: None
     ) -> None:
         self.overtaken: Callable[[Change], None] = lambda _: None
         self._store = store

@@ -20,7 +20,7 @@ from proxy.store.chain import AuditEvent, AuditType, digest_of
 from proxy.store.conversations import one, open_conversations, touch_chains
 from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
-from proxy.store.memory import is_undone, newest_row, read_spans
+from proxy.store.memory import Spans, is_undone, newest_row, read_spans
 from proxy.store.packing import EXACT
 from proxy.store.records import DAY, Branch, Change, CheckpointRow, ConversationRow, NoSuchVersion, StaleVersion
 from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits, evictions
@@ -28,6 +28,7 @@ from proxy.store.transaction import Transaction, keep_first, of
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
+BATCHED = ((edits, edits.c.version), (cuts, cuts.c.batch))
 MINE = of(branches, "tenant", "branch")
 BY_ID = (
     sa.select(branches, conversations.c.name, conversations.c.health).join(conversations, OF_CONVERSATION).where(MINE)
@@ -140,7 +141,7 @@ def restate(tx: Transaction, branch: Branch, *, at: float) -> None:
     if row is not None and row.version >= branch.version:
         return
     _open_branch(tx, branch, version=branch.version, at=at)
-    forget_batches(tx, branch.tenant, branch.branch)
+    forget_batches(tx, branch.tenant, branch.branch, [(0, branch.version)])
     _set(tx, branch.tenant, branch.branch, version=branch.version)
     hold(tx, branch.tenant, branch.branch, ledger.copy_batches(tx, branch, branch, at=at))
 
@@ -184,27 +185,54 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
     """
     tenant = conversation.tenant
     head = tx.execute(NEWEST.with_for_update(), key_of(tenant, conversation.id)).first()
-    undone = read_spans(None if head is None else head.undone)
-    if head is None or not 0 <= version <= head.version or is_undone(version, undone):
+    if head is None or not 0 <= version <= head.version or is_undone(version, read_spans(head.undone)):
         raise NoSuchVersion(f"the conversation cannot go back to version {version}", reason="version")
-    if version < head.version:
-        undone = (*undone, (version + 1, head.version))
-    new: dict[str, Any] = {"version": head.version + 1, "updated": at, "undone": json.dumps(undone)}
+    spans = [(version + 1, head.version)] if version < head.version else []
+    facts = {"from": head.version, "to": version, "version": head.version + 1}
+    return _undo(tx, (tenant, conversation.id), head, spans, at=at, facts=facts, prepared=None, wanted=None)
+
+
+def take_back(tx: Transaction, branch: Branch, length: int, at: float) -> Branch | None:
+    """The branch without the batches of its requests of more than so many messages."""
+    tenant, head = branch.tenant, _row(tx, branch.tenant, branch.branch)
+    if head is None or head.version != branch.version:
+        raise StaleVersion(0 if head is None else head.version)
+    gone = set[int]()
+    for table, batch in BATCHED:
+        mine = (table.c.tenant == tenant, table.c.branch == head.branch, table.c.length > length)
+        gone.update(tx.scalars(sa.select(batch).where(*mine)))
+    facts = {"from": head.version, "batches": len(gone), "messages": length, "version": head.version + 1}
+    spans = [(batch, batch) for batch in sorted(gone)]
+    _undo(tx, (tenant, head.conversation), head, spans, at=at, facts=facts)
+    return _branch(tx, _row(tx, tenant, head.branch), length=0)
+
+
+def _undo(
+    tx: Transaction,
+    home: tuple[str, str],
+    head: sa.Row[*tuple[Any, ...]],
+    spans: Spans,
+    *,
+    at: float,
+    facts: Mapping[str, object],
+    **new: Any,
+) -> int:
+    tenant, version, undone = home[0], int(head.version) + 1, (*read_spans(head.undone), *spans)
     unmoved = branches.c.version == head.version
-    if not _set(tx, tenant, head.branch, unmoved, **new, prepared=None, wanted=None):
+    new |= {"version": version, "updated": at, "undone": json.dumps(undone)}
+    if not _set(tx, tenant, head.branch, unmoved, **new):
         row = _row(tx, tenant, head.branch)
         raise StaleVersion(0 if row is None else row.version)
     state = newest_row(tx, tenant, head.branch, undone=undone)
-    keep_texts(tx, conversation, head.branch, above=version)
-    forget_batches(tx, tenant, head.branch, above=version)
+    keep_texts(tx, home, head.branch, within(cuts.c.batch, spans))
+    forget_batches(tx, tenant, head.branch, spans)
     # What is back in the window cannot be asked for again: the audit keeps its row, but no call is looked for.
-    later = (evictions.c.tenant == tenant, evictions.c.branch == head.branch, evictions.c.version > version)
+    later = (evictions.c.tenant == tenant, evictions.c.branch == head.branch, within(evictions.c.version, spans))
     tx.execute(sa.update(evictions).where(*later).values(call_hash=b""))
     if state is not None:
-        memory.insert(tx, tenant, replace(state, version=head.version + 1, at=at, reason="rollback"))
-    facts = {"from": head.version, "to": version, "version": head.version + 1}
-    append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, conversation.id, head.branch, facts=facts)])
-    return int(head.version) + 1
+        memory.insert(tx, tenant, replace(state, version=version, at=at, reason="rollback"))
+    append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, home[1], head.branch, facts=facts)])
+    return version
 
 
 def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
@@ -213,9 +241,14 @@ def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[Co
     return None if conversation is None or found is None else (conversation, found)
 
 
-def forget_batches(tx: Transaction, tenant: str, branch: str, *, above: int = -1) -> None:
-    for table, batch in ((edits, edits.c.version), (cuts, cuts.c.batch)):
-        tx.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.branch == branch, batch > above))
+def forget_batches(tx: Transaction, tenant: str, branch: str, spans: Spans) -> None:
+    for table, batch in BATCHED:
+        gone = (table.c.tenant == tenant, table.c.branch == branch, within(batch, spans))
+        tx.execute(sa.delete(table).where(*gone))
+
+
+def within(version: sa.ColumnElement[int], spans: Spans) -> sa.ColumnElement[bool]:
+    return sa.or_(sa.false(), *(version.between(first, last) for first, last in spans))
 
 
 def write_prepared(prepared: Prepared) -> str:

@@ -50,9 +50,7 @@ MINE = of(inspected_parts, "tenant", "conversation")
 PARTS = inspected_parts.c
 COUNTS = (
     sa.select(
-        PARTS.conversation,
-        sa.func.max(PARTS.number),
-        sa.func.count(sa.case((sa.func.length(PARTS.body) < SMALL, 1))),
+        PARTS.conversation, sa.func.max(PARTS.number), sa.func.count(sa.case((sa.func.length(PARTS.body) < SMALL, 1)))
     )
     .where(among(PARTS.conversation))
     .group_by(PARTS.conversation)
@@ -248,13 +246,12 @@ def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
                 yield ref_of(piece.text), exact_bytes(piece.text)
 
 
-def keep_texts(tx: Transaction, conversation: ConversationRow, branch: str, *, above: int) -> None:
-    home = conversation.tenant, conversation.id
+def keep_texts(tx: Transaction, home: Home, branch: str, gone: sa.ColumnElement[bool]) -> None:
     tx.execute(LOCK, {"of_tenant": home[0], "of_id": home[1]})
     if there := tx.execute(REFS, key_of(*home)).all():
         known = set(chain.from_iterable(row.refs.split() for row in there))
-        gone = (cuts.c.tenant == home[0], cuts.c.branch == branch, cuts.c.batch > above)
-        texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(*gone)) if text]
+        mine = (cuts.c.tenant == home[0], cuts.c.branch == branch)
+        texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(*mine, gone)) if text]
         fresh = {ref: exact_bytes(text) for text in texts if (ref := ref_of(text)) not in known}
         tx.many(ADD_BUNDLE, list(_bundled(tx, home, fresh, last=max(row.number for row in there))))
 

@@ -179,12 +179,7 @@ class PostgresDatabase(Database):
 
     @classmethod
     async def open(
-        cls,
-        url: str,
-        *,
-        mode: Literal["server", "worker", "visitor", "reader"],
-        patience: float,
-        connections: int,
+        cls, url: str, *, mode: Literal["server", "worker", "visitor", "reader"], patience: float, connections: int
     ) -> "PostgresDatabase":
         address = address_of(url)
         is_pooled = await _prepare(address, writes=mode != "reader", patience=patience)
@@ -279,12 +274,7 @@ class PostgresDatabase(Database):
 
 
 def _engine(
-    address: Address,
-    *,
-    settings: dict[str, str],
-    patience: float,
-    is_pooled: bool,
-    **options: Any,
+    address: Address, *, settings: dict[str, str], patience: float, is_pooled: bool, **options: Any
 ) -> AsyncEngine:
     arguments: dict[str, Any] = {
         "dsn": address.dsn,

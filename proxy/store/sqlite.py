@@ -322,6 +322,8 @@ class SqliteDatabase(Database):
     @classmethod
     async def open(cls, name: str | None, *, mode: Mode, patience: float) -> "SqliteDatabase":
         if not name or name == ":memory:":
+            if mode == "worker":
+                raise StoreError("a database in memory is one process's own: several workers need a file or PostgreSQL")
             database = cls(None, mode=mode)
             database._writer = await ConnectionWorker.connect(
                 "file::memory:", begin="BEGIN IMMEDIATE", patience=patience

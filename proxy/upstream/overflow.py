@@ -100,12 +100,7 @@ def classify_event(data: bytes) -> Verdict:
 
 
 def classify_answer(
-    finish_reason: str | None,
-    *,
-    prompt: int | None,
-    completion: int | None,
-    max_tokens: int | None,
-    window: int | None,
+    finish_reason: str | None, *, prompt: int | None, completion: int | None, max_tokens: int | None, window: int | None
 ) -> Verdict:
     """What a successful answer says: the window ran out, or the upstream cut the prompt, or nothing.
 

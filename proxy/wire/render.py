@@ -120,8 +120,8 @@ def standing_body(
     """
     raws = request.messages or ()
     kept = [piece.index for piece in effect.standing if piece.index is not None and piece.text is None]
-    marked = frozenset(index for index in kept if _is_marked(raws[index], request.codec))
     codec = request.codec
+    marked = frozenset(i for i in kept if _MARKED in bytes(raws[i]) and MARK in codec.view(raws[i]))
     asked = codec.own(effect.prompt, {}, role="user")
     standing = render(effect.standing, raws, marked, role=role, codec=codec)
     fields = dict(split_object(rewritten(request, messages=[*standing, asked], pruned=pruned)))
@@ -144,7 +144,3 @@ def _forced(choice: Any) -> bool:
         else:
             choice = choice.get("type", "function")
     return choice is not None and choice not in _FREE
-
-
-def _is_marked(raw: Raw, codec: Codec) -> bool:
-    return _MARKED in bytes(raw) and MARK in codec.view(raw)

@@ -273,13 +273,7 @@ class ResponsesCodec(Codec):
         return b",".join(items[start:] or items)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
-        return {
-            "type": "function",
-            "name": name,
-            "description": description,
-            "parameters": parameters,
-            "strict": False,
-        }
+        return {"type": "function", "name": name, "description": description, "parameters": parameters, "strict": False}
 
     def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         asked: dict[str, object] = {

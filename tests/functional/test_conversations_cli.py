@@ -227,6 +227,7 @@ def test_a_deletion_says_what_goes_and_asks(written: Path, tmp_path: Path) -> No
     assert (asked.exit_code, asked.stdout) == (1, "")
     assert asked.stderr.endswith("weir: nothing was deleted\n")
     assert (unanswered.exit_code, unanswered.stdout) == (1, "")
+    assert unanswered.stderr.endswith("weir: nothing was deleted: nobody answered (--yes deletes without asking)\n")
     assert shown(NAME, file=copy) == status
     done = conversations("delete", NAME, file=copy, given="y\n")
     assert (done.exit_code, done.stdout) == (0, f"Deleted {NAME}.\n")

@@ -539,3 +539,29 @@ async def test_it_can_be_turned_off_and_is_not_loaded_before_a_page_is_asked_for
         assert (await api.ask("GET", "conversations")).status_code == 200
     code = "import sys, proxy.app; sys.exit('jinja2' in sys.modules or 'proxy.dashboard.site' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@ALONE
+@pytest.mark.requirement("P12", "A0.148")
+async def test_the_overview_says_which_requests_it_counts_and_forwarded_of_none_that_weir_answered_itself(
+    api: Api,
+) -> None:
+    huge = {"type": "function", "function": {"name": "f", "description": prose(30_000, seed=1)}}
+    async with visitor(api, "sk-test") as caller, httpx.AsyncClient(base_url=api.turns.root()) as http:
+        for path, body in (
+            ("embeddings", {"model": "sim", "input": "x"}),
+            ("chat/completions", {"model": "sim", "messages": [{"role": "user", "content": "x"}]}),
+            ("chat/completions", {"model": "sim", "messages": [{"role": "user", "content": "y"}], "tools": [huge]}),
+        ):
+            await http.post(f"/v1/{path}", json=body, headers={"authorization": "Bearer sk-test"})
+        await api.turns.settled()
+        overview = (await caller.get("/")).text
+        refused = next(row for row in overview.split("<tr>") if "context length exceeded" in row)
+        link = re.search(r'href="/weir/ui(/conversations/[^"]*/requests/[^"]*)"', refused)
+        assert link is not None
+        page = (await caller.get(link[1])).text
+    figures = {name: value.strip() for name, value in re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)", overview)}
+    assert (figures["Managed requests"], figures["Refused"]) == ("2", "1")
+    assert "Requests" not in figures
+    assert refused.count("&ndash;") == 1
+    assert re.search(r"<dt>Forwarded</dt><dd><span[^>]*>&ndash;", page)

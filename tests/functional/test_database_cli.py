@@ -135,6 +135,9 @@ async def test_what_is_there_and_what_is_old_is_counted_and_goes_only_after_a_ye
     asked = await asyncio.to_thread(run, *prune, store=database, input="n\n")
     assert asked.exit_code == 1
     assert "1 conversation last used before" in asked.stderr
+    unanswered = await asyncio.to_thread(run, *prune, store=database, input="")
+    assert unanswered.exit_code == 1
+    assert unanswered.stderr.endswith("weir: nothing was deleted: nobody answered (--yes deletes without asking)\n")
     assert (await told("db", "status", store=database))["conversations"] == 2
 
     gone = await told(*prune, "--yes", store=database)

@@ -273,3 +273,26 @@ async def test_parallel_results_that_nobody_has_read_stay_whole_while_anything_o
         await talk.ask(tools=TOOLS, max_tokens=128)
     assert "compact=1" in talk.headers[-1]["x-weir-actions"]
     assert answered(upstream)[-1].json()["messages"][-5:] == results
+
+
+@pytest.mark.requirement("D9", "D11", "P2", "D25")
+@pytest.mark.parametrize(("words", "batch"), [(1_150, False), (1_350, True)])
+async def test_parallel_results_above_their_share_go_up_whole_where_there_is_room_and_without_a_batch_where_they_fit(
+    words: int, batch: bool, upstream: RunningSimulator
+) -> None:
+    async with weir(upstream.base_url, window=9_216) as target:
+        talk = Talk(target.client())
+        talk.grow(24)
+        await talk.chat(1, tools=TOOLS, max_tokens=128)
+        read = {"name": "read_file"}
+        calls = [
+            {"id": f"p{n}", "type": "function", "function": {**read, "arguments": f'{{"path": "{n}.py"}}'}}
+            for n in range(2)
+        ]
+        results = [{"role": "tool", "tool_call_id": f"p{n}", "content": prose(words, seed=70 + n)} for n in range(2)]
+        talk.messages += [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+        await talk.ask(tools=TOOLS, max_tokens=128)
+    before, after = (each.json()["messages"] for each in answered(upstream)[-2:])
+    assert after[-2:] == results
+    assert talk.actions() == ["compact=1"] * 2
+    assert (after[: len(before)] != before) == batch

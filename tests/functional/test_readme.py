@@ -5,6 +5,7 @@ import contextlib
 import re
 import shutil
 import sqlite3
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -97,6 +98,19 @@ async def test_two_workers_on_sqlite_work_with_a_rollback_journal_and_say_so(tmp
             assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     assert any("Prefer PostgreSQL for several workers" in line for line in weir.log)
     assert "`--workers 2` on SQLite works there" in HOW
+
+
+@pytest.mark.requirement("P9")
+def test_several_workers_are_refused_a_database_in_memory_which_each_would_have_for_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy", "serve", "--workers", "2", "--port", "0", "--store", "sqlite+aiosqlite://"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "a database in memory is one process's own" in done.stderr
 
 
 def test_the_configuration_that_is_printed_is_one(tmp_path: Path) -> None:

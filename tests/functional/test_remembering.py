@@ -14,6 +14,7 @@ from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import (
     ALONE,
     COUNTER,
+    EITHER,
     SHARED,
     Deployment,
     InTurns,
@@ -21,7 +22,9 @@ from tests.functional.harness import (
     answered,
     arrays_of,
     batches,
+    begins_with,
     opening,
+    prose,
 )
 
 WINDOW = 8192
@@ -251,6 +254,130 @@ async def test_a_rollback_gives_the_history_back_and_a_pin_keeps_a_message(deplo
     assert any(m["content"].startswith(lost["begins"][:60]) for m in with_pin)
     assert back.status_code == 200
     assert len(whole) == len(talk.messages) - 1
+
+
+def user(words: int, *, seed: int) -> dict[str, Any]:
+    return {"role": "user", "content": prose(words, seed=seed)}
+
+
+@EITHER
+@pytest.mark.requirement("P1", "D25", "A2.20")
+@pytest.mark.parametrize("kind", ["chat", "agent"])
+@pytest.mark.parametrize("size", [2_500, 3_600])
+async def test_what_a_huge_message_drove_out_is_back_once_that_is_another_one(
+    kind: str, size: int, deployment: Deployment
+) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        deployment.serving(simulator.base_url) as target,
+    ):
+        talk = Talk(target.client(), opening())
+        talk.grow(6, kind=kind)
+        await talk.chat(1)
+        before = talk.messages.copy()
+        await talk.ask([*before, user(size, seed=1)])
+        assert "compact=1" in talk.actions()[-1], "the message takes the room of the others"
+        talk.messages.append(user(40, seed=2))
+        await talk.ask()
+        assert arrays_of(answered(simulator))[-1] == talk.messages
+        assert talk.actions()[-1] == "none"
+        talk.add_answer()
+        await talk.chat(3)
+        row = await conversation(target, talk)
+        audited = (await control(target, "GET", f"{row.id}/audit?limit=200")).json()["events"]
+        requests = await target.store.timeline(row, limit=10)
+    assert batches(arrays_of(answered(simulator))[-4:]) == 0
+    assert [each["facts"]["batches"] for each in audited if each["type"] == "rollback"] == [1]
+    told = [event for each in requests for event in each.detail.get("events", ()) if event["kind"] == "rollback"]
+    assert [event["count"] >= 1 for event in told] == [True]
+
+
+@EITHER
+@pytest.mark.requirement("P1", "D25")
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_huge_request_beside_the_conversation_takes_nothing_from_it(
+    goes_on: bool, deployment: Deployment
+) -> None:
+    """A title, a review: its client asks about the same history once more, and goes on as if it had not."""
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        deployment.serving(simulator.base_url) as target,
+    ):
+        talk = Talk(target.client(), opening())
+        talk.grow(6)
+        await talk.chat(1)
+        before = talk.messages.copy()
+        talk.add_question()
+        await talk.ask()
+        await talk.ask([*before, user(2_500, seed=1)])
+        await talk.ask([*before, user(2_400, seed=2)])
+        assert talk.actions()[-2:] == ["compact=1"] * 2
+        if goes_on:
+            talk.add_answer()
+            talk.add_question()
+        await talk.ask()
+    assert arrays_of(answered(simulator))[-1] == talk.messages
+
+
+@EITHER
+@pytest.mark.requirement("P1", "P2", "D25")
+async def test_only_what_the_huge_message_drove_out_comes_back_and_older_batches_stay_byte_for_byte(
+    deployment: Deployment,
+) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        deployment.serving(simulator.base_url) as target,
+    ):
+        talk = Talk(target.client(), opening())
+        talk.grow(16)
+        await talk.chat(1)
+        assert talk.actions()[-1] == "compact=1"
+        await talk.chat(2)
+        before, standing = talk.messages.copy(), arrays_of(answered(simulator))[-1]
+        await talk.ask([*before, user(2_000, seed=1)])
+        assert not begins_with(arrays_of(answered(simulator))[-1], standing)
+        talk.messages.append(user(40, seed=2))
+        await talk.ask()
+    last = arrays_of(answered(simulator))[-1]
+    assert begins_with(last, standing)
+    assert last[len(standing) :] == talk.messages[-2:]
+
+
+@EITHER
+@pytest.mark.requirement("D25", "P2")
+async def test_near_the_trigger_nothing_comes_back_however_often_the_newest_message_is_another_one(
+    deployment: Deployment,
+) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        deployment.serving(simulator.base_url) as target,
+    ):
+        talk = Talk(target.client(), opening())
+        talk.grow(8)
+        await talk.chat(1)
+        for turn, size in enumerate((1_900, 700, 1_800, 800, 1_700, 750)):
+            await talk.ask([*talk.messages, user(size, seed=turn)])
+    arrays = [array[:-1] for array in arrays_of(answered(simulator))[1:]]
+    assert talk.actions()[1:] == ["compact=1"] * 6
+    assert arrays == [arrays[0]] * 6
+
+
+@pytest.mark.requirement("P1", "A2.20")
+async def test_what_an_operator_had_compacted_stays_so_when_the_newest_message_is_another_one(
+    deployment: Deployment,
+) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=32_000), counter=COUNTER) as simulator,
+        deployment.serving(simulator.base_url, window=32_000) as target,
+    ):
+        talk = Talk(target.client(), opening())
+        talk.grow(20)
+        await talk.chat(1)
+        row = await conversation(target, talk)
+        await control(target, "POST", f"{row.id}/compact")
+        await talk.ask([*talk.messages, user(300, seed=1)])
+        await talk.ask([*talk.messages, user(40, seed=2)])
+    assert talk.actions()[1:] == ["compact=1"] * 2
 
 
 @pytest.mark.requirement("A2.24")

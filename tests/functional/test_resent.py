@@ -26,6 +26,7 @@ from tests.functional.harness import (
     Talk,
     answered,
     opening,
+    prose,
     ruled,
 )
 from tests.functional.test_store_failures import until
@@ -102,6 +103,28 @@ async def killed(target: InTurns, waiting: "asyncio.Task[Any]") -> None:
     await target.crash()
     with contextlib.suppress(openai.APIError):
         await waiting
+
+
+@ALONE
+@pytest.mark.requirement("R.60", "P9", "P1")
+async def test_a_kill_under_a_huge_message_keeps_nothing_from_the_request_that_comes_instead(
+    deployment: Deployment,
+) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        deployment.started("--upstream", simulator.base_url, "--window", "8192") as target,
+    ):
+        talk = Talk(target.client())
+        talk.grow(6)
+        await talk.chat(1)
+        before = talk.messages.copy()
+        talk.messages = [*before, {"role": "user", "content": prose(2_500, seed=1)}]
+        await killed(target, await in_flight(talk, simulator))
+        talk.messages = [*before, {"role": "user", "content": prose(40, seed=2)}]
+        await talk.ask()
+    batch, after = (json.loads(each.body)["messages"] for each in answered(simulator)[-2:])
+    assert len(batch) < len(after)
+    assert after == talk.messages
 
 
 def last(simulator: RunningSimulator) -> list[dict[str, Any]]:

@@ -174,8 +174,9 @@ def test_a_tool_has_a_cap_of_its_own_that_no_bucket_is_exceeded_by() -> None:
     draft = ingest_cap(untouched(transcript), bounds(transcript, ingest))
     assert draft.pieces[2].tokens in range(950, 1_001)
     assert draft.pieces[4].text is None
-    limited = ingest_cap(untouched(transcript), bounds(transcript, ingest, tokens=50_000))
-    assert limited.pieces[4].tokens in range(9_900, 10_001)  # its share of the window
+    read = talk(user("t"), *step(words(20_000), tool="read"), *step("done"))
+    limited = ingest_cap(untouched(read), bounds(read, ingest, tokens=50_000))
+    assert limited.pieces[2].tokens in range(9_900, 10_001)  # its share of the window
 
 
 # -- fields ----------------------------------------------------------------------------------------------------------

@@ -307,11 +307,33 @@ def test_after_the_first_batch_a_huge_new_result_is_capped_at_once_without_a_bat
         Said(m.role, transcript.read(i).text, transcript.read(i).calls, m.answers)
         for i, m in enumerate(transcript.messages)
     ]
-    grown = talk(*said, step(words(5_000)))
+    grown = talk(*said, step(words(12_000)))
     decision = decide(grown, budget=budget, known=remember(ConversationState(), first, transcript), script=[OFFLOAD])
     assert [e.kind for e in decision.edits] == [EditKind.INGEST_CAP]
     assert decision.trail == ()
     assert (decision.pieces or ())[: len(first.pieces or ())] == first.pieces
+
+
+@pytest.mark.requirement("D11", "D9", "D25")
+@pytest.mark.parametrize(("size", "batch"), [(1_700, False), (2_050, True)])
+def test_new_results_above_their_share_stay_whole_while_the_window_or_a_batch_has_room(size: int, batch: bool) -> None:
+    """Their share of a window of 8,000 is 1,600 tokens; two of 1,700 fit it, two of 2,050 fit it beside a summary."""
+    budget, transcript = window(8_000), agent_loop(7_900)
+    first = decide(transcript, budget=budget)
+    said = [
+        Said(m.role, transcript.read(i).text, transcript.read(i).calls, m.answers)
+        for i, m in enumerate(transcript.messages)
+    ]
+    calls = ToolCall("a", "f", "1"), ToolCall("b", "f", "2")
+    grown = talk(*said, assistant("", *calls), result(words(size, "a"), "a"), result(words(size, "b"), "b"))
+    known = remember(ConversationState(), first, transcript)
+    decision = decide(grown, budget=budget, known=known)
+    assert [p.text for p in (decision.pieces or ())[-2:]] == [None, None]
+    assert decision.action is (Action.EDIT if batch else Action.REPLAY)
+    assert decision.raw_after <= budget.soft_limit
+    capped = replace(ContextSettings().ingest, cap=1_000)
+    strict = decide(grown, budget=budget, known=known, settings=ContextSettings(ingest=capped))
+    assert [p.kind for p in (strict.pieces or ())[-2:]] == [EditKind.INGEST_CAP] * 2, "a cap in tokens is a cap"
 
 
 @pytest.mark.requirement("P10")

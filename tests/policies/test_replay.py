@@ -11,11 +11,13 @@ from policies.draft import (
     replay,
     tokens_kept_verbatim,
 )
-from policies.ledger import Cut, Edit, EditKind, occurrence_of_round
+from policies.ledger import Cut, Edit, EditKind, Trend, occurrence_of_round
+from policies.limits import limits_for
 from policies.messages import ToolCall, Transcript, protect
-from policies.settings import ContextSettings
+from policies.planner import is_needless
+from policies.settings import ContextSettings, Ingest
 from policies.tokens import CHARS4
-from tests.policies.play import Said, assistant, result, step, system, talk, user, window, words
+from tests.policies.play import Said, assistant, decide, remember, result, step, system, talk, user, window, words
 
 OLD = (system("s"), user("task"), *step(words(300)), assistant("read"), *step(words(200, "other")), assistant("ok"))
 GROWN = (*OLD, user("and now?"))
@@ -209,3 +211,32 @@ def test_the_calls_of_a_message_whose_content_is_replaced_are_still_counted() ->
     before = transcript.messages[1].tokens
     edit = edit_of(transcript, 1, EditKind.SUMMARY)
     assert edit.tokens == before - CHARS4.count(words(500)) + CHARS4.count("gone") > 200
+
+
+# -- what is taken back ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("P1", "P10", "D25")
+def test_a_batch_is_needless_only_where_its_message_is_gone_and_the_rest_fits_with_room_to_spare() -> None:
+    said = [
+        user("task"),
+        *(m for n in range(20) for m in (assistant(f"a {n} {words(50)}"), user(f"q {n} {words(50)}"))),
+    ]
+    huge, short = talk(*said, user(words(5_000))), talk(*said, user("short"))
+    budget, limits = window(6_000), limits_for(ContextSettings(), window(6_000))
+    known = remember(ConversationState(), decide(huge, budget=budget), huge)
+    assert known.cuts
+    before = replace(known, length=len(short.chain) - 1)
+    last = Trend(raw=huge.tokens, length=len(huge.messages))
+    assert is_needless(short, before, limits=limits, trend=last)
+    assert is_needless(short, before, limits=limits, trend=Trend(raw=10, length=2)), "the last request is not known"
+    assert not is_needless(short, replace(known, length=len(short.chain)), limits=limits, trend=last), "it is there"
+    near = talk(*said, user(words(2_900)))
+    assert not is_needless(near, before, limits=limits, trend=last), "no room to spare"
+    wide = limits_for(ContextSettings(), window(60_000))
+    grown = Trend(raw=short.tokens - 20, length=len(short.messages))
+    assert not is_needless(short, before, limits=wide, trend=grown), "nothing is gone, the window is another one"
+    start = ContextSettings(ingest=Ingest(from_start=True))
+    capped = Edit(b"d", 0, EditKind.INGEST_CAP, "t", "r", 9, length=len(short.chain))
+    held = replace(before, edits={capped.key: capped})
+    assert not is_needless(short, held, limits=limits_for(start, budget), trend=last), "its cap holds from the start"

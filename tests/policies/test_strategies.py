@@ -7,6 +7,7 @@ import pytest
 
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
 from policies.ledger import EditKind
+from policies.limits import ingest_cap_for
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings
 from policies.strategies.clear import evict_marked
@@ -49,7 +50,7 @@ def test_a_result_above_the_cap_keeps_its_head_and_its_tail() -> None:
     text = "HEAD " + words(3_000) + " TAIL"
     transcript = talk(user("task"), *step(text), *step(words(750)))
     draft = ingest_cap(untouched(transcript), bounds(transcript))
-    assert bounds(transcript).ingest_cap == 800
+    assert ingest_cap_for(ContextSettings(), window(4_000)) == 800
     assert changed(draft) == {2: EditKind.INGEST_CAP}
     shortened = draft.pieces[2].text or ""
     assert shortened.startswith("HEAD ")
@@ -60,12 +61,12 @@ def test_a_result_above_the_cap_keeps_its_head_and_its_tail() -> None:
 
 
 def test_a_large_window_caps_at_25000_tokens() -> None:
-    assert bounds(talk(user("u")), 1_000_000).ingest_cap == 25_000
-    assert bounds(talk(user("u")), 100_000).ingest_cap == 20_000
+    assert ingest_cap_for(ContextSettings(), window(1_000_000)) == 25_000
+    assert ingest_cap_for(ContextSettings(), window(100_000)) == 20_000
 
 
 def test_a_result_that_was_sent_in_full_is_left_alone_between_batches() -> None:
-    transcript = talk(user("task"), *step(words(900)), *step(words(901)))
+    transcript = talk(user("task"), *step(words(900)), *step(words(3_600)))
     draft = cap_results(untouched(transcript), bounds(transcript, known=ConversationState(length=3)), new_only=True)
     assert changed(draft) == {4: EditKind.INGEST_CAP}
 

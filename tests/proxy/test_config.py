@@ -90,6 +90,8 @@ def test_an_unknown_key_fails_with_file_line_path_and_the_nearest_name(tmp_path)
         ("keys: [{name: a, secret: 123456789}]\n", "weir.yaml:1: keys[0].secret: should be text (put it in quotes)"),
         ("store: {content: some}\n", "weir.yaml:1: store.content: should be 'full' or 'digest'"),
         ("store: {retention: 3 weeks}\n", "weir.yaml:1: store.retention: should be like 30d"),
+        ("store: {retention: .inf}\n", "weir.yaml:1: store.retention: should be a finite number"),
+        ("limits: {grace: inf}\n", "weir.yaml:1: limits.grace: should be a finite number"),
         ("limits: {body: 32MiX}\n", "weir.yaml:1: limits.body: should be like 512KiB or 32MiB"),
         ("- a\n", "weir.yaml:1: should be a mapping of keys to values"),
         ("a: [1\n", "weir.yaml:2: not YAML"),

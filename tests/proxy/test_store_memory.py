@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from policies.draft import ConversationState
-from policies.ledger import EditKind, Prepared
+from policies.ledger import Edit, EditKind, Prepared
 from proxy.conversation.thread import Thread
 from proxy.store import Store
 from proxy.store.memory import MAX_NOTES, MAX_SUMMARIES
@@ -381,6 +381,33 @@ async def test_nothing_goes_on_from_what_a_rollback_has_taken_back(store: Store)
     for at_all in (replace(row, id="nothing"), replace(row, tenant="tenant-b")):
         with pytest.raises(NoSuchVersion):
             await store.rollback(at_all, version=0, at=9.0)
+
+
+@pytest.mark.requirement("A2.20", "P8", "P9")
+async def test_batches_of_longer_requests_are_taken_back_and_what_they_replaced_holds_again(store: Store) -> None:
+    first = change(0, with_cut=False, at=1.0)
+    first = replace(first, edits=tuple(replace(edit, length=10) for edit in first.edits))
+    longer = replace(change(1, at=2.0), evictions=(eviction(2),))
+    assert longer.cut is not None
+    again = tuple(replace(edit, text="shorter still", length=20) for edit in first.edits)
+    longer = replace(longer, edits=again, cut=replace(longer.cut, length=20))
+    pin = replace(change(2, with_cut=False, at=3.0), edits=(Edit(b"d" * 16, 0, EditKind.PIN, "", "r", 0),))
+    for each in (first, longer, pin):
+        await store.commit(each)
+    known = await store.branch("tenant-a", "b1")
+    assert known is not None
+    with pytest.raises(StaleVersion):
+        await store.take_back(replace(known, version=2), 19, 4.0)
+    back = await store.take_back(known, 19, 4.0)
+    assert back == await store.branch("tenant-a", "b1")
+    assert back is not None
+    assert (back.version, back.known.cuts, back.evicted) == (4, (), ())
+    assert set(back.known.edits.values()) == {*first.edits, *pin.edits}
+    told = await store.audit("tenant-a", kind="rollback")
+    assert [row.told for row in told] == [{"from": 3, "batches": 1, "messages": 19, "version": 4}]
+    with pytest.raises(NoSuchVersion):
+        await store.rollback(await only(store), version=2, at=5.0)
+    assert await store.rollback(await only(store), version=1, at=6.0) == 5
 
 
 async def test_a_fork_can_go_back_to_what_its_parent_was(store: Store) -> None:
