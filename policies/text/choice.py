@@ -161,7 +161,7 @@ def choose(
     left = whole | {term: whole[term] * damped[SHOWN] for term in times.keys() & whole.keys()}
     taken = bytearray(map({*seen, *told}.__contains__, range(len(items))))
     weight, of = left.__getitem__, of or range(len(items))
-    share, used = dict.fromkeys(of, 1.0), dict.fromkeys(of, 0.0)
+    share, used = [1.0] * (max(of, default=0) + 1), [0.0] * (max(of, default=0) + 1)
     costs, factors = [item.cost for item in items], [item.factor for item in items]
     known = {items[n].segment.text for n in seen}
     first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
@@ -175,7 +175,7 @@ def choose(
         if taken[number] or spent + costs[number] > budget:
             heapq.heappop(heap)
             continue
-        least = min(heap[1:3], default=(math.inf,))[0] + 1e-9 if before > -math.inf else math.inf
+        least = min(heap[1:3])[0] + 1e-9 if before > -math.inf and len(heap) > 1 else math.inf
         group, cost = [number], costs[number]
         now = -factors[number] * share[of[number]] * sum(map(weight, terms[number])) / per[number]
         if now <= least and len(group := _together(number, links, taken)) > 1:  # only what may win is looked at

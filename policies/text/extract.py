@@ -106,6 +106,7 @@ def extract(
     for item in items:
         if item.names and weights.is_asked_for(item.segment.key):
             item.factor *= FIELD
+    own, end = weights.is_called_for, len(sources)
     ranked = choose(
         items,
         int(SPARE * max_tokens),
@@ -113,7 +114,7 @@ def extract(
         links=Links(items, sources, picked),
         shown=[term for text in visible for term in terms_of(text)],
         seen=[n for n, item in enumerate(items) if item.source == 0],
-        of=[-n if it.names and weights.is_called_for(it.segment.terms[0]) else it.source for n, it in enumerate(items)],
+        of=[end + n if it.names and own(it.segment.terms[0]) else it.source for n, it in enumerate(items)],
         told=[n for n, item in enumerate(items) if said_now.issuperset(item.segment.terms)] if said_now else (),
     )
 
