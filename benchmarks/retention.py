@@ -81,6 +81,7 @@ WEIGHTS: dict[str, Mapping[str, object]] = {
     "reason": {"REASON": 0.2},
     "repeated": {"REPEATED": 1.0},
     "reused": {"REUSED": 0.0},
+    "share": {"WHOLE": math.inf},
     "speaker": {"SPEAKERS": {}, "OTHER_SPEAKER": 1.0},
     "taken-up": {"TAKEN_UP": 1.0},
     "used": {"USED": 1.0, "LIKE_USED": 1.0},

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, count
+from itertools import accumulate, chain
 from typing import Protocol
 
 from policies.ledger import Identifier
@@ -34,6 +34,9 @@ STEM = 4
 """Letters by which words are compared across their inflections."""
 REPEATED = 0.4
 OVERHEAD, POWER = 4, 0.9
+WHOLE, APART = 60, 100
+"""Tokens of one message that are shown for what they are worth, and by how many more the rest is worth half: many
+messages told a bit of tell more than a few told at length."""
 MAX_TOGETHER = 8
 """Statements that stand together: a talk that drifts, each about a part of the one before, is not one statement."""
 MAX_GUESSES, ASIDE = 6, 0.99
@@ -94,8 +97,7 @@ class Weights:
     def of(self, term: str) -> float:
         known = self._known.get(term)
         if known is None:
-            wanted = self._asked and self.is_asked(term)
-            known = self._known[term] = self._weigh(term) * (ASKED if wanted else 1.0)
+            known = self._known[term] = self._weigh(term) * (ASKED if self._asked and self.is_asked(term) else 1.0)
         return known
 
     def is_asked_for(self, key: str) -> bool:
@@ -103,7 +105,11 @@ class Weights:
 
     def is_listed(self, term: str) -> bool:
         """Whether one message alone has an identifier, and no call asks by any of its shape."""
-        return self._in[term] <= 1 and shape(term) not in self._shapes
+        return self._in[term] <= 1 and not self.is_called_for(term)
+
+    def is_called_for(self, term: str) -> bool:
+        """Whether calls ask by its shape."""
+        return bool(self._shapes) and shape(term) in self._shapes
 
     def is_asked(self, term: str) -> bool:
         return stem_of(term) in self._asked
@@ -115,7 +121,7 @@ class Weights:
     def _weigh(self, term: str) -> float:
         used = term in self._used
         if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
-            asked = USED if used else LIKE_USED if self._shapes and shape(term) in self._shapes else 1.0
+            asked = USED if used else LIKE_USED if self.is_called_for(term) else 1.0
             if term.isascii() and "/" not in term and not DIGIT.search(term):  # may be any key of records
                 return math.log(self._most / max(1, self._in[term])) * IDENTIFIER * asked
             again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
@@ -142,21 +148,20 @@ def choose(
     shown: Iterable[str] = (),
     seen: Sequence[int] = (),
     told: Sequence[int] = (),
+    of: Sequence[int] = (),
 ) -> list[tuple[int, ...]]:
     """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
 
     ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes first, unless it
-    repeats one. ``told`` are items that say nothing which it does not see.
+    repeats one. ``told`` are items that say nothing which it does not see. ``of`` is the message each takes room of.
     """
-    terms = [item.segment.terms for item in items]
+    terms, damped = [item.segment.terms for item in items], [REPEATED**n for n in range(SHOWN + 1)]
     whole = {term: weights.of(term) for term in set(chain.from_iterable(terms))}
     times = dict.fromkeys(chain(shown, *(terms[n] for n in seen)), SHOWN)
-    damped = [REPEATED**n for n in range(SHOWN + 1)]
     left = whole | {term: whole[term] * damped[SHOWN] for term in times.keys() & whole.keys()}
-    taken = bytearray(len(items))
-    for n in (*seen, *told):
-        taken[n] = 1
-    weight = left.__getitem__
+    taken = bytearray(map({*seen, *told}.__contains__, range(len(items))))
+    weight, of = left.__getitem__, of or range(len(items))
+    share, used = [1.0] * (max(of, default=0) + 1), [0.0] * (max(of, default=0) + 1)
     costs, factors = [item.cost for item in items], [item.factor for item in items]
     known = {items[n].segment.text for n in seen}
     first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
@@ -164,21 +169,19 @@ def choose(
     worth = [factor * sum(map(weight, each)) for factor, each in zip(factors, terms, strict=True)]
     heap = [(-math.inf if n in first else -worth[n] / per[n], n) for n in range(len(items)) if not taken[n]]
     heapq.heapify(heap)
-    chosen, spent = list[tuple[int, ...]](), 0.0
-    smallest = min(costs, default=0.0)
+    chosen, spent, smallest = list[tuple[int, ...]](), 0.0, min(costs, default=0.0)
     while heap and spent + smallest <= budget:
         before, number = heap[0]
         if taken[number] or spent + costs[number] > budget:
             heapq.heappop(heap)
             continue
-        least = -math.inf if before > -math.inf and len(heap) > 1 else math.inf
-        if least < 0:
-            least = min(heap[1:3])[0] + 1e-9
+        least = min(heap[1:3])[0] + 1e-9 if before > -math.inf and len(heap) > 1 else math.inf
         group, cost = [number], costs[number]
-        now = -factors[number] * sum(map(weight, terms[number])) / per[number]
+        now = -factors[number] * share[of[number]] * sum(map(weight, terms[number])) / per[number]
         if now <= least and len(group := _together(number, links, taken)) > 1:  # only what may win is looked at
             cost = sum([costs[n] for n in group])
-            now = -sum([factors[n] * sum(map(weight, terms[n])) for n in group]) / (cost + OVERHEAD) ** POWER
+            now = -sum([factors[n] * share[of[n]] * sum(map(weight, terms[n])) for n in group])
+            now /= (cost + OVERHEAD) ** POWER
         if now > least:
             heapq.heapreplace(heap, (now, number))
             continue
@@ -189,6 +192,8 @@ def choose(
         spent += cost
         for n in group:
             taken[n] = 1
+            used[of[n]] += costs[n]
+            share[of[n]] = APART / (APART + max(0.0, used[of[n]] - WHOLE))
             for term in terms[n]:
                 often = times[term] = times.get(term, 0) + 1
                 left[term] = whole[term] * damped[min(often, SHOWN)]
@@ -214,10 +219,8 @@ def fitted(
     counter: TokenCounter,
 ) -> Extract:
     until = [0.0, *accumulate(sum(costs[n] for n in group) for group in ranked)]
-    low, high, best, above, rate = 0, len(ranked), Extract(), 0, 1.0
-    for tried in count():
-        if low >= high:
-            break
+    low, high, best, above, rate, tried = 0, len(ranked), Extract(), 0, 1.0, 0
+    while low < high:
         if tried >= MAX_GUESSES:
             middle = (low + high + 1) // 2
         elif low and above:  # between what fitted and what did not
@@ -228,7 +231,7 @@ def fitted(
         middle = min(max(middle, low + 1), high)
         chosen = [n for group in ranked[:middle] for n in group]
         text = write(chosen)
-        tokens = counter.count(text)
+        tokens, tried = counter.count(text), tried + 1
         rate = max(tokens, 1) / max(until[middle], 1.0)
         if tokens <= max_tokens:
             low, best = middle, Extract(text, tokens, tuple(chosen))

@@ -106,6 +106,7 @@ def extract(
     for item in items:
         if item.names and weights.is_asked_for(item.segment.key):
             item.factor *= FIELD
+    own, end = weights.is_called_for, len(sources)
     ranked = choose(
         items,
         int(SPARE * max_tokens),
@@ -113,14 +114,12 @@ def extract(
         links=Links(items, sources, picked),
         shown=[term for text in visible for term in terms_of(text)],
         seen=[n for n, item in enumerate(items) if item.source == 0],
+        of=[end + n if it.names and own(it.segment.terms[0]) else it.source for n, it in enumerate(items)],
         told=[n for n, item in enumerate(items) if said_now.issuperset(item.segment.terms)] if said_now else (),
     )
 
-    def write(chosen: Sequence[int]) -> str:
-        return render(sources, items, chosen)
-
     costs = [item.cost for item in items]
-    best = fitted(ranked, write, costs=costs, max_tokens=max_tokens, counter=counter)
+    best = fitted(ranked, lambda of: render(sources, items, of), costs=costs, max_tokens=max_tokens, counter=counter)
     return replace(best, identifiers=_identifiers(sources, items, weights, frozenset(best.chosen)))
 
 

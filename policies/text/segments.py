@@ -294,9 +294,7 @@ SHORTEST_IDENTIFIER = 5
 
 
 def _tells_alone(word: str) -> bool:
-    if len(word) < SHORTEST_IDENTIFIER or word.isalpha() or word.isdigit():
-        return False
-    return is_identifier(word) and not _OWNED.match(word)
+    return len(word) >= SHORTEST_IDENTIFIER and not word.isdigit() and is_identifier(word) and not _OWNED.match(word)
 
 
 _LOWER = _Known(lambda word: intern(word.lower()))

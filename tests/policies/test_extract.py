@@ -187,6 +187,47 @@ def test_what_a_short_result_says_is_kept_before_the_names_in_long_listings_that
     assert "stripe | 31" in text
 
 
+@pytest.mark.requirement("A0.58")
+@pytest.mark.parametrize(
+    "briefly",
+    [
+        ("So it is the valve and not the pump.", "The offer goes out on Monday.", "Lot B was the cheaper one."),
+        ("Es liegt also am Ventil.", "Das Angebot geht Montag raus.", "Los B war das günstigere."),
+        ("原因はポンプではなく弁です。", "見積書は月曜に送ります。", "安いのは二番目の方でした。"),
+        ("إذن السبب هو الصمام.", "سأرسل العرض يوم الاثنين.", "كان الخيار الثاني أرخص."),
+    ],
+)
+def test_what_an_answer_says_briefly_is_kept_before_more_and_more_of_the_long_ones(briefly: tuple[str, ...]) -> None:
+    starts, middles = ("bra", "kel", "mo", "tis", "ur", "van"), ("da", "fen", "go", "lim", "ra", "su")
+    rare = ["".join(each).title() for each in product(starts, middles, "klnsxz", ("a", "eb", "or", "ut"))]
+    sources: list[Source] = []
+    for n, answer in enumerate(briefly):
+        scenes = [f"Then {' '.join(rare[280 * n + 7 * k : 280 * n + 7 * k + 5])} at A{n}{k}." for k in range(40)]
+        other = (
+            "And the other matter that I had asked you to look into last week, what came of it, would you tell me now?"
+        )
+        sources += [
+            said(4 * n, "user", f"And chapter {n}?"),
+            said(4 * n + 1, "assistant", " ".join(scenes)),
+            said(4 * n + 2, "user", other),
+            said(4 * n + 3, "assistant", answer),
+        ]
+    text = extract(sources, max_tokens=600, counter=COUNTER).text
+    assert [words for words in briefly if words not in text] == []
+
+
+@pytest.mark.requirement("A0.58")
+def test_identifiers_that_calls_ask_by_do_not_share_the_room_of_their_result() -> None:
+    numbers = [f"HAT{n:03}" for n in range(100, 160)]
+    sources = [
+        said(0, "tool", "\n".join(f"flight {n} leaves on time" for n in numbers), tool="list", arguments="{}"),
+        *(said(n, "assistant", f"Topic {n} is wide, and word{n} was written about it by many.") for n in range(1, 40)),
+        said(40, "tool", "on time", tool="status", arguments='{"flight": "HAT777"}'),
+    ]
+    text = extract(sources, max_tokens=200, counter=COUNTER).text
+    assert [n for n in numbers if n not in text] == []
+
+
 def test_values_that_later_calls_use_stay_when_room_is_short() -> None:
     people = [{"name": f"user{n}", "account_id": f"acc-{n:05}"} for n in range(60)]
     sources = [
