@@ -247,15 +247,15 @@ class Planner:
         One that ``is_close`` to its trigger this process has to know again after a crash, too: it is stored within
         the time that rows wait.
         """
-        thread, book, at = recognized.thread, self.conversations, span.now()
-        if not book.shared and (not is_close or self.settler.failing):
-            return True
-        arrival = book.arrival(thread, recognized.transcript, request=request, model=model, answers=answers)
+        thread, book = recognized.thread, self.conversations
+        arrival = partial(book.arrival, thread, recognized.transcript, request=request, model=model, answers=answers)
         if not book.shared:
-            self.settler.put(arrival)
+            if is_close and not self.settler.failing:
+                self.settler.put(arrival())
             return True
+        at = span.now()
         try:
-            await book.announce(thread, arrival)
+            await book.announce(thread, arrival())
         except StoreError as error:
             log.error("another process may not know this conversation's next request: %s", error)
             return False
