@@ -191,7 +191,7 @@ class Conversations:
         (length, last), newest = lengths, thread.ledger(observed=observed).newest
         if newest == last:  # this request may be known, and what the last one ended with gone
             length = min(length, newest - 1)
-        if newest <= max(0, length):
+        if not max(0, length) < newest <= length + REWRITTEN_END:  # who goes far back has what he had then anyway
             return ()
         async with thread.lock:
             known = thread.known_at(length, observed=observed)

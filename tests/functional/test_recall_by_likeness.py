@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.server import serve
 from proxy.simulator import Request, SimulatedAnswer, SimulatedCall
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
+from proxy.store import Store
 from tests.functional.harness import (
     COUNTER,
     EITHER,
@@ -102,10 +102,9 @@ class Place:
             yield target
 
     async def vectors(self) -> int:
-        engine = create_async_engine(self.deployment.url.replace("postgresql:", "postgresql+asyncpg:"))
-        async with engine.connect() as connection:
-            found = await connection.scalar(text("SELECT count(*) FROM vectors"))
-        await engine.dispose()
+        store = await Store.open(self.deployment.url, read_only=True)
+        found = await store._read(lambda tx: tx.scalar(text("SELECT count(*) FROM vectors")))
+        await store.close()
         return int(found or 0)
 
 
