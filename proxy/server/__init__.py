@@ -29,7 +29,7 @@ _log = logging.getLogger("proxy.server")
 
 _STARTUP_FAILURE = 3
 ACCEPTS = 8
-"""Connections that one turn of the loop may accept: libuv from 1.45 on takes one from each descriptor."""
+"""Connections that a turn of the loop may accept: libuv takes one a descriptor. ``dup()`` would make them block."""
 
 
 class Server(uvicorn.Server):
@@ -45,7 +45,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.lifespan.state["shutdown"] = self.stopping
-        await super().startup(sockets and [each.dup() for each in sockets for _ in range(ACCEPTS)])
+        again = [socket.fromfd(s.fileno(), s.family, s.type) for s in sockets or () for _ in range(ACCEPTS)]
+        await super().startup(again or None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
         """Stops gracefully, or at once when interrupted a second time; the process then ends with status 0."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 import uvloop
 
 from proxy.server import Server, ServerLimits, Shutdown, serve
@@ -163,7 +164,7 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         await asyncio.sleep(0.005)
 
 
-@pytest.mark.requirement("S.10")
+@pytest.mark.requirement("S.14")
 @on_uvloop
 async def test_connections_that_come_at_once_are_taken_in_few_turns_of_the_loop() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -181,6 +182,31 @@ async def test_connections_that_come_at_once_are_taken_in_few_turns_of_the_loop(
         each.close()
     await server.shutdown([listener])
     assert turns < 20
+
+
+@pytest.mark.requirement("S.14")
+@on_uvloop
+async def test_a_worker_that_starts_lets_no_other_wait_in_accept() -> None:
+    """Whether a listener blocks is one thing for all processes that share it."""
+    listener, seen = socket.create_server(("127.0.0.1", 0)), list[bool]()
+    theirs = socket.socket(fileno=os.dup(listener.fileno()))
+    os.set_blocking(listener.fileno(), False)
+
+    async def startup(_: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        seen.append(os.get_blocking(listener.fileno()))
+        for each in sockets or ():
+            each.close()
+
+    config = ServerConfig(Echo(), limits=SHORT, lifespan="off")
+    config.load()
+    server = Server(config)
+    server.lifespan = config.lifespan_class(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.Server, "startup", startup)
+        await server.startup([theirs])
+    assert seen == [False]
+    for each in (listener, theirs):
+        each.close()
 
 
 # Deadlines
