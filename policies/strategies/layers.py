@@ -67,11 +67,7 @@ class PlanWork:
     ) -> None:
         """Note what a layer did, and go on from there if it is ``kept``."""
         before, layer = self.draft, Layer(strategy=layer) if isinstance(layer, str) else layer
-        gone, messages, sizes = (
-            len(before.pieces) - len(done.pieces),
-            before.transcript.messages,
-            before.tokens_by_index(),
-        )
+        gone, messages = len(before.pieces) - len(done.pieces), before.transcript.messages
         self.trail += (
             LayerReport(
                 layer=layer.strategy,
@@ -84,7 +80,9 @@ class PlanWork:
                 reason=reason,
                 rung=rung,
                 condensed=done.condensed[len(before.condensed) :],
-                scanned=None if prunable is None else sum(t for i, t in sizes.items() if messages[i].is_result),
+                scanned=None
+                if prunable is None
+                else sum(t for i, t in before.tokens_by_index().items() if messages[i].is_result),
                 prunable=prunable,
             ),
         )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from policies.ledger import ConversationState, Edit, EditKind, Event, Note
+from policies.ledger import REWRITTEN, ConversationState, Edit, EditKind, Event, Note
 from policies.messages import Message, Transcript, extend_chain
 from proxy.conversation.thread import REWRITTEN_END, Door, Match, Thread, inherited, link_behind, new_thread
 from proxy.store import Store
@@ -191,7 +191,7 @@ class Conversations:
         (length, last), newest = lengths, thread.ledger(observed=observed).newest
         if newest == last:  # this request may be known, and what the last one ended with gone
             length = min(length, newest - 1)
-        if not max(0, length) < newest <= length + REWRITTEN_END:  # who goes far back has what he had then anyway
+        if not max(0, length) < newest <= length + REWRITTEN:  # who goes far back has what he had then anyway
             return ()
         async with thread.lock:
             known = thread.known_at(length, observed=observed)
