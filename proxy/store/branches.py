@@ -111,8 +111,7 @@ def commit(tx: Transaction, change: Change) -> int:
     }
     advanced = tx.execute(ADVANCE, own | told | {"of_version": change.expected}).first()
     if advanced is None:
-        row = _row(tx, change.tenant, change.branch)
-        raise StaleVersion(0 if row is None else row.version)
+        raise _stale(_row(tx, change.tenant, change.branch))
     version = change.expected + 1
     touch_chains(tx, [(change, [(change.chain_end, change.length)])])
     ledger.add_edits(tx, change.tenant, change.branch, version, change.edits)
@@ -196,7 +195,7 @@ def take_back(tx: Transaction, branch: Branch, length: int, at: float) -> Branch
     """The branch without the batches of its requests of more than so many messages."""
     tenant, head = branch.tenant, _row(tx, branch.tenant, branch.branch)
     if head is None or head.version != branch.version:
-        raise StaleVersion(0 if head is None else head.version)
+        raise _stale(head)
     gone = set[int]()
     for table, batch in BATCHED:
         mine = (table.c.tenant == tenant, table.c.branch == head.branch, table.c.length > length)
@@ -221,8 +220,7 @@ def _undo(
     unmoved = branches.c.version == head.version
     new |= {"version": version, "updated": at, "undone": json.dumps(undone)}
     if not _set(tx, tenant, head.branch, unmoved, **new):
-        row = _row(tx, tenant, head.branch)
-        raise StaleVersion(0 if row is None else row.version)
+        raise _stale(_row(tx, tenant, head.branch))
     state = newest_row(tx, tenant, head.branch, undone=undone)
     keep_texts(tx, home, head.branch, within(cuts.c.batch, spans))
     forget_batches(tx, tenant, head.branch, spans)
@@ -308,6 +306,10 @@ def _set(tx: Transaction, tenant: str, branch: str, *where: sa.ColumnElement[boo
 
 def _row(tx: Transaction, tenant: str, branch: str) -> sa.Row[*tuple[Any, ...]] | None:
     return tx.execute(BY_ID, {"of_tenant": tenant, "of_branch": branch}).first()
+
+
+def _stale(row: sa.Row[*tuple[Any, ...]] | None) -> StaleVersion:
+    return StaleVersion(0 if row is None else row.version)
 
 
 def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: int) -> Branch | None:

@@ -7,11 +7,11 @@ That is added up day by day as requests are stored: nobody waits for a sum over 
 import datetime as dt
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from itertools import pairwise
-from typing import Any, Literal
+from itertools import groupby, pairwise
+from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 
@@ -41,6 +41,7 @@ from proxy.store.transaction import (
     total,
 )
 
+R = TypeVar("R")
 By = Literal["model", "policy", "day", "conversation"]
 ENDS = (sa.func.min, sa.func.max)  # in one query SQLite reads the whole index for them
 ADDED = tuple(each.name for each in fields(UsageRow) if each.name not in {"tenant", "group", "first", "last"})
@@ -220,11 +221,8 @@ def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> d
     """The conversation of each request by its id; conversations and branches that are missing are made."""
     homes = open_conversations(tx, [(row.tenant, row.conversation, row.name, row.model, row.at) for row in rows])
     home = {row.id: homes.get((row.tenant, row.name), row.conversation) for row in rows}
-    of_each: dict[tuple[str, str], list[ExchangeRow | Arrival]] = {}
-    for row in rows:
-        of_each.setdefault((row.tenant, row.branch), []).append(row)
     given = []
-    for (tenant, branch), its in sorted(of_each.items(), key=lambda each: each[0]):
+    for (tenant, branch), its in _grouped(rows, lambda row: (row.tenant, row.branch)):
         last, trends = its[-1], [row.trend for row in reversed(its) if row.trend is not None]
         trend = max(trends, key=lambda each: each.at or 0.0, default=None)
         given.append(
@@ -246,17 +244,18 @@ def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> d
 
 
 def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
-    of_each: dict[tuple[str, str], list[ExchangeRow]] = {}
-    for row in rows:
-        of_each.setdefault((row.tenant, home[row.id]), []).append(row)
     given = []
-    for (_, conversation), its in sorted(of_each.items(), key=lambda each: each[0]):
+    for (_, conversation), its in _grouped(rows, lambda row: (row.tenant, home[row.id])):
         last, parents = its[-1], (row.parent_conversation for row in its if row.parent_conversation is not None)
         states = [row.health.health for row in its if row.health is not None]
         own = {"id": conversation, "created": last.at, "updated": last.at, "requests": len(its)}
         own |= {"parent": next(parents, None), "health": states[-1].to_json() if states else None}
         given.append(stored(conversations, last, **own))
     tx.many(TOUCH, given)
+
+
+def _grouped(rows: Sequence[R], key: Callable[[R], tuple[str, str]]) -> Iterator[tuple[tuple[str, str], list[R]]]:
+    return ((place, list(its)) for place, its in groupby(sorted(rows, key=key), key=key))
 
 
 def _numbers(record: Any, given: Mapping[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
@@ -387,26 +386,10 @@ def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[floa
     return sorted(tx.scalars(query.order_by(exchanges.c.at.desc()).limit(NEWEST)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
-    id: str
-    tenant: str
-    conversation: str
-    name: str
-    at: float
-    model: str
-    policy: str
-    status: int
-    outcome: str
-    tokens_before: int
-    tokens_after: int
-    pressure: float
-    zone: str
-    actions: str
-
-
-def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> list[Passed]:
-    query = sa.select(exchanges, conversations.c.name).join(conversations, HOME)
-    query = query.where(exchanges.c.at >= since, owned(exchanges, tenant))
-    query = query.order_by(exchanges.c.at.desc(), exchanges.c.id.desc()).limit(limit)
-    return [recorded(Passed, exchanges, row, name=row.name) for row in tx.execute(query)]
+def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> list[dict[str, Any]]:
+    x = exchanges.c
+    about = (x.id, x.tenant, x.conversation, conversations.c.name, x.at, x.model, x.policy, x.status, x.outcome)
+    figures = (x.tokens_before, x.tokens_after, x.pressure, x.zone, x.actions)
+    query = sa.select(*about, *figures).join(conversations, HOME).where(x.at >= since, owned(exchanges, tenant))
+    rows = tx.execute(query.order_by(x.at.desc(), x.id.desc()).limit(limit))
+    return [dict(row) for row in rows.mappings()]

@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
-from itertools import accumulate
-from operator import itemgetter
+from itertools import accumulate, groupby
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -66,14 +66,10 @@ def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow
 
     Within a branch it is the version that counts, whatever the clock said.
     """
-    by_branch: dict[str, list[CheckpointRow]] = {}
-    for row in _rows(tx, conversation):
-        by_branch.setdefault(row.branch, []).append(row)
-    placed = [
-        (at, row)
-        for line in by_branch.values()
-        for at, row in zip(accumulate((row.at for row in line), max), line, strict=True)
-    ]
+    placed = list[tuple[float, CheckpointRow]]()
+    for _, line in groupby(_rows(tx, conversation), key=attrgetter("branch")):
+        rows = list(line)
+        placed += zip(accumulate((row.at for row in rows), max), rows, strict=True)
     return [row for _, row in sorted(placed, key=itemgetter(0))]
 
 
