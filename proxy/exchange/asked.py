@@ -387,13 +387,17 @@ def _limits_of(
 
 
 def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool) -> ContextSettings:
-    about = read_value(dict(headers)[CODEX_TURN]) if CODEX_TURN in own else None
-    if is_aside or (isinstance(about, dict) and about.get("request_kind") == "compaction"):
+    if is_aside or (CODEX_TURN in own and _is_codex_compaction(headers)):
         recall = replace(settings.recall, tool=False, auto=False)
         settings = replace(settings, layers=(), compaction="off", recall=recall)
     if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
     return settings
+
+
+def _is_codex_compaction(headers: Headers) -> bool:
+    about = read_value(dict(headers)[CODEX_TURN])
+    return isinstance(about, dict) and about.get("request_kind") == "compaction"
 
 
 def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool) -> ClientEdits | None:

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from policies.effects import Effect, Reply
-from policies.ledger import ADDING, ConversationState, Decision, EditKind, Trend
+from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, same_call
@@ -307,8 +307,7 @@ class _Batch:
         self._decision = decision
         self._known = known
         self._settings = settings
-        there = (cut for cut in reversed(known.cuts) if transcript.begins_with(cut.covers, cut.prefix))
-        self._old = next(there, None)
+        self._old = _newest_cut(transcript, known.cuts)
         self._hidden = frozenset() if self._old is None else frozenset(self._old.hidden(transcript.head))
         affected = {*decision.removed}
         steps = [u for u in transcript.steps if affected.intersection(u.indices)]
@@ -383,6 +382,10 @@ class _Batch:
     def _scorer(self, layer: str) -> str:
         own = (each.params.get("scorer") for each in self._settings.layers if each.strategy == layer)
         return next((str(name) for name in own if name is not None), "")
+
+
+def _newest_cut(transcript: Transcript, cuts: Sequence[Cut]) -> Cut | None:
+    return next((cut for cut in reversed(cuts) if transcript.begins_with(cut.covers, cut.prefix)), None)
 
 
 MAX_CONDENSED = 40

@@ -164,8 +164,7 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
     for table in (exchanges if since % DAY else usage_days, relayed):
         query = _usage_query(table, by, dialect=tx.dialect, is_of_one=tenant is not None)
         for owner, *figures, group in tx.execute(query, given):
-            day = dt.datetime.fromtimestamp(DAY * group, tz=dt.UTC).strftime("%Y-%m-%d") if by == "day" else group
-            rows.append(UsageRow(owner, day, *figures))
+            rows.append(UsageRow(owner, _day(group) if by == "day" else group, *figures))
     return rows
 
 
@@ -326,6 +325,10 @@ ADD_TO_DAYS = overwriting(
     },
     lambda dialect: _taken_in_days(dialect).where(among(exchanges.c.id)),
 )
+
+
+def _day(number: int) -> str:
+    return dt.datetime.fromtimestamp(DAY * number, tz=dt.UTC).strftime("%Y-%m-%d")
 
 
 NEWEST = 5_000
