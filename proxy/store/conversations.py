@@ -117,8 +117,8 @@ def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow
 
 def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
     tx.execute(CLOSE_ALL, key_of(conversation.tenant, conversation.id) | {"now": at})
-    mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
-    found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
+    mine = owned(conversations, conversation.tenant, id=conversation.id)
+    found = tx.execute(sa.update(conversations).where(mine).values(closed=at)).rowcount == 1
     if found:
         append(tx, [AuditEvent(conversation.tenant, at, AuditType.CLOSE, conversation.id)])
     return found
@@ -205,13 +205,13 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
 
 def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
     table = health_snapshots
-    query = sa.select(table).where(table.c.tenant == conversation.tenant, table.c.conversation == conversation.id)
+    query = sa.select(table).where(owned(table, conversation.tenant, conversation=conversation.id))
     rows = tx.execute(query.order_by(table.c.at.desc(), table.c.id.desc()).limit(limit))
     return [recorded(Snapshot, table, row) for row in rows][::-1]
 
 
 def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MAX_ALERTS) -> list[AlertRow]:
-    query = _listing().where(alerts.c.tenant == conversation.tenant, alerts.c.conversation == conversation.id)
+    query = _listing().where(owned(alerts, conversation.tenant, conversation=conversation.id))
     return _listed(tx, query, limit)
 
 

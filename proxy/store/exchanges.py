@@ -118,8 +118,7 @@ def timeline(
 
     ``since`` leaves those from then on, ``after`` those older than one of which this is ``at`` and ``id``.
     """
-    mine = (exchanges.c.tenant == conversation.tenant, exchanges.c.conversation == conversation.id)
-    query = sa.select(exchanges).where(*mine)
+    query = sa.select(exchanges).where(owned(exchanges, conversation.tenant, conversation=conversation.id))
     if since is not None:
         query = query.where(exchanges.c.at >= since)
     query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
@@ -295,12 +294,13 @@ def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any]
         return None
     if by == "conversation":
         return table.c.conversation
-    return _day_number(table, dialect) if by == "day" else table.c[by]
+    return _step_of(table.c.at, DAY, dialect) if by == "day" else table.c[by]
 
 
-def _day_number(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
-    days = table.c.at / DAY
-    return sa.cast(days if dialect == "sqlite" else sa.func.floor(days), sa.Integer)
+def _step_of(at: sa.Column[float], seconds: float, dialect: str) -> sa.ColumnElement[int]:
+    """Which step of time a moment is in, since 1970; a cast alone rounds on PostgreSQL."""
+    steps = at / seconds
+    return sa.cast(steps if dialect == "sqlite" else sa.func.floor(steps), sa.BigInteger)
 
 
 def add_up_days(connection: sa.Connection) -> None:
@@ -310,7 +310,7 @@ def add_up_days(connection: sa.Connection) -> None:
 
 
 def _taken_in_days(dialect: str) -> sa.Select[Any]:
-    x, day = exchanges.c, DAY * _day_number(exchanges, dialect)
+    x, day = exchanges.c, DAY * _step_of(exchanges.c.at, DAY, dialect)
     sums = _numbers(UsageRow, _sums(exchanges))
     query = sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *sums)
     return query.group_by(x.tenant, x.conversation, day, x.model, x.policy)
@@ -371,8 +371,7 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
     def times(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
         return total(sa.case((condition, 1), else_=0))
 
-    part = x.at / step
-    number = sa.cast(part if tx.dialect == "sqlite" else sa.func.floor(part), sa.BigInteger).label("number")
+    number = _step_of(x.at, step, tx.dialect).label("number")
     counted = _sums(exchanges) | {
         "refused": times(x.outcome == REFUSED),
         "healed": times(sa.and_(x.status.between(200, 399), x.attempts > 1)),
