@@ -282,16 +282,15 @@ async def create_key(visit: PageVisit) -> View:
     if visit.field("policy"):
         body["policy"] = visit.field("policy")
     try:
-        answer = await levers.create_key(visit.asked(body=body))
+        made = await levers.create_key(visit.asked(body=body))
     except InvalidRequest as fault:
         return await keys(visit, status=400, problem=fault.message)
-    return await keys(visit, status=201, made=json.loads(answer.body))
+    return await keys(visit, status=201, made=made)
 
 
 async def rotate_key(visit: PageVisit) -> View:
     visit.only_operator()
-    answer = await levers.rotate_key(visit.asked())
-    return await keys(visit, status=201, made=json.loads(answer.body))
+    return await keys(visit, status=201, made=await levers.rotate_key(visit.asked()))
 
 
 async def limit_key(visit: PageVisit) -> View | Redirect:
