@@ -76,6 +76,13 @@ def append(tx: Transaction, events: Sequence[AuditEvent]) -> None:
         tx.many(ADD, [stored(audit, row) for row in rows])
 
 
+def append_if(tx: Transaction, change: sa.Update | sa.Delete, event: AuditEvent) -> bool:
+    """Whether a statement changed a row, which is told then."""
+    found = tx.execute(change).rowcount > 0
+    append(tx, [event] if found else [])
+    return found
+
+
 def hold_head(tx: Transaction, tenant: str) -> tuple[int, bytes]:
     """The last row's number and hash, which nobody else can write behind until this transaction ends."""
     if tx.dialect == "postgresql":

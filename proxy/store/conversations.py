@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.health import KEPT, Health, Snapshot, check
-from proxy.store.audit import append
+from proxy.store.audit import append_if
 from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.ledger import key_of
 from proxy.store.packing import plain_text
@@ -118,10 +118,8 @@ def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow
 def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
     tx.execute(CLOSE_ALL, key_of(conversation.tenant, conversation.id) | {"now": at})
     mine = owned(conversations, conversation.tenant, id=conversation.id)
-    found = tx.execute(sa.update(conversations).where(mine).values(closed=at)).rowcount == 1
-    if found:
-        append(tx, [AuditEvent(conversation.tenant, at, AuditType.CLOSE, conversation.id)])
-    return found
+    event = AuditEvent(conversation.tenant, at, AuditType.CLOSE, conversation.id)
+    return append_if(tx, sa.update(conversations).where(mine).values(closed=at), event)
 
 
 def open_conversations(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) -> dict[tuple[str, str], str]:
