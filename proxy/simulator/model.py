@@ -65,7 +65,6 @@ class SimulatorSettings:
         max_output: most tokens an answer may ask for, None for no cap but the window.
         models: ids that ``GET /v1/models`` lists; a request may name any model.
         strict: judge the message array as OpenAI does.
-        allow_prefill: accept a plain assistant message at the end without a ``prefix`` mark.
         latency: seconds before the first byte of a chat answer; ``chunk_delay`` between two events.
         answers: the answer for a request with n assistant messages is ``answers[n]``; past the end the default.
         answer: a function of the request that takes the place of ``answers``.
@@ -94,7 +93,6 @@ class SimulatorSettings:
     seed: int = 0
     models: tuple[str, ...] = ("sim",)
     strict: bool = True
-    allow_prefill: bool = False
     latency: float = 0.0
     chunk_delay: float = 0.0
     answers: tuple[SimulatedAnswer | str, ...] = ()
