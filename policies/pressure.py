@@ -37,7 +37,7 @@ from policies.ledger import (
     WindowPressure,
 )
 from policies.limits import BUCKETS, Limits, charged, ingest_cap_for, is_over, is_soft
-from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript, protect, tokens_by_role
+from policies.messages import BUCKET_OF_ROLE, Transcript, protect, tokens_by_role
 from policies.settings import ContextSettings, TrendRules, Zones
 
 LOW_BELOW, HIGH_FROM = 750, 4_000
@@ -269,15 +269,12 @@ def raw_buckets(transcript: Transcript) -> dict[str, int]:
     result["tools"] = transcript.tools
     result["history"] = transcript.priming
     for role, tokens in (transcript.by_role or tokens_by_role(transcript.messages)).items():
-        result[_BUCKETS.get(role, "history")] += tokens
+        result[BUCKET_OF_ROLE.get(role, "history")] += tokens
     for index in transcript.memory:
         message = transcript.messages[index]
-        result[_BUCKETS.get(message.role, "history")] -= message.tokens
+        result[message.bucket] -= message.tokens
         result["memory"] += message.tokens
     return result
-
-
-_BUCKETS: Mapping[str, str] = {**dict.fromkeys(HEAD_ROLES, "system"), **dict.fromkeys(RESULT_ROLES, "tool_outputs")}
 
 
 def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float | None) -> Growth:

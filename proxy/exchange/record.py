@@ -7,12 +7,11 @@ request is forwarded as it came: headers, metrics and log say what went up, trac
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from policies.health import Checkup
-from policies.ledger import DROPPING, Decision, Event, WindowPressure
+from policies.ledger import DROPPING, Decision, Event, TokenUsage
 from policies.limits import zones_for
 from policies.pressure import lift, read_pressure
 from policies.settings import ContextSettings
@@ -36,13 +35,6 @@ from proxy.wire.chat import digest_of
 from proxy.wire.codec import ClientRequest
 
 CLIENT_CLOSED = 499
-
-
-class TokenUsage(NamedTuple):
-    before: int
-    after: int
-    limit: int
-    pressure: WindowPressure
 
 
 class ExchangeProgress(msgspec.Struct):
@@ -149,7 +141,7 @@ class ExchangeProgress(msgspec.Struct):
     def tokens(self) -> TokenUsage | None:
         decision, recognized = self.plan.decision, self.plan.recognized
         if decision is not None and not self.observed:
-            return TokenUsage(decision.before, decision.after, decision.limit, decision.pressure)
+            return decision.usage
         if recognized is None:
             return None
         budget, settings = recognized.limits.budget, self.policy

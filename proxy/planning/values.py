@@ -246,14 +246,12 @@ def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
 def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Original:
     message = recognized.transcript.messages[index]
     raw = (asked.request.messages or ())[index]
-    body = recognized.transcript.read(index)
-    said = [body.text, *(f"{call.name} {call.arguments}" for call in body.calls)]
     return Original(
         ref=message.ref,
         role=message.role,
         tokens=message.tokens,
         body=asked.request.codec.stored(raw),
-        text="\n".join(part for part in said if part),
+        text=recognized.transcript.read(index).said,
     )
 
 

@@ -20,7 +20,7 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, marker_within, reply_of, without_media
+from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, marked_message, marker_within, reply_of, without_media
 from proxy.wire.codec import (
     ERROR,
     SEAL,
@@ -59,16 +59,15 @@ SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
 GONE = "(Earlier messages of this conversation were removed here to fit the model's context window.)"
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "tool_use": "tool_calls"}
-_ERRORS = {
+REFUSALS = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
 }
+_ERRORS = REFUSALS | {503: "overloaded_error", 504: "timeout_error"}
 """Types of errors by their status (docs.anthropic.com, "Errors"); those not listed there go by their hundred."""
 
 
@@ -211,12 +210,8 @@ class MessagesCodec(Codec):
         return SystemField(write_value(value))
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
-        value = first_object(raw)
-        blocks = _blocks_of(value.get("content"))
-        if not isinstance(raw, SystemField) or not blocks or not blocks[-1].get("text"):
-            return None
-        value["content"] = [*blocks[:-1], {**blocks[-1], **marker}]
-        return SystemField(write_value(value))
+        marked = marked_message(raw, marker) if isinstance(raw, SystemField) else None
+        return None if marked is None else SystemField(marked)
 
     def elements(self, request: ClientRequest, segments: Sequence[Raw]) -> Sequence[Raw]:
         """The messages that these segments make, each part in the turn where it stands.
