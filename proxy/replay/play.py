@@ -7,13 +7,14 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from policies.effects import step
 from policies.ledger import Cut, PlannedMessage
 from policies.messages import ToolCall
 from policies.quality.advise import TokenPrices, request_cost
 from policies.quality.coverage import Contexts, Coverage, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import Fidelity, Terms, evaluate
 from policies.settings import ContextSettings, NoteTaking
-from proxy.effects.perform import Ask, drive, step
+from proxy.effects.perform import Ask, drive
 from proxy.replay.scenarios import (
     SLIDING,
     UNMANAGED,
