@@ -32,6 +32,8 @@ from proxy.wire.raw import Raw
 
 LARGEST = frozenset({"largest", "peak", "early", "slowest"})
 """Figures of a tally of which the largest counts; all others are sums."""
+SHOWN = ("messages", "before", "after", "limit", "action", "zone", "acted", "fits")
+"""Fields of a step that are told as they are."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,14 +79,7 @@ class Step:
         why = self.why
         return {
             "request": self.number,
-            "messages": self.messages,
-            "before": self.before,
-            "after": self.after,
-            "limit": self.limit,
-            "action": self.action,
-            "zone": self.zone,
-            "acted": self.acted,
-            "fits": self.fits,
+            **{name: getattr(self, name) for name in SHOWN},
             "refused_by": None if why is None else {"scope": why.scope, "used": why.used, "cap": why.cap},
             "applied": dict(self.applied),
             "layers": list(self.layers),
