@@ -342,7 +342,7 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         before=grown.raw,
         due=budget.estimate(trail[0].before if trail else after),
         after=budget.estimate(after),
-        limit=limits.usable,
+        limit=budget.usable,
         raw_after=after,
         pressure=seen.pressure,
         reading=seen.reading,

@@ -312,7 +312,7 @@ def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
     return should_preempt(
         read_on(limits, grown.trend, limits.budget.estimate(tokens)),
         orange_at=limits.zones.orange_at,
-        fits=limits.usable,
+        fits=limits.budget.usable,
     )
 
 
@@ -326,7 +326,7 @@ def conclude(
     emergency: bool = False,
 ) -> PressureReport:
     used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
-    fits = tokens <= limits.fits
+    fits = tokens <= limits.budget.soft_limit
     soft = limits.settings.rot_soft_tokens
     pressure = read_pressure(used, limits.base, limits.zones, fits=fits, soft=soft, acted=acted, emergency=emergency)
     trend = grown.trend if grown.trend.zone == pressure.zone else grown.trend._replace(zone=pressure.zone)
@@ -356,8 +356,8 @@ def _events(
         yield Event("tool_bloat", {"share": round(share, 2), "limit": round(limits.bloat, 2)})
     if reading.rot_guard and not acted:
         yield Event("rot_guard", {"tokens": used, "soft": settings.rot_soft_tokens or 0})
-    if limits.fits < tokens <= budget.hard_limit:
-        yield Event("headroom_hit", {"used": used, "limit": limits.usable})
+    if budget.soft_limit < tokens <= budget.hard_limit:
+        yield Event("headroom_hit", {"used": used, "limit": budget.usable})
 
 
 def changes(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> Iterator[Event]:
@@ -426,7 +426,7 @@ def pass_on(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
         before=grown.raw,
         due=grown.raw,
         after=grown.raw,
-        limit=limits.usable,
+        limit=limits.budget.usable,
         raw_after=grown.tokens,
         pressure=seen.pressure,
         buckets=grown.buckets,

@@ -418,12 +418,9 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     if len(said) == 1 and not isinstance(said[0], TurnPart):
         return [said[0], *systems]
     blocks = [block for raw in said for block in raw_blocks(raw)]
-    results, others = blocks, []
     if len(blocks) > 1:
-        is_result = [read_as(_BLOCK, block, _Block()).type == "tool_result" for block in blocks]
-        results = [block for block, first in zip(blocks, is_result, strict=True) if first]
-        others = [block for block, first in zip(blocks, is_result, strict=True) if not first]
-    content = array_of([*results, *others]) if blocks else write_value(GONE)
+        blocks.sort(key=lambda block: read_as(_BLOCK, block, _Block()).type != "tool_result")
+    content = array_of(blocks) if blocks else write_value(GONE)
     client = [raw.whole if isinstance(raw, TurnPart) else bytes(raw) for raw in said]
     first = next(filter(None, client), message_of("user", b'""'))
     return [with_content(first, content), *systems]
