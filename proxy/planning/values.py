@@ -16,7 +16,7 @@ from policies.effects import Effect, Reply
 from policies.ledger import ADDING, ConversationState, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, same_call
+from policies.messages import HASH_SIZE, ToolCall, ToolDefinition, Transcript, answered_calls, same_call
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
 from proxy.conversation.thread import Thread
@@ -255,7 +255,6 @@ def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Origina
     )
 
 
-HASH_SIZE = 16
 GONE = frozenset({EditKind.EVICT, EditKind.PRUNE})
 CUT = "cut"
 

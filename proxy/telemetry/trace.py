@@ -498,12 +498,11 @@ def _request_params(request: Mapping[str, object], *, content: bool) -> dict[str
     return found
 
 
+def _ignore(*_: object, **__: object) -> None: ...
+
+
 class NullSpan:
     __slots__ = ()
-
-    def _ignore(self, *_: object, **__: object) -> None:
-        return None
-
     recorded: Final = False
     captures: Final = False
     started: Final = 0
@@ -538,9 +537,6 @@ class NullTrace:
 
     def __init__(self, trace_id: str | None = None) -> None:
         self.trace_id = trace_id
-
-    def _ignore(self, *_: object, **__: object) -> None:
-        return None
 
     def _null(self, *_: object, **__: object) -> NullSpan:
         return NULL_SPAN

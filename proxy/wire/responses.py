@@ -54,19 +54,13 @@ SEALED_CHARS = 5.0
 THOUGHTS = frozenset({"reasoning"})
 GONE = "(removed to fit the model's context window)"
 _ROLES = frozenset({"user", "system", "developer"})
-_OUTPUTS = frozenset(
-    {
-        *("function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output"),
-        *("apply_patch_call_output", "computer_call_output", "tool_search_output", "program_output"),
-        "mcp_approval_response",
-    }
+_ANSWERED = (
+    *("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"),
+    "program",
 )
-CALLS = frozenset(
-    {
-        *("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"),
-        *("tool_search_call", "program", "mcp_approval_request"),
-    }
-)
+"""Calls whose outputs are called after them."""
+_OUTPUTS = frozenset({*(f"{call}_output" for call in _ANSWERED), "tool_search_output", "mcp_approval_response"})
+CALLS = frozenset({*_ANSWERED, "tool_search_call", "mcp_approval_request"})
 _WALLS = frozenset({"compaction", "compaction_summary"})
 _FIXED = frozenset({"additional_tools", "configuration_update", "compaction_trigger"})
 _UNCHANGED = frozenset(
