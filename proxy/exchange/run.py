@@ -372,7 +372,7 @@ class ExchangeHandler:
         recognized = progress.plan.recognized
         if recognized is None or not runtime.planner.conversations.shared:
             return
-        answers = listened(runtime.planner, progress)
+        answers = listened(runtime, progress)
         if answers and not await runtime.planner.announce(
             recognized, progress.id, model=progress.model, answers=answers
         ):

@@ -34,7 +34,7 @@ MAX_EVENTS = 8
 
 def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
     begun, metrics = time.perf_counter(), runtime.telemetry.metrics
-    record = record_of(progress, runtime.planner, runtime.windows, runtime.health, ended=begun)
+    record = record_of(progress, runtime, ended=begun)
     _tell_alerts(runtime, record)
     if record.events and log.isEnabledFor(logging.DEBUG):
         for event in record.events:
