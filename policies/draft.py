@@ -130,10 +130,7 @@ class Draft:
             return "memory" if piece.kind is EditKind.RECALL else "summary"
         if piece.index in self.transcript.memory:
             return "memory"
-        message = self.transcript.messages[piece.index]
-        if message.is_head:
-            return "system"
-        return "tool_outputs" if message.is_result else "history"
+        return self.transcript.messages[piece.index].bucket
 
     def with_tools_pruned(self, definitions: Sequence[ToolDefinition], edits: Sequence[Edit] = ()) -> "Draft":
         if not definitions:

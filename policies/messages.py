@@ -20,6 +20,7 @@ HASH_SIZE = 16
 PIN_SIZE = 6  # as much of a digest as a ref shows
 HEAD_ROLES = frozenset({"system", "developer"})
 RESULT_ROLES = frozenset({"tool", "function"})
+BUCKET_OF_ROLE = {**dict.fromkeys(HEAD_ROLES, "system"), **dict.fromkeys(RESULT_ROLES, "tool_outputs")}
 
 
 class PolicyError(Exception): ...
@@ -55,6 +56,11 @@ class Body:
     name: str = ""
     attached: tuple[str, ...] = ()
 
+    @property
+    def said(self) -> str:
+        """Its text, and under it its calls."""
+        return "\n".join(part for part in (self.text, *(f"{c.name} {c.arguments}" for c in self.calls)) if part)
+
 
 class Message(NamedTuple):
     """What planning needs of a message without reading it; a tuple, since requests have hundreds and workers get them.
@@ -80,6 +86,11 @@ class Message(NamedTuple):
     @property
     def is_result(self) -> bool:
         return self.role in RESULT_ROLES
+
+    @property
+    def bucket(self) -> str:
+        """What its tokens count as where it carries no memory."""
+        return BUCKET_OF_ROLE.get(self.role, "history")
 
     @property
     def ref(self) -> str:

@@ -23,7 +23,7 @@ from proxy.access.admission import LIMITS, limits_said
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
-from proxy.dashboard.pages import spark
+from proxy.dashboard.pages import attachment, spark
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http import levers, reports
@@ -330,8 +330,7 @@ async def usage_csv(visit: PageVisit) -> ManagementAnswer:
     found, _, _ = await _usage(visit, rows=MAX_NAMES)
     for row in found.data:
         writer.writerow([_cell(getattr(row, name)) for name in names])
-    named = (b"content-disposition", b'attachment; filename="usage.csv"')
-    return ManagementAnswer(out.getvalue().encode(), kind=b"text/csv; charset=utf-8", headers=[named])
+    return attachment(out.getvalue().encode(), "usage.csv", b"text/csv; charset=utf-8")
 
 
 def _cell(value: object) -> object:

@@ -35,7 +35,7 @@ from proxy.effects.perform import (
     embed,
 )
 from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
-from proxy.errors import InvalidRequest, ProxyError, UpstreamUnreachable
+from proxy.errors import InvalidRequest, ProxyError
 from proxy.exchange.compaction import EDITS, client_edits, opened, unseal
 from proxy.exchange.record import ExchangeProgress
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
@@ -46,8 +46,7 @@ from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS, ModelCall
 from proxy.telemetry.names import service_at
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
-from proxy.upstream.client import own_headers
-from proxy.upstream.connection import StreamBroken
+from proxy.upstream.client import own_headers, read_of
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, LimitField, without_field
@@ -161,13 +160,8 @@ class Replies(EffectHandler):
             headers += span.propagation()
         span.asked(body)
         answer = await self.runtime.upstreams.send(destination, method="POST", headers=headers, body=body)
-        try:
-            span.arrived(answer.status)
-            said = await answer.read(MAX_ANSWER)
-        except StreamBroken as error:
-            raise UpstreamUnreachable(str(error)) from None
-        finally:
-            answer.close()
+        span.arrived(answer.status)
+        said = await read_of(answer, MAX_ANSWER)
         span.said_whole(said)
         return answer.status, said
 

@@ -372,7 +372,7 @@ class ExchangeHandler:
         recognized = progress.plan.recognized
         if recognized is None or not runtime.planner.conversations.shared:
             return
-        answers = listened(runtime.planner, progress)
+        answers = listened(runtime, progress)
         if answers and not await runtime.planner.announce(
             recognized, progress.id, model=progress.model, answers=answers
         ):
@@ -498,22 +498,15 @@ class ExchangeHandler:
                 ref=report.ref,
                 reason=report.reason,
             )
-        settings, reading, base = self.progress.policy, decision.reading, recognized.policy_limits.base
+        settings, base = self.progress.policy, recognized.policy_limits.base
         span.decide(
             decision.action.value,
-            before=decision.before,
-            after=decision.after,
-            limit=decision.limit,
-            pressure=decision.pressure.level,
-            zone=decision.pressure.zone,
+            decision.usage,
             base=base,
-            velocity=reading.velocity_tokens_per_turn or 0.0 if reading is not None else 0.0,
-            turns_until_red=reading.turns_until_red if reading is not None else None,
-            source=reading.source if reading is not None else "client_estimated",
+            reading=decision.reading,
             stage=decision.stage(red_at=settings.zones.red_at * base),
             strategy=decision.strategy,
             evicted=evicted_count(plan),
-            before_percent=round(100 * decision.before / base, 1),
         )
 
     def _tell_results(self, plan: Plan, turn: Turn) -> None:

@@ -462,10 +462,8 @@ def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceLis
 
     Raises BadPrices for a statement that is neither.
     """
-    if stated is not None:
-        return _stated(stated)
-    if facts.input_price is None:
-        return PriceList(prices=PROVIDERS[DEFAULT_PRICES], dollars=False, source=f"the ratios of {DEFAULT_PRICES}")
+    if stated is not None or facts.input_price is None:
+        return _stated(DEFAULT_PRICES if stated is None else stated)
     name = bare_name(model)
     prices = TokenPrices(
         facts.input_price,

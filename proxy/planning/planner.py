@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Save, StateSaved
+from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Returned, Save, StateSaved, step
 from policies.ledger import ConversationState, Decision, Edit, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ from policies.settings import ContextSettings
 from policies.strategies.recall import Elsewhere, Pages
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
-from proxy.effects.perform import Returned, SharedReadings, step, unpaid
+from proxy.effects.perform import SharedReadings, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.models.limits import UNSURE
 from proxy.planning.values import (

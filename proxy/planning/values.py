@@ -16,7 +16,7 @@ from policies.effects import Effect, Reply
 from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, same_call
+from policies.messages import HASH_SIZE, ToolCall, ToolDefinition, Transcript, answered_calls, same_call
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
 from proxy.conversation.thread import Thread
@@ -246,18 +246,15 @@ def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
 def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Original:
     message = recognized.transcript.messages[index]
     raw = (asked.request.messages or ())[index]
-    body = recognized.transcript.read(index)
-    said = [body.text, *(f"{call.name} {call.arguments}" for call in body.calls)]
     return Original(
         ref=message.ref,
         role=message.role,
         tokens=message.tokens,
         body=asked.request.codec.stored(raw),
-        text="\n".join(part for part in said if part),
+        text=recognized.transcript.read(index).said,
     )
 
 
-HASH_SIZE = 16
 GONE = frozenset({EditKind.EVICT, EditKind.PRUNE})
 CUT = "cut"
 
