@@ -103,13 +103,10 @@ class ExchangeProgress(msgspec.Struct):
     def retries(self) -> int:
         return 0 if self.attempts is None else self.attempts.retries
 
-    def billed(self) -> ReportedUsage | None:
-        """What all answers took together, every round's prompt counted, also where the last one failed."""
-        usage, rounds = self.seen.usage, () if self.attempts is None else self.attempts.rounds
-        if not rounds:
-            return usage
-        whole, words = together((*rounds, usage or NO_USAGE)), usage or together(rounds)
-        return msgspec.structs.replace(whole, completion=words.completion, reasoning=words.reasoning)
+    def billed(self) -> tuple[ReportedUsage, ...]:
+        """What each answer took, every round's, also where the last one failed; nothing where nothing was reported."""
+        rounds = () if self.attempts is None else self.attempts.rounds
+        return (*rounds, self.reported()) if rounds or self.seen.usage is not None else ()
 
     def reported(self) -> ReportedUsage:
         """What the upstream reported of the last round's answer alone."""
@@ -224,8 +221,8 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     It ended ``at`` (s since the epoch) after ``duration`` s. ``policy`` is the exchange's, else the default one;
     ``carried_out`` is what was decided and done; ``tokens`` is what went up, ``actions`` what was done.
-    ``reported`` is the usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after
-    each answer that tells the conversation from others.
+    ``reported`` is the usage of the last round, ``billed`` of all of them together. ``answers`` are the chain's hashes
+    after each answer that tells the conversation from others.
     """
 
     exchange: ExchangeProgress
@@ -268,7 +265,7 @@ def record_of(
         actions=progress.actions(),
         ending=ending,
         reported=reported,
-        billed=billed,
+        billed=together(billed) if billed else None,
         call=None if attempts is None else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
         cache=_cache_use(progress, billed, ttl=policy.cache_ttl, at=at),
         events=_events(windows, progress, ending),
@@ -301,7 +298,9 @@ def _check_up(
         return None
 
 
-def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, ttl: float, at: float) -> CacheUse | None:
+def _cache_use(
+    progress: ExchangeProgress, billed: Sequence[ReportedUsage], *, ttl: float, at: float
+) -> CacheUse | None:
     plan, attempts = progress.plan, progress.attempts
     if plan.recognized is None or progress.chat is None or attempts is None or attempts.span is None:
         return None
