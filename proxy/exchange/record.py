@@ -50,7 +50,8 @@ class ExchangeProgress(msgspec.Struct):
 
     ``seen`` is what the client was told, all rounds together; ``degraded`` what went wrong behind the plan; ``since``
     is when a body that waited for room would have been there without (``time.monotonic``); ``compacted`` says that the
-    answer is a compaction of Weir's, ``observed`` that the policy only plans.
+    answer is a compaction of Weir's, ``observed`` that the policy only plans; ``ignored`` names headers that asked for
+    what their key may not ask for.
     """
 
     id: str
@@ -62,6 +63,7 @@ class ExchangeProgress(msgspec.Struct):
     caller: Caller | None = None
     settings: ContextSettings | None = None
     observed: bool = False
+    ignored: Sequence[str] = ()
     chat: ClientRequest | None = None
     asked: PlanRequest | None = None
     replies: Paid | None = None
@@ -183,6 +185,7 @@ class ExchangeProgress(msgspec.Struct):
             parts.append(f"recall={len(self.recalls)}")
         if planned and self.plan.refused is not None:
             parts.append(f"refused={self.plan.refused}")
+        parts += [f"ignored={header}" for header in self.ignored]
         if degraded := self.all_degraded():
             parts += [f"degraded={reason}" for reason in dict.fromkeys(degraded)]
         return ",".join(parts) or "none"
