@@ -301,9 +301,7 @@ def _check_up(
         return None
 
 
-def _cache_use(
-    progress: ExchangeProgress, billed: Sequence[ReportedUsage], *, ttl: float, at: float
-) -> CacheUse | None:
+def _cache_use(progress: ExchangeProgress, took: Sequence[ReportedUsage], *, ttl: float, at: float) -> CacheUse | None:
     plan, attempts = progress.plan, progress.attempts
     if plan.recognized is None or progress.chat is None or attempts is None or attempts.span is None:
         return None
@@ -311,7 +309,7 @@ def _cache_use(
         plan,
         plan.recognized,
         progress.chat,
-        billed,
+        took,
         ttl=ttl,
         at=at,
         carried_out=not progress.observed,

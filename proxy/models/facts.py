@@ -131,8 +131,7 @@ def _cliff(row: _Row, raw: msgspec.Raw) -> Cliff | None:
     if not above or not row.input_cost_per_token:
         return None
     answer = dearer.get((b"out", above), 0.0) / (row.output_cost_per_token or 1.0)
-    times = round(dearer[b"in", above] / row.input_cost_per_token, 3)
-    return Cliff(above=1000 * above, input=times, output=round(answer, 3) or 1.0)
+    return Cliff(1000 * above, round(dearer[b"in", above] / row.input_cost_per_token, 3), round(answer, 3) or 1.0)
 
 
 def _from_row(row: _Row, cliff: Cliff | None) -> ModelFacts:
@@ -472,12 +471,10 @@ def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceLis
         return _stated(stated)
     if facts.input_price is None:
         return PriceList(prices=PROVIDERS[DEFAULT_PRICES], dollars=False, source=f"the ratios of {DEFAULT_PRICES}")
+    plain, read, write = facts.input_price, facts.cache_read_price, facts.cache_write_price
     prices = TokenPrices(
-        facts.input_price,
-        facts.cache_read_price if facts.cache_read_price is not None else facts.input_price,
-        facts.cache_write_price if facts.cache_write_price is not None else facts.input_price,
-        facts.output_price or 0.0,
-        minimum=0 if facts.cache_read_price is None else MINIMUM,
+        *(plain, plain if read is None else read, plain if write is None else write, facts.output_price or 0.0),
+        minimum=0 if read is None else MINIMUM,
         cliff=facts.cliff,
     )
     return PriceList(prices=prices, dollars=True, source=f"the price list for {model}")

@@ -333,7 +333,7 @@ ADD_TO_DAYS = overwriting(
 NEWEST = 5_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Beside:
     before: int = 0
     after: int = 0
@@ -344,8 +344,7 @@ class Beside:
 
 
 def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Beside]:
-    x, found = exchanges.c, dict[tuple[str, str], Beside]()
-    took = _sums(exchanges)
+    x, took, found = exchanges.c, _sums(exchanges), dict[tuple[str, str], Beside]()
     for some in chunks(keys):
         ids = [conversation for _, conversation in some]
         newest = sa.func.max(x.at).label("newest")
@@ -361,14 +360,7 @@ def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, 
         counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
         for key in some:
             _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
-            found[key] = Beside(
-                before=int(before),
-                after=int(after),
-                cost=cost,
-                cost_saved=saved,
-                policy=policies.get(key, ""),
-                alerts=counts.get(key, 0),
-            )
+            found[key] = Beside(int(before), int(after), cost, saved, policies.get(key, ""), counts.get(key, 0))
     return found
 
 
