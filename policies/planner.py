@@ -105,6 +105,7 @@ def plan(
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
         settings, edits = _beside_provider(settings, edits, budget.estimate(limits.trigger)), None
+    known = ConversationState(length=known.length) if settings.when_full == "reject" else known
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
     if settings.memory.is_declared:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))

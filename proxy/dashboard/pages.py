@@ -26,8 +26,7 @@ from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import Reading
 from proxy.http.request import JSON, ZONES, Exchange, ManagementAnswer
 from proxy.replay.report import BOTTOM, LEFT, TOP, Frame, area, bar_width, grid, line_of, rule, scale, stacked, svg
-from proxy.store.conversations import Beside
-from proxy.store.exchanges import Figures
+from proxy.store.exchanges import Beside, Figures
 
 PERIODS: Mapping[str, tuple[float, int]] = {"1h": (3_600.0, 60), "24h": (86_400.0, 900), "7d": (604_800.0, 3_600)}
 MOST = 5

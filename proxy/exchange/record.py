@@ -40,7 +40,8 @@ class ExchangeProgress(msgspec.Struct):
 
     ``seen`` is what the client was told, all rounds together; ``degraded`` what went wrong behind the plan; ``since``
     is when a body that waited for room would have been there without (``time.monotonic``); ``compacted`` says that the
-    answer is a compaction of Weir's, ``observed`` that the policy only plans.
+    answer is a compaction of Weir's, ``observed`` that the policy only plans; ``ignored`` names headers that asked for
+    what their key may not ask for.
     """
 
     id: str
@@ -52,6 +53,7 @@ class ExchangeProgress(msgspec.Struct):
     caller: Caller | None = None
     settings: ContextSettings | None = None
     observed: bool = False
+    ignored: Sequence[str] = ()
     chat: ClientRequest | None = None
     asked: PlanRequest | None = None
     replies: Paid | None = None
@@ -93,13 +95,10 @@ class ExchangeProgress(msgspec.Struct):
     def retries(self) -> int:
         return 0 if self.attempts is None else self.attempts.retries
 
-    def billed(self) -> ReportedUsage | None:
-        """What all answers took together, every round's prompt counted, also where the last one failed."""
-        usage, rounds = self.seen.usage, () if self.attempts is None else self.attempts.rounds
-        if not rounds:
-            return usage
-        whole, words = together((*rounds, usage or NO_USAGE)), usage or together(rounds)
-        return msgspec.structs.replace(whole, completion=words.completion, reasoning=words.reasoning)
+    def billed(self) -> tuple[ReportedUsage, ...]:
+        """What each answer took, every round's, also where the last one failed; nothing where nothing was reported."""
+        rounds = () if self.attempts is None else self.attempts.rounds
+        return (*rounds, self.reported()) if rounds or self.seen.usage is not None else ()
 
     def reported(self) -> ReportedUsage:
         """What the upstream reported of the last round's answer alone."""
@@ -175,6 +174,7 @@ class ExchangeProgress(msgspec.Struct):
             parts.append(f"recall={len(self.recalls)}")
         if planned and self.plan.refused is not None:
             parts.append(f"refused={self.plan.refused}")
+        parts += [f"ignored={header}" for header in self.ignored]
         if degraded := self.all_degraded():
             parts += [f"degraded={reason}" for reason in dict.fromkeys(degraded)]
         return ",".join(parts) or "none"
@@ -213,8 +213,8 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     It ended ``at`` (s since the epoch) after ``duration`` s. ``policy`` is the exchange's, else the default one;
     ``carried_out`` is what was decided and done; ``tokens`` is what went up, ``actions`` what was done.
-    ``reported`` is the usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after
-    each answer that tells the conversation from others.
+    ``reported`` is the usage of the last round, ``billed`` of all of them together. ``answers`` are the chain's hashes
+    after each answer that tells the conversation from others.
     """
 
     exchange: ExchangeProgress
@@ -255,7 +255,7 @@ def record_of(progress: ExchangeProgress, runtime: Runtime, *, ended: float) -> 
         actions=progress.actions(),
         ending=ending,
         reported=reported,
-        billed=billed,
+        billed=together(billed) if billed else None,
         call=None if attempts is None else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
         cache=_cache_use(progress, billed, ttl=policy.cache_ttl, at=at),
         events=_events(runtime, progress, ending),
@@ -286,7 +286,7 @@ def _check_up(runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage |
         return None
 
 
-def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, ttl: float, at: float) -> CacheUse | None:
+def _cache_use(progress: ExchangeProgress, took: Sequence[ReportedUsage], *, ttl: float, at: float) -> CacheUse | None:
     plan, attempts = progress.plan, progress.attempts
     if plan.recognized is None or progress.chat is None or attempts is None or attempts.span is None:
         return None
@@ -294,7 +294,7 @@ def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, ttl:
         plan,
         plan.recognized,
         progress.chat,
-        billed,
+        took,
         ttl=ttl,
         at=at,
         carried_out=not progress.observed,

@@ -78,6 +78,7 @@ from proxy.wire.raw import write_value
 
 MAX_RETRIES = 2
 NO_SUCH_ROUTE = frozenset({404, 405})
+STEERING = (("policy", b"x-weir-policy"), ("mode", b"x-weir-mode"))
 REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})
 MAX_BINDING = 1_000
 
@@ -203,6 +204,7 @@ class ExchangeHandler:
         )
         settings = settings_for(runtime, caller, sent)
         progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
+        progress.ignored = [what for what, header in STEERING if header in sent and what not in caller.allow]
         if runtime.hooks.plugins:
             progress.turn = Turn(
                 request=progress.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name

@@ -161,12 +161,12 @@ class Planner:
         request, settings, budget = asked.request, asked.settings, (await asked.limits()).budget
         read = await self._read(asked)
         match = await self.conversations.find(asked.tenant, read.transcript.chain, read.transcript.messages)
-        known = ConversationState() if match is None or settings.observes else match.thread.known_at(match.length)
+        untouched = match is None or settings.observes or settings.when_full == "reject"
+        known = ConversationState() if match is None or untouched else match.thread.known_at(match.length)
         draft = standing(read.transcript, known)
         same = not read.marked and not draft.changed
         raws = None if same else render(draft.pieces, request.messages or (), read.marked, codec=request.codec)
-        pruned = tuple(definition.name for definition in draft.pruned)
-        return rewritten(request, messages=raws, pruned=pruned), budget.estimate(draft.tokens)
+        return rewritten(request, messages=raws, pruned=[d.name for d in draft.pruned]), budget.estimate(draft.tokens)
 
     async def first(self, asked: PlanRequest, recognized: Recognized | None) -> Plan:
         """The plan of a request as it came.

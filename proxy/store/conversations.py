@@ -20,7 +20,6 @@ from proxy.store.transaction import (
     Rows,
     Transaction,
     among,
-    chunks,
     columns_of,
     keep_first,
     keep_last,
@@ -249,44 +248,6 @@ def listing_of(tenant: str | None) -> Rows:
 
 def row_of(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
     return recorded(ConversationRow, conversations, row, branches=row.branches, version=row.version)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    before: int = 0
-    after: int = 0
-    cost: float | None = None
-    cost_saved: float | None = None
-    policy: str = ""
-    alerts: int = 0
-
-
-def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Beside]:
-    x, found = exchanges.c, dict[tuple[str, str], Beside]()
-    for some in chunks(keys):
-        ids = [conversation for _, conversation in some]
-        newest = sa.func.max(x.at).label("newest")
-        sums = (total(x.tokens_before), total(x.tokens_after), sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
-        query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
-        summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
-        last = sa.select(x.tenant, x.conversation, x.policy).where(
-            sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
-        )
-        policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
-        a = alerts.c
-        open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
-        counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
-        for key in some:
-            _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
-            found[key] = Beside(
-                before=int(before),
-                after=int(after),
-                cost=cost,
-                cost_saved=saved,
-                policy=policies.get(key, ""),
-                alerts=counts.get(key, 0),
-            )
-    return found
 
 
 def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[ConversationRow]:

@@ -22,12 +22,13 @@ from proxy.store.conversations import add_checkups, follow_others, open_conversa
 from proxy.store.ledger import mark_asked_again
 from proxy.store.memory import add_answers
 from proxy.store.records import DAY, AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
-from proxy.store.schema import branches, conversations, exchanges, relayed, usage_days
+from proxy.store.schema import alerts, branches, conversations, exchanges, relayed, usage_days
 from proxy.store.transaction import (
     Columns,
     Place,
     Transaction,
     among,
+    chunks,
     columns_of,
     keep_first,
     larger,
@@ -332,6 +333,37 @@ def _day(number: int) -> str:
 
 
 NEWEST = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    before: int = 0
+    after: int = 0
+    cost: float | None = None
+    cost_saved: float | None = None
+    policy: str = ""
+    alerts: int = 0
+
+
+def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Beside]:
+    x, took, found = exchanges.c, _sums(exchanges), dict[tuple[str, str], Beside]()
+    for some in chunks(keys):
+        ids = [conversation for _, conversation in some]
+        newest = sa.func.max(x.at).label("newest")
+        sums = (took["tokens_before"], took["tokens_after"], sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
+        query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
+        summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
+        last = sa.select(x.tenant, x.conversation, x.policy).where(
+            sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
+        )
+        policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
+        a = alerts.c
+        open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
+        counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
+        for key in some:
+            _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
+            found[key] = Beside(int(before), int(after), cost, saved, policies.get(key, ""), counts.get(key, 0))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
