@@ -196,10 +196,8 @@ def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
     """
     usable, protection = bounds.budget.soft_limit, bounds.protection
     for piece in draft.pieces:
-        index = piece.index
-        if index is None or index not in (protection.task, protection.current) or index in protection.active:
-            continue
-        if piece.tokens > MAX_STANDING * usable and not draft.transcript.messages[index].keep:
+        stands = piece.tokens > MAX_STANDING * usable and piece.index in protection.standing - protection.active
+        if stands and not draft.transcript.messages[piece.index or 0].keep:
             draft = _with_clipped(draft, bounds, piece, int(STANDING_KEPT * usable))
     return draft
 
@@ -215,8 +213,7 @@ def _with_clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: 
 def _clippable(draft: Draft, bounds: Bounds) -> Iterator[PlannedMessage]:
     messages, protection = draft.transcript.messages, bounds.protection
     newest = {i for i in protection.active if messages[i].is_result or messages[i].role == "user"}
-    newest |= {protection.current} if protection.current is not None else set()
-    newest |= {protection.task} if protection.task is not None and protection.task not in protection.pinned else set()
+    newest |= {i for i in protection.standing if i == protection.current or i not in protection.pinned}
     pieces = [(p.index, p) for p in draft.pieces if p.index is not None and p.index in newest]
     weights = {i: p.tokens * (RESULT_WEIGHT if messages[i].is_result else 1) for i, p in pieces}
     return (p for i, p in sorted(pieces, key=lambda each: (-weights[each[0]], each[0])))
