@@ -246,8 +246,7 @@ def last_user(messages: Sequence[Message]) -> int | None:
 def first_user(transcript: Transcript) -> int | None:
     """The task: a user's first message, behind those that are tags alone, in which Codex tells of rules and place."""
     users = pairwise((*parse_turn_boundaries(transcript.messages), -1))
-    told = (i for i, after in users if after != i + 1 or not IN_TAGS.fullmatch(transcript.read(i).text))
-    return next(told, None)
+    return next((i for i, after in users if after != i + 1 or not IN_TAGS.fullmatch(transcript.read(i).text)), None)
 
 
 def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, ToolCall]:
@@ -286,16 +285,15 @@ class Protection:
 
 
 def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Protection:
-    messages, steps, task = transcript.messages, transcript.steps, first_user(transcript)
-    users, kept = parse_turn_boundaries(messages), {i for i, m in enumerate(messages) if m.keep}
-    kept |= {i for i, m in enumerate(messages) if pins and m.digest[:PIN_SIZE] in pins}
+    messages, task, current = transcript.messages, first_user(transcript), last_user(transcript.messages)
+    kept = {i for i, m in enumerate(messages) if m.keep or (pins and m.digest[:PIN_SIZE] in pins)}
     return Protection(
         head=frozenset(i for i, m in enumerate(messages) if m.is_head),
         task=task,
-        current=last_user(messages),
-        active=_active(messages, steps),
-        pinned=frozenset(i for unit in steps if not kept.isdisjoint(unit.indices) for i in unit.indices),
-        standing=frozenset(i for i in users if i <= (task or 0) or i == users[-1]),
+        current=current,
+        active=_active(messages, transcript.steps),
+        pinned=frozenset(i for unit in transcript.steps if not kept.isdisjoint(unit.indices) for i in unit.indices),
+        standing=frozenset(i for i in parse_turn_boundaries(messages) if i <= (task or 0) or i == current),
     )
 
 

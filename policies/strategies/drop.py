@@ -203,8 +203,8 @@ def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
 
 
 def _with_clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: int) -> Draft:
-    index = piece.index or 0
-    if draft.transcript.messages[index].media or allowed >= piece.tokens:
+    index, messages = piece.index or 0, draft.transcript.messages
+    if allowed >= piece.tokens or (messages[index].media and not messages[index].is_result):
         return draft
     edit = clipped(bounds, index, allowed, EditKind.CLIP)
     return draft.with_edits({index: edit}) if edit.tokens < piece.tokens else draft
@@ -268,8 +268,7 @@ class Window(Strategy):
 
 
 def _stays(draft: Draft, bounds: Bounds, start: int) -> set[int]:
-    head = draft.transcript.head
-    stays = {i for i in bounds.protection.all if head <= i < start}
+    stays = {i for i in bounds.protection.all if draft.transcript.head <= i < start}
     if bounds.layer.scope == "total":
         return stays
     pieces = {p.index: p for p in draft.pieces if p.index is not None}

@@ -65,8 +65,8 @@ ECHO = 0.7
 """How much less a sentence of the user's is worth that only takes up what the message before it said."""
 MAX_FEW = 6.0
 """By how much more the user's words are worth at most where they are few: the root of how often they fit the room."""
-FEW = 4
-"""Of what there is room for, the part that they are then."""
+FEW = 3.0
+"""How much more they are worth from which on they stay before what came of a request that is made again."""
 LABEL = 3
 LINK = 0.22
 """Share of a statement's weight that a later one has to take up to be about the same."""
@@ -103,7 +103,7 @@ def extract(
     items, weights = candidates(sources, read, room=max_tokens, breath=BREATH), Weights.over(read, asked=said_now)
     _damp_echoes(items, sources, read, weights)
     _damp_lists(items, weights)
-    _credit_answers(items, sources, weights, said_now, room=max_tokens)
+    _credit_answers(items, sources, weights, said_now)
     picked = _credit_picks(items, sources)
     for item in items:
         if item.names and weights.is_asked_for(item.segment.key):
@@ -233,13 +233,8 @@ def _damp_echoes(items: list[Item], sources: Sequence[Source], read: Sequence[Te
             item.factor *= 1 - ECHO * again / (sum(map(weights.of, terms)) or 1.0)
 
 
-def _credit_answers(
-    items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str], *, room: int
-) -> None:
-    """Who asks again about what he asked for wants what came of it, which need not say any of his words.
-
-    These stay before it as long as they are few.
-    """
+def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str]) -> None:
+    """Who asks again about what he asked for wants what came of it, which need not say any of his words."""
     users = {i for i, source in enumerate(sources) if source.is_users} if asked else set[int]()
     said = [item for item in items if item.source in users]
     terms = frozenset(chain.from_iterable([item.segment.terms for item in said]))
@@ -249,9 +244,8 @@ def _credit_answers(
     if most <= MEANT * sum([weights.of(term) ** 2 for term in asked]):
         return
     until = next((i for i in range(request + 1, len(sources)) if i in users), len(sources))
-    first = users if FEW * sum(item.cost for item in said) <= room else set[int]()
     for item in items:
-        if request < item.source < until or (item.source in first and not item.names):
+        if request < item.source < until or (item.source in users and item.factor >= FEW and not item.names):
             item.factor *= ANSWER
 
 
