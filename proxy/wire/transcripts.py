@@ -465,8 +465,8 @@ def skimmed(transcript: Transcript, *, window: int) -> Transcript:
     if transcript.tokens <= max(MAX_READ, 2 * window):
         return transcript
     messages, room = transcript.messages, max(MAX_READ // 2, window + window // 2)
-    left, task, ends = room, first_user(messages), set[int]()
-    whole = {*range(transcript.head), *(() if task is None else (task,))}
+    left, task, ends = room, first_user(transcript), set[int]()
+    whole = {*range(transcript.head), *range(0 if task is None else task + 1)}
     for index in range(len(messages) - 1, transcript.head - 1, -1):
         message = messages[index]
         if message.tokens <= left:
