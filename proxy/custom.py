@@ -19,8 +19,9 @@ import logging
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
+
+import msgspec
 
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
 from policies.messages import Transcript
@@ -85,8 +86,7 @@ class CustomFunctions:
             await worker.end()
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
+class _Fault(msgspec.Struct, frozen=True):
     code: str
     detail: str = ""
 
@@ -254,8 +254,7 @@ Callback = Literal["turn_start", "tool_result", "overflow", "turn_end"]
 CALLBACKS: tuple[Callback, ...] = get_args(Callback)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     tenant: str
     model: str
@@ -267,8 +266,7 @@ class Turn:
         return {"request": self.request, "conversation": self.conversation}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewResult:
+class NewResult(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     call_id: str | None
     tokens: int
@@ -276,15 +274,13 @@ class NewResult:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overflow:
+class Overflow(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["planned", "upstream"]
     tokens: int | None = None
     limit: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEnd:
+class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None
     outcome: str
     tokens_before: int | None

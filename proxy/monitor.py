@@ -362,8 +362,7 @@ GRADES = {"info": 0, "warning": 1, "critical": 2}
 ENCODED = "whsec_"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
     alert: HealthAlert
     tenant: str
     conversation: str

@@ -270,8 +270,7 @@ _IN_PATH = frozenset({"deployments", "engines"})
 _PREFIX = re.compile(r"(?:/+v1)+(?=/)|/+openai(?=/+deployments/)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks for.
 
     ``managed`` is a conversation, ``counted`` one that is only to be measured or summed up; ``model`` is asked of one

@@ -5,11 +5,11 @@ import shlex
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import click
+import msgspec
 
 from policies.ledger import Note
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
@@ -286,7 +286,7 @@ async def _status(store: Store, row: ConversationRow, config: Config) -> Finding
         state = {} if last is None else {name: getattr(last, name) for name in LAST_REQUEST}
         budget = {} if last is None else {name: last.detail.get(name) or {} for name in ("buckets", "caps")}
         return {
-            **asdict(row),
+            **msgspec.structs.asdict(row),
             **state,
             **budget,
             "removed": removed_json(gone),

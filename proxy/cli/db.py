@@ -7,10 +7,11 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import msgspec
 
 from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
@@ -198,7 +199,9 @@ async def verify(store: Store, config: Config, *, tenant: str | None, noted: lis
     lost = [each for each in noted if not any(each.link in chain.found for chain in audited.chains)]
     failure = "; ".join(_faults(audited, len(lost)))
 
-    chains = [{**asdict(each), "found": sorted(link.hex() for link in each.found)} for each in audited.chains]
+    chains = [
+        {**msgspec.structs.asdict(each), "found": sorted(link.hex() for link in each.found)} for each in audited.chains
+    ]
     given = [{"head": each.link.hex(), "found": each not in lost} for each in noted]
     value = {"ok": not failure, "chains": chains, "heads": given, "unguarded": audited.unguarded}
 
@@ -244,7 +247,7 @@ async def list_rows(
     }
 
     def plain(row: AuditRow) -> dict[str, object]:
-        return {**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}
+        return {**msgspec.structs.asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}
 
     return table(rows, columns, plain=plain, empty="The audit log has no such rows.")
 
@@ -343,7 +346,12 @@ def _chain_name(tenant: str, names: Mapping[str, str]) -> str:
 
 
 def _eviction_json(row: EvictionRow) -> dict[str, object]:
-    return {**asdict(row), "digest": row.digest.hex(), "call_hash": row.call_hash.hex(), "freed": row.freed}
+    return {
+        **msgspec.structs.asdict(row),
+        "digest": row.digest.hex(),
+        "call_hash": row.call_hash.hex(),
+        "freed": row.freed,
+    }
 
 
 def _total(sums: Sequence[EvictionSum]) -> dict[str, object]:

@@ -5,12 +5,13 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from policies.effects import Failed, Summarize, Summary
 from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS, Coverage, Dimension, Share
@@ -361,7 +362,7 @@ def _report(run: _EvaluationRun, *, answers: bool, failures: Sequence[str]) -> d
         "compactions": [_entry(name, each, answers=answers) for name, each in run.done],
         "total": facts_of(run.fidelity, run.coverage, run.ratio) | _shares(run.coverage),
         "missing": list(run.coverage.missing),
-        "spent": asdict(Spent() if run.models is None else run.models.spent),
+        "spent": msgspec.structs.asdict(Spent() if run.models is None else run.models.spent),
         "failures": run.failures,
         "passed": not failures,
         "below": list(failures),

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import click
+import msgspec
 from rich.console import Console
 from rich.measure import measure_renderables
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -60,7 +60,7 @@ def table(
     rows: Sequence[Row],
     columns: Mapping[str, Callable[[Row], object]],
     *,
-    plain: Callable[[Row], object] = asdict,
+    plain: Callable[[Row], object] = msgspec.to_builtins,
     empty: str = "",
     optional: Collection[str] = (),
 ) -> Findings:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of
 from proxy.config.presets import OTHER_BUCKETS, OTHER_KEYS, OTHER_KEYS_OF_LAYERS, preset_documents
 
@@ -115,8 +117,7 @@ _SPECIAL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(msgspec.Struct, frozen=True):
     policy: dict[str, object]
     notes: tuple[str, ...]
 

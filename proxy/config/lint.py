@@ -7,8 +7,9 @@ when money is lost are also said when a policy is loaded (``grave``). Each has t
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from policies.limits import BUCKETS
 from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS
@@ -23,8 +24,7 @@ ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.ask
 """Layers that may ask a model; all others cost nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """What one parameter may be; ``least`` and ``most`` bound a number, ``words`` are the only words allowed."""
 
     kind: Literal["whole", "number", "flag", "word", "words"]

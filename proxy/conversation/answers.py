@@ -8,7 +8,8 @@ for him there is nothing. Two requests may go on from the same answer: what foll
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import AnswerRow, ConversationRow, StoreError
@@ -55,7 +56,7 @@ class AnswerBook:
         missing = [each for each in ids if each not in rows]
         try:
             for row in await self._store.answers_with(tenant, missing) if missing else ():
-                rows[row.id] = replace(row, items=tuple(codec.named(row.output, 0)))
+                rows[row.id] = msgspec.structs.replace(row, items=tuple(codec.named(row.output, 0)))
                 self._remember(rows[row.id])
         except StoreError as error:
             log.warning("what a request names cannot be read from the store: %s", error)

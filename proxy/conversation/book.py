@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
+
 from policies.ledger import REWRITTEN, ConversationState, Edit, EditKind, Event, Note
 from policies.messages import Message, Transcript, extend_chain
 from proxy.conversation.thread import REWRITTEN_END, Door, Match, Thread, inherited, link_behind, new_thread
@@ -151,7 +153,7 @@ class Conversations:
         branch, home = thread.branch, await self._store.arrive(arrival)
         thread.stored = True
         if home != branch.conversation:
-            thread.branch = replace(thread.branch, conversation=home)
+            thread.branch = msgspec.structs.replace(thread.branch, conversation=home)
             self._names[(branch.tenant, branch.name)] = home
 
     async def reload(self, thread: Thread) -> None:
@@ -161,7 +163,7 @@ class Conversations:
 
     async def restate(self, thread: Thread) -> None:
         if thread.branch.version > 0:
-            await self._store.restate(replace(thread.branch, known=thread.known), at=self._clock())
+            await self._store.restate(msgspec.structs.replace(thread.branch, known=thread.known), at=self._clock())
 
     async def restate_all(self) -> None:
         for thread in list(self._threads.values()):
@@ -225,7 +227,7 @@ class Conversations:
         edit = Edit(bytes.fromhex(ref), 0, EditKind.PIN, "", ref, 0)
         async with thread.lock:
             await self.reload(thread)
-            change = replace(thread.branch.change(self._clock()), edits=(edit,))
+            change = msgspec.structs.replace(thread.branch.change(self._clock()), edits=(edit,))
             thread.apply(change, await store.commit(change))
         return True
 
@@ -235,7 +237,7 @@ class Conversations:
         thread = None if found is None else await self._loaded(conversation.tenant, found[1].branch)
         if found is not None and thread is not None:
             async with thread.lock:
-                change = replace(
+                change = msgspec.structs.replace(
                     thread.branch.change(at),
                     checkpoint=found[1].body,
                     reason="closed",
@@ -251,7 +253,7 @@ class Conversations:
     def distrust(self, change: Change) -> None:
         thread = self._threads.get(change.branch)
         if thread is not None:
-            thread.branch = replace(thread.branch, version=0)
+            thread.branch = msgspec.structs.replace(thread.branch, version=0)
 
     def forget(self, conversation: ConversationRow) -> None:
         for thread in self._threads_of(conversation):
@@ -320,7 +322,7 @@ class Conversations:
                     raise
                 return None
             if stored is not None and _goes_as_far(stored, found):
-                return stored if stored is mine else replace(stored, door=door)
+                return stored if stored is mine else msgspec.structs.replace(stored, door=door)
         return mine
 
     async def _resume(self, tenant: str, name: str | None, resumes: str) -> Match | None:
@@ -378,7 +380,7 @@ class Conversations:
         if not diverges and not renamed:
             return found
         if renamed and not diverges and thread.branch.name == thread.branch.conversation:
-            thread.branch = replace(thread.branch, name=name or "")
+            thread.branch = msgspec.structs.replace(thread.branch, name=name or "")
             self._names[(thread.branch.tenant, thread.branch.name)] = thread.branch.conversation
             return found
         return await self._fork(thread, chain, length, name if renamed else None)
@@ -388,7 +390,7 @@ class Conversations:
         if name is not None:
             conversation = await self._conversation_named(thread.branch.tenant, name) or f"conv-{secrets.token_hex(10)}"
         known = inherited(thread.known, chain, length)
-        branch = replace(
+        branch = msgspec.structs.replace(
             thread.branch,
             conversation=conversation,
             name=name or thread.branch.name,
@@ -414,7 +416,7 @@ class Conversations:
         except StoreError as error:
             log.warning("a fork of a conversation could not be stored: %s", error)
             return branch
-        return replace(branch, version=parent.version)
+        return msgspec.structs.replace(branch, version=parent.version)
 
     async def _conversation_named(self, tenant: str, name: str) -> str | None:
         known = self._names.get((tenant, name))

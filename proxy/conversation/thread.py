@@ -14,6 +14,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import unquote
 
+import msgspec
+
 from policies.ledger import ConversationState, Cut, Edit, Trend
 from policies.messages import HASH_SIZE, Transcript
 from proxy.store.records import Branch, Change
@@ -139,7 +141,7 @@ class Thread:
         self.save(change.checkpoint, version, length=change.length)
 
     def save(self, checkpoint: str | None, version: int, *, length: int) -> None:
-        self.branch = replace(self.branch, version=version)
+        self.branch = msgspec.structs.replace(self.branch, version=version)
         if checkpoint is not None:
             self.known = replace(self.known, checkpoint=checkpoint, checkpoint_length=length)
 
@@ -167,8 +169,7 @@ class Thread:
             self.trend = trend
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """The thread that a request belongs to, how many of its messages an earlier one has sent, and behind which door it
     was found, None for in the open."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 import jinja2
+import msgspec
 from markupsafe import Markup
 
 from proxy.access.admission import refuse_foreign_pages
@@ -121,7 +122,7 @@ class Site:
         cookies = [(b"set-cookie", self._sessions.cookie(session, scope))] if is_new else []
         headers = [*answer.headers, *GUARDS, *cookies]
         if answer.stream is not None:
-            await respond_live(scope, receive, send, replace(answer, headers=headers))
+            await respond_live(scope, receive, send, msgspec.structs.replace(answer, headers=headers))
         else:
             await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
 

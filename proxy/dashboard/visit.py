@@ -10,13 +10,14 @@ import json
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from types import MappingProxyType
 from typing import Any, Literal, Self
 from urllib.parse import quote, urlencode
 
+import msgspec
 from markupsafe import Markup, escape
 
 from proxy.access.admission import identify, same_secret
@@ -34,8 +35,7 @@ MAX_COOKIE_LEN = 1_024
 Who = Literal["nobody", "guest", "caller", "operator"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(msgspec.Struct, frozen=True, kw_only=True):
     """One visitor.
 
     ``nobody`` before signing in, a ``guest`` who sends no key where none is needed, a ``caller`` with a key, or the
@@ -58,8 +58,7 @@ class Session:
         return None if self.who == "operator" else self.tenant
 
 
-@dataclass(frozen=True, slots=True)
-class Sessions:
+class Sessions(msgspec.Struct, frozen=True):
     runtime: Runtime
 
     def read(self, scope: MutableMapping[str, Any]) -> Session | None:
@@ -83,7 +82,7 @@ class Sessions:
         return self.runtime.keyring.again(session.key) if session.who in ("guest", "caller") else None
 
     def cookie(self, session: Session, scope: Mapping[str, Any]) -> bytes:
-        body = urlsafe_b64encode(json.dumps(asdict(session), separators=(",", ":")).encode()).decode()
+        body = urlsafe_b64encode(json.dumps(msgspec.structs.asdict(session), separators=(",", ":")).encode()).decode()
         age = f"Max-Age={int(LIFETIME)}; " if session.who != "nobody" else ""
         value = f"{COOKIE}={body}.{self._sign(body, session.who)}; {age}Path={PATH}; HttpOnly; SameSite=Strict"
         return f"{value}{'; Secure' if _is_encrypted(scope) else ''}".encode()
@@ -137,16 +136,14 @@ def _is_encrypted(scope: Mapping[str, Any]) -> bool:
     return scope.get("scheme") == "https" or told.split(b",")[0].strip() == b"https"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     template: str
     values: Mapping[str, Any]
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Redirect:
+class Redirect(msgspec.Struct, frozen=True):
     to: str
     session: Session | None = None
 

@@ -243,8 +243,7 @@ class Patience:
         return max(0.0, self._until - self.clock())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 0
     shared: int = 0
     kept: int = 0
@@ -259,7 +258,7 @@ class Spent:
         return bool(self.calls or self.shared or self.kept)
 
     def __add__(self, other: "Spent") -> "Spent":
-        return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+        return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
 NOTHING_SPENT = Spent()

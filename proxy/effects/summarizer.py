@@ -18,7 +18,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
@@ -200,8 +200,7 @@ NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", Shutt
 """Failures that say something of one question, or of this process: they are no reason to leave the model alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummarizerTerms:
+class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     upstream: str
     model: str
@@ -220,8 +219,7 @@ class SummarizerTerms:
         return self.upstream, self.model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryResult:
+class SummaryResult(msgspec.Struct, frozen=True, kw_only=True):
     """A reply, and what it took.
 
     ``source`` says whether a call was made for it (``asked``), another request's call was waited for (``shared``), it
@@ -299,8 +297,7 @@ def _named(what: str, scope: Sequence[str]) -> str:
     return f"{what}:{_digest(*scope).hex()}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
+class _Question(msgspec.Struct, frozen=True, kw_only=True):
     effect: Summarize
     terms: SummarizerTerms
     compose: Compose
@@ -392,7 +389,7 @@ class Summarizer:
     async def _share(self, task: "asyncio.Task[SummaryResult]", started: float, waits: float | None) -> SummaryResult:
         told = await _outcome(task, waits)
         source: Source = "shared" if told.source == "asked" else told.source
-        return replace(told, source=source, usage=None, seconds=self._clock() - started)
+        return msgspec.structs.replace(told, source=source, usage=None, seconds=self._clock() - started)
 
     async def _answer(self, question: _Question) -> SummaryResult:
         tenant, scope = question.terms.tenant, question.terms.scope

@@ -8,7 +8,6 @@ and what the client goes on from next is the answer to that.
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -34,8 +33,7 @@ SAME = 0.9
 """Share of the provider's copy from which on what is planned counts as the same: both are estimates."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldState:
+class HeldState(msgspec.Struct, frozen=True, kw_only=True):
     """The provider's part in a request.
 
     Attributes:
@@ -49,7 +47,7 @@ class HeldState:
     parent: str | None = None
     chain: Sequence[AnswerRow] = ()
     keeps: bool = False
-    known: Mapping[str, Raw] = field(default_factory=dict)
+    known: Mapping[str, Raw] = msgspec.field(default_factory=dict)
     elsewhere: bool = False
 
     def whole(self, client: ClientRequest) -> ClientRequest:
@@ -193,7 +191,7 @@ async def record_answer(
         lasting = held.parent is not None or bool(held.known) or not repeats or is_joined
         await answers.keep(row, lasting=lasting)
         if is_joined:
-            other = replace(row, id=given.id, parent=row.id, given=b"", output=b"", items=())
+            other = msgspec.structs.replace(row, id=given.id, parent=row.id, given=b"", output=b"", items=())
             await answers.keep(other, lasting=lasting)
     except Exception:
         log.exception("an answer that its provider keeps could not be recorded")

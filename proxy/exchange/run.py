@@ -515,7 +515,7 @@ class ExchangeHandler:
         recognized, hooks = plan.recognized, self.runtime.hooks
         if recognized is None:
             return
-        self.progress.turn = turn = replace(turn, conversation=recognized.thread.branch.name)
+        self.progress.turn = turn = msgspec.structs.replace(turn, conversation=recognized.thread.branch.name)
         for result in new_results(recognized.transcript, recognized.length):
             hooks.tell("tool_result", turn, result)
         tokens = recognized.transcript.tokens if plan.decision is None else plan.decision.raw_after

@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+
+import msgspec
 
 from policies.ledger import Decision, TokenUsage
 from policies.messages import results_by_tool
@@ -428,9 +429,9 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     if record.cache is not None:
         detail |= record.cache.facts()
     if record.spent is not NOTHING_SPENT and record.spent.any:
-        detail["summarizer"] = asdict(record.spent)
+        detail["summarizer"] = msgspec.structs.asdict(record.spent)
     if exchange.recalls:
-        detail["recall"] = [asdict(each) for each in exchange.recalls]
+        detail["recall"] = [msgspec.structs.asdict(each) for each in exchange.recalls]
     return detail
 
 

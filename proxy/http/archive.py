@@ -7,11 +7,11 @@ whatever the client's API calls its items: a message of a chat is one, and an it
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from policies.ledger import EditKind
@@ -412,8 +412,7 @@ class BothSides(Shape):
     model: list[SideRow]
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True):
     client: SideRow | None
     model: SideRow | None
 

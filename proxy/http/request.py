@@ -9,7 +9,6 @@ import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
 from urllib.parse import parse_qs
 
@@ -216,8 +215,7 @@ Word = TypeVar("Word", bound=str)
 PlaceOf = Callable[[Row], Place]
 
 
-@dataclass(frozen=True, slots=True)
-class ManagementAnswer:
+class ManagementAnswer(msgspec.Struct, frozen=True):
     """What goes back to the caller: a whole ``body``, or a ``stream`` as it comes."""
 
     body: bytes
@@ -236,8 +234,7 @@ def as_json(value: msgspec.Struct, *, status: int = 200) -> ManagementAnswer:
     return ManagementAnswer(body, status)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagementRequest:
+class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to the management API; what asks for something impossible raises InvalidRequest.
 
     Attributes:

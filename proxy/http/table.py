@@ -7,12 +7,10 @@ policy of this installation, so it is given to anybody who asks: a client or a g
 """
 
 import asyncio
-import dataclasses
 import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from types import UnionType
@@ -51,8 +49,7 @@ Asker = Literal["anyone", "key", "caller", "operator"]
 Handler = Callable[[ManagementRequest], Awaitable[ManagementAnswer | msgspec.Struct]]
 
 
-@dataclass(frozen=True, slots=True)
-class ManagementRoute:
+class ManagementRoute(msgspec.Struct, frozen=True):
     """One route below ``/weir/``.
 
     Attributes:
@@ -212,7 +209,7 @@ def document() -> bytes:
     types = [*shapes.values(), *taken.values(), Error]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
     known = {id(each): schema for each, schema in zip(types, schemas, strict=True)}
-    records = {each.__name__: each for each in types_in(types) if dataclasses.is_dataclass(each)}
+    records = {each.__name__: each for each in types_in(types) if each.__module__.startswith("proxy.store")}
     for name, component in components.items():
         _close(component, records.get(name))
     paths: dict[str, dict[str, Schema]] = {}
@@ -386,7 +383,7 @@ class Management:
         else:
             headers = [*answer.headers, *NOT_KEPT]
             if answer.stream is not None:
-                await respond_live(scope, receive, send, replace(answer, headers=headers))
+                await respond_live(scope, receive, send, msgspec.structs.replace(answer, headers=headers))
                 return
             await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
             return

@@ -20,6 +20,8 @@ from hashlib import blake2b
 from typing import Protocol
 from urllib.parse import urlsplit
 
+import msgspec
+
 from policies.limits import Calibration, TokenBudget, amount, divide
 from policies.settings import ContextSettings
 from proxy.access.destination import Caller
@@ -150,8 +152,7 @@ KNOWN_HOSTS = (".openai.com", ".azure.com", ".anthropic.com", ".googleapis.com",
 UNSURE = frozenset({"last_resort", "unknown"})
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
+class ModelLimits(msgspec.Struct, frozen=True):
     """``counted`` is the scope of the calibration: estimators that count differently are not calibrated together."""
 
     budget: TokenBudget
@@ -160,8 +161,7 @@ class ModelLimits:
     counted: str
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(msgspec.Struct, frozen=True):
     predicted: int
     reported: int
 

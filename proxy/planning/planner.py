@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -70,8 +70,7 @@ class _Decided(NamedTuple):
     degraded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planner:
+class Planner(msgspec.Struct, frozen=True, kw_only=True):
     """Plans the requests of one process; ``saved`` is told why the state of a conversation was saved."""
 
     transcripts: Transcripts
@@ -79,12 +78,12 @@ class Planner:
     store: Store
     settler: WriteBehindQueue
     clock: Callable[[], float] = time.time
-    readings: SharedReadings = field(default_factory=SharedReadings)
-    pages: Pages = field(default_factory=Pages)
+    readings: SharedReadings = msgspec.field(default_factory=SharedReadings)
+    pages: Pages = msgspec.field(default_factory=Pages)
     saved: Callable[[str], None] = lambda _: None
-    workers: Workers = field(default_factory=Workers)
-    _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
-    _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
+    workers: Workers = msgspec.field(default_factory=Workers)
+    _limits: dict[tuple[int, int], Limits] = msgspec.field(default_factory=dict)
+    _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = msgspec.field(default_factory=dict)
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
         degraded, span = ["store"] if self.settler.failing else [], asked.span
@@ -432,7 +431,7 @@ class Planner:
         """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
         at = self.clock()
         nothing = empty_change(recognized, at)
-        change = replace(
+        change = msgspec.structs.replace(
             nothing,
             checkpoint=stamped(effect.checkpoint, at, version=nothing.expected + 1),
             reason=effect.reason,
@@ -467,7 +466,7 @@ class Planner:
         change = await asyncio.to_thread(
             change_of, asked, recognized, decided.decision, decided.evictions, self.clock()
         )
-        change = replace(change, prepared=known.prepared)
+        change = msgspec.structs.replace(change, prepared=known.prepared)
         stored = await self._store(recognized.thread, change)
         asked.span.since(at, "store")
         if stored is None:
@@ -499,7 +498,7 @@ class Planner:
         thread = recognized.thread
         async with thread.lock:
             for _ in range(MAX_REPLANS):
-                change = replace(empty_change(recognized, self.clock()), edits=(edit,), request=request)
+                change = msgspec.structs.replace(empty_change(recognized, self.clock()), edits=(edit,), request=request)
                 if await self._store(thread, change) is not None:
                     return
 

@@ -377,8 +377,7 @@ def is_sampled(request: str, share: float) -> bool:
     return int.from_bytes(digest) < share * _SCALE
 
 
-@dataclass(frozen=True, slots=True)
-class _Evaluated:
+class _Evaluated(msgspec.Struct, frozen=True):
     asked: PlanRequest
     ask: Paid
     recognized: Recognized

@@ -190,7 +190,9 @@ def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
 def empty_change(recognized: Recognized, now: float) -> Change:
     transcript, thread = recognized.transcript, recognized.thread
     ends = thread.ends(transcript)
-    return replace(thread.branch.change(now), chain_end=ends[0] if ends else b"", length=len(transcript.chain))
+    return msgspec.structs.replace(
+        thread.branch.change(now), chain_end=ends[0] if ends else b"", length=len(transcript.chain)
+    )
 
 
 def change_of(
@@ -202,7 +204,7 @@ def change_of(
     base = max(1, recognized.limits.budget.base(asked.settings))
     gone = [row for row in evictions if row.call_hash and (row.kind in GONE or row.kind == CUT)]
     thread.evicted |= {row.call_hash: thread.branch.branch for row in gone}
-    return replace(
+    return msgspec.structs.replace(
         nothing,
         edits=decision.edits,
         cut=cut,

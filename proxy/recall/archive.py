@@ -18,8 +18,9 @@ import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from policies.effects import Alike, Compare, Embed, Vectors
 from policies.ledger import ADDING, Cut, Edit, PlannedMessage
@@ -47,22 +48,19 @@ _SCRIPTS_WITHOUT_BLANKS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\
 _SEGMENT = re.compile(rf"[^\n]{{1,{MAX_SEGMENT_LEN}}}(?:\n+|(?<=\s)|\Z)|[^\n]{{1,{MAX_SEGMENT_LEN}}}\n*|\n+")
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(msgspec.Struct, frozen=True):
     text: str
     weight: float
     pattern: re.Pattern[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True):
     index: int
     found: frozenset[int]
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class Passages:
+class Passages(msgspec.Struct, frozen=True):
     text: str
     start: int
     whole: bool
@@ -159,8 +157,7 @@ UNKNOWN = "[recall: nothing was removed from this conversation under this ref. U
 _TEMPLATE = re.compile(r"\[(?=/?(?:INST|SYS)\])", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(msgspec.Struct, frozen=True):
     """One text out of the window: where it is in the archive, whose it was, and what it says.
 
     ``origin`` is in words (``result of read_file``), ``position`` the number of the message in the client's array
@@ -179,15 +176,13 @@ class Past:
         return "an earlier message" if self.position is None else f"message {self.position} of {self.of}"
 
 
-@dataclass(frozen=True, slots=True)
-class RecallAnswer:
+class RecallAnswer(msgspec.Struct, frozen=True):
     text: str
     tokens: int
     hits: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SearchResult:
+class SearchResult(msgspec.Struct, frozen=True):
     pasts: tuple[Past, ...]
     hits: tuple[Hit, ...]
     terms: tuple[Term, ...]
@@ -327,8 +322,7 @@ COMPARED_TOKENS = 400
 MAX_ARGUMENTS_LEN = 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
+class Archive(msgspec.Struct, frozen=True, kw_only=True):
     """The texts of one request's conversation that its model does not see, or not in full.
 
     ``pieces`` is the forwarded array, None where that is the client's; ``edits`` and ``cuts`` are the ledger's.

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
+
 from policies.tokens import TokenCounter
 from proxy.errors import ProxyError
 from proxy.recall.tool import RecallTurn, RoundView, added_up, decoded, read_call
@@ -128,14 +130,13 @@ class ListRecall(ABC):
         return added_up(usage, before, kind="output", asked="input") if before else dict(usage)
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
+class Before(msgspec.Struct, frozen=True):
     """What the rounds before this one leave: how the answer began, what the client has of it, and what they used.
 
     ``sequence`` is the number of the next event, where events have one.
     """
 
-    began: Element = field(default_factory=dict)
+    began: Element = msgspec.field(default_factory=dict)
     shown: tuple[Element, ...] = ()
     usages: tuple[Element, ...] = ()
     sequence: int | None = None

@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NoReturn, TypeVar
 
@@ -65,8 +65,7 @@ Ended = Callable[[UpstreamResponse, Tap | None], None]
 """RecallAnswer of each answer that another round follows, with what the upstream said of itself in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recalled:
+class Recalled(msgspec.Struct, frozen=True):
     round: int
     query: str
     hits: int
@@ -208,7 +207,7 @@ class Unseen:
         said = sum(not self.surface.is_thought(element) for element in self.shown)
         outputs = self.surface.outputs(turn, [told.text for told in answers])
         self.rounds.append(HiddenRound(len(self.shown), said, turn.hidden, outputs))
-        calls = replace(turn, shown=())
+        calls = msgspec.structs.replace(turn, shown=())
         self.tokens += self.surface.overhead(calls, self.counter, model=self.model)
         self.tokens += sum(told.tokens + 4 for told in answers)
 
@@ -216,7 +215,7 @@ class Unseen:
         self.shown, self.whole = [*shown], True
         if dropped is not None and shown and self.surface.is_thought(shown[-1]):
             refusal = RecallAnswer(REFUSED, self.counter.count(REFUSED))
-            self.add(replace(dropped, shown=()), [refusal] * len(dropped.calls))
+            self.add(msgspec.structs.replace(dropped, shown=()), [refusal] * len(dropped.calls))
 
     def edit(self, transcript: Transcript) -> Edit | None:
         """What has the rounds go up again; None where there are none, or the answer goes on with one that was given."""

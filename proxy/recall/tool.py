@@ -49,8 +49,7 @@ DESCRIPTION = (
 MAX_TOOLS = 128  # what OpenAI takes
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """The tool as one request carries it; ``tokens`` (uncalibrated) are what its definition adds to that."""
 
     name: str
@@ -114,8 +113,7 @@ def _own_tools(request: ClientRequest) -> Sequence[Raw] | None:
 MAX_QUERY_LEN = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class RecallCall:
+class RecallCall(msgspec.Struct, frozen=True):
     id: str
     query: str = ""
     ref: str = ""
@@ -123,8 +121,7 @@ class RecallCall:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RecallTurn:
+class RecallTurn(msgspec.Struct, frozen=True):
     """An answer with calls of the recall tool, as far as it goes back upstream, and those calls.
 
     ``shown`` is what the client has got of it, ``hidden`` the rest with the calls in it; of a chat all is hidden, since
@@ -332,8 +329,7 @@ class CallNumbers:
         return number
 
 
-@dataclass(frozen=True, slots=True)
-class Earlier:
+class Earlier(msgspec.Struct, frozen=True):
     """What the rounds before this one leave: their identity, whether they said something, and what they used."""
 
     identity: Mapping[str, Any]

@@ -5,10 +5,11 @@ import http
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from proxy.errors import Busy, ProxyError
 
@@ -25,8 +26,7 @@ CLOSING = 5.0
 """Seconds for what is written and closed once the last answer is over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
+class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one client may take: times in seconds, sizes in bytes.
 
     ``header_timeout`` runs from the first byte of a head (or the connection) to its end, ``body_timeout`` from there to
@@ -55,17 +55,16 @@ class ServerLimits:
         return self.notice + self.grace + self.farewell + CLOSING
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(msgspec.Struct, frozen=True):
     """How far the process is with stopping; in every request's ``scope["state"]["shutdown"]``.
 
     ``draining``: readiness is 503. ``cut``: what still streams must end now, with an error event; ``callbacks`` are
     called at that moment (a stream adds one while it runs, which costs less than waiting for the event).
     """
 
-    draining: asyncio.Event = field(default_factory=asyncio.Event)
-    cut: asyncio.Event = field(default_factory=asyncio.Event)
-    callbacks: set[Callable[[], None]] = field(default_factory=set)
+    draining: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    cut: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    callbacks: set[Callable[[], None]] = msgspec.field(default_factory=set)
 
     def cut_now(self) -> None:
         self.cut.set()

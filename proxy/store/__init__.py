@@ -17,11 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from itertools import count
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from proxy.store import archive, branches, configuration, exchanges, inspections, ledger, maintenance, memory
@@ -498,9 +499,11 @@ class WriteBehindQueue:
             await self._store.commit(change)
         except StaleVersion as stale:
             self.overtaken(change)
-            nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=())
+            nothing = msgspec.structs.replace(
+                change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=()
+            )
             told = audit_.of_change(change, conversation=change.conversation, version=None)
-            kept = replace(nothing, expected=stale.current, audited=change.audited or tuple(told))
+            kept = msgspec.structs.replace(nothing, expected=stale.current, audited=change.audited or tuple(told))
             if kept.originals:  # anew where another process has been first once more
                 await self._commit(kept)
 
@@ -518,7 +521,7 @@ def _weight(row: Row) -> int:
 def _bare(row: Row) -> Row:
     if not isinstance(row, ExchangeRow) or row.inspection is None:
         return row
-    return replace(row, inspection=None)
+    return msgspec.structs.replace(row, inspection=None)
 
 
 async def _opened(url: str, *, mode: Mode, patience: float, connections: int) -> Database:

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from hashlib import blake2b, sha256
 from typing import Any
 
@@ -337,7 +336,7 @@ def _deleted_as(tx: Transaction, tenant: str | None, name: str) -> list[str]:
 
 AT_ONCE = 2_000
 FIRST = -(2**63)
-NAMES = [each.name for each in fields(AuditRow)]
+NAMES = AuditRow.__struct_fields__
 FIELDS = ", ".join(NAMES)
 # As text: a column that was tampered with may hold a value of another type, which no conversion would let through.
 PAGE = sa.text(

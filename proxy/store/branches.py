@@ -7,9 +7,10 @@ both branches end up in the conversation that was stored first.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from policies.ledger import ConversationState, Prepared, Trend
@@ -228,7 +229,7 @@ def _undo(
     later = (owned(evictions, tenant, branch=head.branch), within(evictions.c.version, spans))
     tx.execute(sa.update(evictions).where(*later).values(call_hash=b""))
     if state is not None:
-        memory.insert(tx, tenant, replace(state, version=version, at=at, reason="rollback"))
+        memory.insert(tx, tenant, msgspec.structs.replace(state, version=version, at=at, reason="rollback"))
     append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, home[1], head.branch, facts=facts)])
     return version
 
@@ -277,7 +278,7 @@ def _copy_state(tx: Transaction, parent: Branch, forked: Branch) -> None:
     undone = read_spans(old.undone)
     row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=forked.length)
     if row is not None:
-        memory.insert(tx, forked.tenant, replace(row, branch=forked.branch))
+        memory.insert(tx, forked.tenant, msgspec.structs.replace(row, branch=forked.branch))
 
 
 def _open_branch(

@@ -8,10 +8,11 @@ own; a text that could be anybody's is replaced by its digest.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from typing import Literal, NamedTuple
+
+import msgspec
 
 FORM = 1
 GENESIS = bytes(32)
@@ -43,8 +44,7 @@ class AuditType(StrEnum):
     SEAL = "seal"
 
 
-@dataclass(frozen=True, slots=True)
-class AuditEvent:
+class AuditEvent(msgspec.Struct, frozen=True):
     """Something that is to be remembered for good; ``conversation`` and ``branch`` are ids, empty for none.
 
     ``request`` is the id of the request that it happened in; ``sealed`` is the last row that a seal stands for, 0 for
@@ -58,11 +58,10 @@ class AuditEvent:
     branch: str = ""
     request: str = ""
     sealed: int = 0
-    facts: Mapping[str, object] = field(default_factory=dict)
+    facts: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRow:
+class AuditRow(msgspec.Struct, frozen=True):
     tenant: str
     seq: int
     at: float
@@ -140,14 +139,12 @@ def name_digest(tenant: str, name: str) -> str:
     return digest_of(f"{tenant}\0{name}")
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(msgspec.Struct, frozen=True):
     seq: int
     kind: Literal["edited", "missing", "inserted", "reordered"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """What was found in one chain.
 
     Attributes:

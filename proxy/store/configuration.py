@@ -4,9 +4,9 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from proxy.store import schema
@@ -72,7 +72,7 @@ def rotate_key(tx: Transaction, name: str, digest: str, *, at: float, until: flo
     tenant = found.tenant or found.digest[:TENANT_DIGITS]
     tx.execute(MAKE_SECRET[tx.dialect], {"name": TENANT + digest, "body": tenant.encode()})
     append(tx, [of_key(former, at=at)])
-    add_key(tx, replace(found, digest=digest, created=at))
+    add_key(tx, msgspec.structs.replace(found, digest=digest, created=at))
     return former
 
 

@@ -3,9 +3,9 @@ alerts as episodes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from policies.health import KEPT, Health, Snapshot, check
@@ -68,8 +68,7 @@ def named(tx: Transaction, tenant: str, name: str) -> str | None:
     return tx.scalar(NAMED, {"of_tenant": tenant, "of_name": name})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Narrowing:
+class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     model: str | None = None
     zone: str | None = None
@@ -165,7 +164,7 @@ def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[st
         if row.health is not None and row.health.sample is not None and row.health.rules is not None:
             key = (row.tenant, home[row.id])
             checkup = check(known.get(key), row.health.sample, row.health.rules)
-            known[key], row = checkup.health, replace(row, health=checkup)
+            known[key], row = checkup.health, msgspec.structs.replace(row, health=checkup)
         followed.append(row)
     return followed
 

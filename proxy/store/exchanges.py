@@ -8,11 +8,11 @@ import datetime as dt
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import groupby, pairwise
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from proxy.store import inspections
@@ -45,7 +45,7 @@ from proxy.store.transaction import (
 R = TypeVar("R")
 By = Literal["model", "policy", "day", "conversation"]
 ENDS = (sa.func.min, sa.func.max)  # in one query SQLite reads the whole index for them
-ADDED = tuple(each.name for each in fields(UsageRow) if each.name not in {"tenant", "group", "first", "last"})
+ADDED = tuple(each for each in UsageRow.__struct_fields__ if each not in {"tenant", "group", "first", "last"})
 TOUCH_BRANCH = overwriting(
     branches,
     lambda new, old: {
@@ -191,7 +191,9 @@ def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
         key = (row.tenant, row.group)
         if (known := sums.get(key)) is not None:
             counts: dict[str, Any] = {name: getattr(known, name) + getattr(row, name) for name in ADDED}
-            row = replace(known, **counts, first=min(known.first, row.first), last=max(known.last, row.last))
+            row = msgspec.structs.replace(
+                known, **counts, first=min(known.first, row.first), last=max(known.last, row.last)
+            )
         sums[key] = row
     return sorted(sums.values(), key=lambda row: (-row.tokens_after, row.tenant, row.group or ""))
 
@@ -259,7 +261,7 @@ def _grouped(rows: Sequence[R], key: Callable[[R], tuple[str, str]]) -> Iterator
 
 def _numbers(record: Any, given: Mapping[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
     """Fields of a record as the database gives them: converting ten thousand rows here takes longer than the query."""
-    kinds = {each.name: sa.Double if each.type is float else sa.BigInteger for each in fields(record)}
+    kinds = {each.name: sa.Double if each.type is float else sa.BigInteger for each in msgspec.structs.fields(record)}
     return [sa.cast(given[name], kind).label(name) for name, kind in kinds.items() if name in given]
 
 
@@ -335,8 +337,7 @@ def _day(number: int) -> str:
 NEWEST = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(msgspec.Struct, frozen=True):
     before: int = 0
     after: int = 0
     cost: float | None = None
@@ -366,8 +367,7 @@ def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, 
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(msgspec.Struct, frozen=True):
     """What managed requests of one step of time came to; ``at`` is when the step began.
 
     Attributes:

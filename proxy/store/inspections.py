@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
@@ -65,8 +64,7 @@ LOCK = sa.select(conversations.c.id).where(of(conversations, "tenant", "id")).wi
 ARCHIVED = sa.select(originals.c.ref).where(among(originals.c.ref), IS_WHOLE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspected:
+class Inspected(msgspec.Struct, frozen=True, kw_only=True):
     """What was kept of one request.
 
     Attributes:
@@ -367,7 +365,7 @@ def _with_bodies(
         bodies |= {ref_of(text): text.encode("utf-8", "surrogatepass") for text in texts}
     lacking = sorted({ref for ref, _, _ in found.client} - bodies.keys())
     archived = {each.ref: each.body for each in originals_with(tx, conversation.tenant, lacking)}
-    return replace(found, bodies=bodies | archived, archived=frozenset(archived))
+    return msgspec.structs.replace(found, bodies=bodies | archived, archived=frozenset(archived))
 
 
 def _plain(kept: KeptArrays) -> dict[str, Any]:
@@ -398,7 +396,7 @@ def removed(
     pinned = {edit.ref for _, _, edit in batches if edit.kind is EditKind.PIN}
     gone = _edited(tx, conversation.tenant, branch, batches, pinned)
     for ref, (row, place) in _covered(tx, conversation, branch, pinned).items():
-        gone[ref] = (replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
+        gone[ref] = (msgspec.structs.replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
     # By batch, then by place: the clock may have been wrong.
     rows = [row for row, place in sorted(gone.values(), key=lambda each: (-each[0].version, -each[1]))]
     if after is not None:
@@ -426,7 +424,9 @@ def _edited(
         row = RemovedRow(ref=edit.ref, how=str(edit.kind), version=batch, at=0.0, kept=edit.tokens)
         fact = facts.get((batch, *edit.key))
         if fact is not None:
-            row = replace(row, at=fact.at, tool=fact.tool, tokens=fact.tokens_before, kept=fact.tokens_after)
+            row = msgspec.structs.replace(
+                row, at=fact.at, tool=fact.tool, tokens=fact.tokens_before, kept=fact.tokens_after
+            )
         gone[edit.ref] = (row, position)
     return gone
 
@@ -454,4 +454,4 @@ def _with_original(tx: Transaction, row: RemovedRow, original: sa.Row[*tuple[Any
     with suppress(Damaged):
         text = message_of(tx, original)[1][:EXCERPT] if is_whole and not original.quarantined else ""
     tokens, at = row.tokens or original.tokens, row.at or original.at
-    return replace(row, role=original.role, tokens=tokens, text=text, at=at)
+    return msgspec.structs.replace(row, role=original.role, tokens=tokens, text=text, at=at)

@@ -5,10 +5,10 @@ which call each message answered, what it freed, and whether it was asked for ag
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, EditKind
@@ -43,8 +43,7 @@ NEWEST = LINES.limit(1)
 COVERED = sa.select(cuts.c.version, cuts.c.at, cuts.c.covered, cuts.c.batch).where(IN_BRANCH)
 
 
-@dataclass(frozen=True, slots=True)
-class Covering:
+class Covering(msgspec.Struct, frozen=True):
     cut: Cut
     covered: tuple[str, ...]
     batch: int

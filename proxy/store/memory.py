@@ -17,12 +17,12 @@ found whole counts.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from hashlib import sha256
 from itertools import accumulate, groupby
 from operator import attrgetter, itemgetter
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from proxy.store.audit import append, of_notes
@@ -186,7 +186,7 @@ def _rows(tx: Transaction, conversation: ConversationRow, *where: sa.ColumnEleme
 def _with_cuts(tx: Transaction, conversation: ConversationRow, rows: list[CheckpointRow]) -> list[CheckpointRow]:
     known = cuts_of(tx, conversation)
     made = [(row, known.get((row.branch, row.version))) for row in rows]
-    return [row if its is None else replace(row, cut=its.cut, covered=its.covered) for row, its in made]
+    return [row if its is None else msgspec.structs.replace(row, cut=its.cut, covered=its.covered) for row, its in made]
 
 
 def _checkpoint(tx: Transaction, row: sa.Row[*tuple[Any, ...]], known: Bodies) -> CheckpointRow | None:
@@ -380,7 +380,8 @@ def answers_of(tx: Transaction, conversation: ConversationRow) -> list[Mapping[s
     mine = owned(answers, conversation.tenant, conversation=conversation.id)
     rows = _whole_answers(tx, sa.select(answers).where(mine).order_by(answers.c.at))
     return [
-        {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in asdict(row).items()} for row in rows
+        {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in msgspec.structs.asdict(row).items()}
+        for row in rows
     ]
 
 

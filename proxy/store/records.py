@@ -1,7 +1,6 @@
 """The rows as values: what the store takes and gives, and what can go wrong. Times: seconds since the epoch, UTC."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -64,8 +63,7 @@ def is_retried(error: Exception) -> bool:
     return getattr(cause, "sqlstate", None) in RETRIED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation's thread: what Weir knows about one line of history.
 
     ``conversation`` is the internal id, ``name`` the label people use (given by the client or generated).
@@ -81,7 +79,7 @@ class Branch:
     name: str
     branch: str
     version: int
-    known: ConversationState = field(default_factory=ConversationState)
+    known: ConversationState = msgspec.field(default_factory=ConversationState)
     length: int = 0
     longest: int = 0
     trend: Trend | None = None
@@ -100,8 +98,7 @@ class Branch:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionRow:
+class EvictionRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message, tool definition or rest of a history that a batch took out of the window or made shorter.
 
     Attributes:
@@ -140,8 +137,7 @@ class EvictionRow:
         return self.tokens_before - self.tokens_after
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionSum:
+class EvictionSum(msgspec.Struct, frozen=True):
     layer: str
     tool: str
     evicted: int
@@ -150,8 +146,7 @@ class EvictionSum:
     tokens_after: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Original:
+class Original(msgspec.Struct, frozen=True, kw_only=True):
     ref: str
     role: str
     tokens: int
@@ -159,8 +154,7 @@ class Original:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A batch of edits: all of it is stored, or nothing.
 
     ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut covers,
@@ -194,13 +188,12 @@ class Change:
     length: int = 0
     evictions: tuple[EvictionRow, ...] = ()
     request: str = ""
-    figures: Mapping[str, object] = field(default_factory=dict)
+    figures: Mapping[str, object] = msgspec.field(default_factory=dict)
     condensed: Sequence[Mapping[str, Any]] = ()
     audited: tuple[AuditEvent, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     tenant: str
     conversation: str
@@ -235,8 +228,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     tools: int = 0
 
 
-@dataclass(slots=True, kw_only=True)  # a frozen one of forty fields takes three times as long to make
-class ExchangeRow:
+class ExchangeRow(msgspec.Struct, kw_only=True):
     """One request through Weir, written after its answer.
 
     Attributes:
@@ -294,16 +286,15 @@ class ExchangeRow:
     trend: Trend | None = None
     parent_conversation: str | None = None
     asked_again: tuple[tuple[str, bytes], ...] = ()
-    detail: Mapping[str, object] = field(default_factory=dict)
+    detail: Mapping[str, object] = msgspec.field(default_factory=dict)
     health: Checkup | None = None
     events: tuple[Event, ...] = ()
-    refusal: Mapping[str, object] = field(default_factory=dict)
+    refusal: Mapping[str, object] = msgspec.field(default_factory=dict)
     ends: tuple[tuple[bytes, int], ...] = ()
     inspection: Inspection | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayedRow:
+class RelayedRow(msgspec.Struct, frozen=True, kw_only=True):
     """One request that was relayed and belongs to no conversation, with the tokens that its answer reports.
 
     ``policy`` is ``none`` on a route that is not managed; ``cost`` is in US dollars, None without a price.
@@ -322,8 +313,7 @@ class RelayedRow:
     cost: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRow:
+class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One answer, and what came to the history since the one before.
 
     Attributes:
@@ -350,8 +340,7 @@ class AnswerRow:
     items: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class UsageRow:
+class UsageRow(msgspec.Struct, frozen=True):
     """What the requests of one key took, of one ``group`` (a model, policy, day or conversation), None for all.
 
     Attributes:
@@ -381,8 +370,7 @@ class UsageRow:
     last: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlertRow:
+class AlertRow(msgspec.Struct, frozen=True, kw_only=True):
     """One alert of a conversation: an episode that began ``at``, and has ended where ``closed`` says when.
 
     ``conversation`` is the label people use, ``value`` what it began with, ``limit`` what that is beyond.
@@ -400,8 +388,7 @@ class AlertRow:
     closed: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationRow:
+class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     tenant: str
@@ -420,8 +407,7 @@ class ConversationRow:
     closed: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRow:
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     branch: str
     version: int
     at: float
@@ -433,8 +419,7 @@ class CheckpointRow:
     covered: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoteRow:
+class NoteRow(msgspec.Struct, frozen=True, kw_only=True):
     """One note on a conversation; ``id`` is a digest of what it says, so that the same note is stored once.
 
     ``source`` is ``tool``, ``fence``, ``model`` or ``api``.
@@ -464,8 +449,7 @@ class NoteRow:
         return Note(self.category, self.importance, self.text, self.source)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryRow:
+class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes
     at: float
     purpose: str
@@ -475,8 +459,7 @@ class SummaryRow:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemovedRow:
+class RemovedRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message that is out of the window of a conversation, wholly or in part.
 
     ``how`` is the kind of edit, or the layer of the cut, that took it; ``tool`` whose result it was, empty for none.
@@ -495,8 +478,7 @@ class RemovedRow:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRow:
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     """An API key without its secret: ``digest`` is the HMAC-SHA-256 of it, hex.
 
     From ``revoked`` or ``expires`` on it no longer holds. ``tenant`` is whose conversations it opens, None for those
@@ -516,23 +498,20 @@ class KeyRow:
     expires: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRow:
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     document: str
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitRow:
+class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     limit: int
     seen: int
     expires: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationRow:
+class CalibrationRow(msgspec.Struct, frozen=True, kw_only=True):
     """Reported over estimated tokens, per origin, model and credential, with what the newest samples said.
 
     ``strict`` is an upstream that was seen to refuse what it could not answer at full length.

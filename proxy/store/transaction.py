@@ -197,7 +197,7 @@ def _taking(table: sa.Table, kind: Any) -> tuple[tuple[str, ...], Callable[[obje
 
 @lru_cache(maxsize=64)
 def _shared(table: sa.Table, kind: Any) -> tuple[tuple[str, str], ...]:
-    names = getattr(kind, "_fields", None) or [each.name for each in fields(kind)]
+    names = getattr(kind, "_fields", None) or getattr(kind, "__struct_fields__", None) or [f.name for f in fields(kind)]
     return tuple((key, column.name) for key, column in table.c.items() if key in names)
 
 

@@ -9,12 +9,13 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
+import msgspec
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -173,8 +174,7 @@ GIVE_UP_SECONDS: Final = 0.2
 SIGNALS: Final[tuple[Signal, ...]] = ("traces", "metrics")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtelSettings:
+class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator configured.
 
     ``otlp_endpoint`` is the collector's base URL (``http://collector:4318``) or the full URL of its traces;
@@ -195,7 +195,7 @@ class OtelSettings:
     deployment: str | None = None
     capture_content: bool = False
     read_baggage: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def endpoint(self, signal: Signal) -> str | None:
         """The URL for ``traces`` or ``metrics``; None when the signal is switched off or has no destination.
@@ -276,8 +276,7 @@ class OtelSettings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Sampler:
+class Sampler(msgspec.Struct, frozen=True):
     """Which traces are recorded: a share of those that start here, and the client's word for those that do not."""
 
     share: float = 1.0

@@ -17,10 +17,10 @@ was recognised after the span began. Times are nanoseconds since the epoch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from os import urandom
 from typing import Final, Self
 
+import msgspec
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -271,8 +271,7 @@ class Span:
         self.answered(error_type=error_type)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSettings:
+class TraceSettings(msgspec.Struct, frozen=True):
     """What the spans of a process share: who they are from, where they go, what time it is, what they may say.
 
     ``content`` allows message text; ``newest`` takes the newest conventions' name where an attribute has two.

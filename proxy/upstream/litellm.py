@@ -14,12 +14,12 @@ import logging
 import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
 import aiohttp
 import httpx
+import msgspec
 import openai
 
 from proxy.access.destination import Headers
@@ -234,10 +234,9 @@ class LitellmCalls:
         await self._litellm.close_litellm_async_clients()
 
 
-@dataclass(frozen=True, slots=True)
-class _ProviderPool:
+class _ProviderPool(msgspec.Struct, frozen=True):
     transport: Any
-    lines: WeakSet[LiteLLMLine] = field(default_factory=WeakSet)
+    lines: WeakSet[LiteLLMLine] = msgspec.field(default_factory=WeakSet)
 
     async def close(self) -> None:
         await self.transport.aclose()
@@ -253,8 +252,7 @@ def _request_in(body: bytes) -> dict[str, Any]:
     return request
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(msgspec.Struct, frozen=True):
     litellm: Any
     upstream: str
     connect: float

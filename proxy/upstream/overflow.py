@@ -9,8 +9,9 @@ window left it less; then the reserve was too small and the answer is not whole.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+import msgspec
 
 from proxy.tap import NO_USAGE, usage_from
 from proxy.upstream import overflow_rules as rules
@@ -44,8 +45,7 @@ class Kind(StrEnum):
     PAYLOAD = "payload"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What the upstream said, in tokens; None where it gave no number.
 
     Attributes:
@@ -109,7 +109,7 @@ def classify_answer(
     total = prompt + completion if prompt is not None and completion is not None else prompt
     seen = Verdict(Kind.CONTEXT, limit=window, prompt=prompt, completion=completion, requested=total)
     if finish_reason == WINDOW_FULL:
-        return replace(seen, kind=Kind.COMPLETION if completion else Kind.CONTEXT)
+        return msgspec.structs.replace(seen, kind=Kind.COMPLETION if completion else Kind.CONTEXT)
     if prompt is None or prompt <= 0:
         return NONE
     if window is not None and prompt > window:  # accepted in silence (z.ai)
@@ -122,9 +122,9 @@ def classify_answer(
     if reached or total is None:
         return NONE
     if window is not None:  # n_ctx reached while generating (llama.cpp)
-        return replace(seen, kind=Kind.COMPLETION) if total >= window - WINDOW_SLACK else NONE
+        return msgspec.structs.replace(seen, kind=Kind.COMPLETION) if total >= window - WINDOW_SLACK else NONE
     if max_tokens is None and total >= 1024 and _power_of_two(total) and not _power_of_two(completion):
-        return replace(seen, kind=Kind.COMPLETION, limit=total, doubtful=True)
+        return msgspec.structs.replace(seen, kind=Kind.COMPLETION, limit=total, doubtful=True)
     return NONE
 
 
@@ -325,7 +325,7 @@ def _overflow(report: ErrorReport, said: str | None) -> Verdict:
         at_least=rules.AT_LEAST.search(text) is not None,
         doubtful=rules.DOUBTFUL.search(text) is not None,
     )
-    return replace(verdict, kind=_kind(verdict, report.texts))
+    return msgspec.structs.replace(verdict, kind=_kind(verdict, report.texts))
 
 
 def _kind(verdict: Verdict, texts: Sequence[str]) -> Kind:

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from itertools import islice
 
+import msgspec
+
 HEAD = 1024
 
 BOUND = "bound to a different conversation"  # Anthropic, of thinking behind an array that was changed
@@ -487,8 +489,7 @@ _BEFORE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(msgspec.Struct, frozen=True):
     """What one message states, in tokens; ``requested`` is prompt plus completion, else the total, else the prompt."""
 
     limit: int | None = None

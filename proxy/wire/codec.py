@@ -9,7 +9,6 @@ blocks of a message. Its raw form is its elements as they came, with commas betw
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pickle import PickleBuffer
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, overload
@@ -552,8 +551,7 @@ def with_fields(body: bytes, **values: object) -> bytes:
     return replace_fields(body, split_object(body), {k: write_value(v) for k, v in values.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class HiddenRound:
+class HiddenRound(msgspec.Struct, frozen=True):
     """What of one round the client has not seen: ``calls`` as the model made them, ``outputs`` as they went back.
 
     The client has seen ``after`` elements of the answer before it, ``said`` of them no reasoning.
@@ -570,7 +568,7 @@ def write_rounds(rounds: Sequence[HiddenRound], shown: int, skipped: int = 0, id
 
     The first ``skipped`` of them are of an answer that was given up: what follows was not made behind them.
     """
-    kept = {"of": shown, "ids": ids, "skipped": skipped, "rounds": [asdict(each) for each in rounds]}
+    kept = {"of": shown, "ids": ids, "skipped": skipped, "rounds": [msgspec.structs.asdict(each) for each in rounds]}
     return write_value(kept).decode("utf-8", "surrogatepass")
 
 

@@ -317,8 +317,7 @@ class Lines:
         return data[:end]
 
 
-@dataclass(frozen=True, slots=True)
-class EventFrame:
+class EventFrame(msgspec.Struct, frozen=True):
     raw: bytes
     events: tuple[ServerSentEvent, ...]
 

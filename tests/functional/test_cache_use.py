@@ -1,7 +1,6 @@
 """What the provider's cache made of each request is told: hits, cold starts, who changed the prefix, what it cost."""
 
 import asyncio
-import dataclasses
 import json
 import logging
 import sqlite3
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
@@ -79,7 +79,7 @@ def named(target: RunningWeir | InTurns, **options: Any) -> Talk:
 
 
 def set_clock(target: RunningWeir, clock: Callable[[], float]) -> None:
-    target.runtime.planner = dataclasses.replace(target.runtime.planner, clock=clock)
+    target.runtime.planner = msgspec.structs.replace(target.runtime.planner, clock=clock)
 
 
 def roots(exporter: InMemorySpanExporter) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ said in ``docs/privacy.md``.
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import json
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from policies.health import HealthAlert
@@ -371,7 +371,7 @@ async def bugs(run: Run) -> None:
     """In planning, in the health of a conversation, in the key ring, in a task that nobody waits for."""
     runtime = run.target.runtime
     planner, health, keyring = runtime.planner, runtime.health, runtime.keyring
-    runtime.planner = dataclasses.replace(planner, transcripts=Broken())  # type: ignore[arg-type]
+    runtime.planner = msgspec.structs.replace(planner, transcripts=Broken())  # type: ignore[arg-type]
     assert (await run.post(request(mark="bug"))).status == 200
     runtime.planner = planner
     runtime.health = Broken()  # type: ignore[assignment]

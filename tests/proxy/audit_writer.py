@@ -10,8 +10,9 @@ import random
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from proxy.store import Store
 from tests.proxy.store_rows import change, eviction, exchange, url
@@ -27,9 +28,11 @@ async def many(path: Path, branch: str, count: int) -> None:
             print("ready", flush=True)
             await asyncio.to_thread(sys.stdin.readline)
         given = change(number, branch=branch, conversation=branch, count=1, with_cut=number % 2 == 0)
-        await store.commit(replace(given, evictions=(eviction(number),)))
+        await store.commit(msgspec.structs.replace(given, evictions=(eviction(number),)))
         if number % 4 == 0:
-            refused = replace(exchange(number, branch=branch, conversation=branch), outcome="context_length_exceeded")
+            refused = msgspec.structs.replace(
+                exchange(number, branch=branch, conversation=branch), outcome="context_length_exceeded"
+            )
             await store.record([refused])
     await store.close()
 

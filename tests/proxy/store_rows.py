@@ -1,8 +1,9 @@
 """Rows for the tests of the store."""
 
-from dataclasses import replace
 from hashlib import blake2b, sha256
 from pathlib import Path
+
+import msgspec
 
 from policies.ledger import Cut, Edit, EditKind
 from proxy.store.records import Change, EvictionRow, ExchangeRow, NoteRow, Original, SummaryRow
@@ -153,7 +154,7 @@ def change(
 def saved(expected: int, *, at: float = 2000.0, reason: str = "safety", said: str | None = None) -> Change:
     """A change that only saves the state."""
     body = f'{{"goal": "g{expected}"}}' if said is None else said
-    return replace(change(expected, count=0, with_cut=False, at=at), checkpoint=body, reason=reason)
+    return msgspec.structs.replace(change(expected, count=0, with_cut=False, at=at), checkpoint=body, reason=reason)
 
 
 def note(number: int, *, importance: str = "normal", at: float | None = None) -> NoteRow:

@@ -7,6 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from policies.ledger import Prepared, Trend
 from policies.pressure import advance
 from policies.settings import ContextSettings
@@ -71,31 +73,43 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     await store.arrive(arrival)
     rows = [exchange(n, name="work", end=ends[n], length=n + 1, **home) for n in range(4)]
     detail = {"buckets": {"system": 15}, "cost": 0.5, "cost_saved": 0.25, "said": "\ud800 \x01"}
-    rows[1] = replace(rows[1], detail=detail | {"summarizer": {"asked": 100, "answered": 20, "dollars": 0.125}})
-    rows[1] = replace(rows[1], id="req_520746284824ab4e0000016b", trend=_trend(1000, 3000), velocity=12.5)
-    rows[2] = replace(rows[2], action="evict_and_compress", observed=True, evicted=4, strategy="evict+compact")
-    rows[2] = replace(rows[2], pressure_before=0.93, turns_until_red=3.5, parent_conversation="c\x000")
-    rows[3] = replace(rows[3], outcome="context_length_exceeded", status=400, refusal={"bucket": "system", "used": 9})
+    rows[1] = msgspec.structs.replace(
+        rows[1], detail=detail | {"summarizer": {"asked": 100, "answered": 20, "dollars": 0.125}}
+    )
+    rows[1] = msgspec.structs.replace(
+        rows[1], id="req_520746284824ab4e0000016b", trend=_trend(1000, 3000), velocity=12.5
+    )
+    rows[2] = msgspec.structs.replace(
+        rows[2], action="evict_and_compress", observed=True, evicted=4, strategy="evict+compact"
+    )
+    rows[2] = msgspec.structs.replace(rows[2], pressure_before=0.93, turns_until_red=3.5, parent_conversation="c\x000")
+    rows[3] = msgspec.structs.replace(
+        rows[3], outcome="context_length_exceeded", status=400, refusal={"bucket": "system", "used": 9}
+    )
     await store.record(rows[:3])
     relayed = RelayedRow(
         id="req_00bb", tenant=tenant, at=1001.0, model="m\ud800", policy="none", status=200, outcome="ok"
     )
-    await store.record([rows[3], replace(relayed, usage_prompt=9, usage_completion=2, cost=0.75)])
+    await store.record([rows[3], msgspec.structs.replace(relayed, usage_prompt=9, usage_completion=2, cost=0.75)])
     evictions = (
         eviction(1),
         eviction(2),
         eviction(3, tool="search", before=900),
         eviction(4, tool="", layer="compact"),
     )
-    first = replace(change(0, of=tenant, **home), name="work", evictions=evictions, chain_end=ends[4], length=5)
-    await store.commit(replace(first, request=rows[1].id, figures={"action": "evict"}))
+    first = msgspec.structs.replace(
+        change(0, of=tenant, **home), name="work", evictions=evictions, chain_end=ends[4], length=5
+    )
+    await store.commit(msgspec.structs.replace(first, request=rows[1].id, figures={"action": "evict"}))
     edits = (edit(7, of=tenant, text="\x01 looks packed \ud800"), edit(8, of=tenant, text=""))
-    second = replace(change(1, of=f"{tenant}2", count=2, with_cut=False, at=2001.0, **home), edits=edits, resumed="{}")
+    second = msgspec.structs.replace(
+        change(1, of=f"{tenant}2", count=2, with_cut=False, at=2001.0, **home), edits=edits, resumed="{}"
+    )
     await store.commit(second)
-    await store.commit(replace(saved(2, at=2002.0), **home, length=5))
+    await store.commit(msgspec.structs.replace(saved(2, at=2002.0), **home, length=5))
     asked = ((branch, digest("call", 2)),)
     detail = {**rows[0].detail, "alike": 0.5}
-    await store.record([replace(rows[0], id="req_00cc", at=3000.0, asked_again=asked, detail=detail)])
+    await store.record([msgspec.structs.replace(rows[0], id="req_00cc", at=3000.0, asked_again=asked, detail=detail)])
     await store.evaluated(tenant, "req_00cc", {"score": 0.875, "judged": 3}, 3001.0)
     await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", proposal="{}", purpose="compact-1", calls=2))
     await store.want(tenant, branch, "compact", 3002.0)
@@ -103,9 +117,9 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     assert found is not None
     known = found.known
     few = replace(known, edits=dict(list(known.edits.items())[:2]))
-    await store.fork(found, replace(found, branch=forked, known=few, length=10), at=3003.0)
+    await store.fork(found, msgspec.structs.replace(found, branch=forked, known=few, length=10), at=3003.0)
     more = replace(known, cuts=(*known.cuts, cut(2, of=tenant)))
-    await store.restate(replace(found, version=9, known=more), at=3004.0)
+    await store.restate(msgspec.structs.replace(found, version=9, known=more), at=3004.0)
     await store.add_notes(tenant, conversation, [note(1), note(2, importance="critical"), note(1)])
     await store.keep_summary(tenant, summary(1, text="what was said \ud800"))
     await store.add_vectors(tenant, MODEL, {o.ref: [1.0, float(n)] for n, o in enumerate(first.originals)})
@@ -116,11 +130,13 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
 
 async def _sicken(store: Store) -> None:
     rows = session((0.95, 0.95, 0.95, 0.5, 0.95, 0.95, 0.95), tenant=TENANT, conversation="sick", branch="sick")
-    await store.record([replace(row, events=()) for row in rows])
+    await store.record([msgspec.structs.replace(row, events=()) for row in rows])
     row = await _row(store, TENANT, "sick")
     await store.close_conversation(row, 4000.0)
     await store.commit(change(0, tenant=TENANT, conversation="back", branch="back", at=4001.0))
-    await store.commit(replace(change(1, tenant=TENANT, conversation="back", branch="back", at=4002.0), cut=None))
+    await store.commit(
+        msgspec.structs.replace(change(1, tenant=TENANT, conversation="back", branch="back", at=4002.0), cut=None)
+    )
     await store.rollback(await _row(store, TENANT, "back"), version=1, at=4003.0)
     await store.commit(change(0, tenant=TENANT, conversation="gone", branch="gone", at=4004.0, of="gone"))
     await store.delete(await _row(store, TENANT, "gone"), 4005.0)

@@ -13,8 +13,9 @@ import signal
 import sqlite3
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from proxy.store import Store
 from proxy.store.records import StoreError, StoreUnavailable
@@ -31,7 +32,7 @@ async def write_on(path: Path, acknowledge: int) -> None:
     while True:
         fresh = change(version, with_cut=True)
         body = original(0, of=f"big{version}", text=f"{version} {BIG}")
-        version = await store.commit(replace(fresh, originals=(*fresh.originals, body)))
+        version = await store.commit(msgspec.structs.replace(fresh, originals=(*fresh.originals, body)))
         os.write(acknowledge, b"%d\n" % version)
         await store.record([exchange(version, end=version.to_bytes(16, "big"), length=version)])
 
@@ -43,7 +44,7 @@ async def save_on(path: Path, acknowledge: int) -> None:
     version = branch.version if branch else 0
     while True:
         given = change(version) if version % 2 else saved(version)
-        version = await store.commit(replace(given, checkpoint=big_state(version)))
+        version = await store.commit(msgspec.structs.replace(given, checkpoint=big_state(version)))
         os.write(acknowledge, b"%d\n" % version)
         if version % 10 == 0:
             await store.checkpoint()  # else each round begins with all that the ones before it wrote
@@ -96,7 +97,7 @@ async def fill_up(path: Path) -> None:
     while not refused:
         try:
             version = await store.commit(
-                replace(change(version), originals=(original(0, of=f"big{version}", text=BIG * 5),))
+                msgspec.structs.replace(change(version), originals=(original(0, of=f"big{version}", text=BIG * 5),))
             )
         except StoreUnavailable as error:
             refused = error.reason

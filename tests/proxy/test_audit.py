@@ -9,9 +9,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from policies.ledger import Edit, EditKind, Event
@@ -259,9 +259,15 @@ async def test_a_batch_says_what_it_evicted_cut_and_saved_in_figures_and_digests
             {"strategy": "compact", "original_tokens": 700, "compressed_tokens": 40, "calls": 3,
              "purpose": "structured-1", "prompt_digest": "0badf00d", "failure": ""},
     ]  # fmt: skip
-    rows = (eviction(1), eviction(2, before=200, after=0), replace(eviction(3, layer="compact"), kind="cut"))
+    rows = (
+        eviction(1),
+        eviction(2, before=200, after=0),
+        msgspec.structs.replace(eviction(3, layer="compact"), kind="cut"),
+    )
     await store.commit(
-        replace(change(0), evictions=rows, figures=figures, condensed=condensed, request="req-1", length=9)
+        msgspec.structs.replace(
+            change(0), evictions=rows, figures=figures, condensed=condensed, request="req-1", length=9
+        )
     )
     told = {row.type: json.loads(row.facts) for row in await chain_of(store)}
     assert list(told) == ["eviction", "compaction", "save"]
@@ -311,12 +317,12 @@ async def test_a_request_is_audited_for_its_budgets_pressure_and_refusal_and_els
     await store.record(
         [
             exchange(1),
-            replace(exchange(2), events=(Event("rot_guard", {"tokens": 70_000}),)),
-            replace(exchange(3), events=events),
-            replace(exchange(4), outcome="context_length_exceeded", status=400, refusal=weir),
+            msgspec.structs.replace(exchange(2), events=(Event("rot_guard", {"tokens": 70_000}),)),
+            msgspec.structs.replace(exchange(3), events=events),
+            msgspec.structs.replace(exchange(4), outcome="context_length_exceeded", status=400, refusal=weir),
         ]
     )
-    await store.record([replace(exchange(3), events=events)])  # what is there already is not told twice
+    await store.record([msgspec.structs.replace(exchange(3), events=events)])  # what is there already is not told twice
     rows = await chain_of(store)
     assert [(row.type, row.request[-1]) for row in rows] == [
         ("pressure_change", "3"),
@@ -342,7 +348,7 @@ async def test_what_is_done_to_a_conversation_is_audited_and_outlives_it(store: 
     await store.commit(change(0))
     row = await only(store)
     pinned = Edit(bytes.fromhex("0123456789ab"), 0, EditKind.PIN, "", "0123456789ab", 0)
-    await store.commit(replace(change(1, count=0, with_cut=False), edits=(pinned,)))
+    await store.commit(msgspec.structs.replace(change(1, count=0, with_cut=False), edits=(pinned,)))
     await store.add_notes(TENANT, row.id, [note(1), note(2)])
     await store.add_notes(TENANT, row.id, [note(2)])
     await store.want(TENANT, "b1", "compact", 2500.0)
@@ -367,7 +373,7 @@ async def test_what_is_done_to_a_conversation_is_audited_and_outlives_it(store: 
 
 @pytest.mark.requirement("A0.138")
 async def test_a_name_finds_what_was_said_of_a_conversation_that_is_gone(store: Store) -> None:
-    await store.commit(replace(change(0), name="support-4711"))
+    await store.commit(msgspec.structs.replace(change(0), name="support-4711"))
     row = await only(store)
     await store.delete(row)
     for tenant in (TENANT, None):
@@ -409,7 +415,9 @@ async def test_a_transaction_that_fails_leaves_nothing_in_the_audit(store: Store
 async def test_a_batch_that_another_process_was_first_with_is_audited_without_a_version(store: Store) -> None:
     await grow(store, 1)
     settler = WriteBehindQueue(store, degraded=lambda _: None)
-    settler.keep(replace(change(0, count=1, with_cut=False), originals=(original(7),), evictions=(eviction(1),)))
+    settler.keep(
+        msgspec.structs.replace(change(0, count=1, with_cut=False), originals=(original(7),), evictions=(eviction(1),))
+    )
     await settler.flush()
     rows = await chain_of(store)
     assert [(row.type, json.loads(row.facts)["version"]) for row in rows] == [("eviction", 1), ("eviction", None)]
@@ -418,7 +426,11 @@ async def test_a_batch_that_another_process_was_first_with_is_audited_without_a_
 @pytest.mark.requirement("P7")
 async def test_tenants_have_chains_of_their_own(store: Store) -> None:
     await store.record(
-        [replace(exchange(n, tenant=t), outcome="context_length_exceeded") for n in range(3) for t in ("b", "a", "c")]
+        [
+            msgspec.structs.replace(exchange(n, tenant=t), outcome="context_length_exceeded")
+            for n in range(3)
+            for t in ("b", "a", "c")
+        ]
     )
     for tenant in ("a", "b", "c"):
         rows = await chain_of(store, tenant)
@@ -559,7 +571,7 @@ async def test_a_chain_at_rest_is_not_sealed_again_and_again(store: Store) -> No
 
 
 async def test_a_long_chain_is_walked_in_pages_and_says_how_far_it_is(store: Store) -> None:
-    rows = [replace(exchange(n), outcome="context_length_exceeded") for n in range(4_100)]
+    rows = [msgspec.structs.replace(exchange(n), outcome="context_length_exceeded") for n in range(4_100)]
     await store.record(rows)
     said: list[tuple[int, int]] = []
     (chain,) = (await store.verify(progress=lambda done, total: said.append((done, total)))).chains
@@ -578,7 +590,7 @@ def test_facts_hold_no_prose_whatever_is_put_into_them() -> None:
 
 
 async def test_a_batch_without_rows_of_evictions_is_still_told(store: Store) -> None:
-    await store.commit(replace(change(0, count=0, with_cut=False), edits=(edit(1), edit(2))))
+    await store.commit(msgspec.structs.replace(change(0, count=0, with_cut=False), edits=(edit(1), edit(2))))
     await store.commit(saved(1, reason="milestone"))
     rows = await chain_of(store)
     assert [(row.type, json.loads(row.facts).get("count")) for row in rows] == [("eviction", 2), ("save", None)]

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
+import msgspec
 import pytest
 
 from proxy.store import HEAVY, Store, WriteBehindQueue
@@ -54,7 +54,7 @@ async def test_long_histories_are_not_written_in_one_go_with_everything_else(tmp
     store.record = recording  # type: ignore[method-assign]
     long = Inspection(keep=1, content=True, messages=(), pieces=None, raws=(b"x" * (HEAVY // 2),), first=0)
     for number in range(5):
-        settler.put(replace(exchange(number), inspection=long if number < 4 else None))
+        settler.put(msgspec.structs.replace(exchange(number), inspection=long if number < 4 else None))
     await settler.flush()
     assert batches == [2, 2, 1]
     await store.close()

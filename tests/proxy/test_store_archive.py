@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from proxy.store import Store
@@ -47,7 +48,7 @@ async def test_an_evicted_original_comes_back_by_ref_with_the_same_sha(store: St
 async def test_what_a_cut_covers_comes_back_in_order(store: Store) -> None:
     given = change(count=700)
     order = tuple(reversed([o.ref for o in given.originals]))
-    await store.commit(replace(given, covered=(*order, "unknown")))
+    await store.commit(msgspec.structs.replace(given, covered=(*order, "unknown")))
     assert given.cut is not None
     found = await store.covered("tenant-a", given.cut.ref)
     assert [o.ref for o in found] == list(order)
@@ -56,8 +57,8 @@ async def test_what_a_cut_covers_comes_back_in_order(store: Store) -> None:
 
 async def test_archiving_the_same_message_again_changes_nothing(store: Store) -> None:
     await store.commit(change(0, of="x"))
-    other = replace(original(0, of="x"), body=b"something else", text="something else")
-    await store.commit(replace(change(1, of="y"), originals=(other,)))
+    other = msgspec.structs.replace(original(0, of="x"), body=b"something else", text="something else")
+    await store.commit(msgspec.structs.replace(change(1, of="y"), originals=(other,)))
     assert await store.original("tenant-a", other.ref) == original(0, of="x")
     assert len(await store.search("tenant-a", "output 0")) == 1
 
@@ -66,7 +67,7 @@ async def test_archiving_the_same_message_again_changes_nothing(store: Store) ->
 async def test_removed_text_is_found_by_its_words(store: Store) -> None:
     texts = ["the invoice of Zoë is in src/billing/pay.py", "nothing here", "ERROR 42: cannot open pay.py", ""]
     gone = tuple(original(n, text=text) for n, text in enumerate(texts))
-    await store.commit(replace(change(), originals=gone))
+    await store.commit(msgspec.structs.replace(change(), originals=gone))
 
     async def found(query: str) -> list[str]:
         return [o.text for o in await store.search("tenant-a", query)]
@@ -117,8 +118,8 @@ async def test_a_search_sees_what_was_committed_just_before_and_no_more_than_its
 
 
 async def test_more_short_messages_are_found_than_are_indexed_in_one_step(store: Store) -> None:
-    gone = tuple(replace(original(n, text=f"word{n}"), body=b'"word%d"' % n) for n in range(900))
-    await store.commit(replace(change(), originals=gone))
+    gone = tuple(msgspec.structs.replace(original(n, text=f"word{n}"), body=b'"word%d"' % n) for n in range(900))
+    await store.commit(msgspec.structs.replace(change(), originals=gone))
     assert [each.text for each in await store.search("tenant-a", "word899")] == ["word899"]
 
 
@@ -141,7 +142,7 @@ async def test_a_flipped_bit_in_a_body_is_noticed_and_the_row_set_aside(store: S
         given.originals[2].ref,
     ]
     assert hurt.ref not in {o.ref for o in await store.search("tenant-a", "output")}
-    await store.commit(replace(change(1), originals=(hurt,)))
+    await store.commit(msgspec.structs.replace(change(1), originals=(hurt,)))
     assert await store.original("tenant-a", hurt.ref) == hurt
     assert hurt.ref in {o.ref for o in await store.search("tenant-a", "output")}
 
@@ -160,7 +161,7 @@ async def test_a_damaged_frame_costs_the_messages_in_it_until_they_are_archived_
         found = [await store.original("tenant-a", gone.ref) for gone in each.originals]
         assert found == ([None] * 3 if number == 1 else list(each.originals))
     assert store.damaged == 3
-    await store.commit(replace(change(3), originals=batches[1].originals))
+    await store.commit(msgspec.structs.replace(change(3), originals=batches[1].originals))
     assert [await store.original("tenant-a", gone.ref) for gone in batches[1].originals] == [*batches[1].originals]
     assert raw(tmp_path / "w.db", "SELECT count(*) FROM frames") == [(3,)]
 
@@ -168,10 +169,12 @@ async def test_a_damaged_frame_costs_the_messages_in_it_until_they_are_archived_
 @pytest.mark.requirement("P9")
 async def test_what_is_deleted_goes_from_the_frame_that_others_are_in(store: Store, tmp_path: Path) -> None:
     mine = change(conversation="c1", branch="c1", of="c1")
-    mine = replace(mine, originals=tuple(original(n, of="c1", text=f"{WORDS[n]} was read") for n in range(3)))
+    mine = msgspec.structs.replace(
+        mine, originals=tuple(original(n, of="c1", text=f"{WORDS[n]} was read") for n in range(3))
+    )
     await store.commit(mine)
     other = change(conversation="c2", branch="c2", of="c2")
-    await store.commit(replace(other, originals=mine.originals[1:2], cut=None, edits=()))
+    await store.commit(msgspec.structs.replace(other, originals=mine.originals[1:2], cut=None, edits=()))
     row = await store.conversation("tenant-a", "c1")
     assert row is not None
     assert await store.delete(row)
@@ -192,11 +195,11 @@ WORDS = ("bassoon", "celesta", "dulcimer")
 async def test_a_rare_word_finds_what_was_removed_before_hundreds_of_others(store: Store) -> None:
     texts = ["the invoice of the Zürich office is RMA-77213", *(f"the log of the office, page {n}" for n in range(900))]
     gone = tuple(original(n, text=text) for n, text in enumerate(texts))
-    await store.commit(replace(change(), originals=gone))
+    await store.commit(msgspec.structs.replace(change(), originals=gone))
     for query in ("what was the number of the zurich invoice", "office RMA-77213 unheard-of"):
         assert (await store.search("tenant-a", query, limit=5))[0].text == texts[0]
-    twice = replace(original(950), text="page 7 and again page 7: the log", body=b'{"role": "tool"}')
-    await store.commit(replace(change(1), originals=(twice,)))
+    twice = msgspec.structs.replace(original(950), text="page 7 and again page 7: the log", body=b'{"role": "tool"}')
+    await store.commit(msgspec.structs.replace(change(1), originals=(twice,)))
     assert [each.text for each in await store.search("tenant-a", "log page 7")][:2] == [twice.text, texts[8]]
 
 
@@ -231,7 +234,7 @@ async def test_a_damaged_edit_or_cut_counts_as_absent(
 
 async def test_with_digests_only_no_body_reaches_the_disk(tmp_path: Path) -> None:
     store = await Store.open(url(tmp_path / "w.db"), content="digest")
-    given = replace(change(), originals=(original(0, text="the canary sings at dawn"),))
+    given = msgspec.structs.replace(change(), originals=(original(0, text="the canary sings at dawn"),))
     await store.commit(given)
     await store.record([exchange(1)])
     assert await store.original("tenant-a", given.originals[0].ref) is None
@@ -241,7 +244,7 @@ async def test_with_digests_only_no_body_reaches_the_disk(tmp_path: Path) -> Non
     assert b"canary" not in files(tmp_path / "w.db")
     await store.close()
     store = await Store.open(url(tmp_path / "w.db"))
-    await store.commit(replace(given, expected=1, edits=(), cut=None))
+    await store.commit(msgspec.structs.replace(given, expected=1, edits=(), cut=None))
     assert await store.original("tenant-a", given.originals[0].ref) == given.originals[0]
     assert len(await store.search("tenant-a", "canary")) == 1
     await store.close()
@@ -251,7 +254,7 @@ async def test_with_digests_only_no_body_reaches_the_disk(tmp_path: Path) -> Non
 async def test_a_deleted_conversation_leaves_no_trace_in_any_file(store: Store, tmp_path: Path) -> None:
     def told(conversation: str, word: str) -> Change:
         given = change(conversation=conversation, branch=conversation, of=conversation)
-        return replace(
+        return msgspec.structs.replace(
             given,
             edits=tuple(replace(e, text=f"[{word} was here]") for e in given.edits),
             originals=tuple(original(n, of=conversation, text=f"{word} {n}") for n in range(3)),
@@ -261,7 +264,9 @@ async def test_a_deleted_conversation_leaves_no_trace_in_any_file(store: Store, 
     await store.commit(told("c1", "xylophone"))
     await store.commit(told("c2", "bassoon"))
     shared = original(0, of="c2", text="bassoon 0")
-    await store.commit(replace(told("c1", "xylophone"), expected=1, cut=None, originals=(shared,), edits=()))
+    await store.commit(
+        msgspec.structs.replace(told("c1", "xylophone"), expected=1, cut=None, originals=(shared,), edits=())
+    )
     await store.record([exchange(1, conversation="c1", branch="c1"), exchange(2, conversation="c2", branch="c2")])
     assert len(await store.search("tenant-a", "xylophone")) == 3
     assert b"xylophone" in files(tmp_path / "w.db")

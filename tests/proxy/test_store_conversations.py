@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -62,9 +63,9 @@ async def test_one_tenant_never_sees_what_another_has(store: Store) -> None:
     assert await store.search("tenant-b", "output tool") == []
     assert await store.conversations("tenant-b") == []
     assert await store.conversation("tenant-b", "c1") is None
-    assert await store.timeline(replace(row, tenant="tenant-b")) == []
-    assert await store.checkpoints(replace(row, tenant="tenant-b")) == []
-    assert await store.delete(replace(row, tenant="tenant-b")) is False
+    assert await store.timeline(msgspec.structs.replace(row, tenant="tenant-b")) == []
+    assert await store.checkpoints(msgspec.structs.replace(row, tenant="tenant-b")) == []
+    assert await store.delete(msgspec.structs.replace(row, tenant="tenant-b")) is False
     assert await store.search("tenant-a", "output tool") != []
     await store.commit(change(tenant="tenant-b"))
     assert (await store.find("tenant-a", hashes)) == (await store.find("tenant-a", hashes[:3]))
@@ -100,8 +101,8 @@ async def test_a_committed_change_is_there_after_a_restart(tmp_path: Path) -> No
 
 async def test_a_later_edit_of_the_same_message_replaces_the_earlier(store: Store) -> None:
     truncated = replace(edit(1), kind=EditKind.TRUNCATE, text="half")
-    await store.commit(replace(change(0, with_cut=False), edits=(truncated, edit(2))))
-    await store.commit(replace(change(1, with_cut=False), edits=(edit(1),)))
+    await store.commit(msgspec.structs.replace(change(0, with_cut=False), edits=(truncated, edit(2))))
+    await store.commit(msgspec.structs.replace(change(1, with_cut=False), edits=(edit(1),)))
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
     assert tuple(branch.known.edits.values()) == (edit(2), edit(1))
@@ -110,7 +111,9 @@ async def test_a_later_edit_of_the_same_message_replaces_the_earlier(store: Stor
 async def test_text_that_no_database_takes_comes_back_exactly(store: Store) -> None:
     odd = "lone \ud800 surrogate, NUL \0, é, 漢字"
     told = replace(cut(), text=odd, narrative=odd)
-    await store.commit(replace(change(0), edits=(edit(1, text=odd),), cut=told, originals=(), checkpoint=odd))
+    await store.commit(
+        msgspec.structs.replace(change(0), edits=(edit(1, text=odd),), cut=told, originals=(), checkpoint=odd)
+    )
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
     assert next(iter(branch.known.edits.values())).text == odd
@@ -147,7 +150,9 @@ async def test_forty_racing_appends_are_all_kept_with_retries(store: Store) -> N
         expected = 0
         while True:
             try:
-                await store.commit(replace(change(expected, with_cut=False, count=0), edits=(edit(number),)))
+                await store.commit(
+                    msgspec.structs.replace(change(expected, with_cut=False, count=0), edits=(edit(number),))
+                )
             except StaleVersion as stale:
                 expected = stale.current
             else:
@@ -168,7 +173,7 @@ async def test_a_lower_version_is_refused(store: Store) -> None:
         await store.commit(change(1))
     assert stale.value.current == 2
     with pytest.raises(StoreError, match="not newer"):
-        await store.commit(replace(change(2), cut=cut(version=2)))
+        await store.commit(msgspec.structs.replace(change(2), cut=cut(version=2)))
     with pytest.raises(StaleVersion) as unknown:
         await store.commit(change(3, branch="never"))
     assert unknown.value.current == 0
@@ -206,21 +211,21 @@ async def test_a_fork_shares_the_past_and_goes_its_own_way(store: Store) -> None
     parent = await store.find("tenant-a", hashes)
     assert parent is not None
     edits, cuts = dict(list(parent.known.edits.items())[:3]), parent.known.cuts[:1]
-    shared = replace(parent, branch="b2", known=ConversationState(edits=edits, cuts=cuts))
+    shared = msgspec.structs.replace(parent, branch="b2", known=ConversationState(edits=edits, cuts=cuts))
     await store.fork(parent, shared, at=3000.0)
     stored = await store.branch("tenant-a", "b2")
     assert stored is not None
     assert (stored.version, stored.conversation) == (2, "c1")
     assert (stored.known.edits, stored.known.cuts) == (edits, cuts)
-    assert await store.commit(replace(change(2, branch="b2"), cut=cut(3, of="fork"))) == 3
-    assert await store.branch("tenant-a", "b1") == replace(parent, length=0)
+    assert await store.commit(msgspec.structs.replace(change(2, branch="b2"), cut=cut(3, of="fork"))) == 3
+    assert await store.branch("tenant-a", "b1") == msgspec.structs.replace(parent, length=0)
     row = await store.conversation("tenant-a", "c1")
     assert row is not None
     assert row.branches == 2
     copied = [c for c in await store.checkpoints(row) if c.branch == "b2"]
     assert copied[0].body == change(0).checkpoint
     forked = await store.branch("tenant-a", "b2")
-    await store.fork(parent, replace(shared, known=ConversationState()), at=3001.0)
+    await store.fork(parent, msgspec.structs.replace(shared, known=ConversationState()), at=3001.0)
     assert forked is not None
     assert await store.branch("tenant-a", "b2") == forked
 
@@ -229,7 +234,7 @@ async def test_a_fork_shares_the_past_and_goes_its_own_way(store: Store) -> None
 async def test_two_first_requests_of_one_name_end_in_one_conversation(store: Store) -> None:
     await store.record([exchange(1, conversation="id1", name="deploy", branch="b1")])
     await store.record([exchange(2, conversation="id2", name="deploy", branch="b2", end=chain(1)[0], length=1)])
-    await store.commit(replace(change(0, conversation="id3", branch="b3"), name="deploy"))
+    await store.commit(msgspec.structs.replace(change(0, conversation="id3", branch="b3"), name="deploy"))
     assert await store.named("tenant-a", "deploy") == "id1"
     rows = await store.conversations("tenant-a")
     assert [(r.id, r.branches, r.requests) for r in rows] == [("id1", 3, 2)]
@@ -310,14 +315,14 @@ async def test_keys_have_unique_names_and_can_be_revoked(store: Store) -> None:
     bot = KeyRow(name="bot", digest="d1", policy="support", models=("gpt-*",), allow=("mode",), created=1.0)
     await store.add_key(bot)
     with pytest.raises(NameTaken, match="bot"):
-        await store.add_key(replace(bot, digest="d2"))
+        await store.add_key(msgspec.structs.replace(bot, digest="d2"))
     with pytest.raises(NameTaken):
-        await store.add_key(replace(bot, name="other"))
+        await store.add_key(msgspec.structs.replace(bot, name="other"))
     assert await store.list_keys() == [bot]
     assert await store.revoke_key("bot", 5.0) is True
     assert await store.revoke_key("bot", 6.0) is False
     assert await store.revoke_key("nobody", 6.0) is False
-    assert await store.list_keys() == [replace(bot, revoked=5.0)]
+    assert await store.list_keys() == [msgspec.structs.replace(bot, revoked=5.0)]
 
 
 async def test_the_secret_is_made_once(tmp_path: Path) -> None:
@@ -351,7 +356,9 @@ async def test_retention_removes_old_conversations_and_keeps_what_others_need(st
             [exchange(number, conversation=name, branch=name, end=chain(1, of=name)[0], length=1, at=at)]
         )
     await store.commit(
-        replace(change(0, conversation="c24", branch="c24b", of="c24b"), originals=(original(0, of="c3"),))
+        msgspec.structs.replace(
+            change(0, conversation="c24", branch="c24b", of="c24b"), originals=(original(0, of="c3"),)
+        )
     )
     await store.record([exchange(99, conversation="c24", branch="c24", at=120.0)])
     assert await store.prune(500.0) == 20 + 1

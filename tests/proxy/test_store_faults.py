@@ -9,9 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from policies.ledger import ConversationState
@@ -249,7 +249,7 @@ async def test_a_file_that_was_deleted_or_replaced_is_opened_anew_and_told_what_
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
     assert tuple(branch.known.edits.values())[:3] == tuple(known.known.edits.values())
-    await store.restate(replace(known, known=ConversationState()), at=2.0)
+    await store.restate(msgspec.structs.replace(known, known=ConversationState()), at=2.0)
     assert await store.branch("tenant-a", "b1") == branch, "what memory knows less of stays"
 
 

@@ -1,9 +1,9 @@
 """Health in the store: the newest hundred snapshots, alerts as episodes, the state that a restart goes on from."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from policies.health import Checkup, Episode, Health, HealthAlert, HealthRules, Sample, check
@@ -20,7 +20,7 @@ def session(levels: Iterable[float], *, start: int = 1, health: Health | None = 
     for number, level in enumerate(levels, start=start):
         checkup = check(health, Sample(at=1000.0 + number, utilization=level), RULES)
         health = checkup.health
-        rows.append(replace(exchange(number, **of), health=checkup))  # type: ignore[arg-type]
+        rows.append(msgspec.structs.replace(exchange(number, **of), health=checkup))  # type: ignore[arg-type]
     return rows
 
 
@@ -51,7 +51,7 @@ async def test_a_batch_is_written_with_its_state_its_snapshots_and_its_episodes(
     store = await Store.open(url(tmp_path / "w.db"))
     [end] = chain(1)
     rows = session((0.95, 0.95, 0.95, 0.95, 0.5))
-    await store.record([replace(row, chain_end=end, length=1) for row in rows[:4]])
+    await store.record([msgspec.structs.replace(row, chain_end=end, length=1) for row in rows[:4]])
 
     [opened], counts = await store.open_alerts("tenant-a")
     assert (opened.kind, opened.level, opened.category, opened.at, opened.closed) == (
@@ -68,7 +68,7 @@ async def test_a_batch_is_written_with_its_state_its_snapshots_and_its_episodes(
     await store.record([rows[4]])
     assert await store.open_alerts(None) == ([], {})
     [closed] = await store.alerts(await row_of(store))
-    assert closed == replace(opened, closed=rows[4].at)
+    assert closed == msgspec.structs.replace(opened, closed=rows[4].at)
     assert [s.utilization for s in await store.snapshots(await row_of(store))] == [0.95] * 4 + [0.5]
     await store.close()
 
@@ -121,7 +121,9 @@ async def test_the_newest_two_hundred_episodes_are_kept(tmp_path: Path) -> None:
         [plain] = session((0.1,), start=number, health=Health(requests=5))
         assert plain.health is not None
         closed = (Episode("loop", at - 1),)
-        return replace(plain, health=Checkup(plain.health.health, plain.health.snapshot, (alert,), closed))
+        return msgspec.structs.replace(
+            plain, health=Checkup(plain.health.health, plain.health.snapshot, (alert,), closed)
+        )
 
     rows = [episode(number) for number in range(1, 251)]
     for start in range(0, 250, 50):

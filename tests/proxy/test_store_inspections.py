@@ -1,9 +1,9 @@
 """What is kept of the newest requests, as the store keeps it."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from policies.messages import Message
@@ -34,7 +34,7 @@ async def step(store: Store, number: int, *, known: int | None = None) -> None:
         raws=[r for _, r in both[first:]],
         first=first,
     )
-    await store.record([replace(exchange(number), inspection=kept)])
+    await store.record([msgspec.structs.replace(exchange(number), inspection=kept)])
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_what_a_huge_request_said_is_packed_a_part_at_a_time(
     slices = split_array(b"[" + b",".join(said.values()) + b"]")
     assert slices is not None
     whole = Inspection(keep=KEPT, content=True, messages=list(said), pieces=None, raws=slices, first=0)
-    await store.record([replace(exchange(1), inspection=whole)])
+    await store.record([msgspec.structs.replace(exchange(1), inspection=whole)])
     _, kept = await store.inspection(await only(store), exchange(1).id)
     assert kept is not None
     assert kept.bodies == {each.ref: body for each, body in said.items()}

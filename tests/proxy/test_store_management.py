@@ -2,10 +2,10 @@
 
 import sqlite3
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from policies.ledger import Trend
@@ -40,13 +40,15 @@ async def test_a_branch_is_found_with_the_growth_of_its_last_exchange(store: Sto
     hashes = chain(3)
     grown = [trend(1000), trend(1000, 3000), trend(1000, 3000, 3500)]
     for number, state in enumerate(grown[:2]):
-        await store.record([replace(exchange(number, end=hashes[number], length=number + 1), trend=state)])
+        await store.record(
+            [msgspec.structs.replace(exchange(number, end=hashes[number], length=number + 1), trend=state)]
+        )
     found = await store.find("tenant-a", hashes)
     assert found is not None
     assert found.trend == grown[1]
     await store.record([exchange(7, end=hashes[1], length=2)])
-    await store.record([replace(exchange(2, end=hashes[2], length=3, at=5000.0), trend=grown[2])])
-    await store.record([replace(exchange(3, end=hashes[2], length=3, at=4000.0), trend=grown[0])])
+    await store.record([msgspec.structs.replace(exchange(2, end=hashes[2], length=3, at=5000.0), trend=grown[2])])
+    await store.record([msgspec.structs.replace(exchange(3, end=hashes[2], length=3, at=4000.0), trend=grown[0])])
     found = await store.branch("tenant-a", "b1")
     assert found is not None
     assert found.trend == grown[2]
@@ -56,14 +58,19 @@ async def test_a_branch_is_found_with_the_growth_of_its_last_exchange(store: Sto
 async def test_what_was_saved_after_an_answer_does_not_hide_the_growth_that_it_ended(store: Store) -> None:
     """Whatever else was done with the branch meanwhile, it is the newer reading that is kept."""
     grown = [trend(1000), trend(1000, 3000), trend(1000, 3000, 3500)]
-    await store.record([replace(exchange(0, at=10.0), trend=grown[0])])
+    await store.record([msgspec.structs.replace(exchange(0, at=10.0), trend=grown[0])])
     await store.commit(saved(0, at=5000.0))
-    await store.record([replace(exchange(1, at=20.0), trend=grown[1])])
+    await store.record([msgspec.structs.replace(exchange(1, at=20.0), trend=grown[1])])
     found = await store.branch("tenant-a", "b1")
     assert found is not None
     assert found.trend == grown[1]
-    await store.record([replace(exchange(2, at=30.0), trend=grown[2]), replace(exchange(3, at=40.0), trend=grown[0])])
-    await store.record([replace(exchange(4, at=6000.0), trend=grown[1])])
+    await store.record(
+        [
+            msgspec.structs.replace(exchange(2, at=30.0), trend=grown[2]),
+            msgspec.structs.replace(exchange(3, at=40.0), trend=grown[0]),
+        ]
+    )
+    await store.record([msgspec.structs.replace(exchange(4, at=6000.0), trend=grown[1])])
     found = await store.branch("tenant-a", "b1")
     assert found is not None
     assert found.trend == grown[2]
@@ -71,7 +78,7 @@ async def test_what_was_saved_after_an_answer_does_not_hide_the_growth_that_it_e
 
 @pytest.mark.requirement("A0.25")
 async def test_of_a_batch_the_newest_growth_is_kept_and_a_damaged_one_is_none(store: Store, tmp_path: Path) -> None:
-    rows = [replace(exchange(n), trend=trend(*range(1000, 2000 + n, 100))) for n in range(1, 4)]
+    rows = [msgspec.structs.replace(exchange(n), trend=trend(*range(1000, 2000 + n, 100))) for n in range(1, 4)]
     await store.record([*rows, exchange(9)])
     found = await store.branch("tenant-a", "b1")
     assert found is not None
@@ -87,7 +94,7 @@ async def test_of_a_batch_the_newest_growth_is_kept_and_a_damaged_one_is_none(st
 @pytest.mark.requirement("A0.148")
 async def test_an_exchange_keeps_what_was_decided(store: Store) -> None:
     detail = {"buckets": {"system": 40, "history": 900}, "events": [{"kind": "zone_change", "new": "red"}]}
-    given = replace(
+    given = msgspec.structs.replace(
         exchange(1),
         action="emergency_compaction",
         observed=True,
@@ -107,10 +114,10 @@ async def test_an_exchange_keeps_what_was_decided(store: Store) -> None:
 @pytest.mark.requirement("A0.41", "A0.43")
 async def test_evictions_add_up_and_the_one_that_was_asked_for_again_is_marked(store: Store) -> None:
     rows = (eviction(1), eviction(2), eviction(3, tool="search", before=900), eviction(4, tool="", layer="compact"))
-    await store.commit(replace(change(0), evictions=rows))
-    await store.commit(replace(change(1), evictions=(eviction(2, policy="tight"),)))
+    await store.commit(msgspec.structs.replace(change(0), evictions=rows))
+    await store.commit(msgspec.structs.replace(change(1), evictions=(eviction(2, policy="tight"),)))
     for _ in range(2):  # a row that was stored already is not counted twice
-        await store.record([replace(exchange(1, at=3000.0), asked_again=(("b1", digest("call", 2)),))])
+        await store.record([msgspec.structs.replace(exchange(1, at=3000.0), asked_again=(("b1", digest("call", 2)),))])
     marked = await store.evictions("tenant-a", asked_again=True)
     assert [(r.version, r.policy, r.asked_again_at, r.asked_again_count) for r in marked] == [(2, "tight", 3000.0, 1)]
     sums = {(s.layer, s.tool): s for s in await store.eviction_sums(None)}
@@ -130,8 +137,10 @@ async def test_evictions_add_up_and_the_one_that_was_asked_for_again_is_marked(s
 @pytest.mark.requirement("P7", "S.1", "S.3")
 async def test_one_tenant_neither_sees_nor_marks_the_evictions_of_another(store: Store) -> None:
     for tenant in ("tenant-a", "tenant-b"):
-        await store.commit(replace(change(0, tenant=tenant), evictions=(eviction(1),)))
-    await store.record([replace(exchange(1, tenant="tenant-b"), asked_again=(("b1", digest("call", 1)),))])
+        await store.commit(msgspec.structs.replace(change(0, tenant=tenant), evictions=(eviction(1),)))
+    await store.record(
+        [msgspec.structs.replace(exchange(1, tenant="tenant-b"), asked_again=(("b1", digest("call", 1)),))]
+    )
     assert [r.asked_again_count for r in await store.evictions("tenant-a")] == [0]
     assert [r.asked_again_count for r in await store.evictions("tenant-b")] == [1]
     assert len(await store.evictions(None)) == 2
@@ -139,21 +148,25 @@ async def test_one_tenant_neither_sees_nor_marks_the_evictions_of_another(store:
 
 @pytest.mark.requirement("A0.41")
 async def test_a_branch_knows_the_calls_that_it_and_its_parents_have_evicted(store: Store) -> None:
-    await store.commit(replace(change(0, at=100.0), evictions=(eviction(1), eviction(2), eviction(3, tool=""))))
+    await store.commit(
+        msgspec.structs.replace(change(0, at=100.0), evictions=(eviction(1), eviction(2), eviction(3, tool="")))
+    )
     parent = await store.branch("tenant-a", "b1")
     assert parent is not None
     assert dict(parent.evicted) == {digest("call", 1): "b1", digest("call", 2): "b1"}
-    await store.fork(parent, replace(parent, branch="b2"), at=150.0)
-    await store.commit(replace(change(1, at=200.0), evictions=(eviction(4),)))
-    await store.commit(replace(change(1, branch="b2", at=300.0, with_cut=False), evictions=(eviction(5),)))
-    await store.record([replace(exchange(1), asked_again=(("b1", digest("call", 2)),))])
+    await store.fork(parent, msgspec.structs.replace(parent, branch="b2"), at=150.0)
+    await store.commit(msgspec.structs.replace(change(1, at=200.0), evictions=(eviction(4),)))
+    await store.commit(
+        msgspec.structs.replace(change(1, branch="b2", at=300.0, with_cut=False), evictions=(eviction(5),))
+    )
+    await store.record([msgspec.structs.replace(exchange(1), asked_again=(("b1", digest("call", 2)),))])
     fork = await store.branch("tenant-a", "b2")
     assert fork is not None
     assert dict(fork.evicted) == {digest("call", 1): "b1", digest("call", 5): "b2"}
 
 
 async def test_evictions_go_with_their_conversation(store: Store, tmp_path: Path) -> None:
-    await store.commit(replace(change(0), evictions=(eviction(1),)))
+    await store.commit(msgspec.structs.replace(change(0), evictions=(eviction(1),)))
     row = await store.conversation("tenant-a", "c1")
     assert row is not None
     await store.delete(row)
@@ -193,7 +206,9 @@ async def test_what_days_took_is_told_from_any_moment_on_and_forgotten_with_the_
         tenant, name = ("tenant-b", "theirs") if number % 8 == 3 else ("tenant-a", f"c{number % 2}")
         row = exchange(number, tenant=tenant, conversation=name, branch=name, at=0.5 * DAY + 0.1 * DAY * number)
         detail = {"cost": 0.25, "cost_saved": 0.125} if number % 3 else {}
-        rows.append(replace(row, model=f"m{number % 3}", status=500 if number == 17 else 200, detail=detail))
+        rows.append(
+            msgspec.structs.replace(row, model=f"m{number % 3}", status=500 if number == 17 else 200, detail=detail)
+        )
     await either.record(rows[::2])
     for row in rows[1::2]:
         await either.record([row])

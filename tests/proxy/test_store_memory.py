@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -59,8 +60,8 @@ async def only(store: Store, name: str = "c1", tenant: str = "tenant-a") -> Conv
 
 @pytest.mark.requirement("A0.100", "A0.101", "A0.108", "D23")
 async def test_a_checkpoint_is_a_row_of_its_own_with_or_without_a_cut(store: Store) -> None:
-    await store.commit(replace(saved(0, reason="milestone"), window_id=1, length=4))
-    await store.commit(replace(change(1), window_id=2, length=9))
+    await store.commit(msgspec.structs.replace(saved(0, reason="milestone"), window_id=1, length=4))
+    await store.commit(msgspec.structs.replace(change(1), window_id=2, length=9))
     rows = await store.checkpoints(await only(store))
     assert [(r.version, r.reason, r.window_id, r.length, r.body) for r in rows] == [
         (1, "milestone", 1, 4, '{"goal": "g0"}'),
@@ -128,9 +129,9 @@ async def test_checkpoints_are_stored_by_what_they_have_not_in_common_and_damage
 
 @pytest.mark.requirement("A0.114", "P9")
 async def test_what_stays_of_older_checkpoints_is_read_without_those_that_went(store: Store) -> None:
-    await store.commit(replace(change(0), checkpoint="at the cut", reason="compaction"))
+    await store.commit(msgspec.structs.replace(change(0), checkpoint="at the cut", reason="compaction"))
     for version in range(1, 9):
-        await store.commit(replace(saved(version, said=f"at the cut, and {version} later"), keep=3))
+        await store.commit(msgspec.structs.replace(saved(version, said=f"at the cut, and {version} later"), keep=3))
     told = await store.checkpoints(await only(store))
     assert [(each.version, each.body) for each in told] == [
         (1, "at the cut"),
@@ -163,7 +164,7 @@ async def test_a_damaged_checkpoint_counts_as_absent_and_the_one_before_it_holds
 async def test_the_newest_checkpoint_of_a_conversation_is_that_of_the_branch_used_last(store: Store) -> None:
     await store.commit(saved(0, said="old line"))
     await store.commit(saved(1, said="old line, later"))
-    await store.commit(replace(saved(0, said="new line", at=3000.0), branch="b2"))
+    await store.commit(msgspec.structs.replace(saved(0, said="new line", at=3000.0), branch="b2"))
     row = await only(store)
     assert await store.newest_branch(row) == "b2"
     assert [(r.branch, r.version) for r in await store.checkpoints(row)] == [("b1", 1), ("b1", 2), ("b2", 1)]
@@ -176,23 +177,23 @@ async def test_the_newest_checkpoint_of_a_conversation_is_that_of_the_branch_use
     assert latest[1].body == "new line"
     assert await store.checkpoint_at(row, 3) is None
     assert await store.latest_checkpoint("tenant-a", "nobody") is None
-    assert await store.newest_branch(replace(row, id="nothing")) is None
+    assert await store.newest_branch(msgspec.structs.replace(row, id="nothing")) is None
 
 
 @pytest.mark.requirement("R.71")
 async def test_versions_stay_in_order_where_the_clock_went_back(store: Store) -> None:
     for version, at in enumerate((5000.0, 1400.0, 1500.0)):
         await store.commit(saved(version, at=at))
-    await store.commit(replace(saved(0, at=2000.0), branch="b2"))
+    await store.commit(msgspec.structs.replace(saved(0, at=2000.0), branch="b2"))
     rows = await store.checkpoints(await only(store))
     assert [(r.branch, r.version) for r in rows] == [("b2", 1), ("b1", 1), ("b1", 2), ("b1", 3)]
 
 
 @pytest.mark.requirement("P1")
 async def test_a_fork_goes_on_from_the_newest_checkpoint_that_fits_it(store: Store) -> None:
-    await store.commit(replace(saved(0), length=4, resumed="from elsewhere"))
-    await store.commit(replace(change(1), length=9))
-    await store.commit(replace(saved(2), length=20))
+    await store.commit(msgspec.structs.replace(saved(0), length=4, resumed="from elsewhere"))
+    await store.commit(msgspec.structs.replace(change(1), length=9))
+    await store.commit(msgspec.structs.replace(saved(2), length=20))
     parent = await store.branch("tenant-a", "b1")
     assert parent is not None
     known = parent.known
@@ -216,14 +217,14 @@ async def test_a_fork_goes_on_from_the_newest_checkpoint_that_fits_it(store: Sto
 @pytest.mark.requirement("A0.112")
 async def test_old_checkpoints_go_but_never_that_of_the_newest_cut(tmp_path: Path) -> None:
     store = await Store.open(url(tmp_path / "w.db"))
-    await store.commit(replace(change(0), keep=3))
-    await store.commit(replace(change(1), keep=3))
+    await store.commit(msgspec.structs.replace(change(0), keep=3))
+    await store.commit(msgspec.structs.replace(change(1), keep=3))
     for version in range(2, 8):
-        await store.commit(replace(saved(version), keep=3))
+        await store.commit(msgspec.structs.replace(saved(version), keep=3))
     rows = await store.checkpoints(await only(store))
     assert [r.version for r in rows] == [2, 6, 7, 8]
     assert rows[0].cut == change(1).cut
-    await store.commit(replace(change(8), keep=3))
+    await store.commit(msgspec.structs.replace(change(8), keep=3))
     assert [r.version for r in await store.checkpoints(await only(store))] == [7, 8, 9]
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
@@ -250,14 +251,14 @@ async def test_what_waits_on_a_branch_is_cleared_by_what_it_waited_for(tmp_path:
         return branch.known.prepared, branch.known.wanted, branch.known.resumed
 
     assert await state() == (waiting, "compact", None)
-    await store.commit(replace(saved(0), resumed="state of another"))
+    await store.commit(msgspec.structs.replace(saved(0), resumed="state of another"))
     assert await state() == (waiting, "compact", "state of another")
-    await store.commit(replace(change(1, with_cut=False), checkpoint=None))
+    await store.commit(msgspec.structs.replace(change(1, with_cut=False), checkpoint=None))
     assert await state() == (waiting, None, "state of another")
     assert await store.want("tenant-a", "b1", "compact", 1.0) is True
-    await store.commit(replace(change(2), prepared=Prepared(1, b"p", "older")))
+    await store.commit(msgspec.structs.replace(change(2), prepared=Prepared(1, b"p", "older")))
     assert await state() == (waiting, None, "state of another"), "it came while the batch was planned without it"
-    await store.commit(replace(change(3), prepared=waiting))
+    await store.commit(msgspec.structs.replace(change(3), prepared=waiting))
     assert await state() == (None, None, "state of another")
     await store.prepare("tenant-a", "b1", waiting)
     await store.prepare("tenant-a", "b1", None)
@@ -304,10 +305,10 @@ async def test_a_branch_without_edits_is_found_with_no_more_queries_than_before_
 async def history(store: Store) -> list[Change]:
     """Four batches, the second and the fourth with a cut, the third only with a save."""
     given = [
-        replace(change(0, with_cut=False, at=1.0), evictions=(eviction(1),)),
-        replace(change(1, at=2.0), evictions=(eviction(2),)),
+        msgspec.structs.replace(change(0, with_cut=False, at=1.0), evictions=(eviction(1),)),
+        msgspec.structs.replace(change(1, at=2.0), evictions=(eviction(2),)),
         saved(2, at=3.0),
-        replace(change(3, at=4.0), evictions=(eviction(4),), resumed="kept"),
+        msgspec.structs.replace(change(3, at=4.0), evictions=(eviction(4),), resumed="kept"),
     ]
     for each in given:
         await store.commit(each)
@@ -319,9 +320,9 @@ def test_a_summary_that_comes_while_a_batch_is_planned_without_it_is_for_the_nex
     late = Prepared(2, b"prefix", "Two messages, in words.")
     known = ConversationState(prepared=late)
     thread = Thread(Branch(tenant="tenant-a", conversation="c1", name="c1", branch="b1", version=0, known=known))
-    thread.apply(replace(change(0), edits=(), cut=cut(1)), 1)
+    thread.apply(msgspec.structs.replace(change(0), edits=(), cut=cut(1)), 1)
     assert thread.known.prepared == late
-    thread.apply(replace(change(1), edits=(), cut=cut(2), prepared=late), 2)
+    thread.apply(msgspec.structs.replace(change(1), edits=(), cut=cut(2), prepared=late), 2)
     assert thread.known.prepared is None
 
 
@@ -378,7 +379,7 @@ async def test_nothing_goes_on_from_what_a_rollback_has_taken_back(store: Store)
     await store.commit(saved(5))
     assert await store.rollback(row, version=5, at=7.0) == 7
     assert await store.rollback(row, version=7, at=8.0) == 8
-    for at_all in (replace(row, id="nothing"), replace(row, tenant="tenant-b")):
+    for at_all in (msgspec.structs.replace(row, id="nothing"), msgspec.structs.replace(row, tenant="tenant-b")):
         with pytest.raises(NoSuchVersion):
             await store.rollback(at_all, version=0, at=9.0)
 
@@ -387,17 +388,19 @@ async def test_nothing_goes_on_from_what_a_rollback_has_taken_back(store: Store)
 async def test_batches_of_longer_requests_are_taken_back_and_what_they_replaced_holds_again(store: Store) -> None:
     first = change(0, with_cut=False, at=1.0)
     first = replace(first, edits=tuple(replace(edit, length=10) for edit in first.edits))
-    longer = replace(change(1, at=2.0), evictions=(eviction(2),))
+    longer = msgspec.structs.replace(change(1, at=2.0), evictions=(eviction(2),))
     assert longer.cut is not None
     again = tuple(replace(edit, text="shorter still", length=20) for edit in first.edits)
     longer = replace(longer, edits=again, cut=replace(longer.cut, length=20))
-    pin = replace(change(2, with_cut=False, at=3.0), edits=(Edit(b"d" * 16, 0, EditKind.PIN, "", "r", 0),))
+    pin = msgspec.structs.replace(
+        change(2, with_cut=False, at=3.0), edits=(Edit(b"d" * 16, 0, EditKind.PIN, "", "r", 0),)
+    )
     for each in (first, longer, pin):
         await store.commit(each)
     known = await store.branch("tenant-a", "b1")
     assert known is not None
     with pytest.raises(StaleVersion):
-        await store.take_back(replace(known, version=2), 19, 4.0)
+        await store.take_back(msgspec.structs.replace(known, version=2), 19, 4.0)
     back = await store.take_back(known, 19, 4.0)
     assert back == await store.branch("tenant-a", "b1")
     assert back is not None
@@ -414,7 +417,7 @@ async def test_a_fork_can_go_back_to_what_its_parent_was(store: Store) -> None:
     given = await history(store)
     parent = await store.branch("tenant-a", "b1")
     assert parent is not None
-    await store.fork(parent, replace(parent, branch="b2"), at=10.0)
+    await store.fork(parent, msgspec.structs.replace(parent, branch="b2"), at=10.0)
     await store.commit(change(4, branch="b2", of="own", at=11.0))
     assert await store.rollback(await only(store), version=2, at=12.0) == 6
     branch = await store.branch("tenant-a", "b2")
@@ -459,9 +462,9 @@ async def test_the_same_note_is_stored_once_and_the_oldest_normal_ones_go_first(
     assert await store.add_notes("tenant-a", "c1", [note(1)]) == 0
     await store.record([exchange(1)])
     assert await store.add_notes("tenant-a", "c1", []) == 0
-    odd = replace(note(0), text="lone \ud800, NUL \0, 漢字", importance="critical")
+    odd = msgspec.structs.replace(note(0), text="lone \ud800, NUL \0, 漢字", importance="critical")
     assert await store.add_notes("tenant-a", "c1", [note(1), odd, note(1)]) == 2
-    assert await store.add_notes("tenant-a", "c1", [replace(note(1), at=1.0)]) == 0
+    assert await store.add_notes("tenant-a", "c1", [msgspec.structs.replace(note(1), at=1.0)]) == 0
     assert await store.notes("tenant-a", "c1") == [odd, note(1)]
     most = MAX_NOTES
     critical = [note(n, importance="critical") for n in range(2, 12)]
@@ -505,7 +508,7 @@ async def test_one_tenant_never_sees_what_another_keeps(store: Store) -> None:
     await store.record([exchange(1)])
     await store.add_notes("tenant-a", "c1", [note(1)])
     await store.keep_summary("tenant-a", summary(1))
-    theirs = replace(await only(store), tenant="tenant-b")
+    theirs = msgspec.structs.replace(await only(store), tenant="tenant-b")
     assert await store.checkpoints(theirs) == []
     assert await store.checkpoint_at(theirs, 1) is None
     assert await store.latest_checkpoint("tenant-b", "c1") is None
@@ -557,10 +560,10 @@ async def test_a_tenant_has_so_many_summaries_at_most_and_the_newest_stay(store:
 @pytest.mark.requirement("A4.25", "A4.30", "A0.26")
 async def test_what_is_out_of_the_window_is_listed_with_why_and_when(store: Store) -> None:
     long = original(0, of="x", text="a" * 5000)
-    first = replace(
+    first = msgspec.structs.replace(
         change(0, of="x", with_cut=False, at=10.0),
         originals=(long, original(1, of="x"), original(2, of="x")),
-        evictions=(replace(eviction(1, tool="search"), digest=edit(1, of="x").digest),),
+        evictions=(msgspec.structs.replace(eviction(1, tool="search"), digest=edit(1, of="x").digest),),
     )
     await store.commit(first)
     row = await only(store)
@@ -572,9 +575,9 @@ async def test_what_is_out_of_the_window_is_listed_with_why_and_when(store: Stor
     assert rows[0].text == original(2, of="x").text
     other = (original(7, of="y"), original(8, of="y"))
     refs = (edit(1, of="x").ref, *(o.ref for o in other))
-    second = replace(change(1, count=0, at=20.0), originals=other, covered=refs, cut=cut(2, of="y"))
+    second = msgspec.structs.replace(change(1, count=0, at=20.0), originals=other, covered=refs, cut=cut(2, of="y"))
     await store.commit(second)
-    third = replace(change(2, count=0, at=30.0), covered=(*refs, original(2, of="x").ref))
+    third = msgspec.structs.replace(change(2, count=0, at=30.0), covered=(*refs, original(2, of="x").ref))
     await store.commit(replace(third, cut=replace(cut(3, of="z"), origin="sliding_window")))
     rows = await store.removed(row)
     assert [(r.ref, r.how, r.version, r.at) for r in rows] == [
@@ -592,7 +595,7 @@ async def test_what_was_pinned_or_only_added_to_is_not_out_of_the_window(store: 
     await store.commit(change(0, of="x"))
     pin = replace(edit(0, of="x"), digest=b"123456", kind=EditKind.PIN, text="", tokens=0)
     recalled = replace(edit(9, of="x"), kind=EditKind.RECALL)
-    await store.commit(replace(change(1, count=0, with_cut=False), edits=(pin, recalled)))
+    await store.commit(msgspec.structs.replace(change(1, count=0, with_cut=False), edits=(pin, recalled)))
     rows = await store.removed(await only(store))
     assert [(r.ref, r.how) for r in rows] == [(edit(n, of="x").ref, "evict") for n in (2, 1)]
 
@@ -602,11 +605,11 @@ async def test_only_what_the_newest_cut_hides_and_nobody_pinned_is_out(store: St
     a, b, c, d = (each.ref for each in gone)
     for version, covered in enumerate(((a, b), (a, c), (a, d))):
         given = change(version, count=0)
-        await store.commit(replace(given, originals=tuple(gone), covered=covered))
+        await store.commit(msgspec.structs.replace(given, originals=tuple(gone), covered=covered))
     row = await only(store)
     assert [(r.ref, r.version) for r in await store.removed(row)] == [(d, 3), (a, 1)]
     pin = replace(edit(3, of="x"), digest=b"123456", kind=EditKind.PIN, text="", tokens=0)
-    await store.commit(replace(change(3, count=0, with_cut=False), edits=(pin,)))
+    await store.commit(msgspec.structs.replace(change(3, count=0, with_cut=False), edits=(pin,)))
     assert [(r.ref, r.version) for r in await store.removed(row)] == [(c, 2), (a, 1)]
 
 
@@ -626,7 +629,7 @@ async def test_a_search_can_be_narrowed_to_what_one_conversation_lost(store: Sto
         await store.commit(change(0, conversation=name, branch=name, of=name))
     parent = await store.branch("tenant-a", "c1")
     assert parent is not None
-    await store.fork(parent, replace(parent, branch="c1-fork"), at=3000.0)
+    await store.fork(parent, msgspec.structs.replace(parent, branch="c1-fork"), at=3000.0)
     found = await store.search("tenant-a", "output tool", conversation="c1")
     assert {o.ref for o in found} == {original(n, of="c1").ref for n in range(3)}
     assert len(found) == 3
@@ -644,15 +647,17 @@ async def test_a_closed_conversation_opens_again_with_its_next_exchange(store: S
     assert [r.closed for r in await store.conversations("tenant-a")] == [2000.0]
     await store.record([exchange(3, at=2001.0)])
     assert (await only(store)).closed is None
-    assert await store.close_conversation(replace(await only(store), id="nothing"), 1.0) is False
+    assert await store.close_conversation(msgspec.structs.replace(await only(store), id="nothing"), 1.0) is False
 
 
 async def test_the_first_parent_that_a_client_names_stays(store: Store) -> None:
     await store.record([exchange(1)])
     assert (await only(store)).parent is None
-    named = [replace(exchange(n), parent_conversation=name) for n, name in ((2, "main\0"), (3, "other"))]
+    named = [
+        msgspec.structs.replace(exchange(n), parent_conversation=name) for n, name in ((2, "main\0"), (3, "other"))
+    ]
     await store.record([exchange(4), *named])
-    await store.record([replace(exchange(5), parent_conversation="third")])
+    await store.record([msgspec.structs.replace(exchange(5), parent_conversation="third")])
     assert (await only(store)).parent == "main\ufffd"
 
 
@@ -661,7 +666,9 @@ async def test_an_export_has_everything_of_a_conversation_and_nothing_of_another
     for name in ("c1", "c2"):
         own = change(0, conversation=name, branch=name, of=name)
         odd = tuple(replace(e, text=f"{e.text} \ud800") for e in own.edits)
-        await store.commit(replace(own, edits=odd, evictions=(eviction(1),), checkpoint='{"goal": "\\ud800"}'))
+        await store.commit(
+            msgspec.structs.replace(own, edits=odd, evictions=(eviction(1),), checkpoint='{"goal": "\\ud800"}')
+        )
         await store.record([exchange(1, conversation=name, branch=name, end=digest(name), length=1)])
         await store.add_notes("tenant-a", name, [note(1)])
     raw(tmp_path / "w.db", "UPDATE originals SET body = x'00', frame = NULL WHERE ref = ?", original(2, of="c1").ref)
@@ -705,7 +712,9 @@ async def test_fifty_conversations_at_once_keep_their_own_state_and_notes(store:
             given = (
                 saved(step, said=f"{name} {step}") if step % 2 else change(step, conversation=name, of=f"{name}.{step}")
             )
-            await store.commit(replace(given, conversation=name, name=name, branch=name, checkpoint=f"{name} {step}"))
+            await store.commit(
+                msgspec.structs.replace(given, conversation=name, name=name, branch=name, checkpoint=f"{name} {step}")
+            )
         await store.add_notes("tenant-a", name, [note(number), note(number + 1)])
 
     await asyncio.gather(*(live(n) for n in range(50)))

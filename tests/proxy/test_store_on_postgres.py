@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -106,7 +107,7 @@ async def test_a_large_original_is_compressed_off_the_event_loop(store: Store, m
     monkeypatch.setattr("proxy.store.archive.pack_message", counted)
     ticking = asyncio.create_task(tick())
     given = original(0, text=random.Random(1).randbytes(4_000_000).hex())
-    await store.commit(replace(change(0), originals=(given,), covered=(given.ref,)))
+    await store.commit(msgspec.structs.replace(change(0), originals=(given,), covered=(given.ref,)))
     ticking.cancel()
     assert len(within) == 1
     assert within[0] > 10, "the event loop waited"
@@ -119,10 +120,12 @@ async def test_two_servers_that_archive_the_same_keep_it_once(store: Store, url:
     for number in range(8):
         given = tuple(original(n, of=f"batch {number}") for n in range(3))
         mine, theirs = (
-            replace(change(number, branch=branch, conversation=branch), originals=given, cut=None, edits=())
+            msgspec.structs.replace(
+                change(number, branch=branch, conversation=branch), originals=given, cut=None, edits=()
+            )
             for branch in ("b1", "b2")
         )
-        await asyncio.gather(store.commit(mine), other.commit(replace(theirs, originals=given[1:])))
+        await asyncio.gather(store.commit(mine), other.commit(msgspec.structs.replace(theirs, originals=given[1:])))
     await other.close()
     async with engine.connect() as connection:
         framed = (
@@ -188,10 +191,10 @@ async def test_four_writers_with_pools_of_their_own_make_one_line(url: str, stor
         own = await Store.open(url, shared=True)
         for number in range(15):
             given = change(number, branch=branch, conversation=branch, count=1, with_cut=number % 2 == 0)
-            await own.commit(replace(given, evictions=(eviction(number),)))
+            await own.commit(msgspec.structs.replace(given, evictions=(eviction(number),)))
             if number % 4 == 0:
                 refused = exchange(number, branch=branch, conversation=branch)
-                await own.record([replace(refused, outcome="context_length_exceeded", status=400)])
+                await own.record([msgspec.structs.replace(refused, outcome="context_length_exceeded", status=400)])
         await own.close()
 
     await asyncio.gather(*(write(f"b{number}") for number in range(4)))
@@ -253,10 +256,10 @@ async def test_what_another_server_saves_meanwhile_does_not_hide_how_a_conversat
 ) -> None:
     other = await Store.open(url, shared=True)
     grown = [Trend(raw=1000 * n, length=n, at=float(n)) for n in (1, 2, 3)]
-    await store.record([replace(exchange(0, at=1.5), trend=grown[0])])
+    await store.record([msgspec.structs.replace(exchange(0, at=1.5), trend=grown[0])])
     await other.commit(saved(0, at=5000.0))
-    await store.record([replace(exchange(2, at=3.5), trend=grown[2])])
-    await other.record([replace(exchange(1, at=6000.0), trend=grown[1])])
+    await store.record([msgspec.structs.replace(exchange(2, at=3.5), trend=grown[2])])
+    await other.record([msgspec.structs.replace(exchange(1, at=6000.0), trend=grown[1])])
     found = await other.branch(TENANT, "b1")
     await other.close()
     assert found is not None
@@ -295,7 +298,9 @@ async def test_a_store_above_its_size_loses_closed_conversations_then_the_oldest
         name = f"c{number}"
         noise = random.Random(number).randbytes(4_000).hex(" ", 16)
         given = change(conversation=name, branch=name, of=name, at=1000.0 + number)
-        await store.commit(replace(given, originals=(original(0, of=name, text=f"word{number} {noise}"),)))
+        await store.commit(
+            msgspec.structs.replace(given, originals=(original(0, of=name, text=f"word{number} {noise}"),))
+        )
         await store.record([exchange(number, conversation=name, branch=name, at=1000.0 + number)])
     closed = await store.conversation(TENANT, "c20")
     assert closed is not None
@@ -346,7 +351,7 @@ async def test_a_summary_is_prepared_by_one_server_and_by_another_once_that_one_
 
 @pytest.mark.requirement("A4.25")
 async def test_vectors_are_kept_found_by_likeness_and_go_with_their_texts(store: Store) -> None:
-    made = replace(change(0), conversation="conv-1", name="trip")
+    made = msgspec.structs.replace(change(0), conversation="conv-1", name="trip")
     await store.commit(made)
     texts = await store.lacking_vectors(made.tenant, "conv-1", "m", limit=10)
     assert texts

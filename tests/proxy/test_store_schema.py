@@ -5,9 +5,9 @@ import re
 import sqlite3
 import stat
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
@@ -292,7 +292,7 @@ async def test_no_file_has_the_plain_key_and_no_log_the_content(
     plain = b"sk-weir-a-secret-of-the-client"
     hashed = hmac.new(await store.secret(), plain, "sha256").hexdigest()
     await store.add_key(KeyRow(name="bot", digest=hashed, policy=None, models=(), allow=(), created=1.0))
-    given = replace(change(0, tenant=hashed), originals=(original(0, text="about the zeppelin"),))
+    given = msgspec.structs.replace(change(0, tenant=hashed), originals=(original(0, text="about the zeppelin"),))
     await store.commit(given)
     await store.record([exchange(1, tenant=hashed, end=b"e" * 16, length=1)])
     assert len(await store.search(hashed, "zeppelin")) == 1
@@ -369,13 +369,13 @@ async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path)
     for lane in (database._reader, database._writer):
         assert lane is not None
         listen(lane._engine)
-    given = replace(change(0), evictions=(eviction(1),))
+    given = msgspec.structs.replace(change(0), evictions=(eviction(1),))
     await store.record([exchange(1, end=b"x" * 16, length=1)])
     await store.commit(given)
     found = await store.find("tenant-a", [b"x" * 16])
     assert found is not None
     assert given.cut is not None
-    await store.fork(found, replace(found, branch="b2"), at=1.0)
+    await store.fork(found, msgspec.structs.replace(found, branch="b2"), at=1.0)
     await store.named("tenant-a", "c1")
     await store.original("tenant-a", given.originals[0].ref)
     await store.covered("tenant-a", given.cut.ref)
@@ -387,7 +387,9 @@ async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path)
     await store.checkpoints(row)
     await store.evictions("tenant-a", conversation=row)
     await store.eviction_sums("tenant-a", conversation=row)
-    await store.record([replace(exchange(2), asked_again=(("b1", b"c" * 16),), parent_conversation="c0")])
+    await store.record(
+        [msgspec.structs.replace(exchange(2), asked_again=(("b1", b"c" * 16),), parent_conversation="c0")]
+    )
     await store.search("tenant-a", "output", conversation=row.id)
     await store.checkpoint_at(row, 1)
     await store.latest_checkpoint("tenant-a", "c1")

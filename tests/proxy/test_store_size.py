@@ -5,9 +5,9 @@ import json
 import random
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import Connection, Engine, event
 
@@ -23,7 +23,7 @@ def talk(number: int, *, at: float) -> Change:
     name = f"c{number}"
     given = change(conversation=name, branch=name, of=name, at=at)
     noise = random.Random(number).randbytes(SIZE // 2).hex(" ", 16)
-    return replace(given, originals=(original(0, of=name, text=f"word{number} {noise}"),))
+    return msgspec.structs.replace(given, originals=(original(0, of=name, text=f"word{number} {noise}"),))
 
 
 async def fill(store: Store, count: int) -> None:

@@ -2,11 +2,11 @@
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from proxy.store import Store, conversations, exchanges
@@ -66,9 +66,13 @@ async def test_a_conversation_is_found_by_its_own_requests_alone(tmp_path: Path)
 @pytest.mark.parametrize("name", ASKED)
 async def test_what_is_older_than_a_period_does_not_make_its_page_slower(tmp_path: Path, name: str) -> None:
     store = await Store.open(url(tmp_path / "w.db"))
-    await store.record([replace(exchange(n, at=SINCE + n), conversation=f"c{n % 4}") for n in range(NEW)])
+    await store.record(
+        [msgspec.structs.replace(exchange(n, at=SINCE + n), conversation=f"c{n % 4}") for n in range(NEW)]
+    )
     few = await store._read(partial(steps, ASKED[name]))
-    await store.record([replace(exchange(NEW + n, at=float(n)), conversation=f"c{n % 4}") for n in range(2_000)])
+    await store.record(
+        [msgspec.structs.replace(exchange(NEW + n, at=float(n)), conversation=f"c{n % 4}") for n in range(2_000)]
+    )
     many = await store._read(partial(steps, ASKED[name]))
     await store.close()
     assert many <= 2 * few + 5

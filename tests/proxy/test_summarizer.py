@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from policies.effects import Failed, Summarize, Summary
@@ -123,9 +124,9 @@ async def test_two_tenants_share_neither_a_call_nor_an_answer(tmp_path: Path) ->
     async with summarizing(store=store) as summarizer:
         told = await asyncio.gather(
             summarizer.ask(QUESTION, terms=TERMS, send=first),
-            summarizer.ask(QUESTION, terms=replace(TERMS, tenant="b"), send=second),
+            summarizer.ask(QUESTION, terms=msgspec.structs.replace(TERMS, tenant="b"), send=second),
         )
-        again = await summarizer.ask(QUESTION, terms=replace(TERMS, tenant="c"), send=second)
+        again = await summarizer.ask(QUESTION, terms=msgspec.structs.replace(TERMS, tenant="c"), send=second)
     await store.close()
     assert [len(first.bodies), len(second.bodies)] == [1, 2]
     assert said(told[0]) != said(told[1]) == said(again) == NOTES
@@ -196,7 +197,9 @@ async def test_another_question_is_asked_anew(other: Summarize) -> None:
     async with summarizing() as summarizer:
         await summarizer.ask(QUESTION, terms=TERMS, send=model)
         assert (await summarizer.ask(other, terms=TERMS, send=model)).source == "asked"
-        assert (await summarizer.ask(QUESTION, terms=replace(TERMS, model="other"), send=model)).source == "asked"
+        assert (
+            await summarizer.ask(QUESTION, terms=msgspec.structs.replace(TERMS, model="other"), send=model)
+        ).source == "asked"
     assert len(model.bodies) == 3
 
 
@@ -310,9 +313,9 @@ async def test_a_failing_key_of_one_tenant_stops_no_other_tenant_and_no_other_mo
             told = await summarizer.ask(UNKEYED, terms=TERMS, send=failing)
         assert said(told) == "! backing_off"
         for terms in (
-            replace(TERMS, tenant="b"),
-            replace(TERMS, upstream="other"),
-            replace(TERMS, model="other"),
+            msgspec.structs.replace(TERMS, tenant="b"),
+            msgspec.structs.replace(TERMS, upstream="other"),
+            msgspec.structs.replace(TERMS, model="other"),
         ):
             assert said(await summarizer.ask(UNKEYED, terms=terms, send=working)) == NOTES
 
@@ -339,7 +342,7 @@ async def test_calls_that_fail_together_count_as_one_outage_and_only_so_many_are
 async def test_a_slow_model_is_waited_for_as_long_as_the_policy_says() -> None:
     model = Model(gate=asyncio.Event())
     async with summarizing() as summarizer:
-        told = await summarizer.ask(UNKEYED, terms=replace(TERMS, seconds=0.05), send=model)
+        told = await summarizer.ask(UNKEYED, terms=msgspec.structs.replace(TERMS, seconds=0.05), send=model)
     assert said(told) == "! timeout"
     assert 0.05 <= told.seconds < 10, "as long as where nothing is said would be twice that"
 
@@ -364,7 +367,7 @@ async def test_a_model_that_refuses_the_schema_is_asked_without_it_for_an_hour(s
     async with summarizing(clock=clock) as summarizer:
 
         async def ask(question: Summarize, **terms: str) -> str:
-            return said(await summarizer.ask(question, terms=replace(TERMS, **terms), send=model))  # type: ignore[arg-type]
+            return said(await summarizer.ask(question, terms=msgspec.structs.replace(TERMS, **terms), send=model))  # type: ignore[arg-type]
 
         assert [await ask(SCHEMA), await ask(SCHEMA)] == ["! no_schema"] * 2
         assert len(model.bodies) == 1
@@ -388,7 +391,7 @@ async def test_a_model_that_fills_in_no_schema_is_not_asked_by_one_again(text: s
 
         async def ask(**terms: str) -> str:
             question = replace(SCHEMA, key="")
-            return said(await summarizer.ask(question, terms=replace(TERMS, **terms), send=model))  # type: ignore[arg-type]
+            return said(await summarizer.ask(question, terms=msgspec.structs.replace(TERMS, **terms), send=model))  # type: ignore[arg-type]
 
         await ask()
         assert [await ask(), await ask(tenant="b")] == ["! no_schema"] * 2
@@ -523,10 +526,10 @@ def test_a_request_that_forces_a_call_leaves_no_room_for_notes(fields: dict[str,
 async def test_a_tenant_whose_hour_is_used_up_is_not_summarised_for_and_the_others_are() -> None:
     clock, model = Clock(), Model()
     async with summarizing(clock=clock) as summarizer:
-        terms = replace(TERMS, tokens_per_hour=900)
+        terms = msgspec.structs.replace(TERMS, tokens_per_hour=900)
 
         async def ask(tenant: str = "a") -> str:
-            return said(await summarizer.ask(UNKEYED, terms=replace(terms, tenant=tenant), send=model))
+            return said(await summarizer.ask(UNKEYED, terms=msgspec.structs.replace(terms, tenant=tenant), send=model))
 
         told = [await ask() for _ in range(7)]
         assert told == [NOTES] * 6 + ["! budget"]
@@ -543,7 +546,7 @@ async def test_a_tenant_whose_hour_is_used_up_is_not_summarised_for_and_the_othe
 async def test_calls_at_the_same_time_cannot_exceed_together_what_none_would_alone() -> None:
     model = Model(gate=asyncio.Event())
     async with summarizing() as summarizer:
-        terms = replace(TERMS, tokens_per_hour=900)
+        terms = msgspec.structs.replace(TERMS, tokens_per_hour=900)
         questions = [replace(UNKEYED, prompt=f"part {number}") for number in range(AT_ONCE)]
         waiting = [asyncio.create_task(summarizer.ask(q, terms=terms, send=model)) for q in questions]
         await model.entered.wait()
@@ -558,7 +561,10 @@ async def test_calls_at_the_same_time_cannot_exceed_together_what_none_would_alo
 async def test_no_tokens_an_hour_is_no_call() -> None:
     model = Model()
     async with summarizing() as summarizer:
-        assert said(await summarizer.ask(UNKEYED, terms=replace(TERMS, tokens_per_hour=0), send=model)) == "! budget"
+        assert (
+            said(await summarizer.ask(UNKEYED, terms=msgspec.structs.replace(TERMS, tokens_per_hour=0), send=model))
+            == "! budget"
+        )
     assert model.bodies == []
 
 
@@ -600,7 +606,7 @@ async def test_what_one_server_learns_of_a_model_the_others_know(postgres_url: s
     assert said(await other.ask(UNKEYED, terms=TERMS, send=Model())) == NOTES
     scope = {"tenant": TERMS.tenant, "upstream": TERMS.upstream, "model": TERMS.model}
     assert first.input_limit(**scope) == other.input_limit(**scope) == 9000
-    stranger = replace(TERMS, tenant="somebody else")
+    stranger = msgspec.structs.replace(TERMS, tenant="somebody else")
     assert said(await other.ask(QUESTION, terms=stranger, send=Model())) == NOTES
     assert other.input_limit(**{**scope, "tenant": stranger.tenant}) is None
     for each in (first, other):
@@ -613,12 +619,12 @@ async def test_what_one_server_learns_of_a_model_the_others_know(postgres_url: s
 async def test_servers_together_take_no_more_tokens_of_an_hour_than_one_may(postgres_url: str) -> None:
     stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
     first, other = (Summarizer(store=store) for store in stores)
-    terms = replace(TERMS, tokens_per_hour=300)
+    terms = msgspec.structs.replace(TERMS, tokens_per_hour=300)
     asked = Model()
     assert said(await first.ask(UNKEYED, terms=terms, send=Model())) == NOTES
     assert said(await other.ask(UNKEYED, terms=terms, send=asked)) == "! budget"
     assert asked.bodies == []
-    assert said(await other.ask(UNKEYED, terms=replace(terms, tenant="b"), send=asked)) == NOTES
+    assert said(await other.ask(UNKEYED, terms=msgspec.structs.replace(terms, tenant="b"), send=asked)) == NOTES
     for each in (first, other):
         await each.close()
     for store in stores:
@@ -640,7 +646,7 @@ async def test_a_model_that_failed_one_server_rests_for_the_others_too(postgres_
             each.at += seconds
 
     async def ask(summarizer: Summarizer, model: Model, tenant: str = TERMS.tenant) -> str:
-        return said(await summarizer.ask(UNKEYED, terms=replace(TERMS, tenant=tenant), send=model))
+        return said(await summarizer.ask(UNKEYED, terms=msgspec.structs.replace(TERMS, tenant=tenant), send=model))
 
     assert [await ask(first, failing) for _ in range(BACK_OFF_AFTER)] == ["! status_500"] * BACK_OFF_AFTER
     assert await ask(other, asked) == "! backing_off"
