@@ -125,7 +125,7 @@ def replay(
         model, served = model or row.model, None if model else row.detail.get("window")
     conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
     if isinstance(served, int):
-        conditions = replace(conditions, facts=msgspec.structs.replace(conditions.facts, window=served))
+        conditions = replace(conditions, facts=replace(conditions.facts, window=served))
     run = _ReplayRun(
         file=file,
         prices=priced(stated, conditions),

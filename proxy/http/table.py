@@ -7,6 +7,7 @@ policy of this installation, so it is given to anybody who asks: a client or a g
 """
 
 import asyncio
+import dataclasses
 import inspect
 import json
 import re
@@ -209,7 +210,7 @@ def document() -> bytes:
     types = [*shapes.values(), *taken.values(), Error]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
     known = {id(each): schema for each, schema in zip(types, schemas, strict=True)}
-    records = {each.__name__: each for each in types_in(types) if each.__module__.startswith("proxy.store")}
+    records = {each.__name__: each for each in types_in(types) if is_record(each)}
     for name, component in components.items():
         _close(component, records.get(name))
     paths: dict[str, dict[str, Schema]] = {}
@@ -230,6 +231,11 @@ def document() -> bytes:
         "components": {"schemas": components, "securitySchemes": _security()},
     }
     return json.dumps(whole, ensure_ascii=False).encode()
+
+
+def is_record(shape: type) -> bool:
+    """Whether it is a value of which every field is told, as a row is told whole."""
+    return dataclasses.is_dataclass(shape) or shape.__module__.startswith("proxy.store.")
 
 
 def types_in(shapes: Iterable[object]) -> Iterable[type]:

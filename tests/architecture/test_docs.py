@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -132,4 +133,4 @@ def test_every_type_of_row_of_the_audit_is_on_its_page_and_the_page_hashes_as_we
 
     assert set(map(str, AuditType)) <= set(re.findall(r"`(\w+)`", table))
     for row in linked(events, seq=0, prev=GENESIS):
-        assert made["hash_of"](dataclasses.asdict(row) | {"prev": row.prev.hex()}) == row.hash.hex()
+        assert made["hash_of"](msgspec.structs.asdict(row) | {"prev": row.prev.hex()}) == row.hash.hex()

@@ -233,9 +233,13 @@ KNOWN = ("cuts", "prepared", "wanted", "resumed", "checkpoint", "checkpoint_leng
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Branch):  # with what is known of it beside the rest, as it is told of a database of before
-        told = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "known"}
+        told = {name: value for name, value in msgspec.structs.asdict(value).items() if name != "known"}
         told |= {name: getattr(value.known, name) for name in KNOWN}
         return _plain({**told, "edits": list(value.known.edits.values())})
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
     if is_dataclass(value):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, bytes):

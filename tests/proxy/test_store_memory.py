@@ -205,7 +205,7 @@ async def test_a_fork_goes_on_from_the_newest_checkpoint_that_fits_it(store: Sto
         ("uncut", (), 20, '{"goal": "g0"}', 4),
     )
     for name, kept, length, body, saved_at in given:
-        forked = replace(parent, branch=name, known=replace(known, cuts=kept), length=length)
+        forked = msgspec.structs.replace(parent, branch=name, known=replace(known, cuts=kept), length=length)
         await store.fork(parent, forked, at=3000.0)
         stored = await store.branch("tenant-a", name)
         assert stored is not None
@@ -387,11 +387,11 @@ async def test_nothing_goes_on_from_what_a_rollback_has_taken_back(store: Store)
 @pytest.mark.requirement("A2.20", "P8", "P9")
 async def test_batches_of_longer_requests_are_taken_back_and_what_they_replaced_holds_again(store: Store) -> None:
     first = change(0, with_cut=False, at=1.0)
-    first = replace(first, edits=tuple(replace(edit, length=10) for edit in first.edits))
+    first = msgspec.structs.replace(first, edits=tuple(replace(edit, length=10) for edit in first.edits))
     longer = msgspec.structs.replace(change(1, at=2.0), evictions=(eviction(2),))
     assert longer.cut is not None
     again = tuple(replace(edit, text="shorter still", length=20) for edit in first.edits)
-    longer = replace(longer, edits=again, cut=replace(longer.cut, length=20))
+    longer = msgspec.structs.replace(longer, edits=again, cut=replace(longer.cut, length=20))
     pin = msgspec.structs.replace(
         change(2, with_cut=False, at=3.0), edits=(Edit(b"d" * 16, 0, EditKind.PIN, "", "r", 0),)
     )
@@ -578,7 +578,7 @@ async def test_what_is_out_of_the_window_is_listed_with_why_and_when(store: Stor
     second = msgspec.structs.replace(change(1, count=0, at=20.0), originals=other, covered=refs, cut=cut(2, of="y"))
     await store.commit(second)
     third = msgspec.structs.replace(change(2, count=0, at=30.0), covered=(*refs, original(2, of="x").ref))
-    await store.commit(replace(third, cut=replace(cut(3, of="z"), origin="sliding_window")))
+    await store.commit(msgspec.structs.replace(third, cut=replace(cut(3, of="z"), origin="sliding_window")))
     rows = await store.removed(row)
     assert [(r.ref, r.how, r.version, r.at) for r in rows] == [
         (original(2, of="x").ref, "sliding_window", 3, 30.0),
