@@ -28,6 +28,7 @@ from proxy.store.transaction import Transaction, keep_first, of
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
+MAX_UNDONE = 50
 BATCHED = ((edits, edits.c.version), (cuts, cuts.c.batch))
 MINE = of(branches, "tenant", "branch")
 BY_ID = (
@@ -217,7 +218,9 @@ def _undo(
     facts: Mapping[str, object],
     **new: Any,
 ) -> int:
-    tenant, version, undone = home[0], int(head.version) + 1, (*read_spans(head.undone), *spans)
+    tenant, version, undone = home[0], int(head.version) + 1, sorted({*read_spans(head.undone), *spans})
+    while len(undone) > MAX_UNDONE:  # what lies between the oldest is older than the state that each of them left
+        undone[:2] = [(undone[0][0], max(undone[0][1], undone[1][1]))]
     unmoved = branches.c.version == head.version
     new |= {"version": version, "updated": at, "undone": json.dumps(undone)}
     if not _set(tx, tenant, head.branch, unmoved, **new):

@@ -403,6 +403,14 @@ async def test_batches_of_longer_requests_are_taken_back_and_what_they_replaced_
     assert back is not None
     assert (back.version, back.known.cuts, back.evicted) == (4, (), ())
     assert set(back.known.edits.values()) == {*first.edits, *pin.edits}
+    for _ in range(60):
+        longer = replace(longer, expected=back.version)
+        await store.commit(longer)
+        back = await store.take_back(replace(back, version=back.version + 1), 19, 5.0)
+        assert back is not None
+    assert set(back.known.edits.values()) == {*first.edits, *pin.edits}
+    (row,) = (await store.export(await only(store)))["branches"]
+    assert len(row["undone"]) <= 50, "it grows with every request that is counted and then taken back"
     told = await store.audit("tenant-a", kind="rollback")
     assert [row.told for row in told] == [{"from": 3, "batches": 1, "messages": 19, "version": 4}]
     with pytest.raises(NoSuchVersion):
