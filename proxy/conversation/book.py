@@ -79,9 +79,8 @@ class Conversations:
         mine = self._behind_doors(tried, chain, messages, found) if self._has_resumed else None
         strays = found is None or found.length < min(found.thread.longest, len(chain))
         begins = found is None and mine is None and answered and not self.shared
-        if begins:  # also if the store has nothing of it either, in the open or behind a door
-            behind = [link for door in tried for link in _near(door, chain, opening)]
-            begins = not await self._store.has_any(tenant, [*chain, *behind])
+        behind = (link for door in tried for link in _near(door, chain, opening))
+        begins = begins and not await self._store.has_any(tenant, [*chain, *behind])
         if self.shared or (mine is None and answered and strays and not begins):
             try:
                 found = await self._in_store(tenant, chain, found)
@@ -286,8 +285,8 @@ class Conversations:
     def _behind_doors(
         self, doors: Sequence[Door], chain: Sequence[bytes], messages: Sequence[Message], found: Match | None
     ) -> Match | None:
-        behind = (self._in_memory(chain, messages, door) for door in doors)
-        return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)
+        behind, least = (self._in_memory(chain, messages, door) for door in doors), found.length if found else 0
+        return next((mine for mine in behind if mine is not None and mine.length >= least), None)
 
     def _is_nobody_elses(self, found: Match, chain: Sequence[bytes], opening: int) -> bool:
         """Whether what was found in memory, in the open, is all that there can be: it goes on from a known answer."""
@@ -313,7 +312,7 @@ class Conversations:
                 if found is None:
                     raise
                 return None
-            if stored is not None and _goes_as_far(stored, found):
+            if stored is not None and (found is None or stored.length >= found.length):
                 return stored if stored is mine else replace(stored, door=door)
         return mine
 
@@ -362,8 +361,7 @@ class Conversations:
         more = thread.longest - length if length < len(chain) else 0
         two_answers = length <= opening + 1 and found.is_resumed  # of two that resumed alike each has its own
         renamed = name is not None and name != thread.branch.name
-        asked_for = found.door is not None and found.door[0] == RESUME
-        if length <= opening and thread.longest > length and not asked_for:
+        if length <= opening and thread.longest > length and (found.door or ("",))[0] != RESUME:
             return await self._begin(thread.branch.tenant, name)
         trend = thread.parts(chain, length)
         diverges = trend is not None or more > (0 if two_answers else REWRITTEN)
@@ -474,10 +472,6 @@ def _tried(
     if answered and (found is None or name not in (None, found.thread.branch.name)):
         may.add(NAME)
     return [door for door in doors if door[0] in may]
-
-
-def _goes_as_far(mine: Match, found: Match | None) -> bool:
-    return found is None or mine.length >= found.length
 
 
 def _known_doors(doors: Sequence[Door]) -> tuple[Door, ...]:

@@ -20,7 +20,6 @@ from proxy.store.records import Branch, Change
 from proxy.wire.raw import Raw, read_value
 
 UNKNOWN = Trend()
-MAX_LEFT = 64
 OWN_HEADER = b"x-weir-conversation"
 RESUME_HEADER = b"x-weir-resume"
 PARENT_HEADER = b"x-weir-parent"
@@ -154,7 +153,7 @@ class Thread:
             return trend
         if whole and (returns or chain[whole - 1 : whole] != (end,)):
             self.left[end] = (self.trend, returns)
-            self.left = dict([*self.left.items()][-MAX_LEFT:])
+            self.left = dict([*self.left.items()][-64:])  # the newest
         self.trend = trend or self.trend
         return None
 
