@@ -128,7 +128,7 @@ def _in_parts(runtime: Runtime, progress: ExchangeProgress, found: Times) -> Non
 
     record = timed(
         "record, health",
-        lambda: record_of(progress, runtime.planner, runtime.windows, runtime.health, ended=time.perf_counter()),
+        lambda: record_of(progress, runtime, ended=time.perf_counter()),
     )
     timed("trace", lambda: end_trace(record))
     timed("metrics", lambda: count(runtime.telemetry.metrics, record))

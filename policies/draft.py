@@ -130,10 +130,7 @@ class Draft:
             return "memory" if piece.kind is EditKind.RECALL else "summary"
         if piece.index in self.transcript.memory:
             return "memory"
-        message = self.transcript.messages[piece.index]
-        if message.is_head:
-            return "system"
-        return "tool_outputs" if message.is_result else "history"
+        return self.transcript.messages[piece.index].bucket
 
     def with_tools_pruned(self, definitions: Sequence[ToolDefinition], edits: Sequence[Edit] = ()) -> "Draft":
         if not definitions:
@@ -499,9 +496,10 @@ def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage,
 
 
 def text_at(bounds: Bounds, index: int) -> str:
-    """What a message says; of a result beyond what is read of a history, where it is."""
-    message, text = bounds.transcript.messages[index], bounds.transcript.read(index).text
-    return text or (left_out(message.tokens, message.ref) if message.is_result and not message.media else "")
+    """What a message says, behind what else was in it; of a result beyond what is read of a history, where it is."""
+    message, body = bounds.transcript.messages[index], bounds.transcript.read(index)
+    told = body.text or (left_out(message.tokens, message.ref) if message.is_result and not message.media else "")
+    return "\n".join((*(f"[weir: {what} left out; archived as {message.ref}]" for what in body.attached), told))
 
 
 def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: str | None = None) -> Edit:

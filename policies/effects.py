@@ -5,7 +5,7 @@ Failure is a reply, not an exception, so every ladder of fallbacks can be played
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from policies.ledger import PlannedMessage
 
@@ -152,12 +152,24 @@ T = TypeVar("T")
 Flow = Generator[Effect, Reply, T]
 
 
+@dataclass(frozen=True, slots=True)
+class Returned(Generic[T]):
+    value: T
+
+
+def step(flow: Flow[T], reply: Reply | None = None) -> Effect | Returned[T]:
+    try:
+        return next(flow) if reply is None else flow.send(reply)
+    except StopIteration as end:  # must not leave a thread or a coroutine as it is
+        return Returned(end.value)
+
+
 def together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
     """What every flow returns, in order; their questions are asked together, round by round, all else in turn."""
     results: dict[int, T] = {}
     waiting: dict[int, Effect] = {}
     for number, flow in enumerate(flows):
-        _advance(flow, None, number, waiting=waiting, results=results)
+        _note(step(flow), number, waiting=waiting, results=results)
     while waiting:
         questions = {n: effect for n, effect in waiting.items() if isinstance(effect, Summarize)}
         replies: dict[int, Reply] = {}
@@ -172,17 +184,15 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
                 replies[number] = yield effect
         for number, reply in sorted(replies.items()):
             del waiting[number]
-            _advance(flows[number], reply, number, waiting=waiting, results=results)
+            _note(step(flows[number], reply), number, waiting=waiting, results=results)
     return [results[number] for number in range(len(flows))]
 
 
-def _advance(
-    flow: Flow[T], reply: Reply | None, number: int, *, waiting: dict[int, Effect], results: dict[int, T]
-) -> None:
-    try:
-        waiting[number] = next(flow) if reply is None else flow.send(reply)
-    except StopIteration as end:
-        results[number] = end.value
+def _note(now: Effect | Returned[T], number: int, *, waiting: dict[int, Effect], results: dict[int, T]) -> None:
+    if isinstance(now, Returned):
+        results[number] = now.value
+    else:
+        waiting[number] = now
 
 
 def _answers(told: Reply, count: int) -> tuple[Summary | Failed, ...]:

@@ -388,6 +388,15 @@ class WindowPressure(NamedTuple):
         return f"{self.level:.2f};{self.zone};{self.status}"
 
 
+class TokenUsage(NamedTuple):
+    """Calibrated tokens of one request: as it came, as it goes up, and W - R - H."""
+
+    before: int
+    after: int
+    limit: int
+    pressure: WindowPressure
+
+
 class PressureReading(NamedTuple):
     """What one request's pressure says: tokens of the forwarded request over the policy's base.
 
@@ -445,6 +454,10 @@ class Decision(NamedTuple):
     reading: PressureReading | None = None
     trend: Trend = UNKNOWN
     events: tuple[Event, ...] = ()
+
+    @property
+    def usage(self) -> TokenUsage:
+        return TokenUsage(self.before, self.after, self.limit, self.pressure)
 
     @property
     def is_new(self) -> bool:

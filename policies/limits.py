@@ -376,10 +376,10 @@ def asks_from(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
 class Limits:
     """What a policy says in one budget, the same for every request: worked out once, by :func:`limits_for`.
 
-    ``base``, ``red`` and ``usable`` are calibrated tokens; uncalibrated are ``trigger`` (the most of a whole request at
-    which no layer is due), ``fits`` (reserve and headroom stay free) and ``compacts`` (the first layer that summarises
-    is not due; None without one). ``scoped`` has the trigger of each layer about one bucket, ``refused`` the caps above
-    which a request is refused, ``bloat`` the share that tool results may take.
+    ``base`` and ``red`` are calibrated tokens; uncalibrated are ``trigger`` (the most of a whole request at which no
+    layer is due) and ``compacts`` (the first layer that summarises is not due; None without one). ``scoped`` has the
+    trigger of each layer about one bucket, ``refused`` the caps above which a request is refused, ``bloat`` the share
+    that tool results may take.
     """
 
     settings: ContextSettings
@@ -388,9 +388,7 @@ class Limits:
     base: int
     red: int
     source: TokenSource
-    usable: int
     trigger: int
-    fits: int
     compacts: int | None
     scoped: tuple[tuple[str, int], ...]
     refused: tuple[tuple[str, int], ...]
@@ -407,9 +405,7 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         base=base,
         red=tokens_at(base, zones.red_at),
         source="model_reported" if budget.reported else "client_estimated",
-        usable=budget.usable,
         trigger=first_trigger(settings, budget),
-        fits=budget.soft_limit,
         compacts=None if compacts is None else asks_from(compacts, settings, budget),
         scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),

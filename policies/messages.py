@@ -9,17 +9,20 @@ nearest assistant message before the result), because some servers reuse ``call_
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 HASH_SIZE = 16
 PIN_SIZE = 6  # as much of a digest as a ref shows
 HEAD_ROLES = frozenset({"system", "developer"})
 RESULT_ROLES = frozenset({"tool", "function"})
+BUCKET_OF_ROLE = {**dict.fromkeys(HEAD_ROLES, "system"), **dict.fromkeys(RESULT_ROLES, "tool_outputs")}
+IN_TAGS = re.compile(r"\s*(?:# .*\n\s*)?<([\w-]+)>(?s:.*)</[\w-]+>\s*")
 
 
 class PolicyError(Exception): ...
@@ -55,6 +58,11 @@ class Body:
     name: str = ""
     attached: tuple[str, ...] = ()
 
+    @property
+    def said(self) -> str:
+        """Its text, and under it its calls."""
+        return "\n".join(part for part in (self.text, *(f"{c.name} {c.arguments}" for c in self.calls)) if part)
+
 
 class Message(NamedTuple):
     """What planning needs of a message without reading it; a tuple, since requests have hundreds and workers get them.
@@ -80,6 +88,11 @@ class Message(NamedTuple):
     @property
     def is_result(self) -> bool:
         return self.role in RESULT_ROLES
+
+    @property
+    def bucket(self) -> str:
+        """What its tokens count as where it carries no memory."""
+        return BUCKET_OF_ROLE.get(self.role, "history")
 
     @property
     def ref(self) -> str:
@@ -241,8 +254,10 @@ def last_user(messages: Sequence[Message]) -> int | None:
     return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == "user"), None)
 
 
-def first_user(messages: Sequence[Message]) -> int | None:
-    return next((i for i, m in enumerate(messages) if m.role == "user"), None)
+def first_user(transcript: Transcript) -> int | None:
+    """The task: a user's first message, behind those that are tags alone, in which Codex tells of rules and place."""
+    users = pairwise((*parse_turn_boundaries(transcript.messages), -1))
+    return next((i for i, after in users if after != i + 1 or not IN_TAGS.fullmatch(transcript.read(i).text)), None)
 
 
 def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, ToolCall]:
@@ -269,11 +284,11 @@ class Protection:
     current: int | None
     active: frozenset[int]
     pinned: frozenset[int]
+    standing: frozenset[int]
 
     @property
     def verbatim(self) -> frozenset[int]:
-        singles = {i for i in (self.task, self.current) if i is not None}
-        return self.head | self.pinned | singles
+        return self.head | self.pinned | self.standing
 
     @property
     def all(self) -> frozenset[int]:
@@ -281,16 +296,15 @@ class Protection:
 
 
 def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Protection:
-    messages, steps, pinned = transcript.messages, transcript.steps, set[int]()
-    for unit in steps:
-        if any(messages[i].keep or (pins and messages[i].digest[:PIN_SIZE] in pins) for i in unit.indices):
-            pinned.update(unit.indices)
+    messages, task, current = transcript.messages, first_user(transcript), last_user(transcript.messages)
+    kept = {i for i, m in enumerate(messages) if m.keep or (pins and m.digest[:PIN_SIZE] in pins)}
     return Protection(
         head=frozenset(i for i, m in enumerate(messages) if m.is_head),
-        task=first_user(messages),
-        current=last_user(messages),
-        active=_active(messages, steps),
-        pinned=frozenset(pinned),
+        task=task,
+        current=current,
+        active=_active(messages, transcript.steps),
+        pinned=frozenset(i for unit in transcript.steps if not kept.isdisjoint(unit.indices) for i in unit.indices),
+        standing=frozenset(i for i in parse_turn_boundaries(messages) if i <= (task or 0) or i == current),
     )
 
 

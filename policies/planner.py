@@ -105,6 +105,7 @@ def plan(
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
         settings, edits = _beside_provider(settings, edits, budget.estimate(limits.trigger)), None
+    known = ConversationState(length=known.length) if settings.when_full == "reject" else known
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
     if settings.memory.is_declared:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
@@ -290,11 +291,13 @@ def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
 
 
 def _unreachable(draft: Draft, bounds: Bounds) -> BudgetUnreachable:
+    guarded, budget = bounds.protection.all, bounds.budget
+    protected = sum(p.tokens for p in draft.pieces if p.index in guarded) + draft.tools + draft.transcript.priming
     return BudgetUnreachable(
-        window=bounds.budget.window,
-        reserve=bounds.budget.reserve,
-        buckets=bounds.budget.estimate_each(draft.buckets()),
-        protected=bounds.budget.estimate(_protected_tokens(draft, bounds)),
+        window=budget.window,
+        reserve=budget.reserve,
+        buckets=budget.estimate_each(draft.buckets()),
+        protected=budget.estimate(protected),
     )
 
 
@@ -312,23 +315,9 @@ def _refuse_full_buckets(draft: Draft, bounds: Bounds) -> None:
     settings, budget = bounds.settings, bounds.budget
     if settings.enforce != "bucket":
         return
-    buckets = budget.estimate_each(draft.buckets())
-    for name, used in charged(buckets, settings.buckets).items():
+    for name, used in charged(budget.estimate_each(draft.buckets()), settings.buckets).items():
         if refuses(settings, name) and is_over(name, used, budget):
-            raise BucketExceeded(
-                name,
-                used=used,
-                cap=budget.caps[name],
-                window=budget.window,
-                reserve=budget.reserve,
-                buckets=buckets,
-                protected=budget.estimate(_protected_tokens(draft, bounds)),
-            )
-
-
-def _protected_tokens(draft: Draft, bounds: Bounds) -> int:
-    guarded = bounds.protection.all
-    return sum(p.tokens for p in draft.pieces if p.index in guarded) + draft.tools + draft.transcript.priming
+            raise BucketExceeded(name, used=used, cap=budget.caps[name], **vars(_unreachable(draft, bounds)))
 
 
 def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerReport, ...] = ()) -> Decision:
@@ -354,7 +343,7 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         before=grown.raw,
         due=budget.estimate(trail[0].before if trail else after),
         after=budget.estimate(after),
-        limit=limits.usable,
+        limit=budget.usable,
         raw_after=after,
         pressure=seen.pressure,
         reading=seen.reading,

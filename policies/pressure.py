@@ -37,7 +37,7 @@ from policies.ledger import (
     WindowPressure,
 )
 from policies.limits import BUCKETS, Limits, charged, ingest_cap_for, is_over, is_soft
-from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript, protect, tokens_by_role
+from policies.messages import BUCKET_OF_ROLE, Transcript, protect, tokens_by_role
 from policies.settings import ContextSettings, TrendRules, Zones
 
 LOW_BELOW, HIGH_FROM = 750, 4_000
@@ -269,15 +269,12 @@ def raw_buckets(transcript: Transcript) -> dict[str, int]:
     result["tools"] = transcript.tools
     result["history"] = transcript.priming
     for role, tokens in (transcript.by_role or tokens_by_role(transcript.messages)).items():
-        result[_BUCKETS.get(role, "history")] += tokens
+        result[BUCKET_OF_ROLE.get(role, "history")] += tokens
     for index in transcript.memory:
         message = transcript.messages[index]
-        result[_BUCKETS.get(message.role, "history")] -= message.tokens
+        result[message.bucket] -= message.tokens
         result["memory"] += message.tokens
     return result
-
-
-_BUCKETS: Mapping[str, str] = {**dict.fromkeys(HEAD_ROLES, "system"), **dict.fromkeys(RESULT_ROLES, "tool_outputs")}
 
 
 def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float | None) -> Growth:
@@ -315,7 +312,7 @@ def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
     return should_preempt(
         read_on(limits, grown.trend, limits.budget.estimate(tokens)),
         orange_at=limits.zones.orange_at,
-        fits=limits.usable,
+        fits=limits.budget.usable,
     )
 
 
@@ -329,7 +326,7 @@ def conclude(
     emergency: bool = False,
 ) -> PressureReport:
     used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
-    fits = tokens <= limits.fits
+    fits = tokens <= limits.budget.soft_limit
     soft = limits.settings.rot_soft_tokens
     pressure = read_pressure(used, limits.base, limits.zones, fits=fits, soft=soft, acted=acted, emergency=emergency)
     trend = grown.trend if grown.trend.zone == pressure.zone else grown.trend._replace(zone=pressure.zone)
@@ -359,8 +356,8 @@ def _events(
         yield Event("tool_bloat", {"share": round(share, 2), "limit": round(limits.bloat, 2)})
     if reading.rot_guard and not acted:
         yield Event("rot_guard", {"tokens": used, "soft": settings.rot_soft_tokens or 0})
-    if limits.fits < tokens <= budget.hard_limit:
-        yield Event("headroom_hit", {"used": used, "limit": limits.usable})
+    if budget.soft_limit < tokens <= budget.hard_limit:
+        yield Event("headroom_hit", {"used": used, "limit": budget.usable})
 
 
 def changes(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> Iterator[Event]:
@@ -429,7 +426,7 @@ def pass_on(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
         before=grown.raw,
         due=grown.raw,
         after=grown.raw,
-        limit=limits.usable,
+        limit=limits.budget.usable,
         raw_after=grown.tokens,
         pressure=seen.pressure,
         buckets=grown.buckets,

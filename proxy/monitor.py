@@ -28,7 +28,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -52,7 +52,7 @@ from proxy.errors import ProxyError
 from proxy.models.facts import cost_of, prices_of, tiered
 from proxy.planning.values import CUT, Plan, Recognized
 from proxy.store.records import ExchangeRow
-from proxy.tap import ReportedUsage
+from proxy.tap import ReportedUsage, together
 from proxy.telemetry.logs import LOG_CONTEXT, AlertLine, log_alert
 from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED, Metrics
 from proxy.upstream.client import Client
@@ -92,7 +92,7 @@ def follow(
     plan: Plan,
     recognized: Recognized,
     request: ClientRequest,
-    usage: ReportedUsage | None,
+    billed: Sequence[ReportedUsage],
     *,
     ttl: float,
     at: float,
@@ -101,10 +101,10 @@ def follow(
 ) -> CacheUse:
     """What the cache made of a request, which the next one of the conversation will be compared with.
 
-    ``ttl`` is seconds, ``at`` when the request was settled; ``carried_out``: the plan is what went up; ``ok``: the
-    upstream accepted it.
+    ``billed`` is what each round's answer took; ``ttl`` is seconds, ``at`` when the request was settled;
+    ``carried_out``: the plan is what went up; ``ok``: the upstream accepted it.
     """
-    thread = recognized.thread
+    thread, usage = recognized.thread, together(billed) if billed else None
     before, now = thread.prefix, _prefix(plan, recognized, request, usage)
     touched = carried_out and _touches_what_was_sent(plan, recognized)
     changed = _cause(recognized, before, now, touched=touched)
@@ -114,9 +114,9 @@ def follow(
         thread.prefix = before._replace(is_stale=True)
     is_cold = _is_cold(plan, recognized, ttl=ttl, at=at)
     prices = prices_of(request.model, recognized.limits.facts)
-    if usage is None or prices is None:
+    if not billed or prices is None:
         return CacheUse(hit_ratio=now.hit_ratio, cold=is_cold, prefix_changed=changed)
-    cost, decision = cost_of(prices, usage), plan.decision
+    cost, decision = sum(cost_of(prices, each) for each in billed), plan.decision
     removed = max(0, decision.before - decision.after) if carried_out and decision is not None else 0
     share = now.hit_ratio or 0.0
     if before is not None and before.hit_ratio is not None and changed == "proxy" and not is_cold:
@@ -126,7 +126,7 @@ def follow(
         cold=is_cold,
         prefix_changed=changed,
         cost=cost,
-        cost_saved=_cost_unmanaged(prices, usage, removed=removed, share=share) - cost if removed else 0.0,
+        cost_saved=_cost_unmanaged(prices, billed, removed=removed, share=share) - cost if removed else 0.0,
     )
 
 
@@ -187,10 +187,10 @@ def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bo
     return last is not None and (at if mine is None else mine) - last > ttl
 
 
-def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, share: float) -> float:
-    prompt = (usage.prompt or 0) + removed
+def _cost_unmanaged(prices: TokenPrices, billed: Sequence[ReportedUsage], *, removed: int, share: float) -> float:
+    prompt = (billed[0].prompt or 0) + removed
     read = prompt * (prices.input * (1 - share) + prices.cache_read * share)
-    return tiered(prices, prompt, read, usage.completion or 0)
+    return tiered(prices, prompt, read, billed[-1].completion or 0)
 
 
 MAX_CONVERSATIONS = 20_000

@@ -38,6 +38,8 @@ NO_USAGE = ReportedUsage()
 
 
 def together(usages: Sequence[ReportedUsage], *, by: Callable[[list[int]], int] = sum) -> ReportedUsage:
+    if len(usages) == 1:
+        return usages[0]
 
     def made(name: str) -> int | None:
         said = [value for each in usages if (value := getattr(each, name)) is not None]

@@ -473,7 +473,7 @@ def state_of(
     readings: Readings | None = None,
 ) -> Checkpoint:
     sources = _sources(transcript, since=0)
-    task = first_user(transcript.messages)
+    task = first_user(transcript)
     goal = "" if task is None else transcript.read(task).text
     previous = previous_state(known.at(len(transcript.chain)))
     state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)

@@ -340,7 +340,7 @@ def _judge(number: int, question: Question, whole: _Answers, less: _Answers, ter
     if _NOT_STATED.match(b):
         return Judged(question, a, b, AnswerVerdict.NO, "lost"), 0
     before, after = normal_text(a), normal_text(b)
-    if any(v in before and v not in after for v in map(normal_text, question.expected)):
+    if _lacks(question, before, after):
         return Judged(question, a, b, AnswerVerdict.NO, "value"), 0
     if before == after:
         return Judged(question, a, b, AnswerVerdict.YES, "same"), 0
@@ -355,6 +355,10 @@ def _judge(number: int, question: Question, whole: _Answers, less: _Answers, ter
         reply = yield _ask(JUDGE, asked, VERDICT_TOKENS, terms)
     verdict, why = read_verdict(reply)
     return Judged(question, a, b, verdict, why), 1
+
+
+def _lacks(question: Question, before: str, after: str) -> bool:
+    return any(value in before and value not in after for value in map(normal_text, question.expected))
 
 
 def _ask(

@@ -196,17 +196,15 @@ def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
     """
     usable, protection = bounds.budget.soft_limit, bounds.protection
     for piece in draft.pieces:
-        index = piece.index
-        if index is None or index not in (protection.task, protection.current) or index in protection.active:
-            continue
-        if piece.tokens > MAX_STANDING * usable and not draft.transcript.messages[index].keep:
+        stands = piece.tokens > MAX_STANDING * usable and piece.index in protection.standing - protection.active
+        if stands and not draft.transcript.messages[piece.index or 0].keep:
             draft = _with_clipped(draft, bounds, piece, int(STANDING_KEPT * usable))
     return draft
 
 
 def _with_clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: int) -> Draft:
-    index = piece.index or 0
-    if draft.transcript.messages[index].media or allowed >= piece.tokens:
+    index, messages = piece.index or 0, draft.transcript.messages
+    if allowed >= piece.tokens or (messages[index].media and not messages[index].is_result):
         return draft
     edit = clipped(bounds, index, allowed, EditKind.CLIP)
     return draft.with_edits({index: edit}) if edit.tokens < piece.tokens else draft
@@ -215,8 +213,7 @@ def _with_clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: 
 def _clippable(draft: Draft, bounds: Bounds) -> Iterator[PlannedMessage]:
     messages, protection = draft.transcript.messages, bounds.protection
     newest = {i for i in protection.active if messages[i].is_result or messages[i].role == "user"}
-    newest |= {protection.current} if protection.current is not None else set()
-    newest |= {protection.task} if protection.task is not None and protection.task not in protection.pinned else set()
+    newest |= {i for i in protection.standing if i == protection.current or i not in protection.pinned}
     pieces = [(p.index, p) for p in draft.pieces if p.index is not None and p.index in newest]
     weights = {i: p.tokens * (RESULT_WEIGHT if messages[i].is_result else 1) for i, p in pieces}
     return (p for i, p in sorted(pieces, key=lambda each: (-weights[each[0]], each[0])))
@@ -271,8 +268,7 @@ class Window(Strategy):
 
 
 def _stays(draft: Draft, bounds: Bounds, start: int) -> set[int]:
-    head = draft.transcript.head
-    stays = {i for i in bounds.protection.all if head <= i < start}
+    stays = {i for i in bounds.protection.all if draft.transcript.head <= i < start}
     if bounds.layer.scope == "total":
         return stays
     pieces = {p.index: p for p in draft.pieces if p.index is not None}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policies.draft import NO_LAYER, Bounds, Draft, Strategy
-from policies.effects import Announce, Done, Failed, Flow, Offload, Reply, unheard
+from policies.effects import Announce, Done, Failed, Flow, Offload, Returned, step, unheard
 from policies.ledger import LayerReport
 from policies.limits import amount, charged, layers_of, limit_for, target_for
 from policies.settings import ClientEdits, Layer
@@ -255,10 +255,7 @@ def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
     layers = tuple(replace(layer, min_savings=0) for layer in bounds.settings.layers)
     work = PlanWork(draft)
     flow = run_layers(work, replace(bounds, settings=replace(bounds.settings, layers=layers)))
-    reply: Reply | None = None
-    try:
-        while True:
-            asked = next(flow) if reply is None else flow.send(reply)
-            reply = Done() if isinstance(asked, Offload) else Failed("not_now")
-    except StopIteration:
-        return work.trail
+    now = step(flow)
+    while not isinstance(now, Returned):
+        now = step(flow, Done() if isinstance(now, Offload) else Failed("not_now"))
+    return work.trail

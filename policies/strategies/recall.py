@@ -107,7 +107,7 @@ class Pages:
     def of(self, digest: bytes, read: Callable[[], Body]) -> MessagePage:
         found = self._kept.get(digest)
         if found is None:
-            found = page(_said(read()))
+            found = page(read().said)
             if self._held > self._most:
                 self._held, self._kept = 0, {}
             self._held += SIZE * len(found.text)
@@ -134,14 +134,24 @@ def _marks(words: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _said(body: Body) -> str:
-    return "\n".join(part for part in (body.text, *(f"{c.name} {c.arguments}" for c in body.calls)) if part)
-
-
 def _read(text: str) -> Iterator[Passage]:
-    for sentence in _sentences(text):
-        place = sentence.start, sentence.end
-        yield Passage(*place, (place,), _marks(words_of(text[slice(*place)])), sentence.opens, sentence.closes)
+    """Each sentence by itself, a long one in several parts."""
+    at = 0
+    for sentence in sentences(text):
+        begins = start = text.find(sentence, at)
+        if start < 0:
+            continue
+        at = start + len(sentence)
+        while at - start > LONG:
+            cut = max(text.rfind(blank, start + LONG // 4, start + LONG) for blank in " ,")
+            cut = cut + 1 if cut > 0 else start + LONG
+            yield _passage(text, start, cut, opens=start == begins, closes=False)
+            start = cut
+        yield _passage(text, start, at, opens=start == begins, closes=True)
+
+
+def _passage(text: str, start: int, end: int, *, opens: bool, closes: bool) -> Passage:
+    return Passage(start, end, ((start, end),), _marks(words_of(text[start:end])), opens, closes)
 
 
 def _together(text: str, sentences: Iterable[Passage], wide: int) -> Iterator[Passage]:
@@ -157,28 +167,6 @@ def _together(text: str, sentences: Iterable[Passage], wide: int) -> Iterator[Pa
         begun = Passage(begun.start, sentence.end, places, marks, begun.opens, sentence.closes)
     if begun is not None:
         yield begun
-
-
-class _Sentence(NamedTuple):
-    start: int
-    end: int
-    opens: bool
-    closes: bool
-
-
-def _sentences(text: str) -> Iterator[_Sentence]:
-    at = 0
-    for sentence in sentences(text):
-        begins = start = text.find(sentence, at)
-        if start < 0:
-            continue
-        at = start + len(sentence)
-        while at - start > LONG:
-            cut = max(text.rfind(blank, start + LONG // 4, start + LONG) for blank in " ,")
-            cut = cut + 1 if cut > 0 else start + LONG
-            yield _Sentence(start, cut, start == begins, closes=False)
-            start = cut
-        yield _Sentence(start, at, start == begins, closes=True)
 
 
 class _Form(NamedTuple):

@@ -65,6 +65,8 @@ ECHO = 0.7
 """How much less a sentence of the user's is worth that only takes up what the message before it said."""
 MAX_FEW = 6.0
 """By how much more the user's words are worth at most where they are few: the root of how often they fit the room."""
+FEW = 3.0
+"""How much more they are worth from which on they stay before what came of a request that is made again."""
 LABEL = 3
 LINK = 0.22
 """Share of a statement's weight that a later one has to take up to be about the same."""
@@ -243,7 +245,7 @@ def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weigh
         return
     until = next((i for i in range(request + 1, len(sources)) if i in users), len(sources))
     for item in items:
-        if request < item.source < until:
+        if request < item.source < until or (item.source in users and item.factor >= FEW and not item.names):
             item.factor *= ANSWER
 
 

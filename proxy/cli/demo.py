@@ -81,28 +81,13 @@ class Demonstration:
         return load_config(None, env={}, flags=flags)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoAnswer:
-    """What became of one request.
-
-    ``tokens`` are those of the prompt that arrived (0 if none did), ``code`` and ``message`` the error's; ``stable``
-    is whether it began with the one before.
-    """
-
-    tokens: int = 0
-    code: str | None = None
-    message: str = ""
-    stable: bool = True
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def answered(self) -> bool:
-        return self.code is None
-
-
 @dataclass(slots=True)
 class Side:
-    """The requests that are sent one way, and what they add up to: tokens and values only of those answered."""
+    """The requests that are sent one way, and what they add up to: tokens and values only of those answered.
+
+    Of the last one, ``arrived`` are the tokens of the prompt that arrived (0 if none did), ``code`` and ``message`` the
+    error's; ``headers`` are those of the last answer, and ``stable`` is whether its prompt began with the one before.
+    """
 
     name: str
     client: openai.AsyncOpenAI
@@ -115,7 +100,11 @@ class Side:
     largest: int = 0
     visible: int = 0
     needed: int = 0
-    last: DemoAnswer = field(default_factory=DemoAnswer)
+    arrived: int = 0
+    code: str | None = None
+    message: str = ""
+    stable: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
     _seen: int = 0
     _before: list[Any] = field(default_factory=list)
 
@@ -134,16 +123,16 @@ class Side:
         except openai.APIStatusError as error:
             body = error.body if isinstance(error.body, dict) else {}
             code = str(body.get("code") or f"status_{error.status_code}")
-            self._refuse(code, str(body.get("message") or error), tokens=self._arrived())
+            self._refuse(code, str(body.get("message") or error), arrived=self._arrived())
         except openai.APIConnectionError as error:
-            self._refuse("connection_error", str(error), tokens=0)
+            self._refuse("connection_error", str(error), arrived=0)
         else:
             assert usage is not None  # noqa: S101 - the simulator tells it
             self._count(usage, needed, raw.headers)
 
-    def _refuse(self, code: str, message: str, *, tokens: int) -> None:
+    def _refuse(self, code: str, message: str, *, arrived: int) -> None:
         self.refused[code] += 1
-        self.last = DemoAnswer(tokens=tokens, code=code, message=message)
+        self.code, self.message, self.arrived = code, message, arrived
 
     def _count(self, usage: CompletionUsage, needed: tuple[str, ...], headers: Mapping[str, str]) -> None:
         before = self._before
@@ -155,8 +144,8 @@ class Side:
         self.cached += (details.cached_tokens or 0) if details is not None else 0
         self.largest = max(self.largest, usage.prompt_tokens)
         self.visible += sum(value in text for value in needed)
-        is_stable = body[: len(before)] == before
-        self.last = DemoAnswer(tokens=self._arrived(), stable=is_stable, headers=dict(headers))
+        self.code, self.arrived, self.headers = None, self._arrived(), headers
+        self.stable = body[: len(before)] == before
 
     def seen(self, model: str) -> list[RecordedRequest]:
         return [seen for seen in self.simulator.answered() if seen.model == model]
@@ -200,15 +189,16 @@ class Playback:
         needed = tuple(value for fact in recording.facts if index in fact.needed_at for value in fact.needles)
         for side in self.sides:
             await side.send(messages, tools, needed)
-        answer = self.managed.last
+        headers = self.managed.headers
         self.summaries = self.managed.seen(SUMMARIZER)
-        if answer.answered:
-            self._overheads.append(float(answer.headers["x-weir-overhead-ms"]))
-            self.conversation = answer.headers.get("x-weir-conversation", self.conversation)
-        if answer.stable:
+        if self.managed.code is not None:
             return None
-        tokens = dict(part.split("=") for part in answer.headers["x-weir-tokens"].replace("~", "").split(";"))
-        actions = answer.headers["x-weir-actions"]
+        self._overheads.append(float(headers["x-weir-overhead-ms"]))
+        self.conversation = headers.get("x-weir-conversation", self.conversation)
+        if self.managed.stable:
+            return None
+        tokens = dict(part.split("=") for part in headers["x-weir-tokens"].replace("~", "").split(";"))
+        actions = headers["x-weir-actions"]
         batch = Batch(request=number, before=int(tokens["before"]), after=int(tokens["after"]), actions=actions)
         self.batches.append(batch)
         return batch
@@ -384,8 +374,8 @@ def _view(played: Playback, screen: Console) -> Iterator[View]:
 def _events(played: Playback, number: int, batch: Batch | None) -> Iterator[str]:
     """The first refusal of each side, and each batch."""
     for side in played.sides:
-        if not side.last.answered and side.refused.total() == 1:
-            yield f"request {number:>3}: {side.name}, refused: {side.last.code}"
+        if side.code is not None and side.refused.total() == 1:
+            yield f"request {number:>3}: {side.name}, refused: {side.code}"
     if batch is not None:
         yield f"request {number:>3}: {MANAGED}, {batch.before:,} > {batch.after:,} tokens ({batch.actions})"
 
@@ -393,7 +383,7 @@ def _events(played: Playback, number: int, batch: Batch | None) -> Iterator[str]
 def _picture(played: Playback, number: int) -> Group:
     window, bars = played.show.window, Table.grid(padding=(0, 2))
     for side in played.sides:
-        tokens, colour = side.last.tokens, "green" if side.last.answered else "red"
+        tokens, colour = side.arrived, "green" if side.code is None else "red"
         bar = ProgressBar(
             total=window, completed=min(tokens, window), width=BAR_WIDTH, complete_style=colour, finished_style=colour
         )
@@ -421,8 +411,8 @@ def _print_end(played: Playback, gone: list[RemovedRow]) -> None:
     )
     click.echo()
     print_line(f"Removed, and kept word for word: {removed_line(gone)}.")
-    if not managed.last.answered:
-        print_line(f"The last request through Weir was not answered: {managed.last.message}")
+    if managed.code is not None:
+        print_line(f"The last request through Weir was not answered: {managed.message}")
     if played.conversation:
         click.echo("\nLook at what Weir did:")
         click.echo(f"  export WEIR_STORE={shlex.quote(played.show.url)}")

@@ -8,7 +8,7 @@ from contextlib import aclosing, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any
 
 import click
 
@@ -133,18 +133,6 @@ class _EvaluationRun:
         return {} if self.models is None else self.models.failures
 
 
-class _Asking(TypedDict):
-    model: str | None
-    judge: str | None
-    summarizer: str | None
-    upstream: str | None
-    model_window: int | None
-    propose: int | None
-    budget: int | None
-    at_once: int
-    seconds: float
-
-
 @click.command()
 @click.argument("file", type=FILE, required=False)
 @click.option("--conversation", metavar="ID", help="Evaluate a stored conversation's summaries instead of a file.")
@@ -187,7 +175,7 @@ def evaluate(
     path: Path | None,
     store: str | None,
     as_json: bool,
-    **asking: Unpack[_Asking],
+    **asking: Any,
 ) -> None:
     """Score what a policy's compactions keep of recorded conversations: coverage by code, fidelity by a model.
 
@@ -238,13 +226,13 @@ def _print(run: _EvaluationRun, failures: Sequence[str], *, answers: bool, as_js
         print_line(line)
 
 
-def _terms_of(settings: ContextSettings, conditions: Conditions, asking: _Asking) -> Terms:
+def _terms_of(settings: ContextSettings, conditions: Conditions, asking: Mapping[str, Any]) -> Terms:
     window = asking["model_window"] or conditions.facts.window or settings.window or USUAL_WINDOW
     reads = int(INPUT_SHARE * window)
     return Terms(counter=conditions.counter, max_input=reads, judge_input=reads, propose=asking["propose"] or 0)
 
 
-def _models_of(config: Config, settings: ContextSettings, asking: _Asking) -> Models | None:
+def _models_of(config: Config, settings: ContextSettings, asking: Mapping[str, Any]) -> Models | None:
     """None where no model is to answer questions or to write summaries."""
     model, writer = asking["model"] or "", None if settings.summarizer == "same" else settings.summarizer
     if not model and (asking["summarizer"] is None or writer is None):

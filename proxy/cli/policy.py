@@ -25,6 +25,7 @@ from proxy.config.loading import environment, load_config, public
 from proxy.config.presets import (
     SetPolicy,
     about,
+    policies_in,
     policy_amounts,
     policy_cautions,
     policy_from,
@@ -424,10 +425,8 @@ def _row(name: str, effective: Config, purpose: str, stored: Mapping[str, SetPol
 def _purposes(effective: Config, stored: Mapping[str, SetPolicy]) -> Mapping[str, str]:
     found = {name: about(document) for name, document in preset_documents().items()}
     if effective.path is not None:
-        own = read_document(effective.path, env=environment()).data.get("policies")
-        for name, body in own.items() if isinstance(own, Mapping) else ():
-            preset = found.get(str(body.get("preset"))) if isinstance(body, Mapping) else None
-            found[name] = (about(Document(name="", data=body)) if isinstance(body, Mapping) else "") or preset or ""
+        for name, own in policies_in(read_document(effective.path, env=environment())).items():
+            found[name] = about(own) or found.get(str(own.data.get("preset")), "")
     for name, given in stored.items():
         found[name] = about(Document(name="", data=given.body or {}))
     return found
@@ -479,15 +478,9 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
 
 
 def _policies_in(document: Document, stem: str) -> list[tuple[str, Document, KeyPath]]:
-    policies = document.data.get("policies")
     keys = set(document.data)
     if not keys or (keys <= FILE_KEYS - {"policies"} and not keys <= POLICY_KEYS):
         return []
     if "policies" not in document.data:
         return [(stem, document, ())]
-    if not isinstance(policies, Mapping):
-        return []
-    return [
-        (str(name), dataclasses.replace(document, data=body if isinstance(body, Mapping) else {}), ("policies", name))
-        for name, body in policies.items()
-    ]
+    return [(name, own, ("policies", name)) for name, own in policies_in(document).items()]

@@ -27,6 +27,7 @@ from policies.settings import ContextSettings
 from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
 from proxy.config.presets import (
     Stamps,
+    policies_in,
     policy_from,
     policy_values,
     policy_warnings,
@@ -107,7 +108,7 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
         base = ("default", "https://api.openai.com/v1")
         document = document.overlaid(_upstream_values("openai", base, env))
     file = typed(FileValues, document)
-    policies, problems = _policies(file, document)
+    policies, problems = _policies(document)
     problems += [document.problem(at, text) for at, text in _faults(file, policies)]
     if problems:
         raise ConfigError(*problems)
@@ -184,12 +185,11 @@ def _in_front_of(document: Document, base: tuple[str, object], env: Mapping[str,
     return document.overlaid(rules).overlaid(_upstream_values("default", base, env))
 
 
-def _policies(file: FileValues, document: Document) -> tuple[dict[str, ContextSettings], list[str]]:
+def _policies(document: Document) -> tuple[dict[str, ContextSettings], list[str]]:
     presets = preset_documents()
     problems: list[str] = []
     made = dict(preset_policies())
-    for name, body in file.policies.items():
-        own = dataclasses.replace(document, data=body or {})
+    for name, own in policies_in(document).items():
         try:
             made[name] = policy_from(name, own, presets=presets, at=("policies", name))
         except ConfigError as fault:
@@ -308,9 +308,7 @@ def beneath(config: Config, name: str) -> ContextSettings | None:
     """The policy of that name in the configuration's file, else the preset; None if there is neither. ConfigError."""
     if config.path is not None and ("policies", name) in config.places:
         document = read_document(config.path, env=environment())
-        bodies = document.data.get("policies")
-        body = bodies.get(name) if isinstance(bodies, Mapping) else None
-        own = dataclasses.replace(document, data=body if isinstance(body, Mapping) else {})
+        own = policies_in(document).get(name, dataclasses.replace(document, data={}))
         return policy_from(name, own, presets=preset_documents(), at=("policies", name))
     return preset_policies().get(name)
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from policies.limits import TokenBudget, divide, shape_for
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config.file import (
@@ -300,21 +302,9 @@ def policy_warnings(settings: ContextSettings) -> tuple[str, ...]:
 
 
 def policy_values(settings: ContextSettings) -> dict[str, object]:
-    values = _plain(settings)
+    values: dict[str, Any] = to_jsonable_python(settings)
     layers = values.pop("layers")
-    return {
-        **values,
-        "mode": str(settings.mode),
-        "cascade": [{"layer": layer.pop("strategy"), **layer} for layer in layers],
-    }
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+    return {**values, "cascade": [{"layer": layer.pop("strategy"), **layer} for layer in layers]}
 
 
 def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, object]:
@@ -423,6 +413,13 @@ def read_policy(name: str, text: str) -> Mapping[str, object]:
         if not nests_beyond(text.encode(), MAX_DEPTH):
             return data
     return parse_document(text, name=name, env={}).data
+
+
+def policies_in(document: Document) -> dict[str, Document]:
+    """What stands under ``policies`` of a file, each as a document of its own; empty where it is no mapping."""
+    given = document.data.get("policies")
+    bodies = given.items() if isinstance(given, Mapping) else ()
+    return {n: dataclasses.replace(document, data=b if isinstance(b, Mapping) else {}) for n, b in bodies}
 
 
 def with_policy(config: Config, name: str, body: Mapping[str, object]) -> Config:

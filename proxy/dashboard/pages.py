@@ -26,8 +26,7 @@ from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import Reading
 from proxy.http.request import JSON, ZONES, Exchange, ManagementAnswer
 from proxy.replay.report import BOTTOM, LEFT, TOP, Frame, area, bar_width, grid, line_of, rule, scale, stacked, svg
-from proxy.store.conversations import Beside
-from proxy.store.exchanges import Figures
+from proxy.store.exchanges import Beside, Figures
 
 PERIODS: Mapping[str, tuple[float, int]] = {"1h": (3_600.0, 60), "24h": (86_400.0, 900), "7d": (604_800.0, 3_600)}
 MOST = 5
@@ -248,9 +247,9 @@ async def checkpoint(visit: PageVisit) -> View | ManagementAnswer:
     text = Checkpoint.from_json(json.dumps(saved.state)).to_markdown()
     name = f"checkpoint-{saved.version}"
     if visit.query.get("as") == "md":
-        return _file(text.encode("utf-8", "replace"), f"{name}.md", archive.MARKDOWN)
+        return attachment(text.encode("utf-8", "replace"), f"{name}.md", archive.MARKDOWN)
     if visit.query.get("as") == "json":
-        return _file(json.dumps(saved.plain(), ensure_ascii=True, indent=2).encode(), f"{name}.json", JSON)
+        return attachment(json.dumps(saved.plain(), ensure_ascii=True, indent=2).encode(), f"{name}.json", JSON)
     versions = [each.version for each in (await archive.checkpoints(visit.asked(query={}, rows=SHOWN))).data]
     against = visit.query.get("against") or str(max((v for v in versions if v < saved.version), default=""))
     lines: list[tuple[str, str]] = []
@@ -269,7 +268,7 @@ def difference(before: str, after: str) -> Sequence[tuple[str, str]]:
     return [(line[:1], line[1:] if line[:1] in "+- " else line) for line in shown]
 
 
-def _file(body: bytes, name: str, kind: bytes) -> ManagementAnswer:
+def attachment(body: bytes, name: str, kind: bytes) -> ManagementAnswer:
     named = f'attachment; filename="{name}"'.encode()
     return ManagementAnswer(body, kind=kind, headers=[(b"content-disposition", named)])
 

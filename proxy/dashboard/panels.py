@@ -23,7 +23,7 @@ from proxy.access.admission import LIMITS, limits_said
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
-from proxy.dashboard.pages import spark
+from proxy.dashboard.pages import attachment, spark
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http import levers, reports
@@ -282,16 +282,15 @@ async def create_key(visit: PageVisit) -> View:
     if visit.field("policy"):
         body["policy"] = visit.field("policy")
     try:
-        answer = await levers.create_key(visit.asked(body=body))
+        made = await levers.create_key(visit.asked(body=body))
     except InvalidRequest as fault:
         return await keys(visit, status=400, problem=fault.message)
-    return await keys(visit, status=201, made=json.loads(answer.body))
+    return await keys(visit, status=201, made=made)
 
 
 async def rotate_key(visit: PageVisit) -> View:
     visit.only_operator()
-    answer = await levers.rotate_key(visit.asked())
-    return await keys(visit, status=201, made=json.loads(answer.body))
+    return await keys(visit, status=201, made=await levers.rotate_key(visit.asked()))
 
 
 async def limit_key(visit: PageVisit) -> View | Redirect:
@@ -331,8 +330,7 @@ async def usage_csv(visit: PageVisit) -> ManagementAnswer:
     found, _, _ = await _usage(visit, rows=MAX_NAMES)
     for row in found.data:
         writer.writerow([_cell(getattr(row, name)) for name in names])
-    named = (b"content-disposition", b'attachment; filename="usage.csv"')
-    return ManagementAnswer(out.getvalue().encode(), kind=b"text/csv; charset=utf-8", headers=[named])
+    return attachment(out.getvalue().encode(), "usage.csv", b"text/csv; charset=utf-8")
 
 
 def _cell(value: object) -> object:

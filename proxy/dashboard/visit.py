@@ -86,9 +86,7 @@ class Sessions:
         body = urlsafe_b64encode(json.dumps(asdict(session), separators=(",", ":")).encode()).decode()
         age = f"Max-Age={int(LIFETIME)}; " if session.who != "nobody" else ""
         value = f"{COOKIE}={body}.{self._sign(body, session.who)}; {age}Path={PATH}; HttpOnly; SameSite=Strict"
-        told = dict(scope["headers"]).get(b"x-forwarded-proto", b"").split(b",")[0].strip()
-        is_encrypted = scope.get("scheme") == "https" or told == b"https"
-        return f"{value}{'; Secure' if is_encrypted else ''}".encode()
+        return f"{value}{'; Secure' if _is_encrypted(scope) else ''}".encode()
 
     def guest(self) -> Session:
         now = self.runtime.planner.clock()
@@ -132,6 +130,11 @@ def cookie_in(scope: Mapping[str, Any]) -> str:
     except CookieError:
         return ""
     return "" if found is None else found.value
+
+
+def _is_encrypted(scope: Mapping[str, Any]) -> bool:
+    told = dict(scope["headers"]).get(b"x-forwarded-proto", b"")
+    return scope.get("scheme") == "https" or told.split(b",")[0].strip() == b"https"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
 import xxhash
@@ -30,11 +30,13 @@ from policies.effects import (
     Flow,
     Offload,
     Reply,
+    Returned,
     Save,
     Summarize,
     Summary,
     Together,
     Trim,
+    step,
 )
 from policies.text.segments import Readings, TextReading
 from proxy.errors import ProxyError
@@ -261,18 +263,6 @@ class Spent:
 
 
 NOTHING_SPENT = Spent()
-
-
-@dataclass(frozen=True, slots=True)
-class Returned(Generic[T]):
-    value: T
-
-
-def step(flow: Flow[T], reply: Reply | None = None) -> Effect | Returned[T]:
-    try:
-        return next(flow) if reply is None else flow.send(reply)
-    except StopIteration as end:  # must not leave a thread or a coroutine as it is
-        return Returned(end.value)
 
 
 async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: AnySpan = NULL_SPAN) -> T:

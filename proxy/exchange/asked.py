@@ -35,7 +35,7 @@ from proxy.effects.perform import (
     embed,
 )
 from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
-from proxy.errors import InvalidRequest, ProxyError, UpstreamUnreachable
+from proxy.errors import InvalidRequest, ProxyError
 from proxy.exchange.compaction import EDITS, client_edits, opened, unseal
 from proxy.exchange.record import ExchangeProgress
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
@@ -46,8 +46,7 @@ from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS, ModelCall
 from proxy.telemetry.names import service_at
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
-from proxy.upstream.client import own_headers
-from proxy.upstream.connection import StreamBroken
+from proxy.upstream.client import own_headers, read_of
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, LimitField, without_field
@@ -161,13 +160,8 @@ class Replies(EffectHandler):
             headers += span.propagation()
         span.asked(body)
         answer = await self.runtime.upstreams.send(destination, method="POST", headers=headers, body=body)
-        try:
-            span.arrived(answer.status)
-            said = await answer.read(MAX_ANSWER)
-        except StreamBroken as error:
-            raise UpstreamUnreachable(str(error)) from None
-        finally:
-            answer.close()
+        span.arrived(answer.status)
+        said = await read_of(answer, MAX_ANSWER)
         span.said_whole(said)
         return answer.status, said
 
@@ -387,13 +381,17 @@ def _limits_of(
 
 
 def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool) -> ContextSettings:
-    about = read_value(dict(headers)[CODEX_TURN]) if CODEX_TURN in own else None
-    if is_aside or (isinstance(about, dict) and about.get("request_kind") == "compaction"):
+    if is_aside or (CODEX_TURN in own and _is_codex_compaction(headers)):
         recall = replace(settings.recall, tool=False, auto=False)
         settings = replace(settings, layers=(), compaction="off", recall=recall)
     if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
     return settings
+
+
+def _is_codex_compaction(headers: Headers) -> bool:
+    about = read_value(dict(headers)[CODEX_TURN])
+    return isinstance(about, dict) and about.get("request_kind") == "compaction"
 
 
 def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool) -> ClientEdits | None:

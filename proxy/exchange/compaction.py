@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from policies.effects import step
 from policies.planner import compacted
 from policies.settings import ClientEdits, ContextSettings, Mode
 from policies.summary.material import inside
 from proxy.config.values import UpstreamSettings
-from proxy.effects.perform import drive, step
+from proxy.effects.perform import drive
 from proxy.errors import InvalidRequest
 from proxy.exchange.request import COMPACT_PATH, Request, is_native
 from proxy.planning.values import Plan, PlanRequest, Recognized

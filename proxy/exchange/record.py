@@ -7,13 +7,11 @@ request is forwarded as it came: headers, metrics and log say what went up, trac
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from policies.health import Checkup
-from policies.ledger import DROPPING, Decision, Event, WindowPressure
-from policies.limits import zones_for
+from policies.ledger import DROPPING, Decision, Event, TokenUsage
 from policies.pressure import lift, read_pressure
 from policies.settings import ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
@@ -21,11 +19,10 @@ from proxy.custom import Turn
 from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.send import Attempts
-from proxy.models.limits import ModelLimitsResolver
-from proxy.monitor import CacheUse, HealthBook, follow
-from proxy.planning.planner import Planner
+from proxy.monitor import CacheUse, follow
 from proxy.planning.values import CUT, NO_PLAN, Paid, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
+from proxy.runtime import Runtime
 from proxy.stream import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, together
 from proxy.telemetry.metrics import ModelCall
@@ -38,19 +35,13 @@ from proxy.wire.codec import ClientRequest
 CLIENT_CLOSED = 499
 
 
-class TokenUsage(NamedTuple):
-    before: int
-    after: int
-    limit: int
-    pressure: WindowPressure
-
-
 class ExchangeProgress(msgspec.Struct):
     """One exchange as far as it has come; None is what it has not come to, or never did.
 
     ``seen`` is what the client was told, all rounds together; ``degraded`` what went wrong behind the plan; ``since``
     is when a body that waited for room would have been there without (``time.monotonic``); ``compacted`` says that the
-    answer is a compaction of Weir's, ``observed`` that the policy only plans.
+    answer is a compaction of Weir's, ``observed`` that the policy only plans; ``ignored`` names headers that asked for
+    what their key may not ask for.
     """
 
     id: str
@@ -62,6 +53,7 @@ class ExchangeProgress(msgspec.Struct):
     caller: Caller | None = None
     settings: ContextSettings | None = None
     observed: bool = False
+    ignored: Sequence[str] = ()
     chat: ClientRequest | None = None
     asked: PlanRequest | None = None
     replies: Paid | None = None
@@ -103,13 +95,10 @@ class ExchangeProgress(msgspec.Struct):
     def retries(self) -> int:
         return 0 if self.attempts is None else self.attempts.retries
 
-    def billed(self) -> ReportedUsage | None:
-        """What all answers took together, every round's prompt counted, also where the last one failed."""
-        usage, rounds = self.seen.usage, () if self.attempts is None else self.attempts.rounds
-        if not rounds:
-            return usage
-        whole, words = together((*rounds, usage or NO_USAGE)), usage or together(rounds)
-        return msgspec.structs.replace(whole, completion=words.completion, reasoning=words.reasoning)
+    def billed(self) -> tuple[ReportedUsage, ...]:
+        """What each answer took, every round's, also where the last one failed; nothing where nothing was reported."""
+        rounds = () if self.attempts is None else self.attempts.rounds
+        return (*rounds, self.reported()) if rounds or self.seen.usage is not None else ()
 
     def reported(self) -> ReportedUsage:
         """What the upstream reported of the last round's answer alone."""
@@ -149,14 +138,13 @@ class ExchangeProgress(msgspec.Struct):
     def tokens(self) -> TokenUsage | None:
         decision, recognized = self.plan.decision, self.plan.recognized
         if decision is not None and not self.observed:
-            return TokenUsage(decision.before, decision.after, decision.limit, decision.pressure)
+            return decision.usage
         if recognized is None:
             return None
-        budget, settings = recognized.limits.budget, self.policy
-        tokens = recognized.transcript.tokens
-        used, zones = budget.estimate(tokens), zones_for(settings, budget.window)
-        pressure = read_pressure(used, budget.base(settings), zones, fits=budget.fits(tokens))
-        zone, _ = lift(pressure.zone, used, settings.rot_soft_tokens)
+        limits, budget, tokens = recognized.policy_limits, recognized.limits.budget, recognized.transcript.tokens
+        used = budget.estimate(tokens)
+        pressure = read_pressure(used, limits.base, limits.zones, fits=budget.fits(tokens))
+        zone, _ = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
         return TokenUsage(used, used, budget.usable, pressure._replace(zone=zone))
 
     def all_degraded(self) -> tuple[str, ...]:
@@ -186,6 +174,7 @@ class ExchangeProgress(msgspec.Struct):
             parts.append(f"recall={len(self.recalls)}")
         if planned and self.plan.refused is not None:
             parts.append(f"refused={self.plan.refused}")
+        parts += [f"ignored={header}" for header in self.ignored]
         if degraded := self.all_degraded():
             parts += [f"degraded={reason}" for reason in dict.fromkeys(degraded)]
         return ",".join(parts) or "none"
@@ -224,8 +213,8 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     It ended ``at`` (s since the epoch) after ``duration`` s. ``policy`` is the exchange's, else the default one;
     ``carried_out`` is what was decided and done; ``tokens`` is what went up, ``actions`` what was done.
-    ``reported`` is the usage of the last round, ``billed`` of all of them. ``answers`` are the chain's hashes after
-    each answer that tells the conversation from others.
+    ``reported`` is the usage of the last round, ``billed`` of all of them together. ``answers`` are the chain's hashes
+    after each answer that tells the conversation from others.
     """
 
     exchange: ExchangeProgress
@@ -249,10 +238,8 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[bytes, ...]
 
 
-def record_of(
-    progress: ExchangeProgress, planner: Planner, windows: ModelLimitsResolver, health: HealthBook, *, ended: float
-) -> ExchangeRecord:
-    at, tokens, attempts, label = planner.clock(), progress.tokens(), progress.attempts, progress.label
+def record_of(progress: ExchangeProgress, runtime: Runtime, *, ended: float) -> ExchangeRecord:
+    at, tokens, attempts, label = runtime.planner.clock(), progress.tokens(), progress.attempts, progress.label
     policy, ending, reported, billed = progress.policy, progress.ending(), progress.reported(), progress.billed()
     return ExchangeRecord(
         exchange=progress,
@@ -268,32 +255,30 @@ def record_of(
         actions=progress.actions(),
         ending=ending,
         reported=reported,
-        billed=billed,
+        billed=together(billed) if billed else None,
         call=None if attempts is None else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
         cache=_cache_use(progress, billed, ttl=policy.cache_ttl, at=at),
-        events=_events(windows, progress, ending),
-        checkup=_check_up(health, progress, tokens, at=at),
-        answers=listened(planner, progress) if tokens is not None else (),
+        events=_events(runtime, progress, ending),
+        checkup=_check_up(runtime, progress, tokens, at=at),
+        answers=listened(runtime, progress) if tokens is not None else (),
     )
 
 
-def listened(planner: Planner, progress: ExchangeProgress) -> tuple[bytes, ...]:
+def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
     recognized = progress.plan.recognized
     if progress.listener is None or recognized is None or not recognized.listens:
         return ()
     answers = [digest_of(message) for message in progress.listener.messages()]
-    return planner.conversations.answered(recognized.thread, recognized.transcript, answers)
+    return runtime.planner.conversations.answered(recognized.thread, recognized.transcript, answers)
 
 
-def _check_up(
-    health: HealthBook, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float
-) -> Checkup | None:
+def _check_up(runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float) -> Checkup | None:
     plan, settings, recognized = progress.plan, progress.settings, progress.plan.recognized
     if tokens is None or settings is None or recognized is None or not settings.health.enabled:
         return None
     evicted = evictions_alone(plan) if plan.evictions else 0
     try:
-        return health.check_up(
+        return runtime.health.check_up(
             plan, recognized, settings, used=tokens.after, pressure=tokens.pressure, evicted=evicted, at=at
         )
     except Exception:  # what is watched must not suffer from being watched
@@ -301,7 +286,7 @@ def _check_up(
         return None
 
 
-def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, ttl: float, at: float) -> CacheUse | None:
+def _cache_use(progress: ExchangeProgress, took: Sequence[ReportedUsage], *, ttl: float, at: float) -> CacheUse | None:
     plan, attempts = progress.plan, progress.attempts
     if plan.recognized is None or progress.chat is None or attempts is None or attempts.span is None:
         return None
@@ -309,7 +294,7 @@ def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, ttl:
         plan,
         plan.recognized,
         progress.chat,
-        billed,
+        took,
         ttl=ttl,
         at=at,
         carried_out=not progress.observed,
@@ -317,12 +302,12 @@ def _cache_use(progress: ExchangeProgress, billed: ReportedUsage | None, *, ttl:
     )
 
 
-def _events(windows: ModelLimitsResolver, progress: ExchangeProgress, ending: Ending | None) -> tuple[Event, ...]:
+def _events(runtime: Runtime, progress: ExchangeProgress, ending: Ending | None) -> tuple[Event, ...]:
     plan = progress.plan
     events = plan.decision.events if plan.decision is not None else ()
     if ending is Ending.RESERVE_EXHAUSTED:
         events = (_exhausted(progress, ending), *events)
-    drift = None if plan.recognized is None else windows.take_drift(plan.recognized.limits.counted)
+    drift = None if plan.recognized is None else runtime.windows.take_drift(plan.recognized.limits.counted)
     if drift is None:
         return events
     facts = {"estimated": drift.predicted, "reported": drift.reported, "ratio": round(drift.ratio, 3)}

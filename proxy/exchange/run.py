@@ -78,6 +78,7 @@ from proxy.wire.raw import write_value
 
 MAX_RETRIES = 2
 NO_SUCH_ROUTE = frozenset({404, 405})
+STEERING = (("policy", b"x-weir-policy"), ("mode", b"x-weir-mode"))
 REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})
 MAX_BINDING = 1_000
 
@@ -203,6 +204,7 @@ class ExchangeHandler:
         )
         settings = settings_for(runtime, caller, sent)
         progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
+        progress.ignored = [what for what, header in STEERING if header in sent and what not in caller.allow]
         if runtime.hooks.plugins:
             progress.turn = Turn(
                 request=progress.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name
@@ -372,7 +374,7 @@ class ExchangeHandler:
         recognized = progress.plan.recognized
         if recognized is None or not runtime.planner.conversations.shared:
             return
-        answers = listened(runtime.planner, progress)
+        answers = listened(runtime, progress)
         if answers and not await runtime.planner.announce(
             recognized, progress.id, model=progress.model, answers=answers
         ):
@@ -498,22 +500,15 @@ class ExchangeHandler:
                 ref=report.ref,
                 reason=report.reason,
             )
-        settings, reading, base = self.progress.policy, decision.reading, recognized.policy_limits.base
+        settings, base = self.progress.policy, recognized.policy_limits.base
         span.decide(
             decision.action.value,
-            before=decision.before,
-            after=decision.after,
-            limit=decision.limit,
-            pressure=decision.pressure.level,
-            zone=decision.pressure.zone,
+            decision.usage,
             base=base,
-            velocity=reading.velocity_tokens_per_turn or 0.0 if reading is not None else 0.0,
-            turns_until_red=reading.turns_until_red if reading is not None else None,
-            source=reading.source if reading is not None else "client_estimated",
+            reading=decision.reading,
             stage=decision.stage(red_at=settings.zones.red_at * base),
             strategy=decision.strategy,
             evicted=evicted_count(plan),
-            before_percent=round(100 * decision.before / base, 1),
         )
 
     def _tell_results(self, plan: Plan, turn: Turn) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
-from policies.ledger import Decision
+from policies.ledger import Decision, TokenUsage
 from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
@@ -13,7 +13,7 @@ from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.conversation.thread import name_from
 from proxy.custom import TurnEnd
 from proxy.effects.perform import NOTHING_SPENT
-from proxy.exchange.record import ExchangeProgress, ExchangeRecord, TokenUsage, evicted_count, record_of
+from proxy.exchange.record import ExchangeProgress, ExchangeRecord, evicted_count, record_of
 from proxy.models.facts import cost_of, prices_of
 from proxy.monitor import CacheUse, Notice
 from proxy.planning.values import Recognized, condensed_in, layers_in
@@ -34,7 +34,7 @@ MAX_EVENTS = 8
 
 def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
     begun, metrics = time.perf_counter(), runtime.telemetry.metrics
-    record = record_of(progress, runtime.planner, runtime.windows, runtime.health, ended=begun)
+    record = record_of(progress, runtime, ended=begun)
     _tell_alerts(runtime, record)
     if record.events and log.isEnabledFor(logging.DEBUG):
         for event in record.events:
@@ -286,15 +286,7 @@ def _note_refusal(record: ExchangeRecord) -> None:
     plan, refusal, root = exchange.plan, exchange.refusal, exchange.trace.root
     if tokens is None or plan.recognized is None or not (refusal or plan.refused):
         return
-    root.decide(
-        "refuse" if refusal else "observe",
-        before=tokens.before,
-        after=tokens.after,
-        limit=tokens.limit,
-        pressure=tokens.pressure.level,
-        zone=tokens.pressure.zone,
-        base=plan.recognized.policy_limits.base,
-    )
+    root.decide("refuse" if refusal else "observe", tokens, base=plan.recognized.policy_limits.base)
     buckets = refusal.get("buckets")
     root.buckets(buckets if isinstance(buckets, Mapping) else {})
 

@@ -360,11 +360,7 @@ async def checkpoints_of(store: Store, row: ConversationRow) -> list[CheckpointR
 
 async def newest_checkpoint(store: Store, row: ConversationRow) -> CheckpointRow | None:
     latest = await store.latest_checkpoint(row.tenant, row.id)
-    if latest is None:
-        return None
-    newest = (latest[1].branch, latest[1].version)
-    saved = reversed(await checkpoints_of(store, row))
-    return next((each for each in saved if (each.branch, each.version) == newest), None)
+    return latest[1] if latest is not None and latest[1].body else None
 
 
 async def _at_version(asked: ManagementRequest, row: ConversationRow, version: int) -> CheckpointRow:

@@ -234,11 +234,11 @@ class Deleted(Shape):
     deleted: Literal[True]
 
 
-async def compact(asked: ManagementRequest) -> ManagementAnswer:
+async def compact(asked: ManagementRequest) -> Wanted:
     """Have the conversation's next request compacted, whatever its size."""
     await asked.fields(())
     await asked.runtime.planner.conversations.want(await asked.only_conversation(), "compact")
-    return as_json(Wanted(wanted="compact"), status=202)
+    return Wanted(wanted="compact")
 
 
 async def close(asked: ManagementRequest) -> Closed:
@@ -270,7 +270,7 @@ async def notes(asked: ManagementRequest) -> Page[KeptNote]:
     return page_of_whole(rows, wanted, KeptNote.of, lambda row: (row.id.hex(),))
 
 
-async def add_note(asked: ManagementRequest) -> ManagementAnswer:
+async def add_note(asked: ManagementRequest) -> KeptNote | ManagementAnswer:
     """Store a note on the conversation; the same text in the same category is stored once."""
     note = _note(await asked.fields(NewNote.__struct_fields__))
     row = await asked.only_conversation()
@@ -279,7 +279,7 @@ async def add_note(asked: ManagementRequest) -> ManagementAnswer:
     stored = NoteRow.of(note, at=asked.runtime.planner.clock())
     if await asked.store.add_notes(row.tenant, row.id, [stored]):
         asked.runtime.planner.conversations.note(row, note)
-        return as_json(KeptNote.of(stored), status=201)
+        return KeptNote.of(stored)
     known = {each.id: each for each in await asked.store.notes(row.tenant, row.id)}
     return as_json(KeptNote.of(known.get(stored.id, stored)))
 

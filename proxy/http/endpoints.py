@@ -173,9 +173,7 @@ class RelayedRequest:
         self.status, self.reported = answer.status, Reported(answer.headers)
         span.arrived(answer.status)
         held, failed = bytearray(), None
-        named = {name.lower(): value for name, value in answer.headers}
-        is_json = named.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in named
-        keeps = trace.recorded and is_json
+        keeps = trace.recorded and _is_plain_json(answer)
         watched = _watched(answer.chunks(), held if keeps else None, self.reported)
         headers = self._headers_of(answer)
         try:
@@ -255,6 +253,11 @@ def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destinatio
     if operation is None:
         return trace.relayed(scope["method"], address, port)
     return trace.attempt(model, provider, address, port, operation=operation)
+
+
+def _is_plain_json(answer: Answer) -> bool:
+    named = {name.lower(): value for name, value in answer.headers}
+    return named.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in named
 
 
 async def _watched(

@@ -140,7 +140,7 @@ async def keys(asked: ManagementRequest) -> Page[Key]:
     return page_of_whole(rows, wanted, shown, lambda row: (row.name,))
 
 
-async def create_key(asked: ManagementRequest) -> ManagementAnswer:
+async def create_key(asked: ManagementRequest) -> MadeKey:
     """Make a key. Its secret is told this once; from the first key on only known keys may call."""
     given = await asked.fields(NewKey.__struct_fields__)
     secret = create_secret()
@@ -150,16 +150,16 @@ async def create_key(asked: ManagementRequest) -> ManagementAnswer:
     except NameTaken:
         raise _taken(row.name) from None
     asked.runtime.take_keys(await asked.store.list_keys())
-    return as_json(_made(row, secret), status=201)
+    return _made(row, secret)
 
 
-async def rotate_key(asked: ManagementRequest) -> ManagementAnswer:
+async def rotate_key(asked: ManagementRequest) -> MadeKey:
     """Give a key another secret, told this once; what was the old one's, conversations and usage, is the new one's."""
     await asked.fields(())
     old, secret, at = await _in_force(asked), create_secret(), asked.runtime.planner.clock()
     await asked.store.rotate_key(old.name, key_digest(asked.runtime.secret, secret.encode()), at=at, until=at)
     asked.runtime.take_keys(await asked.store.list_keys())
-    return as_json(_made(old, secret), status=201)
+    return _made(old, secret)
 
 
 async def limit_key(asked: ManagementRequest) -> LimitedKey:
@@ -344,7 +344,7 @@ async def policy(asked: ManagementRequest) -> WholePolicy:
     return _whole(asked.runtime, name)
 
 
-async def put_policy(asked: ManagementRequest) -> ManagementAnswer:
+async def put_policy(asked: ManagementRequest) -> WholePolicy | ManagementAnswer:
     """Set a policy for the next request on, and keep it in the database; the body is its YAML or JSON."""
     runtime, name = asked.runtime, asked.path["name"]
     if not NAME.fullmatch(name):
@@ -366,7 +366,8 @@ async def put_policy(asked: ManagementRequest) -> ManagementAnswer:
     kept = await _keep_policy(runtime, policy)
     runtime.set_policy(policy)
     runtime.logger.info("policy %s was set over HTTP by the admin, before it was from: %s", name, before)
-    return as_json(_whole(runtime, name, kept=kept), status=200 if known else 201)
+    whole = _whole(runtime, name, kept=kept)
+    return whole if known else as_json(whole, status=201)
 
 
 async def delete_policy(asked: ManagementRequest) -> DeletedPolicy:

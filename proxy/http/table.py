@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
+from types import UnionType
 from typing import Any, Literal, get_args
 from urllib.parse import unquote
 
@@ -31,10 +32,8 @@ from proxy.http.request import (
     MAX_ROWS,
     ZONES,
     Error,
-    Exchange,
     ManagementAnswer,
     ManagementRequest,
-    Page,
     as_json,
     query_of,
     respond,
@@ -58,10 +57,11 @@ class ManagementRoute:
 
     Attributes:
         pattern: its path; parts in braces are any.
-        handler: what answers it, its docstring the text of the document; None for the OpenAPI document itself.
-        gives: the shape of its JSON, of ``statuses`` below 300; for another ``kind`` there is none.
+        handler: what answers it, its docstring the text of the document, what it returns the shape of the answer; None
+            for the OpenAPI document itself.
         query: its parameters.
         takes: the shape of the body, None where there is none; ``yaml`` for a policy.
+        statuses: of answers that are no errors; what a handler returns as a shape goes with the first.
         rows: how many rows a list gives where no limit is asked for, ``most`` how many at most.
         asker: who may ask: ``anyone``, whoever has a ``key``, the ``caller`` with its own key, the ``operator``.
     """
@@ -69,7 +69,6 @@ class ManagementRoute:
     method: str
     pattern: str
     handler: Handler | None
-    gives: object = None
     query: tuple[str, ...] = ()
     takes: object = None
     statuses: tuple[int, ...] = (200,)
@@ -77,6 +76,13 @@ class ManagementRoute:
     rows: int = 200
     most: int = MAX_ROWS
     asker: Asker = "key"
+
+    @property
+    def gives(self) -> object:
+        """The shape of its JSON; None for an answer of another ``kind``."""
+        said = dict if self.handler is None else inspect.signature(self.handler).return_annotation
+        shapes = get_args(said) if isinstance(said, UnionType) else (said,)
+        return next((each for each in shapes if each is not ManagementAnswer), None)
 
     def match(self, path: tuple[str, ...]) -> dict[str, str] | None:
         parts = self.pattern.split("/")
@@ -99,52 +105,45 @@ _POLICY = "policies/{name}"
 _R = ManagementRoute
 
 ROUTES = (
-    _R("GET", "conversations", conversations.listing, Page[conversations.Conversation], _NARROWED, rows=50),
-    _R("GET", _ONE, conversations.one, conversations.ConversationStatus),
-    _R("DELETE", _ONE, conversations.delete, conversations.Deleted),
-    _R("GET", f"{_ONE}/timeline", conversations.timeline, Page[Exchange], ("since", *_LIST)),
-    _R("GET", f"{_ONE}/requests/{{rid}}", archive.both_sides, archive.BothSides),
-    _R("GET", f"{_ONE}/checkpoint", archive.checkpoint, archive.Saved),
+    _R("GET", "conversations", conversations.listing, _NARROWED, rows=50),
+    _R("GET", _ONE, conversations.one),
+    _R("DELETE", _ONE, conversations.delete),
+    _R("GET", f"{_ONE}/timeline", conversations.timeline, ("since", *_LIST)),
+    _R("GET", f"{_ONE}/requests/{{rid}}", archive.both_sides),
+    _R("GET", f"{_ONE}/checkpoint", archive.checkpoint),
     _R("GET", f"{_ONE}/checkpoint.md", archive.checkpoint_markdown, kind="markdown"),
-    _R("GET", f"{_ONE}/checkpoints", archive.checkpoints, Page[archive.Version], _LIST),
-    _R("GET", _VERSION, archive.checkpoint_version, archive.SavedVersion),
+    _R("GET", f"{_ONE}/checkpoints", archive.checkpoints, _LIST),
+    _R("GET", _VERSION, archive.checkpoint_version),
     _R("GET", f"{_VERSION}/source", archive.source, query=("cursor",), kind="pages", asker="caller"),
-    _R("GET", f"{_ONE}/removed", archive.removed, Page[archive.Removed], _LIST),
-    _R("GET", f"{_ONE}/audit", reports.conversation_audit, reports.ConversationAudit, _LIST),
-    _R("GET", f"{_ONE}/health", reports.health_of, reports.ConversationHealth, ("limit",), rows=KEPT, most=KEPT),
-    _R("GET", f"{_ONE}/notes", conversations.notes, Page[conversations.KeptNote], _LIST, rows=MAX_ROWS),
-    _R(
-        "POST",
-        f"{_ONE}/notes",
-        conversations.add_note,
-        conversations.KeptNote,
-        takes=conversations.NewNote,
-        statuses=(201, 200),
-    ),
-    _R("POST", f"{_ONE}/compact", conversations.compact, conversations.Wanted, statuses=(202,)),
-    _R("POST", f"{_ONE}/rollback/{{version}}", archive.rollback, archive.RolledBack),
-    _R("POST", f"{_ONE}/pin", archive.pin, archive.Pinned, takes=archive.Pin),
-    _R("POST", f"{_ONE}/close", conversations.close, conversations.Closed),
+    _R("GET", f"{_ONE}/removed", archive.removed, _LIST),
+    _R("GET", f"{_ONE}/audit", reports.conversation_audit, _LIST),
+    _R("GET", f"{_ONE}/health", reports.health_of, ("limit",), rows=KEPT, most=KEPT),
+    _R("GET", f"{_ONE}/notes", conversations.notes, _LIST, rows=MAX_ROWS),
+    _R("POST", f"{_ONE}/notes", conversations.add_note, takes=conversations.NewNote, statuses=(201, 200)),
+    _R("POST", f"{_ONE}/compact", conversations.compact, statuses=(202,)),
+    _R("POST", f"{_ONE}/rollback/{{version}}", archive.rollback),
+    _R("POST", f"{_ONE}/pin", archive.pin, takes=archive.Pin),
+    _R("POST", f"{_ONE}/close", conversations.close),
     _R("GET", "blobs/{ref}", archive.blob, query=("cursor",), kind="text", asker="caller"),
-    _R("GET", "search", archive.search, Page[archive.Found], ("q", "conversation", *_LIST), rows=20, asker="caller"),
-    _R("GET", "health", reports.health, reports.OpenAlerts, _LIST),
-    _R("GET", "usage", reports.usage, reports.Usage, ("since", "by", *_LIST)),
-    _R("GET", "series", reports.series, reports.MetricSeries, ("metric", "step", "since")),
+    _R("GET", "search", archive.search, ("q", "conversation", *_LIST), rows=20, asker="caller"),
+    _R("GET", "health", reports.health, _LIST),
+    _R("GET", "usage", reports.usage, ("since", "by", *_LIST)),
+    _R("GET", "series", reports.series, ("metric", "step", "since")),
     _R("GET", "live", reports.live, kind="events"),
-    _R("GET", "keys", levers.keys, Page[levers.Key], _LIST, asker="operator"),
-    _R("POST", "keys", levers.create_key, levers.MadeKey, takes=levers.NewKey, statuses=(201,), asker="operator"),
-    _R("POST", "keys/{key}/rotate", levers.rotate_key, levers.MadeKey, statuses=(201,), asker="operator"),
-    _R("POST", "keys/{key}/limits", levers.limit_key, levers.LimitedKey, takes=levers.NewLimits, asker="operator"),
-    _R("DELETE", "keys/{key}", levers.revoke_key, levers.RevokedKey, asker="operator"),
-    _R("GET", "audit", reports.audit, Page[reports.Audited], ("type", *_LIST)),
-    _R("GET", "policies", levers.policies, Page[levers.Policy], _LIST),
-    _R("GET", _POLICY, levers.policy, levers.WholePolicy),
-    _R("PUT", _POLICY, levers.put_policy, levers.WholePolicy, takes="yaml", statuses=(200, 201), asker="operator"),
-    _R("DELETE", _POLICY, levers.delete_policy, levers.DeletedPolicy, asker="operator"),
-    _R("GET", "windows", levers.windows, Page[levers.LearnedWindow], _LIST, asker="operator"),
-    _R("POST", "windows/forget", levers.forget_window, levers.ForgottenWindow, takes=levers.Scope, asker="operator"),
-    _R("GET", "config", levers.config, levers.Configuration, asker="operator"),
-    _R("GET", "openapi.json", None, dict, asker="anyone"),
+    _R("GET", "keys", levers.keys, _LIST, asker="operator"),
+    _R("POST", "keys", levers.create_key, takes=levers.NewKey, statuses=(201,), asker="operator"),
+    _R("POST", "keys/{key}/rotate", levers.rotate_key, statuses=(201,), asker="operator"),
+    _R("POST", "keys/{key}/limits", levers.limit_key, takes=levers.NewLimits, asker="operator"),
+    _R("DELETE", "keys/{key}", levers.revoke_key, asker="operator"),
+    _R("GET", "audit", reports.audit, ("type", *_LIST)),
+    _R("GET", "policies", levers.policies, _LIST),
+    _R("GET", _POLICY, levers.policy),
+    _R("PUT", _POLICY, levers.put_policy, takes="yaml", statuses=(200, 201), asker="operator"),
+    _R("DELETE", _POLICY, levers.delete_policy, asker="operator"),
+    _R("GET", "windows", levers.windows, _LIST, asker="operator"),
+    _R("POST", "windows/forget", levers.forget_window, takes=levers.Scope, asker="operator"),
+    _R("GET", "config", levers.config, asker="operator"),
+    _R("GET", "openapi.json", None, asker="anyone"),
 )
 """Every route there is; the first that matches answers."""
 
@@ -422,7 +421,7 @@ class Management:
             await self._runtime.settler.flush()  # what was answered a moment ago is there to be asked for
         assert route.handler is not None  # noqa: S101 - only the document has none, and was given above
         answer = await route.handler(asked)
-        return answer if isinstance(answer, ManagementAnswer) else as_json(answer)
+        return answer if isinstance(answer, ManagementAnswer) else as_json(answer, status=route.statuses[0])
 
     def _caller(self, scope: MutableMapping[str, Any], headers: Mapping[str, str]) -> Caller | None:
         token = self._runtime.config.admin_token

@@ -26,9 +26,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
+from policies.quality.advise import PROVIDERS, Cliff, TokenPrices
 from policies.settings import ContextSettings
-from policies.tokens import bare_name
 from proxy.access.destination import rule_for
 from proxy.config.values import ModelRule
 from proxy.tap import ReportedUsage
@@ -72,6 +71,7 @@ _FAMILIES: tuple[tuple[str, int, int | None, int | None], ...] = (
 
 _DATE = re.compile(r"(?:[-@](?:\d{4}-\d{2}-\d{2}|20\d{6}|latest))+$")
 _ROUTE = re.compile(r":(?:free|nitro|floor|online|exacto|beta)$")  # OpenRouter's variants with the same window
+_DEARER = re.compile(rb'"(in|out)put_cost_per_token_above_(\d+)k_tokens":\s*([\d.eE+-]+)')
 _TUNED = re.compile(r"^ft:([^:]+):.*$")
 _MAX_WARNED = 1000
 _MAX_REMEMBERED = 4096
@@ -89,6 +89,7 @@ class ModelFacts:
     output_price: float | None = None
     cache_read_price: float | None = None
     cache_write_price: float | None = None
+    cliff: Cliff | None = None
     source: Source = "unknown"
 
 
@@ -120,11 +121,20 @@ def read_table(path: Path) -> dict[str, ModelFacts]:
         except msgspec.ValidationError:
             continue
         if row.mode in _MODES:
-            facts[name.lower()] = _from_row(row)
+            facts[name.lower()] = _from_row(row, _cliff(row, raw))
     return facts
 
 
-def _from_row(row: _Row) -> ModelFacts:
+def _cliff(row: _Row, raw: msgspec.Raw) -> Cliff | None:
+    dearer = {(what, int(above)): float(price) for what, above, price in _DEARER.findall(raw)}
+    above = min((above for what, above in dearer if what == b"in"), default=0)
+    if not above or not row.input_cost_per_token:
+        return None
+    answer = dearer.get((b"out", above), 0.0) / (row.output_cost_per_token or 1.0)
+    return Cliff(1000 * above, round(dearer[b"in", above] / row.input_cost_per_token, 3), round(answer, 3) or 1.0)
+
+
+def _from_row(row: _Row, cliff: Cliff | None) -> ModelFacts:
     limit = sensible_tokens(row.max_input_tokens) or sensible_tokens(row.max_tokens)
     longest = sensible_tokens(row.max_output_tokens)
     window, max_input = limit, None
@@ -138,6 +148,7 @@ def _from_row(row: _Row) -> ModelFacts:
         output_price=row.output_cost_per_token,
         cache_read_price=row.cache_read_input_token_cost,
         cache_write_price=row.cache_creation_input_token_cost,
+        cliff=cliff,
         source="table",
     )
 
@@ -431,12 +442,6 @@ def _price(value: object) -> float | None:
 
 
 DEFAULT_PRICES = "anthropic"
-CLIFFS: tuple[tuple[str, Cliff], ...] = (
-    ("gpt-5.4", OPENAI_CLIFF),
-    ("gpt-5.5", OPENAI_CLIFF),
-    ("gpt-5.6", OPENAI_CLIFF),
-    ("gemini-", GEMINI_CLIFF),
-)
 MINIMUM = 1_024
 MILLION = 1_000_000
 CACHED_PRICE = 0.1
@@ -462,18 +467,16 @@ def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceLis
 
     Raises BadPrices for a statement that is neither.
     """
-    if stated is not None:
-        return _stated(stated)
-    if facts.input_price is None:
-        return PriceList(prices=PROVIDERS[DEFAULT_PRICES], dollars=False, source=f"the ratios of {DEFAULT_PRICES}")
-    name = bare_name(model)
+    if stated is not None or facts.input_price is None:
+        return _stated(DEFAULT_PRICES if stated is None else stated)
+    plain, read, write = facts.input_price, facts.cache_read_price, facts.cache_write_price
     prices = TokenPrices(
-        facts.input_price,
-        facts.cache_read_price if facts.cache_read_price is not None else facts.input_price,
-        facts.cache_write_price if facts.cache_write_price is not None else facts.input_price,
+        plain,
+        plain if read is None else read,
+        plain if write is None else write,
         facts.output_price or 0.0,
-        minimum=0 if facts.cache_read_price is None else MINIMUM,
-        cliff=next((cliff for prefix, cliff in CLIFFS if name.startswith(prefix)), None),
+        minimum=0 if read is None else MINIMUM,
+        cliff=facts.cliff,
     )
     return PriceList(prices=prices, dollars=True, source=f"the price list for {model}")
 

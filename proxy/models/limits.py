@@ -170,15 +170,6 @@ class Drift:
         return self.reported / max(1, self.predicted)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The settings are held so that their identity stays theirs."""
-
-    limits: ModelLimits
-    settings: ContextSettings
-    until: float
-
-
 def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
     credential = caller.credential if upstream.passes_key else b""
     return f"{upstream.origin} {blake2b(credential, digest_size=8).hexdigest() if credential else '-'}"
@@ -199,7 +190,7 @@ class ModelLimitsResolver:
     _drifts: dict[str, Drift] = field(default_factory=dict)
     _learned: dict[str, LimitRow] = field(default_factory=dict)
     _strict: set[str] = field(default_factory=set)
-    _held: dict[tuple[object, ...], _Held] = field(default_factory=dict)
+    _held: dict[tuple[object, ...], tuple[float, ModelLimits, ContextSettings]] = field(default_factory=dict)
 
     def learned(self) -> tuple[LimitRow, ...]:
         return self.limits.rows(now=self.clock())
@@ -246,8 +237,8 @@ class ModelLimitsResolver:
         key = (model, max_tokens, id(settings), upstream.name, caller.credential, exact)
         held = self._held.get(key)
         now = self.clock()
-        if held is not None and held.until > now:
-            return held.limits
+        if held is not None and held[0] > now:
+            return held[1]
         await self._saved()
         scope = self.scope(model, upstream=upstream, caller=caller)
         learned = self.limits.get(scope, now=now)
@@ -267,7 +258,7 @@ class ModelLimitsResolver:
         limits = ModelLimits(budget, facts, scope, counted)
         if len(self._held) >= MAX_SCOPES:
             self._held.clear()
-        self._held[key] = _Held(limits, settings, now + HELD_FOR)
+        self._held[key] = now + HELD_FOR, limits, settings  # these, so that their identity stays theirs
         return limits
 
     async def _facts(

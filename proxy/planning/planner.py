@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Save, StateSaved
+from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Returned, Save, StateSaved, step
 from policies.ledger import ConversationState, Decision, Edit, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ from policies.settings import ContextSettings
 from policies.strategies.recall import Elsewhere, Pages
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
-from proxy.effects.perform import Returned, SharedReadings, step, unpaid
+from proxy.effects.perform import SharedReadings, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.models.limits import UNSURE
 from proxy.planning.values import (
@@ -161,12 +161,12 @@ class Planner:
         request, settings, budget = asked.request, asked.settings, (await asked.limits()).budget
         read = await self._read(asked)
         match = await self.conversations.find(asked.tenant, read.transcript.chain, read.transcript.messages)
-        known = ConversationState() if match is None or settings.observes else match.thread.known_at(match.length)
+        untouched = match is None or settings.observes or settings.when_full == "reject"
+        known = ConversationState() if match is None or untouched else match.thread.known_at(match.length)
         draft = standing(read.transcript, known)
         same = not read.marked and not draft.changed
         raws = None if same else render(draft.pieces, request.messages or (), read.marked, codec=request.codec)
-        pruned = tuple(definition.name for definition in draft.pruned)
-        return rewritten(request, messages=raws, pruned=pruned), budget.estimate(draft.tokens)
+        return rewritten(request, messages=raws, pruned=[d.name for d in draft.pruned]), budget.estimate(draft.tokens)
 
     async def first(self, asked: PlanRequest, recognized: Recognized | None) -> Plan:
         """The plan of a request as it came.

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from policies.effects import Embed, Save, Vectors
+from policies.effects import Embed, Save, Vectors, step
 from policies.ledger import ConversationState, Decision, Note, Prepared
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import milestone_of, notes_of, state_of, wants_notes, write_notes
@@ -26,7 +26,7 @@ from policies.planner import is_soft, prepare
 from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.conversation.thread import Thread
-from proxy.effects.perform import Ask, SharedReadings, drive, step
+from proxy.effects.perform import Ask, SharedReadings, drive
 from proxy.planning.values import CLAIMED, Paid, Plan, PlanRequest, Recognized, readable
 from proxy.planning.workers import BACKGROUND, Workers
 from proxy.store import Store, WriteBehindQueue

@@ -13,10 +13,10 @@ from typing import Protocol
 import msgspec
 
 from policies.effects import Effect, Reply
-from policies.ledger import ADDING, ConversationState, Decision, EditKind, Trend
+from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls, same_call
+from policies.messages import HASH_SIZE, ToolCall, ToolDefinition, Transcript, answered_calls, same_call
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
 from proxy.conversation.thread import Thread
@@ -246,18 +246,15 @@ def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
 def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Original:
     message = recognized.transcript.messages[index]
     raw = (asked.request.messages or ())[index]
-    body = recognized.transcript.read(index)
-    said = [body.text, *(f"{call.name} {call.arguments}" for call in body.calls)]
     return Original(
         ref=message.ref,
         role=message.role,
         tokens=message.tokens,
         body=asked.request.codec.stored(raw),
-        text="\n".join(part for part in said if part),
+        text=recognized.transcript.read(index).said,
     )
 
 
-HASH_SIZE = 16
 GONE = frozenset({EditKind.EVICT, EditKind.PRUNE})
 CUT = "cut"
 
@@ -307,8 +304,7 @@ class _Batch:
         self._decision = decision
         self._known = known
         self._settings = settings
-        there = (cut for cut in reversed(known.cuts) if transcript.begins_with(cut.covers, cut.prefix))
-        self._old = next(there, None)
+        self._old = _newest_cut(transcript, known.cuts)
         self._hidden = frozenset() if self._old is None else frozenset(self._old.hidden(transcript.head))
         affected = {*decision.removed}
         steps = [u for u in transcript.steps if affected.intersection(u.indices)]
@@ -383,6 +379,10 @@ class _Batch:
     def _scorer(self, layer: str) -> str:
         own = (each.params.get("scorer") for each in self._settings.layers if each.strategy == layer)
         return next((str(name) for name in own if name is not None), "")
+
+
+def _newest_cut(transcript: Transcript, cuts: Sequence[Cut]) -> Cut | None:
+    return next((cut for cut in reversed(cuts) if transcript.begins_with(cut.covers, cut.prefix)), None)
 
 
 MAX_CONDENSED = 40

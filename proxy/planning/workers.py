@@ -20,23 +20,22 @@ import pickle
 import time
 import traceback
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from inspect import isgeneratorfunction
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
-from policies.effects import Compare, Done, Effect, Flow, Offload
+from policies.effects import Compare, Done, Effect, Flow, Offload, Returned, step
 from policies.messages import PolicyError, Tools
 from policies.strategies.recall import Pages
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from proxy.child import ChildProcess, Frames, answering, python, write_frame
-from proxy.effects.perform import Ask, Returned, SharedReadings, by_shingles, drive, step
+from proxy.effects.perform import Ask, SharedReadings, by_shingles, drive
 from proxy.errors import Busy
 from proxy.telemetry.process import collect_seldom, give_back, keep_little, resident
 from proxy.telemetry.trace import NULL_SPAN, AnySpan
@@ -126,22 +125,13 @@ def _readings() -> Readings:
 
 
 @cache
-def _pages() -> Pages:
-    return Pages()
-
-
-@cache
-def _vocabulary(name: str, directories: tuple[Path, ...]) -> Vocabulary:
-    return Vocabulary(name, directories)
+def _own(kind: Callable[..., Any], *given: Hashable) -> Any:
+    """This process's own of what is never sent to it, the same for the same."""
+    return kind(*given)
 
 
 def _counter(name: str, source: TokenCounter) -> TextCounter:
-    return TextCounter(name, source, _threads())
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1)
+    return TextCounter(name, source, _own(ThreadPoolExecutor, 1))
 
 
 def refusal(kind: type[PolicyError], args: tuple[object, ...], facts: dict[str, object]) -> PolicyError:
@@ -181,8 +171,8 @@ _INSTEAD: dict[type, Callable[[Any], Any]] = {
     MappingProxyType: lambda found: (dict, (dict(found),)),
     **{type(codec): lambda codec: (_codec, (codec.name,)) for codec in CODECS.values()},
     SharedReadings: lambda _: (_readings, ()),
-    Pages: lambda _: (_pages, ()),
-    Vocabulary: lambda found: (_vocabulary, (found.name, found._directories)),  # noqa: SLF001 - to be made again there
+    Pages: lambda _: (_own, (Pages,)),
+    Vocabulary: lambda found: (_own, (Vocabulary, found.name, found._directories)),  # noqa: SLF001 - to be made again there
     TextCounter: lambda counter: (_counter, (counter.name, counter._source)),  # noqa: SLF001
 }
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from policies.effects import step
 from policies.ledger import Cut, PlannedMessage
 from policies.messages import ToolCall
 from policies.quality.advise import TokenPrices, request_cost
 from policies.quality.coverage import Contexts, Coverage, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import Fidelity, Terms, evaluate
 from policies.settings import ContextSettings, NoteTaking
-from proxy.effects.perform import Ask, drive, step
+from proxy.effects.perform import Ask, drive
 from proxy.replay.scenarios import (
     SLIDING,
     UNMANAGED,
@@ -31,6 +32,8 @@ from proxy.wire.raw import Raw
 
 LARGEST = frozenset({"largest", "peak", "early", "slowest"})
 """Figures of a tally of which the largest counts; all others are sums."""
+SHOWN = ("messages", "before", "after", "limit", "action", "zone", "acted", "fits")
+"""Fields of a step that are told as they are."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,14 +79,7 @@ class Step:
         why = self.why
         return {
             "request": self.number,
-            "messages": self.messages,
-            "before": self.before,
-            "after": self.after,
-            "limit": self.limit,
-            "action": self.action,
-            "zone": self.zone,
-            "acted": self.acted,
-            "fits": self.fits,
+            **{name: getattr(self, name) for name in SHOWN},
             "refused_by": None if why is None else {"scope": why.scope, "used": why.used, "cap": why.cap},
             "applied": dict(self.applied),
             "layers": list(self.layers),

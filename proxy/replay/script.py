@@ -257,29 +257,21 @@ class Script:
     def text(self, index: int) -> str:
         found = self._texts.get(index)
         if found is None:
-            found = self._texts[index] = _said(self._bodies[index])
+            found = self._texts[index] = self._bodies[index].said.lower()
         return found
 
     def piece_text(self, piece: PlannedMessage) -> str:
         if piece.text is None:
             return self.text(piece.index) if piece.index is not None else ""
         calls = self._bodies[piece.index].calls if piece.index is not None else ()
-        return _said(Body(piece.text, calls))
+        return Body(piece.text, calls).said.lower()
 
     def buckets(self, pieces: Sequence[PlannedMessage], *, priming: int) -> dict[str, int]:
         result = dict.fromkeys(BUCKETS, 0)
         result["tools"], result["history"] = self.tools, priming
         for piece in pieces:
-            result[self._bucket(piece)] += piece.tokens
+            result["summary" if piece.index is None else self.messages[piece.index].bucket] += piece.tokens
         return result
-
-    def _bucket(self, piece: PlannedMessage) -> str:
-        if piece.index is None:
-            return "summary"
-        message = self.messages[piece.index]
-        if message.is_head:
-            return "system"
-        return "tool_outputs" if message.is_result else "history"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,8 +326,3 @@ def _requests(recording: Recording, late: tuple[Fact, ...], *, ends_with_a_quest
     elif late and found:
         found[-1] = ScriptRequest(found[-1].length, (*found[-1].facts, *late))
     return tuple(found)
-
-
-def _said(body: Body) -> str:
-    said = [body.text, *(f"{call.name} {call.arguments}" for call in body.calls)]
-    return "\n".join(part for part in said if part).lower()

@@ -73,7 +73,7 @@ def check_chat(request: Request, settings: SimulatorSettings) -> Iterator[Proble
         for index, message in enumerate(messages):
             yield from _check_message(index, message)
         yield from _check_pairs(messages)
-        yield from _check_last(request, settings)
+        yield from _check_last(request)
 
 
 def _check_envelope(request: Request) -> Iterator[Problem]:
@@ -248,9 +248,9 @@ def _unanswered(index: int, ids: Sequence[str]) -> Problem:
     return Problem(text, f"messages.[{index}].role")
 
 
-def _check_last(request: Request, settings: SimulatorSettings) -> Iterator[Problem]:
+def _check_last(request: Request) -> Iterator[Problem]:
     last = request["messages"][-1]
-    marked = last.get("prefix") or request.get("continue_final_message") or settings.allow_prefill
+    marked = last.get("prefix") or request.get("continue_final_message")
     if last["role"] == "assistant" and not marked:
         text = "Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant"
         yield Problem(text, f"messages.[{len(request['messages']) - 1}].role")

@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +65,6 @@ class SimulatorSettings:
         max_output: most tokens an answer may ask for, None for no cap but the window.
         models: ids that ``GET /v1/models`` lists; a request may name any model.
         strict: judge the message array as OpenAI does.
-        allow_prefill: accept a plain assistant message at the end without a ``prefix`` mark.
         latency: seconds before the first byte of a chat answer; ``chunk_delay`` between two events.
         answers: the answer for a request with n assistant messages is ``answers[n]``; past the end the default.
         answer: a function of the request that takes the place of ``answers``.
@@ -74,7 +72,6 @@ class SimulatorSettings:
         summary_model: requests of this model are summary requests; so are all whose system prompt asks for a summary,
             and conversations whose last message does. ``summarizer`` answers them.
         summary_seconds: seconds before a summary, in the place of ``latency``.
-        token_factor: tokens of its own for each that the counter finds, as of Claude, whose tokenizer is not public.
         wording: whose words an overflow error has, of a dialect or of ``wordings`` (status and body); None for the
             dialect's own.
         fault: a fault for every chat request, as in the header ``x-sim-fault``; ``faults`` are all that there are.
@@ -85,7 +82,7 @@ class SimulatorSettings:
         thread_seconds: how long a thread is kept after its last turn.
         overflow_in_stream: tell a streamed request that it is too long inside a 200: ``error`` or ``failed``.
         stops_at_window: answer up to the window where prompt and ``max_tokens`` together are over it.
-        cache_entries: prefixes that the cache remembers; ``cache_minimum`` the least tokens that count as a hit.
+        cache_minimum: the least tokens that count as a hit of the cache.
         ledger_bytes: bodies kept in the ledger, in bytes; the oldest entries go first.
     """
 
@@ -96,7 +93,6 @@ class SimulatorSettings:
     seed: int = 0
     models: tuple[str, ...] = ("sim",)
     strict: bool = True
-    allow_prefill: bool = False
     latency: float = 0.0
     chunk_delay: float = 0.0
     answers: tuple[SimulatedAnswer | str, ...] = ()
@@ -105,7 +101,6 @@ class SimulatorSettings:
     summary_model: str | None = None
     summarizer: SummaryWriter = field(default_factory=SummaryWriter)
     summary_seconds: float | None = None
-    token_factor: float = 1.0
     wording: str | None = None
     wordings: Mapping[str, Wording] = field(default_factory=dict)
     fault: str | None = None
@@ -117,7 +112,6 @@ class SimulatorSettings:
     thread_seconds: float = 300.0
     overflow_in_stream: str | None = None
     stops_at_window: bool = False
-    cache_entries: int = 100_000
     cache_minimum: int = 0
     ledger_bytes: int = 256 * 1024 * 1024
 
@@ -271,9 +265,8 @@ class RecordedRequest:
 class Model:
     def __init__(self, settings: SimulatorSettings, *, count: Count) -> None:
         self.settings = settings
-        factor = settings.token_factor
-        self.counter = PromptCounter(count if factor == 1 else lambda text: math.ceil(count(text) * factor))
-        self.cache = PrefixCache(entries=settings.cache_entries, minimum=settings.cache_minimum)
+        self.counter = PromptCounter(count)
+        self.cache = PrefixCache(minimum=settings.cache_minimum)
         self._met: Counter[str] = Counter()
         self._serial = 0
 

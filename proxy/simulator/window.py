@@ -180,7 +180,7 @@ def overflows(prompt: CountedPrompt, *, window: int, asked: int | None) -> bool:
 
 
 class PrefixCache:
-    def __init__(self, *, entries: int, minimum: int = 0) -> None:
+    def __init__(self, *, entries: int = 100_000, minimum: int = 0) -> None:
         self._entries = entries
         self._minimum = minimum
         self._seen: OrderedDict[bytes, None] = OrderedDict()

@@ -179,7 +179,7 @@ class Store:
     conversation = reading(conversations_.one)
     figures = reading(exchanges.figures)
     overheads = reading(exchanges.overheads)
-    beside = reading(conversations_.beside)
+    beside = reading(exchanges.beside)
     fullest = reading(conversations_.fullest)
     dearest = reading(conversations_.dearest)
     passed = reading(exchanges.passed)

@@ -47,6 +47,7 @@ from proxy.store.transaction import (
     columns_of,
     keep_first,
     of,
+    owned,
     recorded,
     same,
 )
@@ -121,7 +122,7 @@ def search(
     With the id of a ``conversation`` only those that were removed from it.
     """
     terms = list(dict.fromkeys(term for word in text.split() for term in _phrases(word)))[:MAX_TERMS]
-    where = [originals.c.tenant == tenant, sa.not_(originals.c.quarantined)]
+    where = [owned(originals, tenant), sa.not_(originals.c.quarantined)]
     if conversation is not None:
         where.append(originals.c.ref.in_(_held_by(tenant, conversation)))
     rank = _ranked if tx.dialect == "sqlite" else _ranked_by_server
@@ -186,14 +187,9 @@ def _ranked_by_server(
 
 
 def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
-    known = sa.select(vectors.c.ref).where(vectors.c.tenant == tenant, vectors.c.model == model)
-    query = (
-        sa.select(originals)
-        .where(originals.c.tenant == tenant, IS_WHOLE)
-        .where(originals.c.ref.in_(_held_by(tenant, conversation)), originals.c.ref.not_in(known))
-        .order_by(originals.c.id.desc())
-        .limit(limit)
-    )
+    known = sa.select(vectors.c.ref).where(owned(vectors, tenant, model=model))
+    lacking = (owned(originals, tenant, ref=_held_by(tenant, conversation)), IS_WHOLE, originals.c.ref.not_in(known))
+    query = sa.select(originals).where(*lacking).order_by(originals.c.id.desc()).limit(limit)
     found: dict[str, str] = {}
     for row in tx.execute(query).all():
         with suppress(Damaged):
@@ -202,7 +198,7 @@ def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str,
 
 
 def add_vectors(tx: Transaction, tenant: str, model: str, given: Mapping[str, Sequence[float]]) -> None:
-    there = tx.scalars(sa.select(originals.c.ref).where(originals.c.tenant == tenant, originals.c.ref.in_(list(given))))
+    there = tx.scalars(sa.select(originals.c.ref).where(owned(originals, tenant, ref=list(given))))
     own = {"tenant": tenant, "model": model}
     tx.many(ADD_VECTOR, [{**own, "ref": ref, "body": _unit(given[ref])} for ref in sorted(there)])
 
@@ -216,15 +212,13 @@ def nearest(
     tx: Transaction, tenant: str, conversation: str, model: str, wanted: Sequence[float], *, limit: int
 ) -> list[tuple[Original, float]]:
     """Originals of a conversation that are alike, the nearest first, each with its cosine."""
-    query = sa.select(vectors.c.ref, vectors.c.body).where(
-        vectors.c.tenant == tenant, vectors.c.model == model, vectors.c.ref.in_(_held_by(tenant, conversation))
-    )
-    mine = array("f", _unit(wanted))
+    mine = owned(vectors, tenant, model=model, ref=_held_by(tenant, conversation))
+    asked = array("f", _unit(wanted))
     cosines: dict[str, float] = {}
-    for row in tx.execute(query):
+    for row in tx.execute(sa.select(vectors.c.ref, vectors.c.body).where(mine)):
         other = array("f", row.body)
-        if len(other) == len(mine):
-            cosines[row.ref] = sum(map(mul, mine, other))
+        if len(other) == len(asked):
+            cosines[row.ref] = sum(map(mul, asked, other))
     if not cosines:
         return []
     least = min(LIKE, fmean(cosines.values()) + STANDS_OUT * pstdev(cosines.values()))
@@ -246,7 +240,7 @@ def hold(tx: Transaction, tenant: str, branch: str, refs: Iterable[str]) -> None
 
 def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
     for chunk in chunks(refs):
-        needed = tx.scalars(sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.ref.in_(chunk)))
+        needed = tx.scalars(sa.select(removed.c.ref).where(owned(removed, tenant, ref=chunk)))
         _drop(tx, tenant, sorted(set(chunk) - set(needed)))
 
 
@@ -319,18 +313,15 @@ def forget_words(tx: Transaction) -> None:
 
 
 def _held_by(tenant: str, conversation: str) -> sa.Select[str]:
-    return (
-        sa.select(removed.c.ref)
-        .join(branches, same(branches, removed, "tenant", "branch"))
-        .where(removed.c.tenant == tenant, branches.c.tenant == tenant, branches.c.conversation == conversation)
-    )
+    query = sa.select(removed.c.ref).join(branches, same(branches, removed, "tenant", "branch"))
+    return query.where(owned(removed, tenant), owned(branches, tenant, conversation=conversation))
 
 
 def originals_with(tx: Transaction, tenant: str, refs: Sequence[str]) -> list[Original]:
     found: dict[str, Original | None] = {}
     for chunk in chunks(dict.fromkeys(refs)):
-        mine = (originals.c.tenant == tenant, originals.c.ref.in_(chunk), sa.not_(originals.c.quarantined))
-        rows = tx.execute(sa.select(originals).where(*mine).order_by(originals.c.id)).all()
+        mine = owned(originals, tenant, ref=chunk, quarantined=False)
+        rows = tx.execute(sa.select(originals).where(mine).order_by(originals.c.id)).all()
         found |= {row.ref: read_original(tx, row) for row in rows}
     return [each for ref in refs if (each := found.get(ref)) is not None]
 
@@ -404,9 +395,8 @@ def _settle(tx: Transaction, tenant: str, which: Iterable[int]) -> None:
         held = dict[str, tuple[bytes, str]]()
         with suppress(Damaged):
             held = unpack_messages(tx.scalar(FRAME, {"frame": number}) or b"")
-        mine = (originals.c.tenant == tenant, originals.c.frame == number)
-        theirs = (sa.select(originals.c.ref).where(*mine, originals.c.ref.in_(refs)) for refs in chunks(held))
-        stay = {ref for query in theirs for ref in tx.scalars(query)}
+        mine = (owned(originals, tenant, frame=number, ref=refs) for refs in chunks(held))
+        stay = {ref for where in mine for ref in tx.scalars(sa.select(originals.c.ref).where(where))}
         one = frames.c.id == number
         if not stay:
             tx.execute(sa.delete(frames).where(one))
@@ -418,11 +408,11 @@ def _settle(tx: Transaction, tenant: str, which: Iterable[int]) -> None:
 def _drop(tx: Transaction, tenant: str, refs: list[str]) -> None:
     if not refs:
         return
-    mine = (originals.c.tenant == tenant, originals.c.ref.in_(refs))
+    mine = owned(originals, tenant, ref=refs)
     if tx.dialect == "sqlite":
-        _index(tx, UNINDEX, tx.execute(sa.select(originals).where(*mine, originals.c.id <= INDEXED)).all())
-    emptied = list(tx.scalars(sa.select(originals.c.frame).where(*mine, originals.c.frame.is_not(None)).distinct()))
-    tx.execute(sa.delete(originals).where(*mine))
+        _index(tx, UNINDEX, tx.execute(sa.select(originals).where(mine, originals.c.id <= INDEXED)).all())
+    emptied = list(tx.scalars(sa.select(originals.c.frame).where(mine, originals.c.frame.is_not(None)).distinct()))
+    tx.execute(sa.delete(originals).where(mine))
     _settle(tx, tenant, emptied)
 
 

@@ -76,6 +76,13 @@ def append(tx: Transaction, events: Sequence[AuditEvent]) -> None:
         tx.many(ADD, [stored(audit, row) for row in rows])
 
 
+def append_if(tx: Transaction, change: sa.Update | sa.Delete, event: AuditEvent) -> bool:
+    """Whether a statement changed a row, which is told then."""
+    found = tx.execute(change).rowcount > 0
+    append(tx, [event] if found else [])
+    return found
+
+
 def hold_head(tx: Transaction, tenant: str) -> tuple[int, bytes]:
     """The last row's number and hash, which nobody else can write behind until this transaction ends."""
     if tx.dialect == "postgresql":
@@ -95,13 +102,11 @@ def listed(
     after: Place | None = None,
 ) -> list[AuditRow]:
     query, order = sa.select(audit), [(audit.c.at, True), (audit.c.tenant, False), (audit.c.seq, True)]
-    if tenant is not None:
-        query, order = query.where(audit.c.tenant == tenant), order[2:]
+    only: dict[str, object] = {} if kind is None else {"type": kind}
     if conversation is not None:
-        query = query.where(audit.c.conversation.in_([conversation, *_deleted_as(tx, tenant, conversation)]))
-    if kind is not None:
-        query = query.where(audit.c.type == kind)
-    rows = tx.execute(ordered(query, order, after=after, limit=limit))
+        only["conversation"] = [conversation, *_deleted_as(tx, tenant, conversation)]
+    order = order if tenant is None else order[2:]
+    rows = tx.execute(ordered(query.where(owned(audit, tenant, **only)), order, after=after, limit=limit))
     return [recorded(AuditRow, audit, row) for row in rows]
 
 
@@ -140,7 +145,7 @@ def seal_one(tx: Transaction, *, before: float, at: float) -> bool:
 
 def drop_sealed(tx: Transaction) -> int:
     for tenant, sealed in tx.execute(SEALS).all():
-        first = tx.scalar(sa.select(sa.func.min(audit.c.seq)).where(audit.c.tenant == tenant))
+        first = tx.scalar(sa.select(sa.func.min(audit.c.seq)).where(owned(audit, tenant)))
         if first is not None and first <= sealed:
             end = min(sealed + 1, first + SEALED_AT_ONCE)
             return tx.execute(DROP_SEALED, {"of_tenant": tenant, "end": end}).rowcount
@@ -326,7 +331,7 @@ def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEve
 
 def _deleted_as(tx: Transaction, tenant: str | None, name: str) -> list[str]:
     query = sa.select(audit.c.tenant, audit.c.conversation, audit.c.facts)
-    query = query.where(audit.c.type == str(AuditType.DELETE), owned(audit, tenant))
+    query = query.where(owned(audit, tenant, type=str(AuditType.DELETE)))
     return [row.conversation for row in tx.execute(query) if name_digest(row.tenant, name) in row.facts]
 
 

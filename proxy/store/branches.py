@@ -24,7 +24,7 @@ from proxy.store.memory import Spans, is_undone, newest_row, read_spans
 from proxy.store.packing import EXACT
 from proxy.store.records import DAY, Branch, Change, CheckpointRow, ConversationRow, NoSuchVersion, StaleVersion
 from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits, evictions
-from proxy.store.transaction import Transaction, keep_first, of
+from proxy.store.transaction import Transaction, keep_first, of, owned
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
@@ -112,8 +112,7 @@ def commit(tx: Transaction, change: Change) -> int:
     }
     advanced = tx.execute(ADVANCE, own | told | {"of_version": change.expected}).first()
     if advanced is None:
-        row = _row(tx, change.tenant, change.branch)
-        raise StaleVersion(0 if row is None else row.version)
+        raise _stale(_row(tx, change.tenant, change.branch))
     version = change.expected + 1
     touch_chains(tx, [(change, [(change.chain_end, change.length)])])
     ledger.add_edits(tx, change.tenant, change.branch, version, change.edits)
@@ -197,11 +196,11 @@ def take_back(tx: Transaction, branch: Branch, length: int, at: float) -> Branch
     """The branch without the batches of its requests of more than so many messages."""
     tenant, head = branch.tenant, _row(tx, branch.tenant, branch.branch)
     if head is None or head.version != branch.version:
-        raise StaleVersion(0 if head is None else head.version)
+        raise _stale(head)
     gone = set[int]()
     for table, batch in BATCHED:
-        mine = (table.c.tenant == tenant, table.c.branch == head.branch, table.c.length > length)
-        gone.update(tx.scalars(sa.select(batch).where(*mine)))
+        mine = owned(table, tenant, branch=head.branch)
+        gone.update(tx.scalars(sa.select(batch).where(mine, table.c.length > length)))
     facts = {"from": head.version, "batches": len(gone), "messages": length, "version": head.version + 1}
     spans = [(batch, batch) for batch in sorted(gone)]
     _undo(tx, (tenant, head.conversation), head, spans, at=at, facts=facts)
@@ -224,13 +223,12 @@ def _undo(
     unmoved = branches.c.version == head.version
     new |= {"version": version, "updated": at, "undone": json.dumps(undone)}
     if not _set(tx, tenant, head.branch, unmoved, **new):
-        row = _row(tx, tenant, head.branch)
-        raise StaleVersion(0 if row is None else row.version)
+        raise _stale(_row(tx, tenant, head.branch))
     state = newest_row(tx, tenant, head.branch, undone=undone)
     keep_texts(tx, home, head.branch, within(cuts.c.batch, spans))
     forget_batches(tx, tenant, head.branch, spans)
     # What is back in the window cannot be asked for again: the audit keeps its row, but no call is looked for.
-    later = (evictions.c.tenant == tenant, evictions.c.branch == head.branch, within(evictions.c.version, spans))
+    later = (owned(evictions, tenant, branch=head.branch), within(evictions.c.version, spans))
     tx.execute(sa.update(evictions).where(*later).values(call_hash=b""))
     if state is not None:
         memory.insert(tx, tenant, replace(state, version=version, at=at, reason="rollback"))
@@ -246,8 +244,7 @@ def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[Co
 
 def forget_batches(tx: Transaction, tenant: str, branch: str, spans: Spans) -> None:
     for table, batch in BATCHED:
-        gone = (table.c.tenant == tenant, table.c.branch == branch, within(batch, spans))
-        tx.execute(sa.delete(table).where(*gone))
+        tx.execute(sa.delete(table).where(owned(table, tenant, branch=branch), within(batch, spans)))
 
 
 def within(version: sa.ColumnElement[int], spans: Spans) -> sa.ColumnElement[bool]:
@@ -305,12 +302,16 @@ def _open_branch(
 
 
 def _set(tx: Transaction, tenant: str, branch: str, *where: sa.ColumnElement[bool], **values: Any) -> bool:
-    mine = (branches.c.tenant == tenant, branches.c.branch == branch)
-    return tx.execute(sa.update(branches).where(*mine, *where).values(**values)).rowcount == 1
+    mine = owned(branches, tenant, branch=branch)
+    return tx.execute(sa.update(branches).where(mine, *where).values(**values)).rowcount == 1
 
 
 def _row(tx: Transaction, tenant: str, branch: str) -> sa.Row[*tuple[Any, ...]] | None:
     return tx.execute(BY_ID, {"of_tenant": tenant, "of_branch": branch}).first()
+
+
+def _stale(row: sa.Row[*tuple[Any, ...]] | None) -> StaleVersion:
+    return StaleVersion(0 if row is None else row.version)
 
 
 def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: int) -> Branch | None:

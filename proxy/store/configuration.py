@@ -10,7 +10,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from proxy.store import schema
-from proxy.store.audit import append, hold_head, of_key, of_policy
+from proxy.store.audit import append, append_if, hold_head, of_key, of_policy
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, harmless
 from proxy.store.records import CalibrationRow, KeyRow, LimitRow, NameTaken, PolicyRow
 from proxy.store.schema import audit, conversations, keys, meta, policies
@@ -86,10 +86,7 @@ def limit_key(tx: Transaction, name: str, limits: Mapping[str, float | None], at
 
 def revoke_key(tx: Transaction, name: str, at: float) -> bool:
     mine = (keys.c.name == name, sa.or_(keys.c.revoked.is_(None), keys.c.revoked > at))
-    found = tx.execute(sa.update(keys).where(*mine).values(revoked=at)).rowcount == 1
-    if found:
-        append(tx, [of_key(name, at=at)])
-    return found
+    return append_if(tx, sa.update(keys).where(*mine).values(revoked=at), of_key(name, at=at))
 
 
 def save_policy(tx: Transaction, name: str, document: str, at: float) -> None:
@@ -99,10 +96,7 @@ def save_policy(tx: Transaction, name: str, document: str, at: float) -> None:
 
 
 def delete_policy(tx: Transaction, name: str, at: float) -> bool:
-    found = tx.execute(sa.delete(policies).where(policies.c.name == name)).rowcount > 0
-    if found:
-        append(tx, [of_policy(name, at=at)])
-    return found
+    return append_if(tx, sa.delete(policies).where(policies.c.name == name), of_policy(name, at=at))
 
 
 def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.health import KEPT, Health, Snapshot, check
-from proxy.store.audit import append
+from proxy.store.audit import append_if
 from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.ledger import key_of
 from proxy.store.packing import plain_text
@@ -20,7 +20,6 @@ from proxy.store.transaction import (
     Rows,
     Transaction,
     among,
-    chunks,
     columns_of,
     keep_first,
     keep_last,
@@ -117,11 +116,9 @@ def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow
 
 def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
     tx.execute(CLOSE_ALL, key_of(conversation.tenant, conversation.id) | {"now": at})
-    mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
-    found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
-    if found:
-        append(tx, [AuditEvent(conversation.tenant, at, AuditType.CLOSE, conversation.id)])
-    return found
+    mine = owned(conversations, conversation.tenant, id=conversation.id)
+    event = AuditEvent(conversation.tenant, at, AuditType.CLOSE, conversation.id)
+    return append_if(tx, sa.update(conversations).where(mine).values(closed=at), event)
 
 
 def open_conversations(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) -> dict[tuple[str, str], str]:
@@ -205,13 +202,13 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
 
 def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
     table = health_snapshots
-    query = sa.select(table).where(table.c.tenant == conversation.tenant, table.c.conversation == conversation.id)
+    query = sa.select(table).where(owned(table, conversation.tenant, conversation=conversation.id))
     rows = tx.execute(query.order_by(table.c.at.desc(), table.c.id.desc()).limit(limit))
     return [recorded(Snapshot, table, row) for row in rows][::-1]
 
 
 def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MAX_ALERTS) -> list[AlertRow]:
-    query = _listing().where(alerts.c.tenant == conversation.tenant, alerts.c.conversation == conversation.id)
+    query = _listing().where(owned(alerts, conversation.tenant, conversation=conversation.id))
     return _listed(tx, query, limit)
 
 
@@ -251,44 +248,6 @@ def listing_of(tenant: str | None) -> Rows:
 
 def row_of(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
     return recorded(ConversationRow, conversations, row, branches=row.branches, version=row.version)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    before: int = 0
-    after: int = 0
-    cost: float | None = None
-    cost_saved: float | None = None
-    policy: str = ""
-    alerts: int = 0
-
-
-def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Beside]:
-    x, found = exchanges.c, dict[tuple[str, str], Beside]()
-    for some in chunks(keys):
-        ids = [conversation for _, conversation in some]
-        newest = sa.func.max(x.at).label("newest")
-        sums = (total(x.tokens_before), total(x.tokens_after), sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
-        query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
-        summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
-        last = sa.select(x.tenant, x.conversation, x.policy).where(
-            sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
-        )
-        policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
-        a = alerts.c
-        open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
-        counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
-        for key in some:
-            _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
-            found[key] = Beside(
-                before=int(before),
-                after=int(after),
-                cost=cost,
-                cost_saved=saved,
-                policy=policies.get(key, ""),
-                alerts=counts.get(key, 0),
-            )
-    return found
 
 
 def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[ConversationRow]:

@@ -7,11 +7,11 @@ That is added up day by day as requests are stored: nobody waits for a sum over 
 import datetime as dt
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from itertools import pairwise
-from typing import Any, Literal
+from itertools import groupby, pairwise
+from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 
@@ -22,12 +22,13 @@ from proxy.store.conversations import add_checkups, follow_others, open_conversa
 from proxy.store.ledger import mark_asked_again
 from proxy.store.memory import add_answers
 from proxy.store.records import DAY, AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
-from proxy.store.schema import branches, conversations, exchanges, relayed, usage_days
+from proxy.store.schema import alerts, branches, conversations, exchanges, relayed, usage_days
 from proxy.store.transaction import (
     Columns,
     Place,
     Transaction,
     among,
+    chunks,
     columns_of,
     keep_first,
     larger,
@@ -41,6 +42,7 @@ from proxy.store.transaction import (
     total,
 )
 
+R = TypeVar("R")
 By = Literal["model", "policy", "day", "conversation"]
 ENDS = (sa.func.min, sa.func.max)  # in one query SQLite reads the whole index for them
 ADDED = tuple(each.name for each in fields(UsageRow) if each.name not in {"tenant", "group", "first", "last"})
@@ -117,8 +119,7 @@ def timeline(
 
     ``since`` leaves those from then on, ``after`` those older than one of which this is ``at`` and ``id``.
     """
-    mine = (exchanges.c.tenant == conversation.tenant, exchanges.c.conversation == conversation.id)
-    query = sa.select(exchanges).where(*mine)
+    query = sa.select(exchanges).where(owned(exchanges, conversation.tenant, conversation=conversation.id))
     if since is not None:
         query = query.where(exchanges.c.at >= since)
     query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
@@ -163,8 +164,7 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
     for table in (exchanges if since % DAY else usage_days, relayed):
         query = _usage_query(table, by, dialect=tx.dialect, is_of_one=tenant is not None)
         for owner, *figures, group in tx.execute(query, given):
-            day = dt.datetime.fromtimestamp(DAY * group, tz=dt.UTC).strftime("%Y-%m-%d") if by == "day" else group
-            rows.append(UsageRow(owner, day, *figures))
+            rows.append(UsageRow(owner, _day(group) if by == "day" else group, *figures))
     return rows
 
 
@@ -220,11 +220,8 @@ def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> d
     """The conversation of each request by its id; conversations and branches that are missing are made."""
     homes = open_conversations(tx, [(row.tenant, row.conversation, row.name, row.model, row.at) for row in rows])
     home = {row.id: homes.get((row.tenant, row.name), row.conversation) for row in rows}
-    of_each: dict[tuple[str, str], list[ExchangeRow | Arrival]] = {}
-    for row in rows:
-        of_each.setdefault((row.tenant, row.branch), []).append(row)
     given = []
-    for (tenant, branch), its in sorted(of_each.items(), key=lambda each: each[0]):
+    for (tenant, branch), its in _grouped(rows, lambda row: (row.tenant, row.branch)):
         last, trends = its[-1], [row.trend for row in reversed(its) if row.trend is not None]
         trend = max(trends, key=lambda each: each.at or 0.0, default=None)
         given.append(
@@ -246,17 +243,18 @@ def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> d
 
 
 def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
-    of_each: dict[tuple[str, str], list[ExchangeRow]] = {}
-    for row in rows:
-        of_each.setdefault((row.tenant, home[row.id]), []).append(row)
     given = []
-    for (_, conversation), its in sorted(of_each.items(), key=lambda each: each[0]):
+    for (_, conversation), its in _grouped(rows, lambda row: (row.tenant, home[row.id])):
         last, parents = its[-1], (row.parent_conversation for row in its if row.parent_conversation is not None)
         states = [row.health.health for row in its if row.health is not None]
         own = {"id": conversation, "created": last.at, "updated": last.at, "requests": len(its)}
         own |= {"parent": next(parents, None), "health": states[-1].to_json() if states else None}
         given.append(stored(conversations, last, **own))
     tx.many(TOUCH, given)
+
+
+def _grouped(rows: Sequence[R], key: Callable[[R], tuple[str, str]]) -> Iterator[tuple[tuple[str, str], list[R]]]:
+    return ((place, list(its)) for place, its in groupby(sorted(rows, key=key), key=key))
 
 
 def _numbers(record: Any, given: Mapping[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
@@ -297,12 +295,13 @@ def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any]
         return None
     if by == "conversation":
         return table.c.conversation
-    return _day_number(table, dialect) if by == "day" else table.c[by]
+    return _step_of(table.c.at, DAY, dialect) if by == "day" else table.c[by]
 
 
-def _day_number(table: sa.Table, dialect: str) -> sa.ColumnElement[int]:
-    days = table.c.at / DAY
-    return sa.cast(days if dialect == "sqlite" else sa.func.floor(days), sa.Integer)
+def _step_of(at: sa.Column[float], seconds: float, dialect: str) -> sa.ColumnElement[int]:
+    """Which step of time a moment is in, since 1970; a cast alone rounds on PostgreSQL."""
+    steps = at / seconds
+    return sa.cast(steps if dialect == "sqlite" else sa.func.floor(steps), sa.BigInteger)
 
 
 def add_up_days(connection: sa.Connection) -> None:
@@ -312,7 +311,7 @@ def add_up_days(connection: sa.Connection) -> None:
 
 
 def _taken_in_days(dialect: str) -> sa.Select[Any]:
-    x, day = exchanges.c, DAY * _day_number(exchanges, dialect)
+    x, day = exchanges.c, DAY * _step_of(exchanges.c.at, DAY, dialect)
     sums = _numbers(UsageRow, _sums(exchanges))
     query = sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *sums)
     return query.group_by(x.tenant, x.conversation, day, x.model, x.policy)
@@ -329,7 +328,42 @@ ADD_TO_DAYS = overwriting(
 )
 
 
+def _day(number: int) -> str:
+    return dt.datetime.fromtimestamp(DAY * number, tz=dt.UTC).strftime("%Y-%m-%d")
+
+
 NEWEST = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    before: int = 0
+    after: int = 0
+    cost: float | None = None
+    cost_saved: float | None = None
+    policy: str = ""
+    alerts: int = 0
+
+
+def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Beside]:
+    x, took, found = exchanges.c, _sums(exchanges), dict[tuple[str, str], Beside]()
+    for some in chunks(keys):
+        ids = [conversation for _, conversation in some]
+        newest = sa.func.max(x.at).label("newest")
+        sums = (took["tokens_before"], took["tokens_after"], sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
+        query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
+        summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
+        last = sa.select(x.tenant, x.conversation, x.policy).where(
+            sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
+        )
+        policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
+        a = alerts.c
+        open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
+        counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
+        for key in some:
+            _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
+            found[key] = Beside(int(before), int(after), cost, saved, policies.get(key, ""), counts.get(key, 0))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,8 +403,7 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
     def times(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
         return total(sa.case((condition, 1), else_=0))
 
-    part = x.at / step
-    number = sa.cast(part if tx.dialect == "sqlite" else sa.func.floor(part), sa.BigInteger).label("number")
+    number = _step_of(x.at, step, tx.dialect).label("number")
     counted = _sums(exchanges) | {
         "refused": times(x.outcome == REFUSED),
         "healed": times(sa.and_(x.status.between(200, 399), x.attempts > 1)),
@@ -387,26 +420,10 @@ def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[floa
     return sorted(tx.scalars(query.order_by(exchanges.c.at.desc()).limit(NEWEST)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
-    id: str
-    tenant: str
-    conversation: str
-    name: str
-    at: float
-    model: str
-    policy: str
-    status: int
-    outcome: str
-    tokens_before: int
-    tokens_after: int
-    pressure: float
-    zone: str
-    actions: str
-
-
-def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> list[Passed]:
-    query = sa.select(exchanges, conversations.c.name).join(conversations, HOME)
-    query = query.where(exchanges.c.at >= since, owned(exchanges, tenant))
-    query = query.order_by(exchanges.c.at.desc(), exchanges.c.id.desc()).limit(limit)
-    return [recorded(Passed, exchanges, row, name=row.name) for row in tx.execute(query)]
+def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> list[dict[str, Any]]:
+    x = exchanges.c
+    about = (x.id, x.tenant, x.conversation, conversations.c.name, x.at, x.model, x.policy, x.status, x.outcome)
+    figures = (x.tokens_before, x.tokens_after, x.pressure, x.zone, x.actions)
+    query = sa.select(*about, *figures).join(conversations, HOME).where(x.at >= since, owned(exchanges, tenant))
+    rows = tx.execute(query.order_by(x.at.desc(), x.id.desc()).limit(limit))
+    return [dict(row) for row in rows.mappings()]

@@ -30,7 +30,7 @@ from proxy.store.ledger import Batched, cuts_of, key_of, load_batches, load_cuts
 from proxy.store.packing import Damaged, exact_bytes, joined, pack, pack_named, parted, unpack, unpack_named
 from proxy.store.records import ConversationRow, ExchangeRow, Inspection, Original, RemovedRow
 from proxy.store.schema import conversations, cuts, evictions, exchanges, inspected, inspected_parts, originals
-from proxy.store.transaction import Rows, Transaction, among, chunks, keep_last, of, recorded
+from proxy.store.transaction import Rows, Transaction, among, chunks, keep_last, of, owned, recorded
 
 Home = tuple[str, str]
 RECORD_FORM = f"{PIN_SIZE}sHI"
@@ -186,8 +186,8 @@ def _pieces(
 
 
 def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
-    mine = (exchanges.c.tenant == conversation.tenant, exchanges.c.conversation == conversation.id)
-    row = tx.execute(sa.select(exchanges).where(*mine, exchanges.c.id == request)).first()
+    mine = owned(exchanges, conversation.tenant, conversation=conversation.id, id=request)
+    row = tx.execute(sa.select(exchanges).where(mine)).first()
     if row is None:
         raise KeyError(request)
     told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
@@ -250,8 +250,8 @@ def keep_texts(tx: Transaction, home: Home, branch: str, gone: sa.ColumnElement[
     tx.execute(LOCK, {"of_tenant": home[0], "of_id": home[1]})
     if there := tx.execute(REFS, key_of(*home)).all():
         known = set(chain.from_iterable(row.refs.split() for row in there))
-        mine = (cuts.c.tenant == home[0], cuts.c.branch == branch)
-        texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(*mine, gone)) if text]
+        mine = owned(cuts, home[0], branch=branch)
+        texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(mine, gone)) if text]
         fresh = {ref: exact_bytes(text) for text in texts if (ref := ref_of(text)) not in known}
         tx.many(ADD_BUNDLE, list(_bundled(tx, home, fresh, last=max(row.number for row in there))))
 
@@ -382,7 +382,7 @@ Placed = tuple[RemovedRow, int]
 
 
 def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
-    query = sa.select(cuts.c.covered).where(cuts.c.tenant == tenant, cuts.c.ref == ref)
+    query = sa.select(cuts.c.covered).where(owned(cuts, tenant, ref=ref))
     found = tx.scalar(query.order_by(cuts.c.at.desc(), cuts.c.version.desc()).limit(1))
     return originals_with(tx, tenant, json.loads(found)) if found else []
 
@@ -409,7 +409,7 @@ def removed(
     rows = rows[:limit]
     known_originals: dict[str, sa.Row[*tuple[Any, ...]]] = {}
     for refs in chunks(row.ref for row in rows):
-        query = sa.select(originals).where(originals.c.tenant == conversation.tenant, originals.c.ref.in_(refs))
+        query = sa.select(originals).where(owned(originals, conversation.tenant, ref=refs))
         known_originals |= {row.ref: row for row in tx.execute(query)}
     return [_with_original(tx, row, known_originals.get(row.ref)) for row in rows]
 
@@ -417,7 +417,7 @@ def removed(
 def _edited(
     tx: Transaction, tenant: str, branch: str, batches: Iterable[Batched], pinned: AbstractSet[str]
 ) -> dict[str, Placed]:
-    known = tx.execute(sa.select(evictions).where(evictions.c.tenant == tenant, evictions.c.branch == branch))
+    known = tx.execute(sa.select(evictions).where(owned(evictions, tenant, branch=branch)))
     facts = {(row.version, bytes(row.digest), row.occurrence): row for row in known}
     gone: dict[str, Placed] = {}
     for batch, position, edit in batches:

@@ -152,15 +152,11 @@ def batches_without(tx: Transaction, parent: Branch, *, kept: Sequence[Cut]) -> 
 
 
 def cuts_of(tx: Transaction, conversation: ConversationRow) -> dict[tuple[str, int], Covering]:
-    rows = tx.execute(
-        sa.select(cuts)
-        .join(branches, same(branches, cuts, "tenant", "branch"))
-        .where(cuts.c.tenant == conversation.tenant, branches.c.conversation == conversation.id)
-        .order_by(cuts.c.branch, cuts.c.batch)
-    )
+    query = sa.select(cuts).join(branches, same(branches, cuts, "tenant", "branch"))
+    query = query.where(owned(cuts, conversation.tenant), branches.c.conversation == conversation.id)
     return {
         (row.branch, row.batch): Covering(cut, tuple(json.loads(row.covered)), row.batch, row.at)
-        for row in rows
+        for row in tx.execute(query.order_by(cuts.c.branch, cuts.c.batch))
         if (cut := _cut(tx, row)) is not None
     }
 
@@ -286,5 +282,5 @@ def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None, p
     query = query.join(branches, same(branches, evictions, "tenant", "branch")).join(conversations, OF_CONVERSATION)
     query = query.where(owned(evictions, tenant))
     if conversation is not None:
-        query = query.where(evictions.c.tenant == conversation.tenant, branches.c.conversation == conversation.id)
+        query = query.where(owned(evictions, conversation.tenant), branches.c.conversation == conversation.id)
     return query if policy is None else query.where(evictions.c.policy == policy)

@@ -34,7 +34,7 @@ from proxy.store.schema import (
     removed,
     summaries,
 )
-from proxy.store.transaction import Rows, Transaction, keep_last
+from proxy.store.transaction import Rows, Transaction, keep_last, owned
 
 CONVERSATIONS_AT_ONCE = 10
 ROWS_AT_ONCE = 500
@@ -62,30 +62,30 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     Digests are hex, JSON columns are read, the bodies of originals are in base64.
     """
     tenant, its_id = conversation.tenant, conversation.id
-    mine = sa.and_(branches.c.tenant == tenant, branches.c.conversation == its_id)
+    mine = owned(branches, tenant, conversation=its_id)
     own = sa.select(branches.c.branch).where(mine)
-    itself = sa.select(conversations).where(conversations.c.tenant == tenant, conversations.c.id == its_id)
+    itself = sa.select(conversations).where(owned(conversations, tenant, id=its_id))
     found: dict[str, Any] = {
         "conversation": next(iter(_rows(tx, itself)), None),
         "branches": _rows(tx, sa.select(branches).where(mine).order_by(branches.c.created, branches.c.branch)),
     }
     for table in OF_CONVERSATION:
-        query = sa.select(table).where(table.c.tenant == tenant, table.c.conversation == its_id)
+        query = sa.select(table).where(owned(table, tenant, conversation=its_id))
         order = [table.c.at] if "at" in table.c else []
         found[table.name] = _rows(tx, query.order_by(*order, *table.primary_key.columns))
     found["inspected"], found["inspected_parts"] = inspections.exported(tx, conversation)
     for table in OF_BRANCHES:
-        query = sa.select(table).where(table.c.tenant == tenant, table.c.branch.in_(own))
+        query = sa.select(table).where(owned(table, tenant, branch=own))
         found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
     bodies = {(each.branch, each.version): each.body for each in memory.listed(tx, conversation)}
     for row in found["checkpoints"]:
         row |= {"body": bodies.get((row["branch"], row["version"]))}
         del row["base"]
     found["answers"] = memory.answers_of(tx, conversation)
-    told = sa.select(audit).where(audit.c.tenant == tenant, audit.c.conversation == its_id)
+    told = sa.select(audit).where(owned(audit, tenant, conversation=its_id))
     found["audit"] = _rows(tx, told.order_by(audit.c.seq))
-    refs = sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.branch.in_(own))
-    query = sa.select(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(refs))
+    refs = sa.select(removed.c.ref).where(owned(removed, tenant, branch=own))
+    query = sa.select(originals).where(owned(originals, tenant, ref=refs))
     found["originals"] = [_original(tx, row) for row in tx.execute(query.order_by(originals.c.id))]
     return found
 
@@ -94,7 +94,7 @@ def delete(tx: Transaction, conversation: ConversationRow, at: float | None = No
     which = (conversation.tenant, conversation.id, conversation.name, conversation.requests)
     gone = _delete(tx, [which], at=time.time() if at is None else at, reason="asked")
     if gone:  # what models wrote does not say of which conversation it is
-        tx.execute(sa.delete(summaries).where(summaries.c.tenant == conversation.tenant))
+        tx.execute(sa.delete(summaries).where(owned(summaries, conversation.tenant)))
     forget_words(tx)
     append(tx, gone)
     return bool(gone)
@@ -111,7 +111,7 @@ def prune(tx: Transaction, key: sa.Column[Any], *, before: float) -> int:
     rows = tx.execute(sa.select(table.c.tenant, key).where(table.c.at < before).limit(ROWS_AT_ONCE)).all()
     for tenant in {row.tenant for row in rows}:
         keys = [found for its, found in rows if its == tenant]
-        tx.execute(sa.delete(table).where(table.c.tenant == tenant, key.in_(keys)))
+        tx.execute(sa.delete(table).where(owned(table, tenant, **{key.key: keys})))
     return len(rows)
 
 
@@ -175,9 +175,8 @@ def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reaso
     gone: list[AuditEvent] = []
     for tenant, conversation, name, requests in which:
         refs = held(tx, tenant, conversation)
-        mine = (conversations.c.tenant == tenant, conversations.c.id == conversation)
-        is_there = tx.execute(sa.delete(conversations).where(*mine)).rowcount
-        tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.conversation == conversation))
+        is_there = tx.execute(sa.delete(conversations).where(owned(conversations, tenant, id=conversation))).rowcount
+        tx.execute(sa.delete(answers).where(owned(answers, tenant, conversation=conversation)))
         drop_unheld(tx, tenant, refs)
         if is_there:
             counts = {"requests": requests, "removed": len(refs)}

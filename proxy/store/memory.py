@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import sha256
-from itertools import accumulate
-from operator import itemgetter
+from itertools import accumulate, groupby
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -41,7 +41,7 @@ from proxy.store.schema import (
     spending,
     summaries,
 )
-from proxy.store.transaction import Rows, Transaction, chunks, keep_first, keep_last, of, recorded, same, stored
+from proxy.store.transaction import Rows, Transaction, chunks, keep_first, keep_last, of, owned, recorded, same, stored
 
 Spans = Sequence[tuple[int, int]]
 Bodies = dict[tuple[str, int], str | None]
@@ -66,14 +66,10 @@ def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow
 
     Within a branch it is the version that counts, whatever the clock said.
     """
-    by_branch: dict[str, list[CheckpointRow]] = {}
-    for row in _rows(tx, conversation):
-        by_branch.setdefault(row.branch, []).append(row)
-    placed = [
-        (at, row)
-        for line in by_branch.values()
-        for at, row in zip(accumulate((row.at for row in line), max), line, strict=True)
-    ]
+    placed = list[tuple[float, CheckpointRow]]()
+    for _, line in groupby(_rows(tx, conversation), key=attrgetter("branch")):
+        rows = list(line)
+        placed += zip(accumulate((row.at for row in rows), max), rows, strict=True)
     return [row for _, row in sorted(placed, key=itemgetter(0))]
 
 
@@ -157,7 +153,7 @@ def newest_row(
     below: int | None = None,
     longest: int | None = None,
 ) -> CheckpointRow | None:
-    query = sa.select(checkpoints).where(checkpoints.c.tenant == tenant, checkpoints.c.branch == branch)
+    query = sa.select(checkpoints).where(owned(checkpoints, tenant, branch=branch))
     if below is not None:
         query = query.where(checkpoints.c.version < below)
     if longest is not None:
@@ -179,12 +175,9 @@ def is_undone(version: int, undone: Spans) -> bool:
 
 
 def _rows(tx: Transaction, conversation: ConversationRow, *where: sa.ColumnElement[bool]) -> list[CheckpointRow]:
-    query = (
-        sa.select(checkpoints)
-        .join(branches, same(branches, checkpoints, "tenant", "branch"))
-        .where(checkpoints.c.tenant == conversation.tenant, branches.c.conversation == conversation.id, *where)
-        .order_by(checkpoints.c.branch, checkpoints.c.version)
-    )
+    query = sa.select(checkpoints).join(branches, same(branches, checkpoints, "tenant", "branch"))
+    query = query.where(owned(checkpoints, conversation.tenant), branches.c.conversation == conversation.id, *where)
+    query = query.order_by(checkpoints.c.branch, checkpoints.c.version)
     known: Bodies = {}
     found = [_checkpoint(tx, row, known) for row in reversed(tx.execute(query).all())]
     return _with_cuts(tx, conversation, [row for row in reversed(found) if row is not None])
@@ -308,7 +301,7 @@ def keep_summary(tx: Transaction, tenant: str, row: SummaryRow) -> None:
     tx.execute(KEEP_SUMMARY[tx.dialect], stored(summaries, row, tenant=tenant, sha=_summary_sha(row)))
     surplus = list(tx.scalars(SURPLUS, {"of_tenant": tenant}))
     if surplus:
-        tx.execute(sa.delete(summaries).where(summaries.c.tenant == tenant, summaries.c.key.in_(surplus)))
+        tx.execute(sa.delete(summaries).where(owned(summaries, tenant, key=surplus)))
 
 
 def reserve(tx: Transaction, tenant: str, tokens: int, *, limit: int, at: float) -> int | None:
@@ -316,7 +309,7 @@ def reserve(tx: Transaction, tenant: str, tokens: int, *, limit: int, at: float)
 
     None where the last hour would then have more than ``limit``.
     """
-    slot, mine = int(at // SLOT), spending.c.tenant == tenant
+    slot, mine = int(at // SLOT), owned(spending, tenant)
     # the row is locked from here on: who asks at the same time waits, and then sees these tokens
     tx.execute(OPEN_SLOT[tx.dialect], {"tenant": tenant, "slot": slot, "tokens": 0})
     tx.execute(sa.delete(spending).where(mine, spending.c.slot < slot - SLOTS))
@@ -367,25 +360,25 @@ def answers_behind(tx: Transaction, tenant: str, answer: str) -> list[AnswerRow]
 
 
 def known_answers(tx: Transaction, tenant: str, ids: Collection[str]) -> int:
-    query = sa.select(sa.func.count()).select_from(answers).where(answers.c.tenant == tenant)
-    return sum(int(tx.scalar(query.where(answers.c.id.in_(chunk))) or 0) for chunk in chunks(ids))
+    query = sa.select(sa.func.count()).select_from(answers)
+    return sum(int(tx.scalar(query.where(owned(answers, tenant, id=chunk))) or 0) for chunk in chunks(ids))
 
 
 def answers_with(tx: Transaction, tenant: str, items: Collection[str]) -> list[AnswerRow]:
     found: list[AnswerRow] = []
     for chunk in chunks(items):
-        ids = sa.select(answer_items.c.answer).where(answer_items.c.tenant == tenant, answer_items.c.item.in_(chunk))
-        found += _whole_answers(tx, sa.select(answers).where(answers.c.tenant == tenant, answers.c.id.in_(ids)))
+        ids = sa.select(answer_items.c.answer).where(owned(answer_items, tenant, item=chunk))
+        found += _whole_answers(tx, sa.select(answers).where(owned(answers, tenant, id=ids)))
     return found
 
 
 def forget_answer(tx: Transaction, tenant: str, answer: str) -> None:
-    tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.id == answer))
+    tx.execute(sa.delete(answers).where(owned(answers, tenant, id=answer)))
 
 
 def answers_of(tx: Transaction, conversation: ConversationRow) -> list[Mapping[str, Any]]:
-    mine = answers.c.tenant == conversation.tenant, answers.c.conversation == conversation.id
-    rows = _whole_answers(tx, sa.select(answers).where(*mine).order_by(answers.c.at))
+    mine = owned(answers, conversation.tenant, conversation=conversation.id)
+    rows = _whole_answers(tx, sa.select(answers).where(mine).order_by(answers.c.at))
     return [
         {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in asdict(row).items()} for row in rows
     ]

@@ -150,9 +150,14 @@ def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
     return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
 
 
-def owned(table: sa.FromClause, tenant: str | None) -> sa.ColumnElement[bool]:
-    """That rows are a tenant's, or with None anybody's."""
-    return sa.true() if tenant is None else table.c.tenant == tenant
+def owned(table: sa.FromClause, tenant: str | None, **values: object) -> sa.ColumnElement[bool]:
+    """That rows are a tenant's, or with None anybody's, and have these values: of a list or a query, one of them."""
+    whose = sa.true() if tenant is None else table.c.tenant == tenant
+    return sa.and_(whose, *(_is(table.c[name], value) for name, value in values.items()))
+
+
+def _is(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[bool]:
+    return column.in_(value) if isinstance(value, list | sa.Select) else column == value
 
 
 def among(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
@@ -352,9 +357,9 @@ def _compiled(statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]) 
     return text[: found.start()], found.group(), text[found.end() :], values
 
 
-def chunks(items: Iterable[T], size: int = AT_ONCE) -> Iterator[list[T]]:
+def chunks(items: Iterable[T]) -> Iterator[list[T]]:
     iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
+    while chunk := list(islice(iterator, AT_ONCE)):
         yield chunk
 
 

@@ -148,69 +148,51 @@ PRESSURE_VELOCITY: Final = "ctx.pressure.velocity_tokens_per_turn"
 PRESSURE_TURNS: Final = "ctx.pressure.turns_until_red"
 PRESSURE_SOURCE: Final = "ctx.pressure.source"
 
+
+def _below(prefix: str, *fields: str) -> dict[str, str]:
+    """Fields whose attribute is called as they are, below a prefix."""
+    return {field: f"{prefix}.{field}" for field in fields}
+
+
 REQUEST_PARAMS: Final[Mapping[str, str]] = {
-    "max_tokens": "gen_ai.request.max_tokens",
+    **_below("gen_ai.request", "max_tokens", "temperature", "top_p", "top_k", "seed"),
+    **_below("gen_ai.request", "frequency_penalty", "presence_penalty", "stream"),
     "max_completion_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "top_k": "gen_ai.request.top_k",
-    "seed": "gen_ai.request.seed",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
     "reasoning_effort": "gen_ai.request.reasoning.level",
     "previous_response_id": "gen_ai.request.previous_response.id",
     "output_type": "gen_ai.output.type",
     "stop": "gen_ai.request.stop_sequences",
-    "stream": "gen_ai.request.stream",
     "n": "gen_ai.request.choice.count",
     "service_tier": "openai.request.service_tier",
 }
 """Request field (as OpenAI's body spells it) to attribute; what is not here is not recorded."""
 
 EVENT_FIELDS: Final[Mapping[str, str]] = {
-    "old": "weir.zone.old",
-    "new": "weir.zone.new",
+    **_below("weir", "tokens", "velocity", "ratio", "count", "actions", "percent", "placeholders"),
+    **_below("weir.zone", "old", "new"),
+    **_below("weir.tokens", "estimated", "reported", "last_delta", "asked", "used", "freed", "remaining"),
+    **_below("weir.bucket", "current", "excess", "utilization_after", "turns_remaining", "urgency"),
+    **_below("weir.alert", "value", "threshold"),
     "zone": ZONE,
     "reason": REASON,
     "layer": LAYER,
     "action": ACTION,
-    "tokens": "weir.tokens",
     "limit": LIMIT,
-    "velocity": "weir.velocity",
     "baseline": "weir.velocity.baseline",
-    "estimated": "weir.tokens.estimated",
-    "reported": "weir.tokens.reported",
-    "ratio": "weir.ratio",
-    "count": "weir.count",
     "version": "weir.checkpoint.version",
-    "actions": "weir.actions",
     "component": "weir.bucket",
-    "percent": "weir.percent",
-    "current": "weir.bucket.current",
-    "excess": "weir.bucket.excess",
-    "utilization_after": "weir.bucket.utilization_after",
-    "turns_remaining": "weir.bucket.turns_remaining",
-    "urgency": "weir.bucket.urgency",
-    "last_delta": "weir.tokens.last_delta",
     "soft": "weir.tokens.soft_limit",
-    "asked": "weir.tokens.asked",
-    "used": "weir.tokens.used",
-    "freed": "weir.tokens.freed",
-    "remaining": "weir.tokens.remaining",
-    "placeholders": "weir.placeholders",
     "policy": POLICY,
     "old_window": "weir.window.old",
     "new_window": "weir.window.new",
     "alert": ALERT_KIND,
     "level": ALERT_LEVEL,
     "category": ALERT_CLASS,
-    "value": "weir.alert.value",
-    "threshold": "weir.alert.threshold",
 }
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
 
 _MEASURED: Final = ("score", "key_facts", "state", "decisions", "judged", "unknown", "coverage", "compression_ratio")
-FIDELITY_FIELDS: Final[Mapping[str, str]] = {name: f"weir.fidelity.{name}" for name in _MEASURED}
+FIDELITY_FIELDS: Final[Mapping[str, str]] = _below("weir.fidelity", *_MEASURED)
 """What was measured of a summary to attribute."""
 
 DEPLOYMENT: Final = "deployment.environment.name"

@@ -26,6 +26,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from policies.ledger import PressureReading, TokenUsage
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import names
 from proxy.telemetry.logs import Context, Header, Parent
@@ -147,44 +148,38 @@ class Span:
     def decide(
         self,
         action: str,
+        tokens: TokenUsage,
         *,
-        before: int,
-        after: int,
-        limit: int,
-        pressure: float,
-        zone: str,
-        base: int | None = None,
-        velocity: float = 0.0,
-        turns_until_red: float | None = None,
-        source: str = "client_estimated",
+        base: int,
+        reading: PressureReading | None = None,
         stage: str = "none",
         strategy: str = "",
         evicted: int = 0,
-        before_percent: float | None = None,
     ) -> None:
         """What was decided, on this span and the root, and the seven ``ctx.pressure.*`` values on the root.
 
-        ``base`` is the denominator of ``pressure`` (default ``limit``); ``turns_until_red`` is -1 where pressure
-        does not grow, because an attribute cannot be null. ``stage`` is the stage of management in a word,
-        ``strategy`` the layers whose work was kept, ``evicted`` how many messages they took.
+        ``base`` is the denominator of the pressure, ``reading`` what was planned by; turns are -1 where pressure does
+        not grow, because an attribute cannot be null. ``stage`` is the stage of management in a word, ``strategy`` the
+        layers whose work was kept, ``evicted`` how many messages they took.
         """
-        root = self.trace.root
+        root, (before, after, limit, pressure) = self.trace.root, tokens
+        velocity, turns = (reading.velocity_tokens_per_turn, reading.turns_until_red) if reading else (None, None)
         decided: dict[str, Value] = {names.BEFORE: before, names.AFTER: after, names.LIMIT: limit, names.ACTION: action}
         self.attributes |= decided
         root.attributes |= decided
         root.attributes |= {
             names.PRESSURE_CURRENT: after,
-            names.PRESSURE_MAX: limit if base is None else base,
-            names.PRESSURE_PERCENT: round(100 * pressure, 1),
-            names.PRESSURE_ZONE: zone,
-            names.PRESSURE_VELOCITY: round(velocity, 1),
-            names.PRESSURE_TURNS: -1.0 if turns_until_red is None else float(turns_until_red),
-            names.PRESSURE_SOURCE: source,
+            names.PRESSURE_MAX: base,
+            names.PRESSURE_PERCENT: round(100 * pressure.level, 1),
+            names.PRESSURE_ZONE: pressure.zone,
+            names.PRESSURE_VELOCITY: round(velocity or 0.0, 1),
+            names.PRESSURE_TURNS: -1.0 if turns is None else float(turns),
+            names.PRESSURE_SOURCE: "client_estimated" if reading is None else reading.source,
             names.STAGE: stage,
         }
         if evicted or strategy:
             root.attributes |= {names.STRATEGY: clean(strategy), names.EVICTED: evicted}
-        root.set(names.BEFORE_PERCENT, before_percent)
+        root.set(names.BEFORE_PERCENT, None if reading is None else round(100 * before / base, 1))
 
     def buckets(self, tokens: Mapping[str, int]) -> None:
         self.attributes[names.BUCKETS] = tuple(f"{name}={count}" for name, count in tokens.items() if count)
@@ -503,12 +498,11 @@ def _request_params(request: Mapping[str, object], *, content: bool) -> dict[str
     return found
 
 
+def _ignore(*_: object, **__: object) -> None: ...
+
+
 class NullSpan:
     __slots__ = ()
-
-    def _ignore(self, *_: object, **__: object) -> None:
-        return None
-
     recorded: Final = False
     captures: Final = False
     started: Final = 0
@@ -543,9 +537,6 @@ class NullTrace:
 
     def __init__(self, trace_id: str | None = None) -> None:
         self.trace_id = trace_id
-
-    def _ignore(self, *_: object, **__: object) -> None:
-        return None
 
     def _null(self, *_: object, **__: object) -> NullSpan:
         return NULL_SPAN

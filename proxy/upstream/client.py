@@ -327,13 +327,17 @@ class Upstreams:
             await provider.close()
 
 
-async def _whole(answer: Answer) -> tuple[int, bytes]:
+async def read_of(answer: Answer, most: int) -> bytes:
     try:
-        body = await answer.read(MAX_ANSWER)
+        return await answer.read(most)
     except StreamBroken as error:
         raise UpstreamUnreachable(str(error)) from None
     finally:
         answer.close()
+
+
+async def _whole(answer: Answer) -> tuple[int, bytes]:
+    body = await read_of(answer, MAX_ANSWER)
     if not answer.ended:
         raise UpstreamUnreachable(f"The upstream's answer to a request of Weir's own has over {MAX_ANSWER} bytes.")
     return answer.status, body

@@ -27,6 +27,7 @@ from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connection import Answer, IdleWatch, Pools, StreamBroken
 from proxy.upstream.providers import NO_KEY, SDK, copied_headers, translated
+from proxy.wire.anthropic import REFUSALS
 from proxy.wire.raw import unnamed_event
 
 log = logging.getLogger("weir.upstream")
@@ -42,16 +43,6 @@ _QUERY = re.compile(r"(https?://[^\s?\"'`<>]+)\?[^\s\"'`<>]*")
 _GO_ON = re.compile(
     r"retry-after(?:-ms)?|x-should-retry|(?:x-)?request-id|cf-ray|x-ratelimit-.+|anthropic-.+|openai-.+"
 )
-_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-}
-
-
 _SPLIT_BY_HTTPX = (b"\xe2\x80\xa8", b"\xe2\x80\xa9", b"\xc2\x85")
 """U+2028, U+2029 and U+0085 in UTF-8: legal inside JSON, and no line ends in an event stream (WHATWG 9.2.5)."""
 _ESCAPED = (b"\\u2028", b"\\u2029", b"\\u0085")
@@ -328,11 +319,11 @@ class Reader:
         message = said.get("message")
         overflow = any(isinstance(cause, self.litellm.ContextWindowExceededError) for cause in causes)
         code, kind, param = said.get("code"), said.get("type"), said.get("param")
-        usual = "api_error" if status >= 500 else _KINDS[400]
+        usual = "api_error" if status >= 500 else REFUSALS[400]
         told = {
             "message": _clean(message if isinstance(message, str) else text[:MAX_TEXT], secret)
             or f"Upstream {self.upstream!r} answered with status {status}.",
-            "type": kind if isinstance(kind, str) else _KINDS.get(status, usual),
+            "type": kind if isinstance(kind, str) else REFUSALS.get(status, usual),
             "param": param if isinstance(param, str) else None,
             "code": OVERFLOW if overflow else code if isinstance(code, str | int) else None,
         }

@@ -69,23 +69,25 @@ OTHER_CODES = frozenset(
 
 N = r"\d{1,12}"
 
+
+def _compiled(*patterns: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(map(re.compile, patterns))
+
+
 CODE_IN_TEXT = re.compile(
     r"\b(?:code|type|status|error_code|error_type|errortype|__type|reason) ?[:=] ?([a-z][a-z0-9_.]{2,48})"
 )
 
-RATE = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\bper (?:\d{1,4} )?(?:sec|second|min|minute|hour|day|week|month)s?\b|\bper \d{1,4}s\b",
-        r"/ ?min\b",
-        r"\b[tr]p[mds]\b",
-        r"rate.?limit|token rate",
-        r"too many requests|throttl|\bquota|\bbilling\b|\boverloaded\b|\bdaily\b|\bmonthly\b",
-        r"wait before|please wait \d|try again (?:in \d|tomorrow)|for this (?:minute|hour|day)",
-        r"\b(?:more|insufficient|enough) credits?\b|credit balance|can only afford",
-        r"\b(?:error code|status|status code|http|code):? ?(?:429|402|529)\b|^(?:429|402|529)\b",
-        "限额|限流|频率|频繁|配额|额度|余额|欠费|每分钟|每秒|每日|并发",
-    )
+RATE = _compiled(
+    r"\bper (?:\d{1,4} )?(?:sec|second|min|minute|hour|day|week|month)s?\b|\bper \d{1,4}s\b",
+    r"/ ?min\b",
+    r"\b[tr]p[mds]\b",
+    r"rate.?limit|token rate",
+    r"too many requests|throttl|\bquota|\bbilling\b|\boverloaded\b|\bdaily\b|\bmonthly\b",
+    r"wait before|please wait \d|try again (?:in \d|tomorrow)|for this (?:minute|hour|day)",
+    r"\b(?:more|insufficient|enough) credits?\b|credit balance|can only afford",
+    r"\b(?:error code|status|status code|http|code):? ?(?:429|402|529)\b|^(?:429|402|529)\b",
+    "限额|限流|频率|频繁|配额|额度|余额|欠费|每分钟|每秒|每日|并发",
 )
 RATE_LIMIT = re.compile(
     rf"\blimit:? ({N})\b|\bof ({N}) (?:input |output )?tokens per\b|\blimit of ({N})\b|\blimit: ({N})"
@@ -206,7 +208,7 @@ _PHRASES = (
     ("various", r"context_(?:window|length|size)_exceeded"),
     ("various", r"request (?:size )?exceeds (?:the )?model context"),
 )
-PHRASES = tuple(re.compile(pattern) for _, pattern in _PHRASES)
+PHRASES = _compiled(*(pattern for _, pattern in _PHRASES))
 """Wordings that say outright that the prompt does not fit, and who words it so."""
 _CN_OVER = re.compile(r"超长|过长|太长|超出|超过|超限|大于")
 CHINESE = (
@@ -252,18 +254,15 @@ CAP_GUARD = re.compile(
     r"thinking|budget_tokens|at least|positive|greater than 0|non-?negative|\bmissing\b|\brequired\b|\bhigher\b"
     r"|not supported|unsupported|not compatible|valid integer|must be an? (?:int|number)|not a valid"
 )
-CAP_LIMITS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"at most ({N})",
-        rf"> ?({N})",
-        rf"(?:less than or equal to|less than|lower than|no more than|<=?|up to|not exceed) ?({N})",
-        rf"[\[(]\d{{1,2}}, ?({N})[\])]",
-        rf"\(inclusive\) to ({N})",
-        rf"between \d and ({N})",
-        rf"(?:output tokens|limit|maximum) (?:of |is |\()({N})",
-        rf"max_model_len=(?:[a-z_]{{1,30}}=)?({N})",
-    )
+CAP_LIMITS = _compiled(
+    rf"at most ({N})",
+    rf"> ?({N})",
+    rf"(?:less than or equal to|less than|lower than|no more than|<=?|up to|not exceed) ?({N})",
+    rf"[\[(]\d{{1,2}}, ?({N})[\])]",
+    rf"\(inclusive\) to ({N})",
+    rf"between \d and ({N})",
+    rf"(?:output tokens|limit|maximum) (?:of |is |\()({N})",
+    rf"max_model_len=(?:[a-z_]{{1,30}}=)?({N})",
 )
 CAP_ASKED = re.compile(
     rf"(?:too (?:large|high|big)[:,]?|max_(?:completion_|output_|new_)?tokens[:=]? ?\(?|but got|received"

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from proxy.wire.anthropic import MESSAGES
+from proxy.wire.chat import dicts_in
 from proxy.wire.codec import CHAT, Codec, objects_in
 from proxy.wire.raw import Raw, split_array
 from proxy.wire.responses import RESPONSES
@@ -23,8 +24,6 @@ def view_of_stored(raw: Raw) -> Mapping[str, Any]:
         return {}
     if elements[0].get("type") is not None:
         return RESPONSES.view(data)
-    content = elements[0].get("content")
-    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
-    if len(elements) > 1 or any(block.get("type") in _OF_MESSAGES for block in blocks):
+    if len(elements) > 1 or any(block.get("type") in _OF_MESSAGES for block in dicts_in(elements[0].get("content"))):
         return MESSAGES.view(data)
     return CHAT.view(data)

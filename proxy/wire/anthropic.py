@@ -20,7 +20,7 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, marker_within, reply_of, without_media
+from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, marked_message, marker_within, reply_of, without_media
 from proxy.wire.codec import (
     ERROR,
     SEAL,
@@ -59,16 +59,15 @@ SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
 GONE = "(Earlier messages of this conversation were removed here to fit the model's context window.)"
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "tool_use": "tool_calls"}
-_ERRORS = {
+REFUSALS = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
 }
+_ERRORS = REFUSALS | {503: "overloaded_error", 504: "timeout_error"}
 """Types of errors by their status (docs.anthropic.com, "Errors"); those not listed there go by their hundred."""
 
 
@@ -211,12 +210,8 @@ class MessagesCodec(Codec):
         return SystemField(write_value(value))
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
-        value = first_object(raw)
-        blocks = _blocks_of(value.get("content"))
-        if not isinstance(raw, SystemField) or not blocks or not blocks[-1].get("text"):
-            return None
-        value["content"] = [*blocks[:-1], {**blocks[-1], **marker}]
-        return SystemField(write_value(value))
+        marked = marked_message(raw, marker) if isinstance(raw, SystemField) else None
+        return None if marked is None else SystemField(marked)
 
     def elements(self, request: ClientRequest, segments: Sequence[Raw]) -> Sequence[Raw]:
         """The messages that these segments make, each part in the turn where it stands.
@@ -423,12 +418,9 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     if len(said) == 1 and not isinstance(said[0], TurnPart):
         return [said[0], *systems]
     blocks = [block for raw in said for block in raw_blocks(raw)]
-    results, others = blocks, []
     if len(blocks) > 1:
-        is_result = [read_as(_BLOCK, block, _Block()).type == "tool_result" for block in blocks]
-        results = [block for block, first in zip(blocks, is_result, strict=True) if first]
-        others = [block for block, first in zip(blocks, is_result, strict=True) if not first]
-    content = array_of([*results, *others]) if blocks else write_value(GONE)
+        blocks.sort(key=lambda block: read_as(_BLOCK, block, _Block()).type != "tool_result")
+    content = array_of(blocks) if blocks else write_value(GONE)
     client = [raw.whole if isinstance(raw, TurnPart) else bytes(raw) for raw in said]
     first = next(filter(None, client), message_of("user", b'""'))
     return [with_content(first, content), *systems]

@@ -11,7 +11,7 @@ caching). So there are never more than the client sent, unless the policy asks f
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -27,13 +27,17 @@ _WORDS = tuple(f'"{name}"'.encode() for name in MARKERS)
 HOUR, MINUTES = 3_600, 300
 
 
+def dicts_in(items: object) -> list[dict[str, Any]]:
+    """The objects of what may be a list."""
+    return [each for each in items if isinstance(each, dict)] if isinstance(items, list) else []
+
+
 def markers_of(block: Mapping[str, Any]) -> dict[str, Any]:
     return {name: block[name] for name in MARKERS if block.get(name) is not None}
 
 
 def marker_within(content: object) -> dict[str, Any]:
-    parts = reversed(content) if isinstance(content, list) else ()
-    return next((found for part in parts if isinstance(part, dict) and (found := markers_of(part))), {})
+    return next((found for part in reversed(dicts_in(content)) if (found := markers_of(part))), {})
 
 
 def content_with(text: str, markers: Mapping[str, Any]) -> str | list[dict[str, Any]]:
@@ -81,11 +85,8 @@ def _has_words(data: bytes) -> bool:
     return any(data.rfind(word) >= 0 for word in _WORDS)
 
 
-def _blocks(value: object) -> Iterator[Mapping[str, Any]]:
-    if isinstance(value, dict):
-        content = value.get("content")
-        yield from (part for part in (content if isinstance(content, list) else ()) if isinstance(part, dict))
-        yield value
+def _blocks(value: object) -> Sequence[Mapping[str, Any]]:
+    return (*dicts_in(value.get("content")), value) if isinstance(value, dict) else ()
 
 
 def _lifetime(markers: Mapping[str, Any]) -> int:
@@ -174,8 +175,7 @@ def _thought(value: Mapping[str, Any], tokens: int) -> int:
 
 
 def _call_ids(value: Mapping[str, Any]) -> list[str]:
-    calls = value.get("tool_calls")
-    ids = [str(c.get("id", "")) for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+    ids = [str(call.get("id", "")) for call in dicts_in(value.get("tool_calls"))]
     legacy = value.get("function_call")
     return [*ids, f"function:{legacy.get('name', '')}"] if isinstance(legacy, dict) else ids
 
@@ -217,8 +217,7 @@ def _said(part: Mapping[str, Any]) -> object:
 
 
 def body_of(value: Mapping[str, Any]) -> Body:
-    listed = value.get("tool_calls")
-    calls = [_tool_call(c) for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
+    calls = [*map(_tool_call, dicts_in(value.get("tool_calls")))]
     legacy = value.get("function_call")
     if isinstance(legacy, dict):
         name = str(legacy.get("name", ""))
@@ -314,7 +313,7 @@ def reasoning_of(value: Mapping[str, Any]) -> str:
     if value.get("reasoning_details"):
         return ""
     named = next((v for key in REASONING_KEYS if isinstance(v := value.get(key), str) and v), "")
-    thoughts = [p.get("thinking") for p in _parts(value) if p.get("type") in THINKING_TYPES]
+    thoughts = [p.get("thinking") for p in dicts_in(value.get("content")) if p.get("type") in THINKING_TYPES]
     return "\n".join(text for text in (named, *thoughts) if isinstance(text, str) and text)
 
 
@@ -375,16 +374,11 @@ def reply_of(content: object, calls: Sequence[Any], thoughts: Sequence[str], sea
 
 
 def attached(value: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(_named(part) for part in _parts(value) if _is_media(part))
+    return tuple(_named(part) for part in dicts_in(value.get("content")) if is_media(part))
 
 
 def named_files(value: Mapping[str, Any]) -> list[str]:
-    return [name for part in _parts(value) if (name := named_file(part))]
-
-
-def _parts(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    content = value.get("content")
-    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return [name for part in dicts_in(value.get("content")) if (name := named_file(part))]
 
 
 def _is_media(part: object) -> bool:

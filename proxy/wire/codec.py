@@ -22,6 +22,7 @@ from proxy.errors import InvalidRequest, ProxyError
 from proxy.wire.chat import (
     MARK,
     content_with,
+    dicts_in,
     marked_message,
     marker_within,
     read_message,
@@ -485,8 +486,7 @@ def message_of(role: str, content: bytes) -> bytes:
 
 
 def objects_in(raw: Raw) -> list[dict[str, Any]]:
-    elements = read_value(b"[" + raw + b"]")
-    return [each for each in elements if isinstance(each, dict)] if isinstance(elements, list) else []
+    return dicts_in(read_value(b"[" + raw + b"]"))
 
 
 def first_object(raw: Raw) -> dict[str, Any]:

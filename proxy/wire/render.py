@@ -3,13 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from policies.effects import Summarize
 from policies.ledger import PlannedMessage
 from policies.messages import HEAD_ROLES
 from proxy.wire.chat import MARK, marker_for_summary
-from proxy.wire.codec import CHAT, ClientRequest, Codec, LimitField, array_of, definitions, tool_name
+from proxy.wire.codec import CHAT, ClientRequest, Codec, LimitField, array_of, definitions, object_of, tool_name
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
 
@@ -129,7 +127,7 @@ def standing_body(
     own = {name: write_value(value) for name, value in limited.items()}
     sent = {name: bytes(raw) for name, raw in fields.items() if name not in codec.own_answer} | own
     sent["stream"] = b"false"
-    return b"{" + b",".join(msgspec.json.encode(name) + b":" + raw for name, raw in sent.items()) + b"}"
+    return object_of(sent)
 
 
 def forces_a_call(request: ClientRequest) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.chat import MARK, SEALED, marker_within, reply_of, with_lines
+from proxy.wire.chat import MARK, SEALED, dicts_in, marker_within, reply_of, with_lines
 from proxy.wire.codec import (
     ERROR,
     SCHEMA_NAME,
@@ -54,19 +54,13 @@ SEALED_CHARS = 5.0
 THOUGHTS = frozenset({"reasoning"})
 GONE = "(removed to fit the model's context window)"
 _ROLES = frozenset({"user", "system", "developer"})
-_OUTPUTS = frozenset(
-    {
-        *("function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output"),
-        *("apply_patch_call_output", "computer_call_output", "tool_search_output", "program_output"),
-        "mcp_approval_response",
-    }
+_ANSWERED = (
+    *("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"),
+    "program",
 )
-CALLS = frozenset(
-    {
-        *("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"),
-        *("tool_search_call", "program", "mcp_approval_request"),
-    }
-)
+"""Calls whose outputs are called after them."""
+_OUTPUTS = frozenset({*(f"{call}_output" for call in _ANSWERED), "tool_search_output", "mcp_approval_response"})
+CALLS = frozenset({*_ANSWERED, "tool_search_call", "mcp_approval_request"})
 _WALLS = frozenset({"compaction", "compaction_summary"})
 _FIXED = frozenset({"additional_tools", "configuration_update", "compaction_trigger"})
 _UNCHANGED = frozenset(
@@ -294,9 +288,7 @@ class ResponsesCodec(Codec):
     def completion(self, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("object") != "response":
             return value
-        output = value.get("output")
-        items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
-        message = {k: v for k, v in _run(items).items() if k != SEALED}
+        message = {k: v for k, v in _run(dicts_in(value.get("output"))).items() if k != SEALED}
         choice = {"index": 0, "message": message, "finish_reason": _finish(value, calls="tool_calls" in message)}
         named = {name: value[name] for name in ("id", "model", "service_tier") if name in value}
         return {**named, "choices": [choice], "usage": value.get("usage"), "error": value.get("error")}
@@ -434,11 +426,7 @@ def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _texts_of(parts: object) -> list[str]:
-    said = (
-        [part.get("text") or part.get("refusal") for part in parts if isinstance(part, dict)]
-        if isinstance(parts, list)
-        else []
-    )
+    said = (part.get("text") or part.get("refusal") for part in dicts_in(parts))
     return [text for text in said if isinstance(text, str)]
 
 
@@ -489,11 +477,8 @@ def _other_run(items: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
         if item.get("type", "message") != "message":
             found.append(item)
         elif isinstance(item.get("content"), list):
-            parts = [part for part in item["content"] if isinstance(part, dict)]
-            first = next(
-                (part for part in parts if part.get("type") == "output_text"),
-                {"type": "output_text", "annotations": []},
-            )
+            said = (part for part in dicts_in(item["content"]) if part.get("type") == "output_text")
+            first = next(said, {"type": "output_text", "annotations": []})
             found.append({**item, "content": [{**first, "text": text or GONE, "annotations": []}]})
             text = ""
         else:

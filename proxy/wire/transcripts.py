@@ -101,6 +101,9 @@ class _Array(NamedTuple):
     has_media: bool
 
 
+NO_ARRAY = _Array(0, b"", (), (), 0, frozenset(), {}, has_media=False)
+
+
 class _Counting(msgspec.Struct, frozen=True):
     codec: Codec
     seed: int
@@ -207,8 +210,8 @@ class Transcripts:
         if sampled:
             arrays += SAMPLED
             known, place = _begins_with(self._arrays, whole, places, arrays)
-        new = raws.after(known.size) if known is not None else raws[:]
-        if len(new) + (len(known.messages) if known is not None else 0) > self._most:
+        new, known = (raws[:], NO_ARRAY) if known is None else (raws.after(known.size), known)
+        if len(new) + len(known.messages) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
         counting = _Counting(codec, seed, kind, model, counter, image_tokens, files, sampled)
         entries = await self._entries(new, counting)
@@ -398,15 +401,8 @@ def _remember(kept: _Kept[tuple[bytes, str], tuple[B, ...]], begun: B, key: tupl
     kept.keep(key, tuple(others[:most]))
 
 
-def _joined(
-    known: _Array | None, entries: Sequence[tuple[Message, bool]], *, size: int, digest: bytes, tenant: str
-) -> _Array:
+def _joined(known: _Array, entries: Sequence[tuple[Message, bool]], *, size: int, digest: bytes, tenant: str) -> _Array:
     new = tuple([entry[0] for entry in entries])
-    media = any(map(_MEDIA, new))
-    if known is None:
-        head = head_length(new)
-        chain = chain_of(tenant, new, head)
-        return _Array(size, digest, new, chain, head, _marks(entries, 0), tokens_by_role(new), media)
     messages = known.messages + new
     if known.head == len(known.messages):
         head = head_length(messages)
@@ -421,7 +417,7 @@ def _joined(
         head,
         known.marked | _marks(entries, len(known.messages)),
         tokens_by_role(new, known.by_role),
-        known.has_media or media,
+        known.has_media or any(map(_MEDIA, new)),
     )
 
 
@@ -469,8 +465,8 @@ def skimmed(transcript: Transcript, *, window: int) -> Transcript:
     if transcript.tokens <= max(MAX_READ, 2 * window):
         return transcript
     messages, room = transcript.messages, max(MAX_READ // 2, window + window // 2)
-    left, task, ends = room, first_user(messages), set[int]()
-    whole = {*range(transcript.head), *(() if task is None else (task,))}
+    left, task, ends = room, first_user(transcript), set[int]()
+    whole = {*range(transcript.head), *range(0 if task is None else task + 1)}
     for index in range(len(messages) - 1, transcript.head - 1, -1):
         message = messages[index]
         if message.tokens <= left:

@@ -565,3 +565,28 @@ async def test_the_overview_says_which_requests_it_counts_and_forwarded_of_none_
     assert "Requests" not in figures
     assert refused.count("&ndash;") == 1
     assert re.search(r"<dt>Forwarded</dt><dd><span[^>]*>&ndash;", page)
+
+
+@ALONE
+@pytest.mark.requirement("P12", "P14", "A0.148")
+async def test_the_list_of_conversations_counts_as_forwarded_what_usage_does(api: Api) -> None:
+    """Of an observed request what went up, of a refused one nothing."""
+    said = [{"role": role, "content": prose(100, seed=n)} for n in range(12) for role in ("user", "assistant")]
+    huge = {"role": "system", "content": prose(30_000, seed=1)}
+    sent = {"watched": (said[:-1], "observe"), "refused": ([huge, said[0]], "enforce")}
+    async with visitor(api, "sk-test") as caller, httpx.AsyncClient(base_url=api.turns.root()) as http:
+        for name, (messages, mode) in sent.items():
+            headers = {"authorization": "Bearer sk-test", "x-weir-conversation": name, "x-weir-mode": mode}
+            body = {"model": "sim", "messages": messages, "max_tokens": 64}
+            await http.post("/v1/chat/completions", json=body, headers=headers)
+        await api.turns.settled()
+        listed = (await caller.get("/conversations")).text
+        own = (await caller.get("/conversations/watched")).text
+        usage = (await http.get("/weir/usage?by=conversation", headers=headers)).json()["data"]
+    (watched,) = (row for row in usage if row["group"] == "watched")
+    assert watched["tokens_after"] == watched["tokens_before"] > 2_000
+    rows = {name: re.findall(r"<td[^>]*>([^<]*)", row) for row in listed.split("<tr>") for name in sent if name in row}
+    assert [rows["watched"][6:9], rows["refused"][6:8]] == [[f"{watched['tokens_after']:,}"] * 2 + ["0%"], ["0", "0"]]
+    would = [int(said.replace(",", "")) for said in re.findall("would: ([0-9,]+)", own)]
+    assert len(would) == 1
+    assert would[0] < watched["tokens_after"]

@@ -1,9 +1,11 @@
 """Observing: the plan is made from step to step as if it were carried out, and nothing of it is."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -115,6 +117,36 @@ async def test_an_observed_session_is_forwarded_byte_for_byte_and_planned_from_s
     assert sum(r.evicted > 0 for r in observed) >= 2, "there were not two batches"
     assert branch is not None
     assert (branch.version, tuple(branch.known.edits.values()), branch.known.cuts, evicted) == (0, (), (), [])
+
+
+@pytest.mark.requirement("P14")
+async def test_a_key_that_may_not_ask_for_a_mode_or_a_policy_is_told_that_its_header_did_nothing(
+    tmp_path: Path,
+) -> None:
+    yaml = """
+upstreams: {{up: {{base_url: "{base}", api_key: pass}}}}
+models: [{{match: "*", window: 8192}}]
+auth: {{mode: keys}}
+keys: [{{name: plain, secret: sk-plain-1}}, {{name: free, secret: sk-free-1, allow: [mode, policy]}}]
+"""
+    told = {}
+    async with serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator:
+        yaml = yaml.format(base=simulator.base_url)
+        async with weir(simulator.base_url, tmp_path / "o.db", yaml=yaml, folder=tmp_path, window=None) as target:
+            for key in ("plain", "free"):
+                for headers in ({}, {"x-weir-mode": "off"}, {"x-weir-policy": "nobody's", "x-weir-mode": "wrong"}):
+                    talk = Talk(target.client(f"sk-{key}-1", default_headers=headers))
+                    with suppress(openai.BadRequestError):
+                        await talk.ask()
+                    told[key, len(headers)] = talk.headers[-1]["x-weir-actions"] if talk.headers else "refused"
+    assert told == {
+        ("plain", 0): "none",
+        ("plain", 1): "ignored=mode",
+        ("plain", 2): "ignored=policy,ignored=mode",
+        ("free", 0): "none",
+        ("free", 1): "none",
+        ("free", 2): "refused",
+    }
 
 
 @pytest.mark.requirement("P14")

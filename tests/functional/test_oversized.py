@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.simulator import Dialect
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.wire import transcripts
@@ -247,6 +248,52 @@ async def test_a_message_with_an_image_leaves_the_window_whole_and_comes_back_wh
         assert target.runtime.store is not None
         found = await target.runtime.store.search(next(iter_tenants(target)), "What is this")
         assert any(url.encode() in original.body for original in found)
+
+
+def pictured(path: str, text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A request of an endpoint whose newest result has a picture beside a text, and that result's content."""
+    data, call = png(128, 118), {"name": "look", "arguments": "{}"}
+    if path == "/messages":
+        source = {"type": "base64", "media_type": "image/png", "data": data.partition(",")[2]}
+        parts = [{"type": "text", "text": text}, {"type": "image", "source": source}]
+        used = {"type": "tool_use", "id": "call_1", "name": "look", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "call_1", "content": parts}
+        newest = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+        tools = [{"name": "look", "input_schema": {"type": "object"}}]
+        return {"messages": [{"role": "user", "content": "Look."}, *newest], "max_tokens": 512, "tools": tools}, parts
+    if path == "/responses":
+        parts = [{"type": "input_text", "text": text}, {"type": "input_image", "image_url": data}]
+        newest = [{"type": "function_call", "call_id": "call_1", **call}]
+        newest.append({"type": "function_call_output", "call_id": "call_1", "output": parts})
+        tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+        return {"input": [{"role": "user", "content": "Look."}, *newest], "store": False, "tools": tools}, parts
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": data}}]
+    newest = [{"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": call}]}]
+    newest.append({"role": "tool", "tool_call_id": "call_1", "content": parts})
+    return {"messages": [{"role": "user", "content": "Look."}, *newest], "max_tokens": 512}, parts
+
+
+@pytest.mark.requirement("A0.3", "P12")
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
+async def test_a_newest_result_that_is_too_large_is_cut_where_a_picture_stands_beside_it(
+    path: str, tmp_path: Path
+) -> None:
+    request, parts = pictured(path, "BEGINNING " + prose(BIG_WORDS, seed=3) + " END")
+    dialect = Dialect.ANTHROPIC if path == "/messages" else Dialect.OPENAI
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW, dialect=dialect), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+        httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}, timeout=60) as http,
+    ):
+        answer = await http.post(f"{target.base_url}{path}", json={"model": "sim", **request})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-weir-actions"].startswith("clip=1")
+        sent = simulator.ledger[-1].body.decode()
+        (ref,) = set(re.findall(r"archived as ([0-9a-f]{12})", sent))
+        original = json.dumps(json.loads(await read_blob(target, ref)))
+    assert "[weir: image image/png left out; archived as " in sent
+    assert all(each in sent for each in ("BEGINNING ", " END"))
+    assert all(json.dumps(part)[1:-1] in original for part in parts)
 
 
 def iter_tenants(target: RunningWeir) -> Any:

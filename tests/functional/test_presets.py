@@ -8,7 +8,17 @@ import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, opening, prose, tool_step, weir
+from tests.functional.harness import (
+    COUNTER,
+    RunningWeir,
+    Talk,
+    answered,
+    arrays_of,
+    opening,
+    prose,
+    tool_step,
+    weir,
+)
 
 WINDOW = 8192
 
@@ -55,6 +65,26 @@ async def test_audit_refuses_what_does_not_fit_and_removes_nothing() -> None:
         assert isinstance(refused.value.body, dict)
         assert refused.value.body["weir"]["buckets"]["history"] > 6_000
         assert len(answered(simulator)) == 1
+
+
+@pytest.mark.requirement("A1.4")
+async def test_a_conversation_that_was_shortened_before_is_whole_under_audit_or_refused() -> None:
+    audit = {"x-weir-policy": "audit"}
+    async with AsyncExitStack() as stack:
+        simulator, proxy = await started(stack, "balanced")
+        talk = Talk(proxy.client())
+        while not talk.headers or "compact" not in talk.actions()[-1]:
+            await talk.chat(1, max_tokens=256)
+        talk.add_question()
+        await talk.ask(max_tokens=256, extra_headers=audit)
+        assert arrays_of(answered(simulator))[-1] == talk.messages, "it fits"
+        talk.grow(8)
+        talk.add_question()
+        with pytest.raises(openai.BadRequestError) as refused:
+            await talk.ask(max_tokens=256, extra_headers=audit)
+        assert refused.value.code == "context_length_exceeded"
+        await talk.ask(max_tokens=256)
+    assert "compact" in talk.actions()[-1], "the other policy goes on as before"
 
 
 @pytest.mark.requirement("A1.13", "A1.8", "A1.17")

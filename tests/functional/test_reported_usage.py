@@ -217,6 +217,35 @@ async def test_an_answer_with_half_a_character_is_read_like_any_other() -> None:
     assert (told["prompt"], told["completion"]) == (20, 10)
 
 
+@pytest.mark.requirement("A0.2", "P7")
+async def test_a_long_prompts_price_is_that_of_a_round_and_not_of_what_all_rounds_take() -> None:
+    """Above 200,000 tokens every token of a prompt costs twice as much; each round was billed by itself."""
+
+    def say(asked: Asked) -> Reply:
+        given = completion("Done.", prompt=150_000, completed=1_000)
+        (choice,) = given["choices"]
+        if asked.json["messages"][-1].get("tool_call_id") != "call_0":
+            call = {"name": "recall", "arguments": json.dumps({"query": "deployment"})}
+            choice["message"]["tool_calls"] = [{"id": "call_0", "type": "function", "function": call}]
+            choice["finish_reason"] = "tool_calls"
+        return whole(given)
+
+    settings = EVICTING | {"recall": {"tool": True}}
+    async with scripted(say) as upstream, weir(upstream.base_url, window=WINDOW, balanced=settings) as target:
+        body = {"model": "gemini-2.5-pro", "messages": history(26), "max_tokens": 256, "tools": TOOLS}
+        async with httpx.AsyncClient(base_url=target.root, headers={"authorization": "Bearer sk-test"}) as http:
+            before, after = (
+                int(part.partition("=")[2])
+                for part in (await http.post("/v1/chat/completions", json=body)).headers["x-weir-tokens"].split(";")[:2]
+            )
+            await target.stored()
+            told = (await http.get("/weir/usage")).json()["total"]
+    assert (told["prompt"], told["completion"]) == (300_000, 2_000)
+    assert told["cost"] == pytest.approx(2 * (150_000 * 1.25e-6 + 1_000 * 1e-5))
+    unmanaged = (150_000 + before - after) * 1.25e-6 + 1_000 * 1e-5
+    assert told["cost_saved"] == pytest.approx(unmanaged - told["cost"]), "a round more is no saving"
+
+
 @pytest.mark.requirement("A1.12", "A4.16", "P16")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_compacts_at_nine_tenths_of_its_window_never_does_in_sixty_turns(

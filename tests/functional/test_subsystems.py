@@ -14,7 +14,7 @@ import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.store.packing import unpack_message, unpack_messages, unpack_text, unpack_words
+from proxy.store.packing import MESSAGE_PARTS, message_in, unpack, unpack_messages, unpack_text, unpack_words
 from proxy.wire.chat import digest_of
 from proxy.wire.counting import count_message, count_tools
 from proxy.wire.raw import split_array, split_object
@@ -315,7 +315,7 @@ async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
         alone = [row[0] for row in database.execute("SELECT body FROM originals WHERE body IS NOT NULL")]
         frames = [row[0] for row in database.execute("SELECT body FROM frames")]
     database.close()
-    bodies = b"".join(unpack_message(each)[0] for each in alone)
+    bodies = b"".join(message_in(unpack(each, parts=MESSAGE_PARTS))[0] for each in alone)
     bodies += b"".join(body for each in frames for body, _ in unpack_messages(each).values())
     assert texts[-1] == summary
     assert not [text for text in edits if "Written by Weir" in text]

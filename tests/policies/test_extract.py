@@ -3,6 +3,7 @@
 import cProfile
 import json
 from itertools import product
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -62,6 +63,23 @@ def test_who_asks_again_about_a_request_finds_what_came_of_it() -> None:
     again = "We had ideas for work from home for seniors. Which was the third in your list?"
     assert "transcriptionist" not in extract(sources, max_tokens=60, counter=COUNTER).text
     assert "transcriptionist" in extract(sources, max_tokens=60, counter=COUNTER, asked=again).text
+
+
+@pytest.mark.requirement("A0.58", "R.55")
+def test_what_came_of_a_request_that_is_made_again_does_not_put_out_the_few_words_of_the_user() -> None:
+    draw, own = Random(7), ("Never delete anything under /srv/prod.", "Write the report in Dutch for Hanna.")
+    sources = [said(0, "user", own[0]), said(1, "assistant", "Understood.")]
+    for turn in range(3):
+        sources.append(said(len(sources), "user", f"Now read the files from number {turn + 30} on, please."))
+        sources += [said(len(sources), "user", own[1])] if turn == 1 else []
+        for number in range(12):
+            lines = [f"{n}: module server table {draw.randbytes(4).hex()}" for n in range(9)]
+            call = json.dumps({"path": f"/data/file_{turn}{number}.txt"})
+            sources.append(said(len(sources), "tool", "\n".join(lines), tool="read", arguments=call))
+    asked = "Now read the files from number 33 on, please."
+    for budget in (300, 600, 900):
+        text = extract(sources, max_tokens=budget, counter=COUNTER, asked=asked).text
+        assert all(each in text for each in own), budget
 
 
 @pytest.mark.requirement("A0.58")

@@ -32,7 +32,7 @@ CONVERSATION = talk(
 def test_a_turn_starts_at_every_user_message() -> None:
     assert parse_turn_boundaries(CONVERSATION.messages) == (1, 6)
     assert parse_turn_boundaries(()) == ()
-    assert (first_user(CONVERSATION.messages), last_user(CONVERSATION.messages)) == (1, 6)
+    assert (first_user(CONVERSATION), last_user(CONVERSATION.messages)) == (1, 6)
 
 
 @pytest.mark.requirement("A2.7", "D6")

@@ -151,8 +151,8 @@ class Talk:
             ),
             evictions=rows,
         )
-        self.sent = len(reading.transcript.chain)
-        return follow(plan, recognized, request, usage, ttl=TTL, at=self.at, carried_out=not observed, ok=ok)
+        self.sent, billed = len(reading.transcript.chain), () if usage is None else (usage,)
+        return follow(plan, recognized, request, billed, ttl=TTL, at=self.at, carried_out=not observed, ok=ok)
 
 
 @pytest.mark.requirement("A4.14")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.quality.advise import Cliff
 from policies.settings import ContextSettings
 from proxy.access.destination import Caller
 from proxy.config.values import ModelRule, Prices, UpstreamSettings
@@ -63,6 +64,22 @@ def test_prices_are_per_token(registry):
 
     assert (facts.input_price, facts.output_price) == (3e-06, 1.5e-05)
     assert (facts.cache_read_price, facts.cache_write_price) == (3e-07, 3.75e-06)
+
+
+@pytest.mark.requirement("A0.2")
+@pytest.mark.parametrize(
+    ("model", "above"),
+    [
+        ("gemini-2.5-pro", (200_000, 2.0, 1.5)),
+        ("gemini-2.5-flash", None),
+        ("gpt-5.4", (272_000, 2.0, 1.5)),
+        ("gpt-5.4-mini", None),
+        ("gpt-6-sol", (272_000, 2.0, 1.5)),
+        ("claude-haiku-5-5", (100_000, 5.0, 5.0)),
+    ],
+)
+def test_a_long_prompt_is_dearer_where_the_table_says_so(registry, model, above):
+    assert registry.facts(model, settings=ANY).cliff == (None if above is None else Cliff(*above))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from policies.quality.advise import PROVIDERS, TokenPrices, recommend
+from policies.quality.advise import OPENAI_CLIFF, PROVIDERS, TokenPrices, recommend
 from policies.settings import ContextSettings, Mode
 from proxy.models.facts import BadPrices, ModelFacts, PriceList, price_list
 from proxy.replay.play import Replayed, ScenarioResult, Tally, replay
@@ -375,7 +375,7 @@ def test_advice_is_drawn_from_how_a_conversation_grows() -> None:
 
 
 def test_prices_come_from_what_was_stated_then_from_the_model_then_from_a_provider() -> None:
-    facts = ModelFacts(input_price=2e-6, cache_read_price=2e-7, output_price=8e-6)
+    facts = ModelFacts(input_price=2e-6, cache_read_price=2e-7, output_price=8e-6, cliff=OPENAI_CLIFF)
 
     stated = price_list("1,0.1,1.25,5", model="m", facts=facts)
     named = price_list("openai", model="m", facts=facts)
@@ -385,7 +385,7 @@ def test_prices_come_from_what_was_stated_then_from_the_model_then_from_a_provid
     assert stated.dollars
     assert stated.prices.cache_write == pytest.approx(1.25e-6)
     assert (named.dollars, named.prices) == (False, PROVIDERS["openai"])
-    assert (models.dollars, models.prices.cache_write, models.prices.cliff is not None) == (True, 2e-6, True)
+    assert (models.dollars, models.prices.cache_write, models.prices.cliff) == (True, 2e-6, OPENAI_CLIFF)
     assert (default.dollars, default.prices) == (False, PROVIDERS["anthropic"])
     assert [models.shown(cost) for cost in (1234.5, 0.01234)] == ["$1,234.50", "$0.0123"]
     assert default.shown(12_345.0) == "12.3k"

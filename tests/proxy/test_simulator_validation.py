@@ -211,7 +211,6 @@ def test_a_lenient_simulator_takes_what_llama_server_takes():
     lenient = SimulatorSettings(strict=False)
     for messages in ([USER, result("a")], [USER, said("Sure")], [{"role": "bot", "content": "x"}]):
         assert refusal(messages, lenient) is None
-    assert refusal([USER, said("Sure")], SimulatorSettings(allow_prefill=True)) is None
 
 
 def test_a_body_that_is_not_json_is_refused_and_nothing_breaks():

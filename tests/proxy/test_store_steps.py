@@ -53,7 +53,7 @@ async def test_a_conversation_is_found_by_its_own_requests_alone(tmp_path: Path)
     asked = {
         "timeline": partial(exchanges.timeline, conversation=row, limit=10),
         "of a policy": partial(conversations.listed, tenant="tenant-a", limit=10, only=Narrowing(policy="other")),
-        "beside": partial(conversations.beside, keys=[(row.tenant, row.id)]),
+        "beside": partial(exchanges.beside, keys=[(row.tenant, row.id)]),
     }
     few = {name: await store._read(partial(steps, work)) for name, work in asked.items()}
     await store.record([exchange(3 + n, at=2 * SINCE + n, conversation="busy") for n in range(2_000)])

@@ -25,6 +25,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
+from policies.ledger import PressureReading, TokenUsage, WindowPressure
 from proxy.errors import redact
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import metrics as instruments
@@ -114,7 +115,7 @@ def identify(trace: Trace, **changed: object) -> None:
 def a_pass(trace: Trace) -> None:
     identify(trace)
     with trace.plan() as plan:
-        plan.decide("pass", before=500, after=500, limit=8000, pressure=0.0625, zone="green")
+        plan.decide("pass", TokenUsage(500, 500, 8000, WindowPressure(0.0625, "green", "active")), base=8000)
     attempt = trace.attempt("gpt-5-mini", "openai", "api.openai.com", 443, request={"stream": True, "n": 1})
     attempt.first_chunk(0.2)
     seen = Tap(model="gpt-5-mini-2026", id="c-1", finish_reasons=["stop"], usage=ReportedUsage(prompt=500))
@@ -146,7 +147,7 @@ def test_an_eviction_shows_each_layer_with_its_tokens(spans: Spans) -> None:
     with trace.plan() as plan:
         plan.layer("dedupe", before=7900, after=7600, units=2)
         plan.layer("evict", before=7600, after=4100, units=12, ref="ab12")
-        plan.decide("evict", before=7900, after=4100, limit=8000, pressure=0.5125, zone="yellow")
+        plan.decide("evict", TokenUsage(7900, 4100, 8000, WindowPressure(0.5125, "yellow", "active")), base=8000)
     trace.attempt("gpt-5-mini", "openai").answered(200)
     trace.end(200)
     shown = (names.BEFORE, names.AFTER, names.UNITS, names.REF)
@@ -169,7 +170,7 @@ def test_a_compaction_shows_the_summariser_under_the_plan(spans: Spans) -> None:
         with trace.summarizer("gpt-5-nano", "openai") as call:
             call.fail("too_short")
         plan.layer("compact", before=7900, after=2500, units=30)
-        plan.decide("compact", before=7900, after=2500, limit=8000, pressure=0.3125, zone="green")
+        plan.decide("compact", TokenUsage(7900, 2500, 8000, WindowPressure(0.3125, "green", "active")), base=8000)
     trace.attempt("gpt-5-mini", "openai", compacted=True).answered(200)
     trace.end(200)
     shown = (names.SUMMARIZER, names.USAGE_INPUT, names.USAGE_OUTPUT, names.ERROR_TYPE, names.CONVERSATION_COMPACTED)
@@ -188,11 +189,11 @@ def test_an_overflow_is_a_failed_attempt_and_a_second_plan_before_the_retry(span
     trace = spans.start()
     identify(trace)
     with trace.plan() as plan:
-        plan.decide("pass", before=7000, after=7000, limit=8000, pressure=0.875, zone="orange")
+        plan.decide("pass", TokenUsage(7000, 7000, 8000, WindowPressure(0.875, "orange", "active")), base=8000)
     trace.attempt("gpt-5-mini", "openai").answered(400, error_type="context_length_exceeded")
     with trace.plan() as plan:
         plan.layer("evict", before=7000, after=3000, units=9)
-        plan.decide("evict", before=7000, after=3000, limit=4000, pressure=0.75, zone="orange")
+        plan.decide("evict", TokenUsage(7000, 3000, 4000, WindowPressure(0.75, "orange", "active")), base=4000)
     trace.attempt("gpt-5-mini", "openai", compacted=True).answered(200)
     trace.end(200)
     shown = (names.HTTP_STATUS, names.ERROR_TYPE, names.HTTP_RESENDS, names.CONVERSATION_COMPACTED, names.LIMIT)
@@ -267,9 +268,21 @@ def test_a_name_that_viewers_would_drop_is_hashed(spans: Spans, name: str) -> No
 def test_all_seven_pressure_values_are_on_every_trace(spans: Spans) -> None:
     trace = spans.start()
     with trace.plan() as plan:
-        plan.decide(
-            "pass", before=68_000, after=68_000, limit=128_000, pressure=0.53125, zone="yellow", velocity=12_000.04
+        pressure = WindowPressure(0.53125, "yellow", "active")
+        reading = PressureReading(
+            current_tokens=68_000,
+            max_tokens=128_000,
+            utilization_pct=53.1,
+            zone="yellow",
+            velocity_tokens_per_turn=12_000.04,
+            turns_until_red=None,
+            source="client_estimated",
+            last_delta=None,
+            velocity_class="high",
+            spike=False,
+            rot_guard=False,
         )
+        plan.decide("pass", TokenUsage(68_000, 68_000, 128_000, pressure), base=128_000, reading=reading)
     trace.end(200)
     found = {k: v for k, v in (spans.root.attributes or {}).items() if k.startswith("ctx.pressure.")}
     assert found == {
