@@ -290,6 +290,8 @@ def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit]) -> Draft
 
 def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:
     position = index - transcript.head
+    if edit.kind is EditKind.RECALL and not edit.chain:
+        return True  # it was stored when nothing was noted of what stands before it
     if edit.kind not in LASTING or (edit.kind is EditKind.INGEST_CAP and index in protection.pinned):
         return False
     return position >= 0 and bool(edit.chain) and transcript.chain[position] == edit.chain

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from policies.ledger import REWRITTEN, ConversationState, Edit, EditKind, Event, Note, Trend
+from policies.ledger import REWRITTEN, ConversationState, Edit, EditKind, Event, Note
 from policies.messages import Message, Transcript, extend_chain
-from proxy.conversation.thread import Door, Match, Thread, inherited, link_behind, new_thread
+from proxy.conversation.thread import REWRITTEN_END, Door, Match, Thread, inherited, link_behind, new_thread
 from proxy.store import Store
 from proxy.store.records import Arrival, Branch, Change, ConversationRow, StaleVersion, StoreError
 
@@ -79,8 +79,7 @@ class Conversations:
         mine = self._behind_doors(tried, chain, messages, found) if self._has_resumed else None
         strays = found is None or found.length < min(found.thread.longest, len(chain))
         begins = found is None and mine is None and answered and not self.shared
-        behind = (link for door in tried for link in _near(door, chain, opening))
-        begins = begins and not await self._store.has_any(tenant, [*chain, *behind])
+        begins = begins and await self._is_unknown(tenant, tried, chain, opening)
         if self.shared or (mine is None and answered and strays and not begins):
             try:
                 found = await self._in_store(tenant, chain, found)
@@ -183,10 +182,13 @@ class Conversations:
         return new
 
     async def take_back(
-        self, thread: Thread, length: int, last: int, needless: Callable[[ConversationState], bool], *, observed: bool
+        self, thread: Thread, lengths: tuple[int, int], needless: Callable[[ConversationState], bool], *, observed: bool
     ) -> tuple[Event, ...]:
-        """Take back what was decided on requests of more messages than are still there; the ``last`` one had some."""
-        newest = thread.ledger(observed=observed).newest
+        """Take back what was decided on requests of more messages than are still there; what was before holds again.
+
+        ``lengths``: how many messages are known, and how many the last request had.
+        """
+        (length, last), newest = lengths, thread.ledger(observed=observed).newest
         if newest == last:  # this request may be known, and what the last one ended with gone
             length = min(length, newest - 1)
         if not max(0, length) < newest <= length + REWRITTEN:  # who goes far back has what he had then anyway
@@ -285,14 +287,19 @@ class Conversations:
     def _behind_doors(
         self, doors: Sequence[Door], chain: Sequence[bytes], messages: Sequence[Message], found: Match | None
     ) -> Match | None:
-        behind, least = (self._in_memory(chain, messages, door) for door in doors), found.length if found else 0
-        return next((mine for mine in behind if mine is not None and mine.length >= least), None)
+        behind = (self._in_memory(chain, messages, door) for door in doors)
+        return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)
 
     def _is_nobody_elses(self, found: Match, chain: Sequence[bytes], opening: int) -> bool:
         """Whether what was found in memory, in the open, is all that there can be: it goes on from a known answer."""
         if self.shared or self._has_resumed or found.is_resumed or found.length <= opening:
             return False
         return found.length >= min(found.thread.longest, len(chain))
+
+    async def _is_unknown(self, tenant: str, doors: Sequence[Door], chain: Sequence[bytes], opening: int) -> bool:
+        """Whether the store has nothing of a chain either, in the open or behind a door."""
+        behind = [link for door in doors for link in _near(door, chain, opening)]
+        return not await self._store.has_any(tenant, [*chain, *behind])
 
     async def _behind_stored_doors(
         self,
@@ -312,7 +319,7 @@ class Conversations:
                 if found is None:
                     raise
                 return None
-            if stored is not None and (found is None or stored.length >= found.length):
+            if stored is not None and _goes_as_far(stored, found):
                 return stored if stored is mine else replace(stored, door=door)
         return mine
 
@@ -339,7 +346,9 @@ class Conversations:
             raise
         if branch is None or (found is not None and found.length > branch.length):
             return found
-        thread = self._threads.get(branch.branch) or Thread(branch, stored=True)
+        thread = self._threads.get(branch.branch)
+        if thread is None:
+            return Match(Thread(branch, stored=True), branch.length)
         thread.catch_up(branch)
         return Match(thread, branch.length)
 
@@ -360,20 +369,21 @@ class Conversations:
         thread, length = found.thread, found.length
         more = thread.longest - length if length < len(chain) else 0
         two_answers = length <= opening + 1 and found.is_resumed  # of two that resumed alike each has its own
+        diverges = more > (0 if two_answers else REWRITTEN_END)
         renamed = name is not None and name != thread.branch.name
-        if length <= opening and thread.longest > length and (found.door or ("",))[0] != RESUME:
-            return await self._begin(thread.branch.tenant, name)
-        trend = thread.parts(chain, length)
-        diverges = trend is not None or more > (0 if two_answers else REWRITTEN)
+        asked_for = found.door is not None and found.door[0] == RESUME
+        if length <= opening and more > 0 and not asked_for:
+            begun = await self._begin(thread.branch.tenant, name)
+            return Match(begun.thread, 0)
         if not diverges and not renamed:
             return found
         if renamed and not diverges and thread.branch.name == thread.branch.conversation:
             thread.branch = replace(thread.branch, name=name or "")
             self._names[(thread.branch.tenant, thread.branch.name)] = thread.branch.conversation
             return found
-        return await self._fork(thread, chain, length, name if renamed else None, trend or thread.trend)
+        return await self._fork(thread, chain, length, name if renamed else None)
 
-    async def _fork(self, thread: Thread, chain: Sequence[bytes], length: int, name: str | None, trend: Trend) -> Match:
+    async def _fork(self, thread: Thread, chain: Sequence[bytes], length: int, name: str | None) -> Match:
         conversation = thread.branch.conversation
         if name is not None:
             conversation = await self._conversation_named(thread.branch.tenant, name) or f"conv-{secrets.token_hex(10)}"
@@ -387,7 +397,7 @@ class Conversations:
             known=known,
             length=length,
             longest=length,
-            trend=trend,
+            trend=thread.trend,
             evicted=tuple(thread.evicted.items()),
             health=None,
         )
@@ -417,11 +427,11 @@ class Conversations:
 
     def _remember(self, thread: Thread, chain: Sequence[bytes], *, doors: Sequence[Door] = ()) -> None:
         branch = thread.branch
-        thread.longest, thread.tip = len(chain), (len(chain), b"".join(chain[-1:]))
+        thread.longest = len(chain)
         self._threads[branch.branch] = thread
         self._threads.move_to_end(branch.branch)
         self._names[(branch.tenant, branch.name)] = branch.conversation
-        lines: list[Sequence[bytes]] = [chain[-1 - REWRITTEN :]]
+        lines: list[Sequence[bytes]] = [chain[-1 - REWRITTEN_END :]]
         if thread.known.resumed is not None:
             self._has_resumed = True
             thread.doors = _known_doors((*thread.doors, *doors))
@@ -461,17 +471,26 @@ def _doors(chain: Sequence[bytes], opening: int, name: str | None, resumes: str 
 def _tried(
     doors: Sequence[Door], chain: Sequence[bytes], opening: int, found: Match | None, name: str | None
 ) -> list[Door]:
-    """The doors that a request may go through where a conversation was ``found`` in the open.
+    return [door for door in doors if _may_try(door, chain, opening, found, name)]
+
+
+def _goes_as_far(mine: Match, found: Match | None) -> bool:
+    return found is None or mine.length >= found.length
+
+
+def _may_try(door: Door, chain: Sequence[bytes], opening: int, found: Match | None, name: str | None) -> bool:
+    """Whether a request may go through a door where a conversation was ``found`` in the open.
 
     An opening alone gets what was resumed only if it asks for it. A name is worth more than a conversation of another
     name; the answer that one was given more than a conversation that has only the opening in common.
     """
-    may, answered = {RESUME}, opening < len(chain)
-    if answered and (found is None or found.length <= opening):
-        may.add(ANSWER)
-    if answered and (found is None or name not in (None, found.thread.branch.name)):
-        may.add(NAME)
-    return [door for door in doors if door[0] in may]
+    if door[0] == RESUME:
+        return True
+    if opening == len(chain):
+        return False
+    if found is None:
+        return True
+    return found.length <= opening if door[0] == ANSWER else name not in (None, found.thread.branch.name)
 
 
 def _known_doors(doors: Sequence[Door]) -> tuple[Door, ...]:

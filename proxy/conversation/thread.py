@@ -14,12 +14,13 @@ from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from policies.ledger import REWRITTEN, ConversationState, Cut, Edit, Trend
+from policies.ledger import ConversationState, Cut, Edit, Trend
 from policies.messages import HASH_SIZE, Transcript
 from proxy.store.records import Branch, Change
 from proxy.wire.raw import Raw, read_value
 
 UNKNOWN = Trend()
+REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
 OWN_HEADER = b"x-weir-conversation"
 RESUME_HEADER = b"x-weir-resume"
 PARENT_HEADER = b"x-weir-parent"
@@ -75,9 +76,8 @@ class Thread:
     one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
     None while none is, and ``health`` is what the store has of the conversation's health and nobody has taken over yet,
     as JSON. ``doors`` are what a resumed one is kept behind, ``stored`` says that the store has had it, ``inspected``
-    how many messages of its requests were given to who keeps them to be looked at, ``tip`` where the last of
-    them ended, ``left`` where others did, with the trend there and whether one that went on from another of them came
-    next, ``still`` what was read of the first of its requests that seem to be cut in silence, and what was sent.
+    how many messages of its requests were given to who keeps them to be looked at, ``still`` what was read of
+    the first of its requests that seem to be cut in silence, and what was sent.
     """
 
     branch: Branch
@@ -98,8 +98,6 @@ class Thread:
     preparing: "asyncio.Event | None" = None
     doors: tuple[Door, ...] = ()
     inspected: int = 0
-    tip: tuple[int, bytes] = (0, b"")
-    left: dict[bytes, tuple[Trend, bool]] = field(default_factory=dict)
     still: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -114,7 +112,7 @@ class Thread:
         """The same with their lengths, and those before its newest user messages, which some clients rewrite later."""
         chain, messages = transcript.chain, transcript.messages
         head, whole = len(messages) - len(chain), len(chain)
-        before = (n for n in range(max(1, whole - REWRITTEN), whole) if messages[head + n].role == "user")
+        before = (n for n in range(max(1, whole - REWRITTEN_END), whole) if messages[head + n].role == "user")
         lengths = [length for length in (*before, whole) if length > 0]
         return tuple((link, length) for length in lengths for link in self.behind(chain[length - 1 : length]))
 
@@ -144,24 +142,6 @@ class Thread:
         self.branch = replace(self.branch, version=version)
         if checkpoint is not None:
             self.known = replace(self.known, checkpoint=checkpoint, checkpoint_length=length)
-
-    def parts(self, chain: Sequence[bytes], length: int) -> Trend | None:
-        """The trend of a request that needs a branch of its own: others went another way, and they go on, too."""
-        trend, others = self.left.pop(chain[length - 1], (None, False)) if length else (None, False)
-        (whole, end), returns = self.tip, trend is not None
-        if others:
-            return trend
-        if whole and (returns or chain[whole - 1 : whole] != (end,)):
-            self.left[end] = (self.trend, returns)
-            self.left = dict([*self.left.items()][-64:])  # the newest
-        self.trend = trend or self.trend
-        return None
-
-    def grow(self, transcript: Transcript, trend: Trend) -> None:
-        if (end := b"".join(transcript.chain[-1:])) in self.left:
-            self.left[end] = (trend, self.left[end][1])
-        else:
-            self.trend = trend
 
     def observe(self, edits: Sequence[Edit], cut: Cut | None) -> None:
         self.shadow = _merged(self.ledger(observed=True), edits, cut)
@@ -223,11 +203,11 @@ def _merged(known: ConversationState, edits: Sequence[Edit], cut: Cut | None) ->
 
 
 def inherited(known: ConversationState, chain: Sequence[bytes], length: int) -> ConversationState:
-    """What a fork takes over that shares ``length`` messages: what was decided by then, and the cuts of its prefix."""
+    """What a fork takes over that shares ``length`` messages: every edit, and the cuts whose prefix it shares."""
     cuts = tuple(c for c in known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
     same = known.checkpoint is not None and known.checkpoint_length <= length
     return ConversationState(
-        edits=known.at(length).edits,
+        edits=known.edits,
         cuts=cuts,
         prepared=known.prepared,
         checkpoint=known.checkpoint if same else None,

@@ -308,16 +308,16 @@ class Planner:
             return None
         known, at = thread.ledger(observed=asked.settings.observes), self.clock()
         decision = passed(recognized.transcript, known=known, limits=limits, trend=recognized.trend, at=at)
-        thread.grow(recognized.transcript, thread.trend if decision is None else decision.trend)
+        thread.trend = thread.trend if decision is None else decision.trend
         return None if decision is None else _Decided(decision)
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
         thread, transcript, budget = recognized.thread, recognized.transcript, recognized.limits.budget
         trend, observed = recognized.trend, asked.settings.observes
         needless = partial(is_needless, transcript, limits=recognized.policy_limits, trend=trend)
-        length, last = recognized.length, trend.length - transcript.head
-        told = await self.conversations.take_back(thread, length, last, needless, observed=observed)
-        key = (thread.branch.branch, thread.branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
+        lengths = (recognized.length, trend.length - transcript.head)
+        told, branch = await self.conversations.take_back(thread, lengths, needless, observed=observed), thread.branch
+        key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
         case = (asked.settings, budget.window, budget.hard_limit, asked.edits)
         before, facts = self._refused.get(key, (None, {}))
         if before == case:
@@ -371,7 +371,7 @@ class Planner:
                 span.begin()
             effect = step(flow)
             if isinstance(effect, Returned):
-                thread.grow(recognized.transcript, effect.value.trend)
+                thread.trend = effect.value.trend
                 return _Decided(effect.value)
             at = span.now()
             async with thread.lock, _Turn(self.store, thread) as turn:
@@ -387,7 +387,7 @@ class Planner:
                 last = _Decided(decision, prepared=known.prepared is not None)
                 held = await self._hold(asked, recognized, known, last)
                 if held is not None:
-                    thread.grow(recognized.transcript, decision.trend)  # not before: who sends the same needs the batch
+                    thread.trend = decision.trend  # not before: who sends the same meanwhile has to have the batch too
                     return held
         log.warning("a conversation kept changing under a request; its last plan was used without being stored")
         return last
@@ -482,8 +482,10 @@ class Planner:
             try:
                 thread.apply(change, await self.store.commit(change))
             except StaleVersion as stale:
-                book = self.conversations
-                await (book.restate if stale.current < change.expected else book.reload)(thread)
+                if stale.current < change.expected:
+                    await self.conversations.restate(thread)
+                else:
+                    await self.conversations.reload(thread)
                 return None
             except StoreError as error:
                 log.error("a batch of edits could not be stored, it holds in memory: %s", error)

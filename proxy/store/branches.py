@@ -218,8 +218,9 @@ def _undo(
     **new: Any,
 ) -> int:
     tenant, version, undone = home[0], int(head.version) + 1, sorted({*read_spans(head.undone), *spans})
-    while len(undone) > MAX_UNDONE:  # what lies between the oldest is older than the state that each of them left
-        undone[:2] = [(undone[0][0], max(undone[0][1], undone[1][1]))]
+    while len(undone) > MAX_UNDONE:  # least is lost between those that are nearest to each other, of these the oldest
+        n = min(range(len(undone) - 1), key=lambda n: undone[n + 1][0] - undone[n][1])
+        undone[n : n + 2] = [(undone[n][0], max(undone[n][1], undone[n + 1][1]))]
     unmoved = branches.c.version == head.version
     new |= {"version": version, "updated": at, "undone": json.dumps(undone)}
     if not _set(tx, tenant, head.branch, unmoved, **new):

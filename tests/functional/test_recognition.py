@@ -125,42 +125,6 @@ async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_bat
     assert len(names(first) | names(second)) <= 3
 
 
-ROLLING = {"cascade": [{"layer": "rollover"}], "checkpoints": {"save_at": 0.3}}
-
-
-@ALONE
-@pytest.mark.parametrize("rules", [pytest.param(ROLLING, id="rolling")])
-@pytest.mark.requirement("P1", "P2")
-async def test_runs_that_take_the_same_first_step_save_their_states_apart_and_grow_apart(both: Both) -> None:
-    """One script three times at once, and once more while they go on: what a run decides, and hears, is its own."""
-    marks = ("zebra", "gnu", "okapi", "quagga")
-    runs = [both.talk(mark, seed=9) for mark in marks]
-    for step in range(20):
-        for number, run in enumerate(runs):
-            if run.model == "quagga" and step < 8:
-                continue
-            await run.agent(1)
-            run.seed, run.mark = number, run.model
-        await both.target.settled()
-    for run in runs:
-        sent = json.dumps(both.arrays(run.model))
-        assert run.mark in sent
-        assert not [mark for mark in marks if mark != run.mark and mark in sent]
-    assert any("rollover=" in action for run in runs for action in run.actions())
-    assert both.rows("SELECT kind FROM alerts WHERE kind = 'burn_rate'") == []
-
-
-@ALONE
-@pytest.mark.requirement("P1", "P2")
-async def test_a_script_that_is_run_again_is_another_conversation_once_its_answers_differ(both: Both) -> None:
-    first = both.talk("first", seed=1)
-    await first.agent(4)
-    again = both.talk("again", seed=2)
-    await again.agent(4)
-    await first.agent(1)
-    assert not names(first) & names(again)
-
-
 @SHARED
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_another_batch(both: Both) -> None:

@@ -78,6 +78,9 @@ def test_what_was_brought_back_stays_behind_the_history_that_it_was_brought_back
     own, other = (replayed(array, edits=[recalled, rounds]) for array in (before, [*after, assistant("done")]))
     assert own.applied == {"recall": 1, "round": 1}
     assert not other.changed
+    old = [replace(each, chain=b"") for each in (recalled, rounds)]  # stored before it was noted
+    for array in (before, [*after, assistant("done")]):
+        assert replayed(array, edits=old).applied == {"recall": 1, "round": 1}
 
 
 @pytest.mark.requirement("P2", "A4.25")
