@@ -263,9 +263,11 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
         if index is None:
             continue
         edit = edits.get((transcript.messages[index].digest, transcript.occurrences[index]))
+        if edit is not None and edit.kind is EditKind.RECALL and not _holds(transcript, index, edit, protection):
+            edit = edits.get((transcript.chain[index - transcript.head], 0))
         if edit is None or edit.kind is EditKind.PIN:
             continue
-        if (index in guarded or edit.kind is EditKind.RECALL) and not _holds(transcript, index, edit, protection):
+        if index in guarded and not _holds(transcript, index, edit, protection):
             continue
         if edit.kind is EditKind.REASONING and index > (protection.current or 0):
             continue  # the turn is open again: what the model thought in it has to go back

@@ -78,6 +78,9 @@ def test_what_was_brought_back_stays_behind_the_history_that_it_was_brought_back
     own, other = (replayed(array, edits=[recalled, rounds]) for array in (before, [*after, assistant("done")]))
     assert own.applied == {"recall": 1, "round": 1}
     assert not other.changed
+    theirs = edit_of(talk(*after), len(GROWN), EditKind.RECALL)
+    beside = [recalled, replace(theirs, digest=theirs.chain, occurrence=0)]
+    assert [replayed(array, edits=beside).applied for array in (before, after)] == [{"recall": 1}] * 2
     old = [replace(each, chain=b"") for each in (recalled, rounds)]  # stored before it was noted
     for array in (before, [*after, assistant("done")]):
         assert replayed(array, edits=old).applied == {"recall": 1, "round": 1}
