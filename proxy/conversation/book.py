@@ -79,8 +79,7 @@ class Conversations:
         mine = self._behind_doors(tried, chain, messages, found) if self._has_resumed else None
         strays = found is None or found.length < min(found.thread.longest, len(chain))
         begins = found is None and mine is None and answered and not self.shared
-        behind = (link for door in tried for link in _near(door, chain, opening))
-        begins = begins and not await self._store.has_any(tenant, [*chain, *behind])
+        begins = begins and await self._is_unknown(tenant, tried, chain, opening)
         if self.shared or (mine is None and answered and strays and not begins):
             try:
                 found = await self._in_store(tenant, chain, found)
@@ -288,14 +287,19 @@ class Conversations:
     def _behind_doors(
         self, doors: Sequence[Door], chain: Sequence[bytes], messages: Sequence[Message], found: Match | None
     ) -> Match | None:
-        behind, least = (self._in_memory(chain, messages, door) for door in doors), found.length if found else 0
-        return next((mine for mine in behind if mine is not None and mine.length >= least), None)
+        behind = (self._in_memory(chain, messages, door) for door in doors)
+        return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)
 
     def _is_nobody_elses(self, found: Match, chain: Sequence[bytes], opening: int) -> bool:
         """Whether what was found in memory, in the open, is all that there can be: it goes on from a known answer."""
         if self.shared or self._has_resumed or found.is_resumed or found.length <= opening:
             return False
         return found.length >= min(found.thread.longest, len(chain))
+
+    async def _is_unknown(self, tenant: str, doors: Sequence[Door], chain: Sequence[bytes], opening: int) -> bool:
+        """Whether the store has nothing of a chain either, in the open or behind a door."""
+        behind = [link for door in doors for link in _near(door, chain, opening)]
+        return not await self._store.has_any(tenant, [*chain, *behind])
 
     async def _behind_stored_doors(
         self,
@@ -315,7 +319,7 @@ class Conversations:
                 if found is None:
                     raise
                 return None
-            if stored is not None and (found is None or stored.length >= found.length):
+            if stored is not None and _goes_as_far(stored, found):
                 return stored if stored is mine else replace(stored, door=door)
         return mine
 
@@ -468,6 +472,10 @@ def _tried(
     doors: Sequence[Door], chain: Sequence[bytes], opening: int, found: Match | None, name: str | None
 ) -> list[Door]:
     return [door for door in doors if _may_try(door, chain, opening, found, name)]
+
+
+def _goes_as_far(mine: Match, found: Match | None) -> bool:
+    return found is None or mine.length >= found.length
 
 
 def _may_try(door: Door, chain: Sequence[bytes], opening: int, found: Match | None, name: str | None) -> bool:
