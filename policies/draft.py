@@ -200,7 +200,7 @@ def broken_rules(draft: Draft) -> tuple[str, ...]:
     return tuple(name for name, holds in RULES if holds(before) and not holds(after))
 
 
-LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
+LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND, EditKind.RECALL})
 
 
 def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:
@@ -263,6 +263,8 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
         if index is None:
             continue
         edit = edits.get((transcript.messages[index].digest, transcript.occurrences[index]))
+        if edit is not None and edit.kind is EditKind.RECALL and not _holds(transcript, index, edit, protection):
+            edit = edits.get((transcript.chain[index - transcript.head], 0))
         if edit is None or edit.kind is EditKind.PIN:
             continue
         if index in guarded and not _holds(transcript, index, edit, protection):
@@ -281,7 +283,8 @@ def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit]) -> Draft
     for piece in draft.pieces:
         if piece.index is not None and messages[piece.index].role == "assistant":
             rounds = edits.get((messages[piece.index].digest, occurrence_of_round(occurrences[piece.index])))
-            if rounds is not None:
+            before = draft.transcript.chain[max(0, piece.index - draft.transcript.head - 1)]
+            if rounds is not None and rounds.chain in (b"", before):  # another run's answer may say the same
                 piece = replace(piece, tokens=piece.tokens + rounds.tokens, rounds=rounds)
         pieces.append(piece)
     return replace(draft, pieces=tuple(pieces))
@@ -289,8 +292,8 @@ def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit]) -> Draft
 
 def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:
     position = index - transcript.head
-    if edit.kind is EditKind.RECALL:
-        return True
+    if edit.kind is EditKind.RECALL and not edit.chain:
+        return True  # it was stored when nothing was noted of what stands before it
     if edit.kind not in LASTING or (edit.kind is EditKind.INGEST_CAP and index in protection.pinned):
         return False
     return position >= 0 and bool(edit.chain) and transcript.chain[position] == edit.chain

@@ -279,7 +279,11 @@ def recall(draft: Draft, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[El
     text = _recollected(draft, bounds, current, pages=pages, elsewhere=elsewhere) if current is not None else None
     if current is None or text is None:
         return draft
-    return draft.with_edits({current: bounds.edited(current, text, EditKind.RECALL)})
+    edit = bounds.edited(current, text, EditKind.RECALL)
+    known = bounds.known.edits.get(edit.key)
+    if known is not None and known.kind is EditKind.RECALL:  # behind another history, where it stays
+        edit = replace(edit, digest=edit.chain, occurrence=0)
+    return draft.with_edits({current: edit})
 
 
 def may_recall(draft: Draft, bounds: Bounds) -> bool:

@@ -232,6 +232,7 @@ class Unseen:
             text=write_rounds(self.rounds, len(self.shown), self.skipped, ids),
             ref=digest.hex()[:12],
             tokens=self.tokens,
+            chain=b"".join(transcript.chain[-1:]),
             length=len(transcript.chain),
         )
 

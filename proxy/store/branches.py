@@ -29,6 +29,7 @@ from proxy.store.transaction import Transaction, keep_first, of, owned
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
+MAX_UNDONE = 50
 BATCHED = ((edits, edits.c.version), (cuts, cuts.c.batch))
 MINE = of(branches, "tenant", "branch")
 BY_ID = (
@@ -217,7 +218,10 @@ def _undo(
     facts: Mapping[str, object],
     **new: Any,
 ) -> int:
-    tenant, version, undone = home[0], int(head.version) + 1, (*read_spans(head.undone), *spans)
+    tenant, version, undone = home[0], int(head.version) + 1, sorted({*read_spans(head.undone), *spans})
+    while len(undone) > MAX_UNDONE:  # least is lost between those that are nearest to each other, of these the oldest
+        n = min(range(len(undone) - 1), key=lambda n: undone[n + 1][0] - undone[n][1])
+        undone[n : n + 2] = [(undone[n][0], max(undone[n][1], undone[n + 1][1]))]
     unmoved = branches.c.version == head.version
     new |= {"version": version, "updated": at, "undone": json.dumps(undone)}
     if not _set(tx, tenant, head.branch, unmoved, **new):

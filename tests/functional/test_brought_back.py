@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,28 @@ async def test_a_question_is_answerable_in_its_own_language_and_later_requests_b
                 assert begins_with(now, before)
                 assert recalls(now)[0] == text
                 before = now
+
+
+@pytest.mark.requirement("A4.25", "P2")
+async def test_who_goes_back_and_forth_between_two_histories_has_beside_a_question_what_he_had(
+    store: Path | str, tmp_path: Path
+) -> None:
+    english = TONGUES["en"]
+    async with serving(store, tmp_path) as (simulator, target):
+        one = Talk(target.client(), english.talk(ROUNDS), model="one")
+        other = Talk(target.client(), [*one.messages[:-2]], model="other")
+        say(other, "Another step, said in other words.")
+        other.messages.append({"role": "assistant", "content": "And answered in others."})
+        for turn in range(3):
+            for talk in (one, other):
+                say(talk, english.facts[0][1] if turn == 0 else f"go on, {talk.model} {turn}")
+                await talk.ask()
+                talk.messages.append({"role": "assistant", "content": f"{talk.model} {turn}"})
+        for model in ("one", "other"):
+            arrays = arrays_of(answered(simulator, model))
+            assert [len(recalls(array)) for array in arrays] == [1, 1, 1]
+            assert all(begins_with(now, before) for before, now in pairwise(arrays))
+        assert len({h["x-weir-conversation"] for talk in (one, other) for h in talk.headers}) == 1
 
 
 @pytest.mark.requirement("A4.25")

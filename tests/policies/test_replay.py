@@ -67,11 +67,31 @@ def test_an_edit_is_found_by_the_message_it_was_made_on_and_is_not_new() -> None
     assert draft.applied == {"evict": 1}
 
 
+@pytest.mark.requirement("P1", "P2")
+def test_what_was_brought_back_stays_behind_the_history_that_it_was_brought_back_behind() -> None:
+    """Another run of the same script asks the same, and is answered the same."""
+    before, after = [*GROWN, user("go on"), assistant("done")], [*GROWN[:-1], assistant("other"), user("go on")]
+    transcript = talk(*before)
+    recalled = replace(edit_of(transcript, len(GROWN)), kind=EditKind.RECALL)
+    rounds = replace(edit_of(transcript, len(GROWN) + 1), kind=EditKind.ROUND, occurrence=occurrence_of_round(0))
+    rounds = replace(rounds, text="{}", chain=transcript.chain[-2])
+    own, other = (replayed(array, edits=[recalled, rounds]) for array in (before, [*after, assistant("done")]))
+    assert own.applied == {"recall": 1, "round": 1}
+    assert not other.changed
+    theirs = edit_of(talk(*after), len(GROWN), EditKind.RECALL)
+    beside = [recalled, replace(theirs, digest=theirs.chain, occurrence=0)]
+    assert [replayed(array, edits=beside).applied for array in (before, after)] == [{"recall": 1}] * 2
+    old = [replace(each, chain=b"") for each in (recalled, rounds)]  # stored before it was noted
+    for array in (before, [*after, assistant("done")]):
+        assert replayed(array, edits=old).applied == {"recall": 1, "round": 1}
+
+
 @pytest.mark.requirement("P2", "A4.25")
 def test_hidden_rounds_stay_beside_another_edit_of_their_answer_and_cost_what_they_cost() -> None:
     transcript = talk(*GROWN)
     other = edit_of(transcript, 4)
-    rounds = replace(other, kind=EditKind.ROUND, occurrence=occurrence_of_round(0), text="{}", tokens=40)
+    before = transcript.chain[3 - transcript.head]
+    rounds = replace(other, kind=EditKind.ROUND, occurrence=occurrence_of_round(0), text="{}", tokens=40, chain=before)
     alone, both = replayed(GROWN, edits=[rounds]), replayed(GROWN, edits=[rounds, other])
     assert alone.changed
     assert (alone.pieces[4].text, alone.pieces[4].kind, alone.pieces[4].rounds) == (None, None, rounds)
