@@ -160,6 +160,12 @@ class ModelLimits(msgspec.Struct, frozen=True):
     scope: str
     counted: str
 
+    def may_fit(self, tokens: int) -> bool:
+        """Whether so much fits if the count is right to the token, or nobody but the upstream knows."""
+        budget, used = self.budget, self.budget.estimate(tokens)
+        room = min(budget.window - budget.reserve, budget.max_input or budget.window)
+        return used <= room or self.facts.source in UNSURE
+
 
 class Drift(msgspec.Struct, frozen=True):
     predicted: int

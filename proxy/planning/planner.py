@@ -29,7 +29,6 @@ from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import SharedReadings, unpaid
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.models.limits import UNSURE
 from proxy.planning.values import (
     CLAIMED,
     Plan,
@@ -186,7 +185,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             refusal = too_long(error)
             if asked.settings.observes:
                 refused = refusal.code
-            elif isinstance(error, BucketExceeded) or recognized.limits.facts.source not in UNSURE:
+            elif isinstance(error, BucketExceeded) or not recognized.limits.may_fit(recognized.transcript.tokens):
                 raise refusal from None
         except Exception:
             log.exception("planning failed; the request goes on without it")
