@@ -200,7 +200,7 @@ async def verify(store: Store, config: Config, *, tenant: str | None, noted: lis
     failure = "; ".join(_faults(audited, len(lost)))
 
     chains = [
-        {**msgspec.structs.asdict(each), "found": sorted(link.hex() for link in each.found)} for each in audited.chains
+        {**msgspec.to_builtins(each), "found": sorted(link.hex() for link in each.found)} for each in audited.chains
     ]
     given = [{"head": each.link.hex(), "found": each not in lost} for each in noted]
     value = {"ok": not failure, "chains": chains, "heads": given, "unguarded": audited.unguarded}

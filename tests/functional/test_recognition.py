@@ -13,6 +13,7 @@ from typing import Any
 
 import asyncpg
 import httpx
+import msgspec
 import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
@@ -406,7 +407,7 @@ async def test_who_commits_second_plans_again_on_what_the_first_has_decided(
     async def commit_second(store: Store, change: Change) -> int:
         if change.cut is not None and not beaten:
             beaten.append(change)
-            await commit(store, replace(change, cut=replace(change.cut, text=theirs)))
+            await commit(store, msgspec.structs.replace(change, cut=replace(change.cut, text=theirs)))
         return await commit(store, change)
 
     monkeypatch.setattr(Store, "commit", commit_second)

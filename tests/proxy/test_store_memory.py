@@ -415,9 +415,9 @@ async def test_batches_of_longer_requests_are_taken_back_and_what_they_replaced_
     assert back is not None
     before = back.known
     for _ in range(60):
-        longer = replace(longer, expected=back.version)
+        longer = msgspec.structs.replace(longer, expected=back.version)
         await store.commit(longer)
-        back = await store.take_back(replace(back, version=back.version + 1), 19, 5.0)
+        back = await store.take_back(msgspec.structs.replace(back, version=back.version + 1), 19, 5.0)
         assert back is not None
     assert back.known == before
     (row,) = (await store.export(await only(store)))["branches"]
