@@ -190,18 +190,22 @@ async def test_rounds_of_recall_report_one_prompt_and_all_words_whole_and_stream
     assert found[0][0] == found[1][0]
 
 
+def recalling_first(asked: Asked, given: dict[str, Any]) -> Reply:
+    """An answer, which before that searches what was removed."""
+    (choice,) = given["choices"]
+    if asked.json["messages"][-1].get("tool_call_id") != "call_0":
+        call = {"name": "recall", "arguments": json.dumps({"query": "deployment"})}
+        choice["message"]["tool_calls"] = [{"id": "call_0", "type": "function", "function": call}]
+        choice["finish_reason"] = "tool_calls"
+    return whole(given)
+
+
 @pytest.mark.requirement("A4.25", "P7")
 async def test_an_answer_with_half_a_character_is_read_like_any_other() -> None:
     """Servers written in JavaScript cut an emoji in two where the answer's limit falls into it."""
 
     def say(asked: Asked) -> Reply:
-        given = completion("So far \ud83d")
-        (choice,) = given["choices"]
-        if asked.json["messages"][-1].get("tool_call_id") != "call_0":
-            call = {"name": "recall", "arguments": json.dumps({"query": "deployment"})}
-            choice["message"]["tool_calls"] = [{"id": "call_0", "type": "function", "function": call}]
-            choice["finish_reason"] = "tool_calls"
-        return whole(given)
+        return recalling_first(asked, completion("So far \ud83d"))
 
     settings = EVICTING | {"recall": {"tool": True}}
     async with scripted(say) as upstream, weir(upstream.base_url, window=WINDOW, balanced=settings) as target:
@@ -222,13 +226,7 @@ async def test_a_long_prompts_price_is_that_of_a_round_and_not_of_what_all_round
     """Above 200,000 tokens every token of a prompt costs twice as much; each round was billed by itself."""
 
     def say(asked: Asked) -> Reply:
-        given = completion("Done.", prompt=150_000, completed=1_000)
-        (choice,) = given["choices"]
-        if asked.json["messages"][-1].get("tool_call_id") != "call_0":
-            call = {"name": "recall", "arguments": json.dumps({"query": "deployment"})}
-            choice["message"]["tool_calls"] = [{"id": "call_0", "type": "function", "function": call}]
-            choice["finish_reason"] = "tool_calls"
-        return whole(given)
+        return recalling_first(asked, completion("Done.", prompt=150_000, completed=1_000))
 
     settings = EVICTING | {"recall": {"tool": True}}
     async with scripted(say) as upstream, weir(upstream.base_url, window=WINDOW, balanced=settings) as target:
