@@ -276,12 +276,7 @@ def attachment(body: bytes, name: str, kind: bytes) -> ManagementAnswer:
 async def request(visit: PageVisit) -> View:
     one = await talks.one(visit.asked())
     both = await archive.both_sides(visit.asked())
-    values: dict[str, Any] = {
-        "one": one,
-        "both": both,
-        "layers": layers_of(both.exchange),
-        "runs": archive.runs(both),
-    }
+    values = {"one": one, "both": both, "layers": layers_of(both.exchange), "runs": archive.runs(both)}
     return View("request.html", values)
 
 

@@ -182,7 +182,7 @@ class Store:
     overheads = reading(exchanges.overheads)
     beside = reading(exchanges.beside)
     fullest = reading(conversations_.fullest)
-    dearest = reading(conversations_.dearest)
+    dearest = reading(exchanges.dearest)
     passed = reading(exchanges.passed)
     close_conversation = writing(conversations_.close_conversation)
     export = reading(maintenance.export)

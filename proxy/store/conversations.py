@@ -28,7 +28,6 @@ from proxy.store.transaction import (
     owned,
     recorded,
     stored,
-    total,
 )
 
 MAX_ALERTS = 200
@@ -254,15 +253,3 @@ def fullest(tx: Transaction, tenant: str | None, *, since: float, limit: int) ->
     query = listing_of(tenant).where(conversations.c.updated >= since, conversations.c.limit > 0)
     query = query.where(conversations.c.closed.is_(None))
     return [row_of(row) for row in tx.execute(query.order_by(share.desc(), conversations.c.id).limit(limit))]
-
-
-def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[tuple[ConversationRow, float]]:
-    x = exchanges.c
-    cost = total(x.cost)
-    query = sa.select(x.tenant, x.conversation, cost.label("cost"))
-    query = query.where(x.at >= since, x.cost > 0, owned(exchanges, tenant))
-    query = query.group_by(x.tenant, x.conversation).order_by(cost.desc(), x.conversation).limit(limit)
-    paid = {(row.tenant, row.conversation): float(row.cost) for row in tx.execute(query)}
-    listed = listing_of(tenant).where(conversations.c.id.in_([key[1] for key in paid]))
-    rows = {(row.tenant, row.id): row_of(row) for row in tx.execute(listed)} if paid else {}
-    return [(rows[key], dollars) for key, dollars in paid.items() if key in rows]

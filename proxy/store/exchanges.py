@@ -9,12 +9,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, starmap
 from typing import Any, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
+from proxy.store import conversations as conversations_
 from proxy.store import inspections
 from proxy.store.audit import REFUSED, append, of_exchange
 from proxy.store.chain import AuditEvent, AuditType
@@ -163,8 +164,9 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
     rows: list[UsageRow] = []
     for table in (exchanges if since % DAY else usage_days, relayed):
         query = _usage_query(table, by, dialect=tx.dialect, is_of_one=tenant is not None)
-        for owner, *figures, group in tx.execute(query, given):
-            rows.append(UsageRow(owner, _day(group) if by == "day" else group, *figures))
+        found = tx.execute(query, given).all()
+        days = (UsageRow(owner, _day(number), *figures) for owner, number, *figures in found)
+        rows += days if by == "day" else starmap(UsageRow, found)
     return rows
 
 
@@ -172,8 +174,10 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
 def _usage_query(table: sa.Table, by: By | None, *, dialect: str, is_of_one: bool) -> sa.Select[Any]:
     part = _part(by, dialect, table)
     shown = (sa.null() if part is None else part).label("part")
-    query = sa.select(table.c.tenant, *_numbers(UsageRow, _sums(table)), shown)
-    query = query.where(table.c.at >= sa.bindparam("since"), table.c.at < sa.bindparam("until"))
+    query = sa.select(table.c.tenant, shown, *_numbers(UsageRow, _sums(table)))
+    is_whole = table.c.at == sa.bindparam("since")  # a day's rows stand in their index as they are grouped
+    is_part = sa.and_(table.c.at >= sa.bindparam("since"), table.c.at < sa.bindparam("until"))
+    query = query.where(is_whole if table is usage_days else is_part)
     if is_of_one:
         query = query.where(of(table, "tenant"))
     query = query.group_by(*([table.c.tenant] if part is None else [table.c.tenant, part]))
@@ -226,20 +230,10 @@ def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> d
     for (tenant, branch), its in _grouped(rows, lambda row: (row.tenant, row.branch)):
         last, trends = its[-1], [row.trend for row in reversed(its) if row.trend is not None]
         trend = max(trends, key=lambda each: each.at or 0.0, default=None)
-        given.append(
-            {
-                "tenant": tenant,
-                "branch": branch,
-                "conversation": home[last.id],
-                "parent": last.parent,
-                "version": 0,
-                "longest": max(row.length for row in its),
-                "created": last.at,
-                "updated": last.at,
-                "trend": None if trend is None else trend.to_json(),
-                "trend_at": 0.0 if trend is None else trend.at or 0.0,
-            }
-        )
+        own: dict[str, Any] = {"tenant": tenant, "branch": branch, "conversation": home[last.id], "parent": last.parent}
+        own |= {"version": 0, "longest": max(row.length for row in its), "created": last.at, "updated": last.at}
+        own |= {"trend": None, "trend_at": 0.0}
+        given.append(own if trend is None else own | {"trend": trend.to_json(), "trend_at": trend.at or 0.0})
     tx.many(TOUCH_BRANCH, given)
     return home
 
@@ -335,6 +329,7 @@ def _day(number: int) -> str:
 
 
 NEWEST = 5_000
+STEPS_APART = 400  # at most: to group, SQLite sorts all rows, which takes as long as to add them up
 
 
 class Beside(msgspec.Struct, frozen=True):
@@ -403,7 +398,7 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
     def times(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
         return total(sa.case((condition, 1), else_=0))
 
-    number = _step_of(x.at, step, tx.dialect).label("number")
+    number = _step_of(x.at, step, tx.dialect)
     counted = _sums(exchanges) | {
         "refused": times(x.outcome == REFUSED),
         "healed": times(sa.and_(x.status.between(200, 399), x.attempts > 1)),
@@ -411,8 +406,28 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
         "batches": times(sa.or_(x.evicted > 0, x.strategy != "")),
         "overhead_ms": total(x.overhead_ms),
     }
-    query = sa.select(number, *_numbers(Figures, counted)).where(x.at >= since, owned(exchanges, tenant))
-    return [Figures(step * at, *sums) for at, *sums in tx.execute(query.group_by(number).order_by(number))]
+    query = sa.select(sa.func.min(number), *_numbers(Figures, counted)).where(owned(exchanges, tenant))
+    query = query.where(x.at >= sa.bindparam("since"), x.at < sa.bindparam("until"))
+    newest = tx.scalar(sa.select(sa.func.max(x.at))) or since
+    ends = [since, *(step * n for n in range(int(since // step) + 1, int(newest // step) + 1)), math.inf]
+    if tx.dialect != "sqlite" or len(ends) > STEPS_APART:
+        ends, query = [since, math.inf], query.group_by(number).order_by(number)
+    rows = [row for begin, end in pairwise(ends) for row in tx.execute(query, {"since": begin, "until": end}).all()]
+    return [Figures(step * at, *sums) for at, *sums in rows if at is not None]
+
+
+def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[tuple[ConversationRow, float]]:
+    x, days, morrow = exchanges.c, usage_days.c, DAY * (since // DAY + 1)
+    begun = sa.select(x.tenant, x.conversation, x.cost).where(x.at >= since, x.at < morrow, owned(exchanges, tenant))
+    whole = sa.select(days.tenant, days.conversation, days.cost).where(days.at >= morrow, owned(usage_days, tenant))
+    each = sa.union_all(begun, whole).subquery().c
+    cost = total(each.cost)
+    query = sa.select(each.tenant, each.conversation, cost).group_by(each.tenant, each.conversation)
+    query = query.having(cost > 0).order_by(cost.desc(), each.conversation).limit(limit)
+    paid = {(owner, its): float(dollars) for owner, its, dollars in tx.execute(query)}
+    listed = conversations_.listing_of(tenant).where(conversations.c.id.in_([its for _, its in paid]))
+    rows = {(row.tenant, row.id): conversations_.row_of(row) for row in tx.execute(listed)} if paid else {}
+    return [(rows[key], dollars) for key, dollars in paid.items() if key in rows]
 
 
 def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[float]:
