@@ -491,6 +491,8 @@ class WriteBehindQueue:
             if not rows:
                 self._changes.popleft()
             return len(rows)
+        if self._failing:
+            log.warning("the store is written again: what waited in memory goes into it")
         self._failing = False
         return len(rows)
 

@@ -32,6 +32,7 @@ from tests.functional.harness import (
 )
 
 BEFORE, DURING, AFTER = 12, 4, 2
+BACK = "the store is written again: what waited in memory goes into it"
 BATCHES = "SELECT count(*) FROM (SELECT version FROM cuts UNION SELECT version FROM edits)"
 """How many batches a database has; a version of a branch may be a state that was only saved."""
 
@@ -131,6 +132,7 @@ async def test_edits_are_made_and_replayed_while_the_database_cannot_be_written_
             assert batches(arrays()) == 1
         edited = arrays()[-1]
         await until(lambda: recovered(target))
+        assert [r.getMessage() for r in caplog.records].count(BACK) == 1
         await talk.agent(AFTER)
         assert talk.actions()[-1].startswith("compact=")
         assert "degraded" not in talk.actions()[-1]
