@@ -578,7 +578,8 @@ def back_up(driver: sqlite3.Connection, *, path: Path) -> None:
     except OSError as error:
         raise StoreUnavailable(f"{path} cannot be made ({error.strerror})", reason="backup") from None
     finally:
-        unfinished.unlink(missing_ok=True)
+        for each in (unfinished, path.with_name(f"{unfinished.name}-journal")):
+            each.unlink(missing_ok=True)
 
 
 def shrink(driver: sqlite3.Connection) -> bool:

@@ -42,7 +42,7 @@ ASIDE = "aside"
 UNAVAILABLE = {
     sqlite3.SQLITE_BUSY: ("locked", "the database is locked by another connection"),
     sqlite3.SQLITE_LOCKED: ("locked", "the database is locked by another connection"),
-    sqlite3.SQLITE_FULL: ("full", "the disk is full"),
+    sqlite3.SQLITE_FULL: ("full", "the disk is full: make room first, for deleting takes some too"),
     sqlite3.SQLITE_READONLY: ("read_only", "the database is read-only"),
     sqlite3.SQLITE_PERM: ("read_only", "the database may not be written"),
     sqlite3.SQLITE_IOERR: ("io", "the disk failed while reading or writing the database"),

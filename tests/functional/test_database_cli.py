@@ -19,6 +19,7 @@ from proxy.cli import main
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store.schema import HEAD
+from tests.functional.bare_root import can_unshare
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.proxy.test_store_of_before import unpacked
 
@@ -81,6 +82,24 @@ async def test_a_damaged_database_is_not_copied_as_if_it_were_whole(tmp_path: Pa
 
     assert done.exit_code == 1
     assert list(tmp_path.glob("copy*")) == []
+
+
+@pytest.mark.requirement("R.62")
+@pytest.mark.skipif(not can_unshare("--mount"), reason="this machine gives no namespaces: run it as root")
+async def test_a_backup_for_which_there_is_no_room_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    database, small = tmp_path / "w.db", tmp_path / "small"
+    small.mkdir()
+    assert (await asyncio.to_thread(run, "db", "upgrade", store=database)).exit_code == 0
+    with contextlib.closing(sqlite3.connect(database)) as file, file:  # more than what SQLite holds before it writes
+        file.execute("CREATE TABLE large AS SELECT randomblob(8000000) AS body")
+    script = 'mount -t tmpfs -o size=1m tmpfs "$0"; "$@" && exit 9; ls -A "$0"'
+    backup = [sys.executable, "-m", "proxy", "db", "backup", str(small / "copy.db"), "--store", str(database)]
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(small), *backup]
+
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.strip().endswith("the disk is full: make room first, for deleting takes some too")
 
 
 @pytest.mark.requirement("P9")
