@@ -331,7 +331,7 @@ class Workers:
     def _is_long(self, tokens: int) -> bool:
         if not self._most or tokens < LONG:
             return False
-        return tokens >= VERY_LONG or self._here > 0 or bool(self._resting)
+        return tokens >= VERY_LONG or self._here > 0 or bool(self._resting or self._working)
 
     async def close(self) -> None:
         self._most = 0

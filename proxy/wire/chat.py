@@ -114,6 +114,7 @@ def marked_message(raw: Raw, marker: Mapping[str, Any]) -> bytes | None:
 
 
 DIGEST_SIZE = 16
+HELD = 2_047
 MARK = "weir"
 SEALED = "sealed_tokens"
 """Where the view of a message says what a part of it costs that only the provider can read."""
@@ -269,7 +270,10 @@ def _hashed(value: object) -> bytes:
         data = _CANONICAL.encode(value)
     except (ValueError, TypeError, RecursionError):  # a lone surrogate, a number of many digits
         data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-    return blake2b(data, digest_size=DIGEST_SIZE).digest()
+    digest = blake2b(data[:HELD], digest_size=DIGEST_SIZE)
+    for start in range(HELD, len(data), HELD):  # with more at once hashlib lets go of the interpreter, and waits for it
+        digest.update(data[start : start + HELD])
+    return digest.digest()
 
 
 def _canonical(value: object) -> object:

@@ -241,6 +241,18 @@ async def test_processes_without_work_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.requirement("S.26")
+async def test_a_long_plan_beside_a_longer_one_is_not_made_here(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "VERY_LONG", 2 * workers.LONG)
+    longer, long = await transcript_of(messages=60), await transcript_of()
+    assert long.tokens < workers.VERY_LONG <= longer.tokens
+    other = asyncio.create_task(pool.run(planning(longer), key="a", branch="b", ask=nobody))
+    await until(lambda: bool(pool._working))
+    await pool.run(planning(long), key="other", branch="other", ask=nobody)
+    await other
+    assert len(pids(pool)) == 2
+
+
+@pytest.mark.requirement("S.26")
 async def test_a_conversation_goes_to_the_process_that_has_read_it(pool: Workers) -> None:
     first, second = await transcript_of(), await transcript_of(seed=1)
     runs = (pool.run(planning(t), key=key, branch=key, ask=nobody) for t, key in ((first, "a"), (second, "b")))
