@@ -332,7 +332,8 @@ class Trend(NamedTuple):
     """One conversation after its last request; without arguments, one before its first.
 
     ``raw`` and ``length`` are tokens and messages as the client sent them, ``deltas`` the newest growths, oldest first,
-    ``at`` seconds of the caller's clock, ``burn`` tokens and growths by bucket.
+    ``at`` seconds of the caller's clock, ``burn`` tokens and growths by bucket, ``end`` the hash in hex of all but its
+    newest few messages.
     """
 
     raw: int | None = None
@@ -343,14 +344,20 @@ class Trend(NamedTuple):
     at: float | None = None
     burn: tuple[Burn, ...] = ()
     spike: bool = False
+    end: str = ""
 
     @property
     def velocity(self) -> float | None:
         return _mean(self.deltas)
 
+    @property
+    def is_of_another(self) -> bool:
+        return self.raw is None and self.at is not None
+
     def to_json(self) -> str:
         burns = {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn}
-        return _ENCODER.encode({"v": _VERSION, **self._asdict(), "burn": burns})
+        said = {name: value for name, value in self._asdict().items() if name != "end" or value}
+        return _ENCODER.encode({"v": _VERSION, **said, "burn": burns})
 
     @classmethod
     def from_json(cls, text: str | None) -> "Trend":
@@ -370,6 +377,7 @@ class Trend(NamedTuple):
                 at=_finite(state["at"]),
                 burn=tuple(Burn(name, counts[0], counts[1:]) for name, counts in burns),
                 spike=state["spike"] is True,
+                end=bytes.fromhex(state.get("end", "")).hex(),
             )
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
             return cls()

@@ -199,7 +199,8 @@ def standing(transcript: Transcript, known: ConversationState) -> Draft:
 def is_needless(transcript: Transcript, known: ConversationState, *, limits: Limits, trend: Trend) -> bool:
     """Whether everything fits with room to spare without what was decided beyond what is known, and did not before."""
     settings, gone = limits.settings, [e.kind for e in known.edits.values() if e.length > known.length]
-    if known.newest <= known.length or (settings.ingest.from_start and EditKind.INGEST_CAP in gone):
+    is_capped = settings.ingest.from_start and EditKind.INGEST_CAP in gone
+    if trend.is_of_another or known.newest <= known.length or is_capped:
         return False
     draft, caps = standing(transcript, known.before(known.length)), dict((*limits.scoped, *limits.refused))
     stands = {**charged(draft.buckets(), settings.buckets), "total": draft.tokens}

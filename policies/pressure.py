@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 
 from policies.ledger import (
     MAX_TOKENS,
+    REWRITTEN,
     Action,
     Burn,
     ConversationState,
@@ -49,6 +50,13 @@ STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "p
 
 
 Urgency = Literal["critical", "warning", "normal"]
+
+
+def own_trend(trend: Trend, transcript: Transcript) -> Trend:
+    """The trend that a request goes on from: of a run that begins alike, how it has grown, but not from where."""
+    length = trend.length - transcript.head - REWRITTEN
+    is_own = not trend.end or transcript.begins_with(length, bytes.fromhex(trend.end))
+    return trend if is_own else trend._replace(raw=None, length=0, spike=False)
 
 
 def advance(
@@ -296,7 +304,7 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
             zone=trend.zone,
             at=trend.at or 0.0 if at is None else at,
             rules=settings.trend,
-        ),
+        )._replace(end=b"".join(transcript.chain[-1 - REWRITTEN : -REWRITTEN]).hex()),
         cold=idle is not None and idle > settings.cache_ttl and settings.cold_at is not None,
     )
 

@@ -8,6 +8,7 @@ another conversation added to the last state that was saved is not lost.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -191,13 +192,19 @@ def _alike(one: str, other: str) -> bool:
 
 def known_until(sources: Sequence[Source], marks: Sequence[str]) -> int:
     """The highest position that a state with these marks has read; -1 where it read another history."""
+    agree, differ, newest = _compared(sources, marks)
+    if not agree:
+        return -1
+    return max([p for p in agree if p < min(differ)], default=-1) if differ else newest
+
+
+def _compared(sources: Sequence[Source], marks: Sequence[str]) -> tuple[list[int], list[int], int]:
+    """The positions at which a message is the one that was marked, those where it is another, and the last mark's."""
     at = {s.position: s for s in sources}
     told = [(int(p), digest) for p, _, digest in (m.partition(":") for m in marks) if p.isdigit()]
     agree = [p for p, digest in told if p in at and _digest(at[p]) == digest]
     differ = [p for p, digest in told if p in at and _digest(at[p]) != digest]
-    if not agree:
-        return -1
-    return max([p for p in agree if p < min(differ)], default=-1) if differ else max(p for p, _ in told)
+    return agree, differ, max((p for p, _ in told), default=-1)
 
 
 def _digest(source: Source) -> str:
@@ -454,13 +461,22 @@ def _facts_of_call(source: Source) -> Iterator[tuple[str, str]]:
             yield "cwd", shown
 
 
-def previous_state(known: ConversationState) -> Checkpoint | None:
-    for text in (known.checkpoint, known.resumed):
-        if text:
-            try:
-                return Checkpoint.from_json(text)
-            except InvalidCheckpoint:
-                continue
+def previous_state(known: ConversationState, sources: Sequence[Source] = ()) -> Checkpoint | None:
+    """The state to go on from: this conversation's own, or the one that it resumed.
+
+    Runs that begin alike may share what is known of them for a while. A state that has read something else where
+    ``sources`` has its own messages is no other run's word here: its numbers are taken on, nothing that it says.
+    """
+    own, resumed = _checkpoint(known.checkpoint), _checkpoint(known.resumed)
+    agree, differ, _ = _compared(sources, () if own is None else own.marks)
+    if own is None or not (agree and differ):  # where nothing agrees, what stands before it all has changed
+        return own or resumed
+    return replace(resumed or Checkpoint(), version=own.version, window_id=own.window_id, saved_at=own.saved_at)
+
+
+def _checkpoint(text: str | None) -> Checkpoint | None:
+    with suppress(InvalidCheckpoint):
+        return Checkpoint.from_json(text) if text else None
     return None
 
 
@@ -475,10 +491,11 @@ def state_of(
     sources = _sources(transcript, since=0)
     task = first_user(transcript)
     goal = "" if task is None else transcript.read(task).text
-    previous = previous_state(known.at(len(transcript.chain)))
+    previous = previous_state(known.at(len(transcript.chain)), sources)
     state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)
     made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, readings=readings)
-    told = next((cut.narrative for cut in reversed(known.cuts) if cut.narrative), state.narrative)
+    cuts = [cut for cut in known.cuts if transcript.begins_with(cut.covers, cut.prefix)]
+    told = next((cut.narrative for cut in reversed(cuts) if cut.narrative), state.narrative)
     return replace(state, identifiers=made.identifiers, narrative=told, version=known.next_version)
 
 

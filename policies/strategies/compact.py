@@ -106,7 +106,7 @@ class Compact(Strategy):
         state = read_state(
             sources,
             goal=goal,
-            previous=previous_state(bounds.known),
+            previous=previous_state(bounds.known, sources),
             tools=bounds.settings.notes,
             readings=bounds.readings,
         )
@@ -353,7 +353,7 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
     sources = [s if (text := inside(s.text)) is None else replace(s, text=text) for s in sources]
     task, newest = bounds.protection.task, bounds.protection.current
     goal, before = _text(bounds, task), known_summary(bounds, most=len(transcript.chain))
-    tools, past = settings.notes, previous_state(known)
+    tools, past = settings.notes, previous_state(known, sources)
     state = read_state(sources, goal=goal, previous=past, tools=tools, readings=bounds.readings)
     told = before
     if gone and may_summarize(bounds):

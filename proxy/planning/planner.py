@@ -22,7 +22,7 @@ from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import notes_of
 from policies.messages import last_user
 from policies.planner import is_needless, plan, standing, trim
-from policies.pressure import passed
+from policies.pressure import own_trend, passed
 from policies.settings import ContextSettings
 from policies.strategies.recall import Elsewhere, Pages
 from proxy.conversation.book import Conversations
@@ -107,7 +107,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 degraded.append("resume")
             if (about := LOG_CONTEXT.get()) is not None:
                 about.conversation = thread.branch.name
-            trend, again = thread.trend, tuple[tuple[str, bytes], ...]()
+            trend, again = own_trend(thread.trend, transcript), tuple[tuple[str, bytes], ...]()
             if thread.evicted:
                 again = asked_again(thread.evicted, transcript, match.length)
                 for _, call in again:

@@ -76,6 +76,8 @@ class Server(uvicorn.Server):
             server.close()
         for sock in sockets:
             sock.close()
+        for _ in range(2):  # turns of the loop: a request that has come already is read, and answered
+            await asyncio.sleep(0)
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if not await self._while(self._busy, limits.grace):

@@ -3,7 +3,7 @@
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 59_710,
+    "lines": 59_743,
     "files": 180,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,

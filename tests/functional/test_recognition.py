@@ -126,6 +126,35 @@ async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_bat
     assert len(names(first) | names(second)) <= 3
 
 
+@pytest.mark.requirement("P1", "P2", "A4.25")
+async def test_runs_of_one_script_have_no_part_of_each_others_saved_state_nor_of_their_growth(tmp_path: Path) -> None:
+    """Runs that take their first step alike are one branch until they are further apart than a client rewrites."""
+    rules = {
+        "checkpoints": {"enabled": True, "save_at": 0.3, "milestones": True},
+        "cascade": [{"layer": "rollover"}],
+    }
+    async with (
+        serve_simulator(SimulatorSettings(window=200_000), counter=COUNTER) as upstream,
+        weir(upstream.base_url, tmp_path / "w.db", window=6_000, balanced=rules) as target,
+        httpx.AsyncClient(base_url=target.root, headers={"authorization": "Bearer sk-test"}) as http,
+    ):
+        runs = {mark: Talk(target.client(), model=mark) for mark in ("zebra", "gnu", "okapi")}
+        for turn in range(20):
+            for number, (mark, talk) in enumerate(runs.items()):
+                if turn:
+                    talk.seed, talk.mark = number, f"{mark} is what I want in step {turn}."
+                await talk.chat(1)
+                await target.stored()
+                await target.runtime.preparation.settled()
+        for mark in runs:
+            sent = [json.dumps(array) for array in arrays_of(answered(upstream, mark))]
+            assert sum("Resuming from checkpoint" in text for text in sent) > 3
+            assert [name for name in runs if name in "".join(sent)] == [mark]
+        (name,) = {names(talk).pop() for talk in runs.values()}
+        found = await http.get(f"/weir/conversations/{name}/health")
+        assert "burn_rate" not in {alert["kind"] for alert in found.json()["alerts"]}
+
+
 @SHARED
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_another_batch(both: Both) -> None:

@@ -251,6 +251,7 @@ def test_a_batch_is_needless_only_where_its_message_is_gone_and_the_rest_fits_wi
     assert is_needless(short, before, limits=limits, trend=last)
     assert is_needless(short, before, limits=limits, trend=Trend(raw=10, length=2)), "the last request is not known"
     assert not is_needless(short, replace(known, length=len(short.chain)), limits=limits, trend=last), "it is there"
+    assert not is_needless(short, before, limits=limits, trend=Trend(at=1.0)), "it is another run's"
     near = talk(*said, user(words(2_900)))
     assert not is_needless(near, before, limits=limits, trend=last), "no room to spare"
     wide = limits_for(ContextSettings(), window(60_000))

@@ -1,6 +1,7 @@
 """The client's edge, on raw sockets: what a client may send, how long it may take, and how a connection ends."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -890,6 +891,21 @@ async def test_stopping_drains_first_then_waits_then_cuts_with_a_last_event() ->
     idle_writer.close()
     with pytest.raises(OSError, match=r"."):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+@pytest.mark.requirement("R.73")
+@on_uvloop
+async def test_a_request_that_comes_on_an_idle_connection_as_the_server_stops_is_answered() -> None:
+    async with serve(Echo(), lifespan="off") as server:
+        with contextlib.closing(socket.create_connection(("127.0.0.1", server.port))) as client:
+            client.sendall(request())
+            await until(lambda: bool(server.server_state.connections) and not server.server_state.tasks)
+            assert status(await asyncio.to_thread(client.recv, 65_536)) == 200
+            client.sendall(request())  # what the kernel has of it nobody has read when the server begins to stop
+            await server.shutdown()
+            answer = client.recv(65_536)
+    assert status(answer) == 200
+    assert b"connection: close" in answer.lower()
 
 
 @pytest.mark.requirement("R.73")

@@ -18,7 +18,7 @@ NEW, SINCE, PER = 20, 1_000_000.0, 100
 ASKED: dict[str, Callable[[Transaction], Any]] = {
     "figures": partial(exchanges.figures, tenant="tenant-a", since=SINCE, step=60.0),
     "overheads": partial(exchanges.overheads, tenant="tenant-a", since=SINCE),
-    "dearest": partial(conversations.dearest, tenant="tenant-a", since=SINCE, limit=5),
+    "dearest": partial(exchanges.dearest, tenant="tenant-a", since=SINCE, limit=5),
     "passed": partial(exchanges.passed, tenant="tenant-a", since=SINCE, limit=12),
     "usage": partial(exchanges.used, tenant="tenant-a", since=SINCE, until=2 * SINCE, by=None),
     "usage by conversation": partial(
