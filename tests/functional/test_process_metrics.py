@@ -37,6 +37,9 @@ async def test_who_accepts_openmetrics_gets_the_trace_of_an_example_in_each_buck
     async with scene() as started:
         await ask(started, opening())
         await started.weir.stored()  # or the first write of the store is measured between the two
+        async with asyncio.timeout(20):  # or the event loop is for the first time
+            while "weir_loop_lag" not in (await scrape(started.weir)).text:
+                await asyncio.sleep(0.02)
         answer = await scrape(started.weir, BOTH)
         other = await scrape(started.weir)
     families = {family.name: family for family in openmetrics(answer.text)}
