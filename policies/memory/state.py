@@ -202,9 +202,8 @@ def _compared(sources: Sequence[Source], marks: Sequence[str]) -> tuple[list[int
     """The positions at which a message is the one that was marked, those where it is another, and the last mark's."""
     at = {s.position: s for s in sources}
     told = [(int(p), digest) for p, _, digest in (m.partition(":") for m in marks) if p.isdigit()]
-    agree = [p for p, digest in told if p in at and _digest(at[p]) == digest]
-    differ = [p for p, digest in told if p in at and _digest(at[p]) != digest]
-    return agree, differ, max((p for p, _ in told), default=-1)
+    same = {p: _digest(at[p]) == digest for p, digest in told if p in at}
+    return [p for p in same if same[p]], [p for p in same if not same[p]], max((p for p, _ in told), default=-1)
 
 
 def _digest(source: Source) -> str:

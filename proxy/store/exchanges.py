@@ -158,7 +158,7 @@ def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by:
 
     A conversation that was deleted, and what is older than the store's retention, is not counted any more. Tokens are
     those of requests that were answered with a status below 400; of what was only relayed those that were reported.
-    A time that begins with a day ends with it, or has no end.
+    A time that begins with a day is that day.
     """
     given = {"since": since, "until": until, "of_tenant": tenant}
     rows: list[UsageRow] = []
@@ -232,8 +232,7 @@ def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> d
         trend = max(trends, key=lambda each: each.at or 0.0, default=None)
         own: dict[str, Any] = {"tenant": tenant, "branch": branch, "conversation": home[last.id], "parent": last.parent}
         own |= {"version": 0, "longest": max(row.length for row in its), "created": last.at, "updated": last.at}
-        own |= {"trend": None, "trend_at": 0.0}
-        given.append(own if trend is None else own | {"trend": trend.to_json(), "trend_at": trend.at or 0.0})
+        given.append(own | {"trend": trend and trend.to_json(), "trend_at": (trend and trend.at) or 0.0})
     tx.many(TOUCH_BRANCH, given)
     return home
 
