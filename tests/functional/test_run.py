@@ -29,7 +29,8 @@ WAIT = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
 print("ready", flush=True)
-time.sleep(60)
+for _ in range(600):  # not in one sleep: a signal between the line above and its system call would be handled after it
+    time.sleep(0.1)
 """
 
 
