@@ -84,6 +84,7 @@ WEIGHTS: dict[str, Mapping[str, object]] = {
     "share": {"WHOLE": math.inf},
     "speaker": {"SPEAKERS": {}, "OTHER_SPEAKER": 1.0},
     "taken-up": {"TAKEN_UP": 1.0},
+    "telling": {"TELLING": 0.0},
     "used": {"USED": 1.0, "LIKE_USED": 1.0},
     "whole": {"BREATH": 0},
 }

@@ -193,9 +193,7 @@ def _alike(one: str, other: str) -> bool:
 def known_until(sources: Sequence[Source], marks: Sequence[str]) -> int:
     """The highest position that a state with these marks has read; -1 where it read another history."""
     agree, differ, newest = _compared(sources, marks)
-    if not agree:
-        return -1
-    return max([p for p in agree if p < min(differ)], default=-1) if differ else newest
+    return newest if agree and not differ else max([p for p in agree if p < min(differ)], default=-1)
 
 
 def _compared(sources: Sequence[Source], marks: Sequence[str]) -> tuple[list[int], list[int], int]:

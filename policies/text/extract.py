@@ -4,7 +4,6 @@ Every segment is an item, and every identifier alone. Here is decided by how muc
 terms (who says it, how briefly, in answer to what), and with which later statement of the user it has to stand.
 """
 
-import heapq
 import math
 import re
 from bisect import bisect_right
@@ -40,9 +39,10 @@ FIELD = 1.25
 ANSWER, MEANT = 4.0, 0.2
 """How much more is worth what came of a request that the user asks about now, and the least share of his question, in
 squares of weights, that tells which request he means."""
-BRIEFLY = 60
+BRIEFLY, TELLING = 60, 3.0
 """Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a call, is worth up to
-twice."""
+twice. The assistant explains at length; what it says briefly is worth so much more, unless a question asked for it or
+it tells of a result. The less of the user's words fits the room, the less: by the square of the share."""
 MATERIAL, TIMES_USUAL = 250, 6
 """Tokens of a message that the user hands over rather than says, if it is so many times as long as a short one of his.
 All but its first and last segment weigh as a result does, and the more there are the less: none of it may be wanted."""
@@ -68,8 +68,9 @@ MAX_FEW = 6.0
 FEW = 3.0
 """How much more they are worth from which on they stay before what came of a request that is made again."""
 LABEL = 3
-LINK = 0.22
-"""Share of a statement's weight that a later one has to take up to be about the same."""
+LINK, MOST = 0.22, 40.0
+"""Share of a statement's weight that a later one has to take up to be about the same; of one that names an identifier
+of it again, of no more than this weight: a long statement says several things, and may be corrected in one."""
 COMMON, SELDOM = 0.02, 4
 """Share of what is said, or statements, in which a word may stand that later statements are looked for by."""
 CORRECTION = 16
@@ -133,7 +134,8 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
     """
     least = max(MATERIAL, TIMES_USUAL * _usual(sources, SHORTER))
     spoken = sum(source.tokens for source in sources if source.is_users and source.tokens <= least)
-    few = min(MAX_FEW, math.sqrt(max(1.0, room / max(1, spoken))))
+    fits = room / max(1, spoken)
+    few, telling = min(MAX_FEW, math.sqrt(max(1.0, fits))), TELLING * min(1.0, fits) ** 2
     calls = {i: ToolCall("", source.tool, source.arguments) for i, source in enumerate(sources) if source.tool}
     replaced = replaced_in(calls, lambda i: sources[i].text)
     said: dict[tuple[str, str], Item] = {}
@@ -143,7 +145,9 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
         if i in replaced:
             continue
         rate = source.rate
-        of_source = [*_of_segments(i, source, reading, rate, few)]
+        before = sources[i - 1]
+        answers = before.is_result or (before.is_users and is_question(before.text))
+        of_source = [*_of_segments(i, source, reading, rate, few, 0.0 if answers else telling)]
         if source.is_users and source.tokens > least:
             for item in of_source[1:-1]:
                 item.factor = SPEAKERS["tool"] / max(1.0, len(of_source) / SEGMENTS_OF_MATERIAL)
@@ -249,12 +253,12 @@ def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weigh
             item.factor *= ANSWER
 
 
-def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float) -> Iterator[Item]:
+def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float, told: float) -> Iterator[Item]:
     result, said = source.is_result, source.is_users
     of_pair = SPEAKERS.get("tool", OTHER_SPEAKER)
     worth = REASON if source.calls else of_pair if result else SPEAKERS.get(source.role, OTHER_SPEAKER)
-    if said or source.calls:
-        worth *= 1 + math.exp(-source.tokens / BRIEFLY)
+    if said or source.calls or source.role == "assistant":
+        worth *= 1 + (1.0 if said or source.calls else told) * math.exp(-source.tokens / BRIEFLY)
     if said:
         worth *= few
     of_line = worth * math.sqrt(min(1.0, FEW_LINES / max(1, len(reading.segments)))) if result else worth
@@ -324,8 +328,8 @@ class Links:
 
     def _later(self, number: int) -> tuple[int, ...]:
         stems, weights, source = self._stems(number), self._weights, self._items[number].source
-        last = self._of_source[source][-1]
-        enough = LINK * sum(map(weights.__getitem__, stems))
+        last, worth = self._of_source[source][-1], sum(map(weights.__getitem__, stems))
+        enough = LINK * min(MOST, worth)
         found = [(weights[stem], said) for stem in stems if (said := self._said.get(stem)) and said[-1] > last]
         found.sort(key=itemgetter(0), reverse=True)  # the rarest first, which the fewest have
         left = sum(weight for weight, _ in found)
@@ -340,7 +344,8 @@ class Links:
             for other in others:
                 taken_up[other] = taken_up.get(other, 0.0) + weight
             left -= weight
-        about = [(share, other) for other, share in taken_up.items() if share >= enough]
+        of_all, names = LINK * worth, {*filter(is_identifier, stems)}
+        about = [(s, n) for n, s in taken_up.items() if s >= of_all or (s >= enough and names & self._stems(n).keys())]
         return (*([max(about)[1]] if about else ()), *self._corrections.get(source, ()))
 
 
@@ -361,11 +366,9 @@ def _identifiers(
     sources: Sequence[Source], items: Sequence[Item], weights: Weights, chosen: frozenset[int]
 ) -> tuple[Identifier, ...]:
     named = [n for n, item in enumerate(items) if item.source and item.names]
-    best = heapq.nsmallest(
-        MAX_IDENTIFIERS, named, key=lambda n: (-items[n].factor * weights.of(items[n].segment.terms[0]), n)
-    )
+    best = sorted(named, key=lambda n: -items[n].factor * weights.of(items[n].segment.terms[0]))
     found: dict[str, Identifier] = {}
-    for n in best:
+    for n in best[:MAX_IDENTIFIERS]:
         text, key = items[n].segment.text, items[n].segment.key.strip()
         shown = n in chosen or (text in found and found[text].shown)
         found[text] = Identifier(text, key or sources[items[n].source].tool, shown)

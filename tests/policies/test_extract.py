@@ -41,6 +41,12 @@ GUESTS = tuple(
 )
 
 
+TRADES = ("mason", "baker", "smith", "weaver", "cooper", "tanner", "potter", "miller", "sailor", "farmer")
+PLACES, THINGS = ("mill", "tower", "bridge", "market", "well"), ("glove", "boot", "kite", "ring", "map", "cup")
+NUMBERED = ((14, "A"), (17, "B"), (11, "C"), (19, "D"), (23, "E"), (31, "F"), (47, "G"))
+PEOPLE = ("Ada", "Ben", "Cleo", "Dov", "Eve", "Finn", "Gus")
+
+
 def said(position: int, role: str, text: str, **more: str) -> Source:
     return Source(position, role, text, tokens=1 + COUNTER.count(text), **more)
 
@@ -209,6 +215,26 @@ def test_what_a_short_result_says_is_kept_before_the_names_in_long_listings_that
 @pytest.mark.parametrize(
     "briefly",
     [
+        ("The stopcock is behind the stage.", "Hadley closes at half past four.", "That comes to ninety pounds."),
+        ("Der Haupthahn ist hinter der Bühne.", "Hadley schließt um halb fünf.", "Das macht neunzig Pfund."),
+        ("الصمام خلف المسرح.", "يغلق المتجر عند الرابعة والنصف.", "المجموع مئة وسبعون جنيها."),
+    ],
+)
+def test_what_the_assistant_says_briefly_is_kept_among_much_that_the_user_tells(briefly: tuple[str, ...]) -> None:
+    texts = ["Hello."]
+    for n in range(24):
+        told = " ".join(f"house {n}{k} was built by a {trade} and sold." for k, trade in enumerate(TRADES))
+        texts.append(briefly[n // 8] if n % 8 == 4 else f"Of street {n} much is told: {told}")
+        lost = f"{PEOPLE[n % 7]} lost a {THINGS[n % 6]} and laughed about it for an hour"
+        texts.append(f"We went past gate {n} with the {PLACES[n % 5]} on the left, where {lost}.")
+    text = extract(chat(*texts), max_tokens=400, counter=COUNTER).text
+    assert [said for said in briefly if said not in text] == []
+
+
+@pytest.mark.requirement("A0.58")
+@pytest.mark.parametrize(
+    "briefly",
+    [
         ("So it is the valve and not the pump.", "The offer goes out on Monday.", "Lot B was the cheaper one."),
         ("Es liegt also am Ventil.", "Das Angebot geht Montag raus.", "Los B war das günstigere."),
         ("原因はポンプではなく弁です。", "見積書は月曜に送ります。", "安いのは二番目の方でした。"),
@@ -362,6 +388,29 @@ REVISED = (
 def test_an_older_statement_is_never_shown_without_the_later_one_about_the_same(old: str, new: str) -> None:
     sources = chat(old, "Noted.", *FILLER, new, "Changed.")
     for budget in range(1, 80):
+        text = extract(sources, max_tokens=budget, counter=COUNTER).text
+        assert old not in text or new in text
+    assert text.index(old) < text.index(new)
+
+
+@pytest.mark.requirement("A0.58", "R.57")
+def test_a_long_statement_is_never_shown_without_a_later_one_about_one_thing_in_it() -> None:
+    makers = (
+        "Abel Roofing",
+        "Birk Windows",
+        "Cato Plaster",
+        "Dorn Kitchens",
+        "Egan Tiles",
+        "Falk Drains",
+        "Gore Fences",
+    )
+    quotes = ", ".join(f"{maker} {number}-{letter}" for maker, (number, letter) in zip(makers, NUMBERED, strict=True))
+    old = f"We have quotes of {quotes}, and Wojtek with Pavel would start on the 3rd."
+    new = "Wojtek and Pavel would not start on the 3rd."
+    words = ("mud", "tea", "hay", "oil", "ice", "tar", "jam", "rye", "salt", "sand")
+    talk = [text for word in words for text in (f"It would not be for {word} and would not be on {word}.", "Fine.")]
+    sources = chat(*talk[:10], old, "Noted.", *talk[10:], new, "Right.", "So.", "Hm.")
+    for budget in range(10, 150, 5):
         text = extract(sources, max_tokens=budget, counter=COUNTER).text
         assert old not in text or new in text
     assert text.index(old) < text.index(new)
