@@ -39,10 +39,10 @@ FIELD = 1.25
 ANSWER, MEANT = 4.0, 0.2
 """How much more is worth what came of a request that the user asks about now, and the least share of his question, in
 squares of weights, that tells which request he means."""
-BRIEFLY, TELLING = 60, 3.0
+BRIEFLY, TELLING, OF_RESULT = 60, 3.0, 1 / 3
 """Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a call, is worth up to
-twice. The assistant explains at length; what it says briefly is worth so much more, unless a question asked for it or
-it tells of a result. The less of the user's words fits the room, the less: by the square of the share."""
+twice. The assistant explains at length; what it says briefly is worth so much more, unless a question asked for it, and
+a share of that where it tells of a result. The less of the user's words fits, the less: by the square of the share."""
 MATERIAL, TIMES_USUAL = 250, 6
 """Tokens of a message that the user hands over rather than says, if it is so many times as long as a short one of his.
 All but its first and last segment weigh as a result does, and the more there are the less: none of it may be wanted."""
@@ -146,8 +146,8 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
             continue
         rate = source.rate
         before = sources[i - 1]
-        answers = before.is_result or (before.is_users and is_question(before.text))
-        of_source = [*_of_segments(i, source, reading, rate, few, 0.0 if answers else telling)]
+        unasked = 0.0 if before.is_users and is_question(before.text) else OF_RESULT if before.is_result else 1.0
+        of_source = [*_of_segments(i, source, reading, rate, few, unasked * telling)]
         if source.is_users and source.tokens > least:
             for item in of_source[1:-1]:
                 item.factor = SPEAKERS["tool"] / max(1.0, len(of_source) / SEGMENTS_OF_MATERIAL)

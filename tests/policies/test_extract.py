@@ -232,6 +232,20 @@ def test_what_the_assistant_says_briefly_is_kept_among_much_that_the_user_tells(
 
 
 @pytest.mark.requirement("A0.58")
+def test_what_the_assistant_says_briefly_of_a_result_is_kept_too() -> None:
+    sources = [said(0, "user", "Go through the shops one by one.")]
+    for n in range(12):
+        lines = json.dumps([{"sku": f"K{n}{k}", "stock": n * k} for k in range(9)])
+        sources.append(said(len(sources), "tool", lines, tool="read", arguments=json.dumps({"shop": n})))
+        told = " ".join(f"house {n}{k} was built by a {trade} and sold." for k, trade in enumerate(TRADES))
+        briefly = f"{PEOPLE[n // 2]} closes at half past four." if n % 4 == 1 else f"Of this shop much is told: {told}"
+        sources.append(said(len(sources), "assistant", briefly))
+        lost = f"{PEOPLE[n % 7]} lost a {THINGS[n % 6]} and laughed about it for an hour"
+        sources.append(said(len(sources), "user", f"Go on with gate {n} and the {PLACES[n % 5]} on the left, where {lost}."))
+    assert "closes at half past four." in extract(sources, max_tokens=500, counter=COUNTER).text
+
+
+@pytest.mark.requirement("A0.58")
 @pytest.mark.parametrize(
     "briefly",
     [
