@@ -241,7 +241,9 @@ def test_what_the_assistant_says_briefly_of_a_result_is_kept_too() -> None:
         briefly = f"{PEOPLE[n // 2]} closes at half past four." if n % 4 == 1 else f"Of this shop much is told: {told}"
         sources.append(said(len(sources), "assistant", briefly))
         lost = f"{PEOPLE[n % 7]} lost a {THINGS[n % 6]} and laughed about it for an hour"
-        sources.append(said(len(sources), "user", f"Go on with gate {n} and the {PLACES[n % 5]} on the left, where {lost}."))
+        sources.append(
+            said(len(sources), "user", f"Go on with gate {n} and the {PLACES[n % 5]} on the left, where {lost}.")
+        )
     assert "closes at half past four." in extract(sources, max_tokens=500, counter=COUNTER).text
 
 
