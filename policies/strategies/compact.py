@@ -152,20 +152,21 @@ class Compact(Strategy):
         if self.evict_pct is not None:  # rounded up to a unit
             wanted = head + math.ceil(round(self.evict_pct / 100 * (len(messages) - head), 6))
             return min(newest, *(start for start in units if start >= wanted), len(messages))
-        return _tail_within(draft, bounds, newest, int(share * bounds.shape.tail * bounds.room))
+        return _tail_within(draft, bounds, newest, share)
 
 
-def _tail_within(draft: Draft, bounds: Bounds, newest: int, budget: int) -> int:
-    tokens, verbatim = draft.tokens_by_index(), bounds.protection.verbatim
-    start = newest
+def _tail_within(draft: Draft, bounds: Bounds, newest: int, share: float) -> int:
+    """What the shape says; but all that fits of a user's turn that came with the newest, as aider's files do."""
+    tokens, verbatim, messages = draft.tokens_by_index(), bounds.protection.verbatim, draft.transcript.messages
+    near = range(max(draft.transcript.head + bounds.known.length, newest - 2), newest)
+    came, kept, start = max((i for i in near if messages[i].role == "user"), default=None), 0, newest
     for unit in reversed(bounds.transcript.steps):
-        if unit.start < start and any(i not in tokens for i in unit.indices):
+        kept += sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
+        part = 1 - MIN_EXTRACT * bounds.shape.extract if unit.start == came else bounds.shape.tail
+        too_much = kept > share * part * bounds.room or any(i not in tokens for i in unit.indices)
+        if unit.start < newest and too_much:
             break
-        budget -= sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
-        if unit.start < start:
-            if budget < 0:
-                break
-            start = unit.start
+        start = min(start, unit.start)
     return start
 
 

@@ -276,14 +276,14 @@ async def test_a_client_that_spells_its_history_differently_every_turn_stays_one
 @each_once
 @EITHER
 @pytest.mark.requirement("P1", "P2")
-@pytest.mark.parametrize("moving_files", [False, True])
+@pytest.mark.parametrize("moving_files", [0, 60, 1_200])
 async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its_edits(
-    moving_files: bool, both: Both
+    moving_files: int, both: Both
 ) -> None:
     """Aider puts rules behind the newest user message, and its files before it; both have moved a turn later."""
     talk = both.talk("sim", seed=1, start=opening()[:1])
     files = [
-        {"role": "user", "content": "I have added these files to the chat.\n" + prose(60, seed=77)},
+        {"role": "user", "content": "I have added these files to the chat.\n" + prose(moving_files, seed=77)},
         {"role": "assistant", "content": "Ok, any changes I propose will be to those files."},
     ]
     tail = 3 if moving_files else 1
@@ -302,6 +302,7 @@ async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its
     assert talk.actions()[-1] != "none"
     assert 1 <= thrash <= 3
     assert len(names(talk)) <= 2, "nothing but the very first request shares no message with what follows"
+    assert all(files[0] in array for array in arrays if moving_files), "edits are made to what stands in a file"
 
 
 @ALONE
