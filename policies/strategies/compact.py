@@ -156,9 +156,9 @@ class Compact(Strategy):
 
 
 def _tail_within(draft: Draft, bounds: Bounds, newest: int, share: float) -> int:
-    """What the shape says; but all that fits of a user's turn that came with the newest, as aider's files do."""
+    """What the shape says; but all that fits of a user's turn that came after what is known, as aider's files do."""
     tokens, verbatim, messages = draft.tokens_by_index(), bounds.protection.verbatim, draft.transcript.messages
-    near = range(max(draft.transcript.head + bounds.known.length, newest - 2), newest)
+    near = range(max(draft.transcript.head + (bounds.known.length or len(messages)), newest - 2), newest)
     came, kept, start = max((i for i in near if messages[i].role == "user"), default=None), 0, newest
     for unit in reversed(bounds.transcript.steps):
         kept += sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
