@@ -29,6 +29,7 @@ WINDOW = 32_768
 HEAVY, HEAVY_BYTES = 8, 1_600_000
 COMPACTED_BYTES = 120_000
 HUGE, HUGE_BYTES = 20, 30_000_000
+MANY, MANY_BYTES, AT_ONCE, MANY_WINDOW = 1_000, 400_000, 8, 400_000
 SECONDS = 8.0
 ROUNDS = 3
 PATIENCE = 90.0
@@ -236,6 +237,21 @@ async def huge(running: Running) -> dict[str, Any]:
     return {**_heavy(list(answers)), "without_retry_after": bare, **figures, "processes": memory.most_processes}
 
 
+async def many(running: Running) -> dict[str, Any]:
+    """Many long histories, each seen once and below the trigger: what is remembered of them."""
+    statuses = Counter[str]()
+    async with Memory(running.pid) as memory:
+        before = memory.now()
+        for start in range(0, MANY, AT_ONCE):
+            bodies = [chat(MANY_BYTES, seed=10**6 + n, each=2_000) for n in range(start, start + AT_ONCE)]
+            answers = await asyncio.gather(*(ask(running.port, "sk-many", body) for body in bodies))
+            statuses.update(str(answer.status) for answer in answers)
+        done = memory.now()
+        await asyncio.sleep(SETTLED)
+        figures = {"before_mb": before, "peak_mb": memory.peak, "done_mb": done, "after_mb": memory.now()}
+    return {"statuses": statuses, **{name: round(figure) for name, figure in figures.items()}}
+
+
 def _add(to: Figures, more: Figures) -> None:
     to.small += more.small
     to.compaction += more.compaction
@@ -266,17 +282,17 @@ def _heavy(answers: list[Answer]) -> dict[str, Any]:
 def main() -> None:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.neighbours", description="Heavy requests' neighbours.")
-    parser.add_argument("--cases", default="beside,huge")
+    parser.add_argument("--cases", default="beside,huge,many")
     chosen = parser.parse_args().cases.split(",")
     cores = frozenset(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         with companion("stub", "--any", name="stub", cores=cores, home=home) as upstream:
-            for name, case in (("beside", beside), ("huge", huge)):
+            for name, case, window in (("beside", beside, WINDOW), ("huge", huge, WINDOW), ("many", many, MANY_WINDOW)):
                 if name not in chosen:
                     continue
                 port = upstream.port
-                with weir(name, upstream=port, window=WINDOW, cores=cores, home=home, otlp=port) as running:
+                with weir(name, upstream=port, window=window, cores=cores, home=home, otlp=port) as running:
                     print(json.dumps({name: asyncio.run(case(running))}, indent=1), flush=True)
 
 

@@ -70,7 +70,6 @@ TIME_KEPT_EVERY = 3600.0
 MEASURED_EVERY = 60.0
 IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
 MAX_STEP_LEN = 60.0  # between two looks: what a monotonic clock says beyond that, a suspended machine slept through
-LARGE = 16 * 2**20  # bytes of bodies, after which memory is given back
 
 OWN = "/weir/{rest}"
 """The route under which requests to Weir's own pages and API are counted."""
@@ -420,8 +419,7 @@ async def _tend(runtime: Runtime, timekeeper: Timekeeper) -> None:
         await asyncio.sleep(KEYS_EVERY)
         await asyncio.to_thread(runtime.telemetry.metrics.leave)
         timekeeper.look()
-        if runtime.admission.most_held > LARGE and not runtime.admission.held:
-            runtime.admission.most_held = 0
+        if not runtime.admission.held:
             await asyncio.to_thread(give_back)
         store, clock = runtime.store, runtime.planner.clock
         try:

@@ -206,8 +206,7 @@ class Admission:
         self._bytes = limits.bytes_in_flight
         self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)
         self._inside: dict[str, _Inside] = {}
-        self.held = self.most_held = 0
-        """The most bytes that were inside at once since somebody last set this back."""
+        self.held = 0
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
 
     @property
@@ -258,7 +257,6 @@ class Admission:
         stay.held += size
         inside.held += size
         self.held += size
-        self.most_held = max(self.most_held, self.held)
         return True
 
     async def wait(self, stay: "Stay", size: int) -> None:

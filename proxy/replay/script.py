@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from policies.ledger import PlannedMessage
-from policies.messages import Body, Message, Transcript, chain_of, head_length
+from policies.messages import Body, Transcript, chain_of, head_length
 from policies.tokens import TokenCounter
 from proxy.errors import ProxyError
 from proxy.wire.chat import body_of, message_of
+from proxy.wire.codec import CHAT
 from proxy.wire.counting import count_message, count_tools
 from proxy.wire.raw import Raw, read_value, split_array, split_object, write_value
 from proxy.wire.render import render
@@ -220,9 +221,8 @@ class Script:
         asks = bool(late) and bool(recording.values) and recording.values[-1]["role"] == "assistant"
         values = (*recording.values, PROBE) if asks else recording.values
         self.raws: tuple[Raw, ...] = (*recording.raws, write_value(PROBE)) if asks else recording.raws
-        read = [message_of(v, count_message(v, counter, model=model)) for v in values]
-        self.messages: tuple[Message, ...] = tuple(message for message, _ in read)
-        self.marked = frozenset(i for i, (_, marked) in enumerate(read) if marked)
+        self.messages = tuple([message_of(v, count_message(v, counter, model=model)) for v in values])
+        self._marked = CHAT.own_marks(self.raws)
         self.tools = count_tools(recording.tools, None, None, counter, model=model)
         self.requests = _requests(recording, late, ends_with_a_question=asks)
         self._bodies = tuple(body_of(value) for value in values)
@@ -252,7 +252,7 @@ class Script:
         return tuple(PlannedMessage(index, message.tokens) for index, message in enumerate(self.messages[:length]))
 
     def rendered(self, pieces: Sequence[PlannedMessage]) -> list[Raw]:
-        return render(pieces, self.raws, self.marked)
+        return render(pieces, self.raws, self._marked)
 
     def text(self, index: int) -> str:
         found = self._texts.get(index)

@@ -62,7 +62,7 @@ PAUSE = 0.15
 RETRY_PAUSE = 2.0
 MAX_ROWS = 20_000
 MAX_CHANGES = 2_000
-MAX_INSPECTED = 512
+MAX_INSPECTED, MAX_HELD = 512, 32 << 20  # rows, and bytes of new messages, that wait with what they were about
 
 
 @dataclass(slots=True)
@@ -408,7 +408,7 @@ class WriteBehindQueue:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
-        self._failing = False
+        self._failing, self._held = False, 0
 
     @property
     def failing(self) -> bool:
@@ -422,8 +422,9 @@ class WriteBehindQueue:
             self._task = asyncio.create_task(self._run(), name="weir-settle")
 
     def put(self, row: Row) -> None:
-        if self._failing or len(self._rows) >= MAX_INSPECTED:
+        if self._failing or len(self._rows) >= MAX_INSPECTED or self._held >= MAX_HELD:
             row = _bare(row)
+        self._held += _weight(row)
         self._rows.append(row)
         self._wake.set()
 
@@ -476,6 +477,7 @@ class WriteBehindQueue:
             while self._rows and len(rows) < BATCH and weight < HEAVY:
                 rows.append(row := self._rows.popleft())
                 weight += _weight(row)
+            self._held = self._held - weight if self._rows else 0
             for row in await self._store.record(rows):
                 self._stored(row)
         except StoreError as error:
@@ -484,6 +486,7 @@ class WriteBehindQueue:
             return None
         except asyncio.CancelledError:
             self._rows.extendleft(reversed(rows))
+            self._held += weight
             raise
         except Exception:  # a row that cannot be written at all must not stop those behind it
             log.exception("%d exchange rows were dropped: they cannot be written", len(rows))

@@ -150,15 +150,15 @@ def read_messages(raws: Sequence[Raw]) -> Sequence[Mapping[str, Any]]:
     return [value if type(value) is dict else {} for value in values]
 
 
-def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
+def message_of(value: Mapping[str, Any], tokens: int) -> Message:
     role, content, answers = value.get("role"), value.get("content"), value.get("tool_call_id")
     answers = answers if isinstance(answers, str) else None
     if content and role and type(content) is type(role) is str and value.keys() <= PLAIN:
         keep = True if role in WORD_ROLES and KEEP_WORD in content else None
         digest = _hashed({"role": role, "content": content})
-        return Message(role=role, digest=digest, tokens=tokens, answers=answers, keep=keep), False
+        return Message(role=role, digest=digest, tokens=tokens, answers=answers, keep=keep)
     role = role if isinstance(role, str) else ""
-    message = Message(
+    return Message(
         role=role,
         digest=digest_of(value),
         tokens=tokens,
@@ -168,7 +168,6 @@ def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
         media=_media_in(content),
         thought=_thought(value, tokens) if SEALED in value else 0,
     )
-    return message, MARK in value
 
 
 def _thought(value: Mapping[str, Any], tokens: int) -> int:

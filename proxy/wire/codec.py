@@ -263,6 +263,10 @@ class Codec:
             value["content"] = content_with(text, marker_within(value.get("content")))
         return write_value(value)
 
+    def own_marks(self, raws: Sequence[Raw]) -> frozenset[int]:
+        """Which of them carry Weir's own mark."""
+        return frozenset([i for i, raw in enumerate(raws) if _MARKED in bytes(raw) and MARK in self.view(raw)])
+
     def unmarked(self, raw: Raw) -> Raw:
         if _MARKED not in bytes(raw):
             return raw

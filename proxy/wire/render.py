@@ -6,7 +6,7 @@ from typing import Any
 from policies.effects import Summarize
 from policies.ledger import PlannedMessage
 from policies.messages import HEAD_ROLES
-from proxy.wire.chat import MARK, marker_for_summary
+from proxy.wire.chat import marker_for_summary
 from proxy.wire.codec import CHAT, ClientRequest, Codec, LimitField, array_of, definitions, object_of, tool_name
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
@@ -82,7 +82,7 @@ def rewritten(
 
 def without_marks(request: ClientRequest) -> bytes:
     raws, codec = request.messages or (), request.codec
-    marked = {i for i, raw in enumerate(raws) if MARK in codec.view(raw)}
+    marked = codec.own_marks(raws)
     bare = [codec.unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)] if marked else None
     return rewritten(request, messages=bare, pruned=())
 
@@ -98,7 +98,6 @@ def _without_tools(request: ClientRequest, pruned: Collection[str]) -> dict[str,
     return new
 
 
-_MARKED = f'"{MARK}"'.encode()
 _FREE = frozenset({"auto", "none"})
 
 
@@ -116,12 +115,9 @@ def standing_body(
     has seen. No schema is asked for: OpenAI's cache reads a schema before the messages. ``role`` is where the policy
     has summaries stand, ``pruned`` are the tools that the forwarded requests go without.
     """
-    raws = request.messages or ()
-    kept = [piece.index for piece in effect.standing if piece.index is not None and piece.text is None]
-    codec = request.codec
-    marked = frozenset(i for i in kept if _MARKED in bytes(raws[i]) and MARK in codec.view(raws[i]))
+    raws, codec = request.messages or (), request.codec
     asked = codec.own(effect.prompt, {}, role="user")
-    standing = render(effect.standing, raws, marked, role=role, codec=codec)
+    standing = render(effect.standing, raws, codec.own_marks(raws), role=role, codec=codec)
     fields = dict(split_object(rewritten(request, messages=[*standing, asked], pruned=pruned)))
     limited = codec.limit_in_place(request, effect.max_tokens, limit)
     own = {name: write_value(value) for name, value in limited.items()}

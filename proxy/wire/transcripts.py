@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,11 +51,12 @@ from proxy.wire.raw import Raw, holds_beyond, nests_beyond, read_value
 K = TypeVar("K")
 V = TypeVar("V")
 
-MAX_MESSAGES = 300_000
+MAX_MESSAGES, MAX_SEEN = 250_000, 100_000  # in arrays, and by themselves
 MAX_TOOL_SETS = 4_096
 MAX_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
 MAX_ARRAYS = 8_192
 ARRAYS_ALIKE, BODIES_ALIKE = 3, 16  # that share a prefix: many bodies of one key begin with the same tools
+ALONE = 8  # messages: what arrays that are alike cost beside those of the first
 ALIKE = 256  # bytes by which an array is found in its body
 MAX_FILES = 4_096
 MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
@@ -67,8 +69,7 @@ PATIENCE = 3.0
 MAX_KEPT_CHARS = 8_000_000
 MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 MIN_SAMPLED = 64 * 1024
-SAMPLED = " ~"
-"""What the kind of a count ends with that was made in part."""
+SAMPLED = " ~"  # what the name of a count ends with that was made in part
 
 
 class RequestTranscript(msgspec.Struct, frozen=True):
@@ -107,7 +108,6 @@ NO_ARRAY = _Array(0, b"", (), (), 0, frozenset(), {}, has_media=False)
 class _Counting(msgspec.Struct, frozen=True):
     codec: Codec
     seed: int
-    kind: str
     model: str
     counter: TextCounter
     image_tokens: int | None
@@ -119,26 +119,27 @@ B = TypeVar("B", Beginning, _Array)
 
 
 class _Kept(OrderedDict[K, V]):
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
         super().__init__()
-        self._most = most
+        self._most, self._weigh, self._held = most, weigh, 0
 
     def keep(self, key: K, value: V) -> None:
+        self._held += self._weigh(value) - (self._weigh(self[key]) if key in self else 0)
         self[key] = value
         self.move_to_end(key)
-        if len(self) > self._most:
-            self.popitem(last=False)
+        while self._held > self._most:
+            self._held -= self._weigh(self.popitem(last=False)[1])
 
 
 class Transcripts:
     def __init__(self, *, most: int = 20_000, depth: int = 128) -> None:
         self._most = most
         self._depth = depth
-        self._seen: OrderedDict[tuple[bytes, str], tuple[Message, bool]] = OrderedDict()
+        self._seen: dict[bytes, Message] = {}
         self._bodies: _Kept[tuple[bytes, str], tuple[Beginning, ...]] = _Kept(MAX_ARRAYS)
-        self._arrays: _Kept[tuple[bytes, str], tuple[_Array, ...]] = _Kept(MAX_ARRAYS)
-        self._tools: _Kept[tuple[bytes, str], int] = _Kept(MAX_TOOL_SETS)
-        self._defined: _Kept[tuple[bytes, str], tuple[ToolDefinition, ...]] = _Kept(MAX_DEFINED)
+        self._arrays = _Kept[tuple[bytes, str], tuple[_Array, ...]](MAX_MESSAGES, lambda a: ALONE + len(a[0].messages))
+        self._tools: _Kept[bytes, int] = _Kept(MAX_TOOL_SETS)
+        self._defined: _Kept[bytes, tuple[ToolDefinition, ...]] = _Kept(MAX_DEFINED)
         self._files: _Kept[str, dict[str, int]] = _Kept(MAX_FILES)
         self._huge = asyncio.Lock()
 
@@ -197,11 +198,11 @@ class Transcripts:
         codec, raws = request.codec, request.messages or Segments(b"[]")
         self._judge_fields(request)
         tenant = tenant if codec is CHAT else f"{tenant}/{codec.name}"
-        seed = xxhash.xxh3_64_intdigest(tenant.encode())
         kind = f"{counter.name}/{model}" if image_tokens is None else f"{counter.name}/{model}/{image_tokens}"
         files = self._files.get(tenant, {})
         if files:
             kind = f"{kind} {len(files)}"  # counts made before a file's size was known no longer hold
+        seed = xxhash.xxh3_64_intdigest(f"{tenant} {kind}".encode())
         whole, size = raws.raw, len(raws.raw) - 1
         arrays = f"{kind} {xxhash.xxh3_128_hexdigest(b''.join(raws.head))}" if raws.head else kind
         places = _boundaries(whole, size, seed) if size >= 1 << MIN_ARRAY and codec.goes_on(raws) else []
@@ -213,10 +214,10 @@ class Transcripts:
         new, known = (raws[:], NO_ARRAY) if known is None else (raws.after(known.size), known)
         if len(new) + len(known.messages) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
-        counting = _Counting(codec, seed, kind, model, counter, image_tokens, files, sampled)
-        entries = await self._entries(new, counting)
+        counting = _Counting(codec, seed, model, counter, image_tokens, files, sampled)
+        messages, marked = await self._messages(new, counting), codec.own_marks(new)
         digest = b"" if place is None else place.extended(whole, size).digest
-        array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
+        array = _joined(known, messages, marked, size=size, digest=digest, tenant=tenant)
         if places and (not array.messages or codec.is_closed(array.messages[-1].role)):
             _remember(self._arrays, array, (places[-1].digest, arrays), most=ARRAYS_ALIKE)
         return RequestTranscript(
@@ -236,23 +237,23 @@ class Transcripts:
             sampled,
         )
 
-    async def _entries(self, raws: Sequence[Raw], counting: _Counting) -> list[tuple[Message, bool]]:
-        seed, kind, seen, is_chat = counting.seed, counting.kind, self._seen, counting.codec is CHAT
-        keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
-        if not is_chat:  # what stands before a compaction is read as nothing, whatever it was before that came
-            keys = [(key, f"{kind} {type(raw).__name__}") for (key, _), raw in zip(keys, raws, strict=True)]
+    async def _messages(self, raws: Sequence[Raw], counting: _Counting) -> tuple[Message, ...]:
+        seen, keys = self._seen, [xxhash.xxh3_128_digest(raw, counting.seed) for raw in raws]
+        if counting.codec is not CHAT:  # what stands before a compaction is read as nothing, whatever it was before
+            keys = [key + type(raw).__name__.encode() for key, raw in zip(keys, raws, strict=True)]
         if counting.sampled:
-            keys = [key if key in seen else (key[0], key[1] + SAMPLED) for key in keys]
-        unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
+            keys = [key if key in seen else key + SAMPLED.encode() for key in keys]
+        known = [seen.get(key) for key in keys]
+        unseen = [(key, raw) for key, raw, message in zip(keys, raws, known, strict=True) if message is None]
         if sum(len(raw) for _, raw in unseen) <= COUNTED:
-            await self._see(unseen, counting)
+            read = await self._see(unseen, counting)
         else:
             async with self._turn():
-                await self._see([*unseen[:COUNTED_FIRST], *unseen[: COUNTED_FIRST - 1 : -1]], counting)
-        entries = [seen[key] for key in keys]
-        while len(seen) > MAX_MESSAGES:
-            seen.popitem(last=False)
-        return entries
+                read = await self._see([*unseen[:COUNTED_FIRST], *unseen[: COUNTED_FIRST - 1 : -1]], counting)
+        if len(seen) > MAX_SEEN:
+            for key in [*islice(seen, len(seen) - MAX_SEEN + MAX_SEEN // 10)]:
+                del seen[key]
+        return tuple([message or read[key] for key, message in zip(keys, known, strict=True)])
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -267,8 +268,9 @@ class Transcripts:
         finally:
             self._huge.release()
 
-    async def _see(self, unseen: Sequence[tuple[tuple[bytes, str], Raw]], counting: _Counting) -> None:
+    async def _see(self, unseen: Sequence[tuple[bytes, Raw]], counting: _Counting) -> Mapping[bytes, Message]:
         files, codec, counter, characters, tokens = counting.files, counting.codec, counting.counter, 0, 0
+        read: dict[bytes, Message] = {}
         for part in _parts(unseen, SAMPLED_AT_ONCE if counting.sampled else READ_AT_ONCE):
             values = self._read_all([raw for _, raw in part], codec)
             items = [message_texts(v, model=counting.model, image_tokens=counting.image_tokens) for v in values]
@@ -283,7 +285,8 @@ class Transcripts:
             for (key, _), value, counted in zip(part, values, counts, strict=True):
                 counted += sum(files.get(name, 0) for name in named_files(value)) if files else 0
                 counted += 0 if codec is CHAT else value.get(SEALED, 0)
-                self._seen[key] = message_of(value, counted) if value else (Message("", key[0], counted), False)
+                read[key] = self._seen[key] = message_of(value, counted) if value else Message("", key[:16], counted)
+        return read
 
     def _read_all(self, raws: Sequence[Raw], codec: Codec) -> Sequence[Mapping[str, Any]]:
         values = read_messages(raws) if codec is CHAT else [codec.view(raw) for raw in raws]
@@ -347,8 +350,8 @@ def _parts(unseen: Sequence[tuple[K, Raw]], most: int) -> Iterator[list[tuple[K,
         yield part
 
 
-def _key_of(parts: Iterable[Raw], counting: _Counting) -> tuple[bytes, str]:
-    return b"".join(xxhash.xxh3_128_digest(part, counting.seed) for part in parts), counting.kind
+def _key_of(parts: Iterable[Raw], counting: _Counting) -> bytes:
+    return b"".join(xxhash.xxh3_128_digest(part, counting.seed) for part in parts)
 
 
 def _define(request: ClientRequest, *, model: str, counter: TextCounter) -> tuple[ToolDefinition, ...]:
@@ -401,10 +404,11 @@ def _remember(kept: _Kept[tuple[bytes, str], tuple[B, ...]], begun: B, key: tupl
     kept.keep(key, tuple(others[:most]))
 
 
-def _joined(known: _Array, entries: Sequence[tuple[Message, bool]], *, size: int, digest: bytes, tenant: str) -> _Array:
-    new = tuple([entry[0] for entry in entries])
-    messages = known.messages + new
-    if known.head == len(known.messages):
+def _joined(
+    known: _Array, new: tuple[Message, ...], marked: frozenset[int], *, size: int, digest: bytes, tenant: str
+) -> _Array:
+    messages, start = known.messages + new, len(known.messages)
+    if known.head == start:
         head = head_length(messages)
         chain = chain_of(tenant, messages, head)
     else:
@@ -415,14 +419,10 @@ def _joined(known: _Array, entries: Sequence[tuple[Message, bool]], *, size: int
         messages,
         chain,
         head,
-        known.marked | _marks(entries, len(known.messages)),
+        known.marked.union([start + i for i in marked]),
         tokens_by_role(new, known.by_role),
         known.has_media or any(map(_MEDIA, new)),
     )
-
-
-def _marks(entries: Sequence[tuple[Message, bool]], start: int) -> frozenset[int]:
-    return frozenset([start + i for i, entry in enumerate(entries) if entry[1]])
 
 
 class _Bodies:

@@ -25,7 +25,7 @@ Said = dict[str, Any]
 
 def read(messages: Sequence[Said]) -> Transcript:
     """The transcript of messages in OpenAI's form."""
-    found = tuple(message_of(m, count_message(m, CHARS4, model="sim"))[0] for m in messages)
+    found = tuple(message_of(m, count_message(m, CHARS4, model="sim")) for m in messages)
     head = head_length(found)
     return Transcript(
         messages=found,

@@ -51,7 +51,7 @@ def digests(codec: Codec, array: Sequence[Any]) -> list[bytes]:
 
 def shapes(codec: Codec, array: Sequence[Any]) -> list[tuple[str, tuple[str, ...], str | None]]:
     """Role, calls and answer of each segment."""
-    found = [message_of(view, 1)[0] for view in views(codec, array)]
+    found = [message_of(view, 1) for view in views(codec, array)]
     return [(message.role, message.call_ids, message.answers) for message in found]
 
 
@@ -405,7 +405,7 @@ def test_a_history_stays_legal_without_any_one_of_its_units(codec: Codec) -> Non
     for seed in range(tried(5, 200)):
         *_, body = write(seed)
         segments = list(codec.parse(body).messages or ())
-        seen = [message_of(codec.view(raw), 1)[0] for raw in segments]
+        seen = [message_of(codec.view(raw), 1) for raw in segments]
         for unit in units(seen)[:-1]:
             if all(seen[index].is_head for index in unit.indices):
                 continue

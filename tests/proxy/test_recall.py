@@ -337,7 +337,7 @@ def test_pages_make_up_the_text_and_none_can_pass_for_markup(text: str, room: in
 
 
 def transcript_of(messages: Sequence[Mapping[str, Any]]) -> Transcript:
-    read = tuple(message_of(m, COUNTER.count(said(body_of(m))) + 4)[0] for m in messages)
+    read = tuple(message_of(m, COUNTER.count(said(body_of(m))) + 4) for m in messages)
     chain = chain_of("t", read, 1)
     return Transcript(messages=read, read=lambda i: body_of(messages[i]), chain=chain, head=1)
 
@@ -418,7 +418,7 @@ async def store() -> AsyncIterator[Store]:
 async def remove(store: Store, conversation: str, *texts: str, role: str = "tool") -> list[str]:
     """Archive texts as removed from a conversation; their refs."""
     messages = [{"role": role, "tool_call_id": "c", "content": text} for text in texts]
-    refs = [message_of(m, 5)[0].ref for m in messages]
+    refs = [message_of(m, 5).ref for m in messages]
     originals = tuple(
         Original(ref=ref, role=role, tokens=5, body=json.dumps(m).encode(), text=text)
         for ref, m, text in zip(refs, messages, texts, strict=True)

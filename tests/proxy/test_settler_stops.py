@@ -8,7 +8,8 @@ import asyncpg
 import msgspec
 import pytest
 
-from proxy.store import HEAVY, Store, WriteBehindQueue
+from policies.messages import HASH_SIZE, Message
+from proxy.store import HEAVY, MAX_HELD, Store, WriteBehindQueue
 from proxy.store.records import AnswerRow, ExchangeRow, Inspection, RelayedRow
 from tests.proxy.store_rows import exchange, url
 
@@ -58,6 +59,27 @@ async def test_long_histories_are_not_written_in_one_go_with_everything_else(tmp
     await settler.flush()
     assert batches == [2, 2, 1]
     await store.close()
+
+
+@pytest.mark.requirement("P9")
+async def test_no_more_bytes_of_histories_wait_than_there_is_room_for(tmp_path: Path) -> None:
+    store = await Store.open(url(tmp_path / "w.db"))
+    settler = WriteBehindQueue(store, degraded=lambda _: None)
+    said, raw = (
+        [Message(role="user", digest=b"d" * HASH_SIZE, tokens=9)],
+        b'{"content":"%s"}' % (b"x" * (MAX_HELD // 2)),
+    )
+    half = Inspection(keep=9, content=True, messages=said, pieces=None, raws=(raw,), first=0)
+    for number in range(4):
+        settler.put(msgspec.structs.replace(exchange(number), inspection=half))
+    await settler.flush()
+    settler.put(msgspec.structs.replace(exchange(4), inspection=half))
+    await settler.flush()
+    [row] = await store.conversations(None)
+    kept = [(await store.inspection(row, exchange(number).id))[1] is not None for number in range(5)]
+    await store.close()
+    assert row.requests == 5
+    assert kept == [True, True, False, False, True]
 
 
 @pytest.mark.requirement("P9")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from policies.messages import Transcript
 from proxy.errors import ProxyError
+from proxy.wire import transcripts as module
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, ClientRequest, Codec, parse_chat
 from proxy.wire.counting import Tokenizer
@@ -38,6 +39,41 @@ message = st.fixed_dictionaries(
     },
     optional={"weir": st.just({"keep": True})},
 )
+
+
+def history(number: int) -> list[dict[str, str]]:
+    return [{"role": "user" if i % 2 == 0 else "assistant", "content": f"{number}.{i} {'b' * 400}"} for i in range(21)]
+
+
+@pytest.mark.requirement("P8")
+async def test_what_is_remembered_of_many_histories_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_MESSAGES", 100)
+    monkeypatch.setattr(module, "MAX_SEEN", 50)
+    transcripts = Transcripts()
+    first = facts(await read(transcripts, history(0)))
+    for number in range(1, 12):
+        await read(transcripts, history(number))
+    remembered = [alike[0].messages for alike in transcripts._arrays.values()]
+    assert 60 <= sum(map(len, remembered)) <= 100
+    assert 30 <= len(transcripts._seen) <= 50
+    assert facts(await read(transcripts, history(0))) == first
+
+
+@pytest.mark.requirement("P8")
+async def test_a_history_is_read_while_others_push_out_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SEEN", 30)
+    transcripts, count_all = Transcripts(), module.count_all
+    await read(transcripts, history(0))
+
+    async def slowly(*given: Any) -> Any:
+        monkeypatch.setattr(module, "count_all", count_all)
+        for number in range(1, 4):
+            await read(transcripts, history(number))
+        return await count_all(*given)
+
+    monkeypatch.setattr(module, "count_all", slowly)
+    now = [*history(0)[2:], {"role": "user", "content": "what now?"}]
+    assert facts(await read(transcripts, now)) == facts(await read(Transcripts(), now))
 
 
 @pytest.mark.requirement("P8")

@@ -13,7 +13,7 @@ from proxy.errors import InvalidJSON, InvalidRequest
 from proxy.exchange.asked import wants_no_editing
 from proxy.wire import raw
 from proxy.wire.chat import body_of, digest_of, message_of
-from proxy.wire.codec import parse_chat, with_fields
+from proxy.wire.codec import CHAT, parse_chat, with_fields
 from proxy.wire.raw import read_value, replace_fields, split_array, split_object, write_value
 from proxy.wire.render import render, rewritten
 
@@ -105,13 +105,14 @@ def test_what_a_message_says_changes_the_digest(one: Any, other: Any) -> None:
 @pytest.mark.requirement("A0.34")
 def test_marks_count_in_text_and_never_in_tool_results() -> None:
     def keep(value: dict[str, Any]) -> bool | None:
-        return message_of(value, 1)[0].keep
+        return message_of(value, 1).keep
 
     assert keep({"role": "user", "content": "DO_NOT_EVICT this"}) is True
     assert keep({"role": "tool", "content": "DO_NOT_EVICT this"}) is None
     assert keep({"role": "tool", "content": "x", "weir": {"keep": True}}) is True
     assert keep({"role": "user", "content": "DO_NOT_EVICT", "weir": {"keep": False}}) is False
-    assert message_of({"role": "user", "content": "x", "weir": {}}, 1)[1] is True
+    raws = [b'{"role":"user","content":"x","weir":{}}', rb'{"role":"user","content":"of \"weir\""}', b'{"name":"weir"}']
+    assert CHAT.own_marks(raws) == {0}
 
 
 @pytest.mark.requirement("P11")
