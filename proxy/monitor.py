@@ -231,16 +231,23 @@ class HealthBook:
         known = self._known.get(key)
         before, own = (Run(), None) if known is None else (known.run, known.health)
         run = follow_calls(recognized.transcript, before, length=recognized.length, most=rules.loop)
-        limits, decision = recognized.policy_limits, plan.decision
+        limits, decision, observes = recognized.policy_limits, plan.decision, settings.observes
+        reading = None if decision is None else decision.reading
+        made = None if decision is None or observes or not decision.is_new else decision  # or it took nothing out
         sample = Sample(
             at=at,
             utilization=pressure.level,
+            evicted=0 if made is None else evicted,
+            ratios=() if made is None else _ratios(made),
+            compacted=made is not None and made.cut is not None,
+            burn_rate=None if reading is None else reading.velocity_tokens_per_turn,
+            spike=None if decision is None else _spike(decision, recognized, settings),
             repeats=run.longest,
+            bloat=0.0 if decision is None else _bloat(decision, recognized, settings),
             bloat_limit=None if pressure.zone == "green" else limits.bloat,
             requests_left=_requests_left(decision, settings, limits=limits, used=used),
+            window_id=None if decision is None or observes else decision.window_id,
         )
-        if decision is not None:
-            sample = _with_decision(sample, decision, recognized, settings, evicted=evicted)
         checkup = check(_health_of(thread, own), sample, rules)
         self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
         self._known.move_to_end(key)
@@ -282,22 +289,6 @@ def _health_of(thread: Thread, own: Health | None) -> Health | None:
 
 
 METRICS = tuple(name for name in Snapshot._fields if name not in {"at", "window_id"})
-
-
-def _with_decision(
-    sample: Sample, decision: Decision, recognized: Recognized, settings: ContextSettings, *, evicted: int
-) -> Sample:
-    """What was only observed took nothing out."""
-    acted = decision.is_new and not settings.observes
-    return sample._replace(
-        evicted=evicted if acted else 0,
-        ratios=_ratios(decision) if acted else (),
-        compacted=acted and decision.cut is not None,
-        burn_rate=None if decision.reading is None else decision.reading.velocity_tokens_per_turn,
-        spike=_spike(decision, recognized, settings),
-        bloat=_bloat(decision, recognized, settings),
-        window_id=None if settings.observes else decision.window_id,
-    )
 
 
 def _bloat(decision: Decision, recognized: Recognized, settings: ContextSettings) -> float:

@@ -206,7 +206,7 @@ class Admission:
         self._bytes = limits.bytes_in_flight
         self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)
         self._inside: dict[str, _Inside] = {}
-        self.held = 0
+        self.held = self._requests = 0
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
 
     @property
@@ -214,7 +214,7 @@ class Admission:
         return len(self._waiting)
 
     def enter(self, caller: Caller) -> "Stay":
-        if sum(each.requests for each in self._inside.values()) >= self._all:
+        if self._requests >= self._all:
             raise Busy("Weir has as many requests open as it may have (limits.concurrency). Please try again.")
         inside = self._inside.get(caller.tenant) or _Inside()
         if inside.requests >= (caller.concurrency or self._most):
@@ -225,6 +225,7 @@ class Admission:
             self._begin(caller.tenant, caller.requests_per_minute)
         self._inside[caller.tenant] = inside
         inside.requests += 1
+        self._requests += 1
         return Stay(self, caller.tenant, inside)
 
     def _begin(self, tenant: str, most: int) -> None:
@@ -238,6 +239,7 @@ class Admission:
 
     def leave(self, stay: "Stay") -> None:
         stay.inside.requests -= 1
+        self._requests -= 1
         stay.inside.held -= stay.held
         self.held -= stay.held
         stay.held = 0

@@ -160,7 +160,11 @@ class ExchangeHandler:
             if shutdown is not None:
                 shutdown.callbacks.discard(self._stop)
             runtime.telemetry.metrics.active -= 1
-            record_exchange(runtime, progress)
+            ended = time.perf_counter()
+            if progress.trace.recorded:  # its spans end now
+                record_exchange(runtime, progress, ended=ended)
+            else:  # behind the other answers that can go out now, before whatever comes next is begun
+                asyncio.get_running_loop().call_soon(partial(record_exchange, runtime, progress, ended=ended))
 
     def _admit(self, headers: Headers) -> Caller:
         if came_through(headers, self.runtime.instance):

@@ -33,9 +33,9 @@ NO_POLICY = "none"
 MAX_EVENTS = 8
 
 
-def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
+def record_exchange(runtime: Runtime, progress: ExchangeProgress, *, ended: float | None = None) -> None:
     begun, metrics = time.perf_counter(), runtime.telemetry.metrics
-    record = record_of(progress, runtime, ended=begun)
+    record = record_of(progress, runtime, ended=begun if ended is None else ended)
     _tell_alerts(runtime, record)
     if record.events and log.isEnabledFor(logging.DEBUG):
         for event in record.events:
