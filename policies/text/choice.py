@@ -68,7 +68,9 @@ class Extract:
     identifiers: tuple[Identifier, ...] = ()
 
 
-class Weights:
+class Weights(dict[str, float]):
+    """By a term what it is worth, worked out when it is first asked for."""
+
     def __init__(
         self,
         documents: Sequence[frozenset[str]],
@@ -77,6 +79,7 @@ class Weights:
         names: frozenset[str] = frozenset(),
         asked: Iterable[str] = (),
     ) -> None:
+        super().__init__()
         self._in = Counter(chain.from_iterable(documents))
         self._used = used
         self._names = names
@@ -84,21 +87,29 @@ class Weights:
         self._shapes = {shape(term) for term in used if is_identifier(term) and DIGIT.search(term)}
         self._most = len(documents) + 2
         self._few = self._most ** (1 - RARE)
-        self._known: dict[str, float] = {}
+        self._rarity = [math.log(self._most / max(1, n)) for n in range(len(documents) + 1)]
 
     @classmethod
     def over(cls, readings: Sequence[TextReading], *, asked: Iterable[str] = ()) -> "Weights":
         """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
         empty = frozenset[str]()
-        names = empty.union(*(r.names for r in readings)).difference(*(r.small for r in readings))
+        spelled = set(chain.from_iterable([r.spelled for r in readings]))
+        names = frozenset([low for word in spelled if (low := word.lower()) not in spelled])
         used = empty.union(*(r.asked for r in readings))
         return cls([r.terms for r in readings], used=used, names=names, asked=asked)
 
-    def of(self, term: str) -> float:
-        known = self._known.get(term)
-        if known is None:
-            known = self._known[term] = self._weigh(term) * (ASKED if self._asked and self.is_asked(term) else 1.0)
-        return known
+    def __missing__(self, term: str) -> float:
+        used, times = term in self._used, self._in.get(term, 0)
+        if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
+            asked = USED if used else LIKE_USED if self._shapes and self.is_called_for(term) else 1.0
+            if term.isascii() and "/" not in term and not DIGIT.search(term):  # may be any key of records
+                weight = self._rarity[times] * IDENTIFIER * asked
+            else:
+                weight = self._rarity[0] * IDENTIFIER * (1 + REUSED * min(times - 1, MAX_REUSED)) * asked
+        else:
+            weight = self._rarity[times] * (USED if used else 1.0) * (NAME if term in self._names else 1.0)
+        made = self[term] = weight * ASKED if self._asked and self.is_asked(term) else weight
+        return made
 
     def is_asked_for(self, key: str) -> bool:
         return key.lower() in self._used
@@ -117,17 +128,6 @@ class Weights:
     def is_rare(self, term: str) -> bool:
         """Whether it is a word, not an identifier, that few messages have."""
         return self._in[term] <= self._few and not is_identifier(term)
-
-    def _weigh(self, term: str) -> float:
-        used = term in self._used
-        if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
-            asked = USED if used else LIKE_USED if self.is_called_for(term) else 1.0
-            if term.isascii() and "/" not in term and not DIGIT.search(term):  # may be any key of records
-                return math.log(self._most / max(1, self._in[term])) * IDENTIFIER * asked
-            again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
-            return math.log(self._most) * IDENTIFIER * again * asked
-        weight = math.log(self._most / max(1, self._in[term])) * (USED if used else 1.0)
-        return weight * NAME if term in self._names else weight
 
 
 def stem_of(term: str) -> str:
@@ -156,7 +156,8 @@ def choose(
     repeats one. ``told`` are items that say nothing which it does not see. ``of`` is the message each takes room of.
     """
     terms, damped = [item.segment.terms for item in items], [REPEATED**n for n in range(SHOWN + 1)]
-    whole = {term: weights.of(term) for term in set(chain.from_iterable(terms))}
+    every = set(chain.from_iterable(terms))
+    whole = dict(zip(every, map(weights.__getitem__, every), strict=True))
     times = dict.fromkeys(chain(shown, *(terms[n] for n in seen)), SHOWN)
     left = whole | {term: whole[term] * damped[SHOWN] for term in times.keys() & whole.keys()}
     taken = bytearray(map({*seen, *told}.__contains__, range(len(items))))
@@ -195,8 +196,8 @@ def choose(
             used[of[n]] += costs[n]
             share[of[n]] = APART / (APART + max(0.0, used[of[n]] - WHOLE))
             for term in terms[n]:
-                often = times[term] = times.get(term, 0) + 1
-                left[term] = whole[term] * damped[min(often, SHOWN)]
+                if (often := times.get(term, 0) + 1) <= SHOWN:
+                    times[term], left[term] = often, whole[term] * damped[often]
     return chosen
 
 
@@ -241,7 +242,9 @@ def fitted(
 
 
 def _by_key(items: Sequence[Item]) -> list[Item]:
-    of_record = Counter(item.segment.record for item in items if item.segment.key.strip())
+    of_record = Counter([item.segment.record for item in items if item.segment.key.strip()])
+    if not of_record:
+        return [*items]
     lists: dict[str, list[Item]] = defaultdict(list)
     ordered: list[list[Item]] = []
     for item in items:

@@ -233,8 +233,8 @@ def _damp_echoes(items: list[Item], sources: Sequence[Source], read: Sequence[Te
         echoed = {term for term in read[i].terms & read[i - 1].terms if weights.is_rare(term)}
         for item in of_source if echoed else ():
             terms = item.segment.terms
-            again = sum([weights.of(term) for term in terms if term in echoed])
-            item.factor *= 1 - ECHO * again / (sum(map(weights.of, terms)) or 1.0)
+            again = sum([weights[term] for term in terms if term in echoed])
+            item.factor *= 1 - ECHO * again / (sum(map(weights.__getitem__, terms)) or 1.0)
 
 
 def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str]) -> None:
@@ -242,10 +242,10 @@ def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weigh
     users = {i for i, source in enumerate(sources) if source.is_users} if asked else set[int]()
     said = [item for item in items if item.source in users]
     terms = frozenset(chain.from_iterable([item.segment.terms for item in said]))
-    meant = {term: weights.of(term) ** 2 for term in terms if weights.is_asked(term)}
+    meant = {term: weights[term] ** 2 for term in terms if weights.is_asked(term)}
     shares = [(sum([meant[t] for t in item.segment.terms if t in meant]), item.source) for item in said]
     most, request = max(shares, default=(0.0, 0))
-    if most <= MEANT * sum([weights.of(term) ** 2 for term in asked]):
+    if most <= MEANT * sum([weights[term] ** 2 for term in asked]):
         return
     until = next((i for i in range(request + 1, len(sources)) if i in users), len(sources))
     for item in items:
@@ -263,17 +263,17 @@ def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few:
         worth *= few
     of_line = worth * math.sqrt(min(1.0, FEW_LINES / max(1, len(reading.segments)))) if result else worth
     for place, segment in enumerate(reading.segments):
-        if not segment.terms:
+        text, terms, key, record = segment
+        if not terms:
             continue
-        factor = of_pair if segment.record < 0 else worth if is_alone(segment) else of_line
-        if said and is_question(segment.text):
+        names = is_alone(segment)
+        factor = of_pair if record < 0 else worth if names else of_line
+        if said and is_question(text):
             factor *= QUESTION
-        cost, names = rate * len(segment.text) + LABEL, False
-        if segment.key:
-            cost += rate * len(segment.key) / 2 - LABEL + 1
-            names = is_alone(segment)
-            factor *= ALONE if names else 1.0
-        yield Item(i, place, segment, factor, cost, names)
+        cost = rate * len(text) + LABEL
+        if key:
+            cost += rate * len(key) / 2 - LABEL + 1
+        yield Item(i, place, segment, factor * ALONE if names else factor, cost, names)
 
 
 class Links:
@@ -294,27 +294,28 @@ class Links:
         of_results = {i for i, source in enumerate(sources) if source.is_result}
         spoken = [n for n, item in enumerate(items) if not item.segment.key and item.source not in of_results]
         times: dict[str, int] = defaultdict(int)
-        for term, often in Counter(chain.from_iterable([items[n].segment.terms for n in spoken])).items():
-            times[stem_of(term)] += often
-        times_worth = {stem: IDENTIFIER if is_identifier(stem) else 1.0 for stem in times}
-        self._weights = {s: times_worth[s] * max(0.0, math.log((len(spoken) + 1) / n)) for s, n in times.items()}
-        rare = max(SELDOM, int(COMMON * len(spoken)))
+        often = Counter(chain.from_iterable([items[n].segment.terms for n in spoken]))
+        self._stem = {term: stem_of(term) for term in often}
+        for term, n in often.items():
+            times[self._stem[term]] += n
+        rarity = {n: max(0.0, math.log((len(spoken) + 1) / n)) for n in {*times.values()}}
+        self._weights = {s: (IDENTIFIER if is_identifier(s) else 1.0) * rarity[n] for s, n in times.items()}
+        most = max(SELDOM, int(COMMON * len(spoken)))
+        rare = {stem for stem, n in times.items() if n <= most}
         for n in spoken:
             source = items[n].source
             self._of_source[source].append(n)
             if sources[source].role == "user" and not is_question(items[n].segment.text):
-                for stem in self._stems(n):
-                    if times[stem] <= rare:
-                        self._said[stem].append(n)
+                for stem in rare.intersection(map(self._stem.__getitem__, items[n].segment.terms)):
+                    self._said[stem].append(n)
         self._corrections = _corrections(items, sources, self._of_source)
 
     def _stems(self, number: int) -> dict[str, None]:
-        return dict.fromkeys(map(stem_of, self._items[number].segment.terms))
+        return dict.fromkeys(map(self._stem.__getitem__, self._items[number].segment.terms))
 
     def of(self, number: int) -> tuple[int, ...]:
         if number not in self._known:
-            item = self._items[number]
-            spoken = number in self._of_source.get(item.source, ())
+            spoken = number in self._of_source.get(self._items[number].source, ())
             later = self._later(number) if spoken else self._of_alone(number)
             self._known[number] = (*self._picked.get(number, ()), *later)
         return self._known[number]
@@ -344,8 +345,8 @@ class Links:
             for other in others:
                 taken_up[other] = taken_up.get(other, 0.0) + weight
             left -= weight
-        of_all, names = LINK * worth, {*filter(is_identifier, stems)}
-        about = [(s, n) for n, s in taken_up.items() if s >= of_all or (s >= enough and names & self._stems(n).keys())]
+        again = {n for stem in stems if is_identifier(stem) for n in self._said.get(stem, ())} if taken_up else ()
+        about = [(s, n) for n, s in taken_up.items() if s >= LINK * worth or (s >= enough and n in again)]
         return (*([max(about)[1]] if about else ()), *self._corrections.get(source, ()))
 
 
@@ -366,7 +367,7 @@ def _identifiers(
     sources: Sequence[Source], items: Sequence[Item], weights: Weights, chosen: frozenset[int]
 ) -> tuple[Identifier, ...]:
     named = [n for n, item in enumerate(items) if item.source and item.names]
-    best = sorted(named, key=lambda n: -items[n].factor * weights.of(items[n].segment.terms[0]))
+    best = sorted(named, key=lambda n: -items[n].factor * weights[items[n].segment.terms[0]])
     found: dict[str, Identifier] = {}
     for n in best[:MAX_IDENTIFIERS]:
         text, key = items[n].segment.text, items[n].segment.key.strip()

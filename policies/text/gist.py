@@ -66,7 +66,7 @@ def gist(
     )
     if found.text or not items:
         return found.text
-    best = max(items, key=lambda item: item.factor * sum(map(weights.of, item.segment.terms)))
+    best = max(items, key=lambda item: item.factor * sum(map(weights.__getitem__, item.segment.terms)))
     return clip(best.segment.text, max_tokens=max_tokens, counter=counter)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, pairwise
-from operator import add
+from operator import add, itemgetter
 from sys import intern
 from typing import NamedTuple, TypeVar
 
@@ -44,6 +44,9 @@ _ASCII_WORD = re.compile(
     re.ASCII,
 )
 """The same of ASCII, in a third less time."""
+_OF_NUMBERS, _JOINTS = re.compile(r"\d(?: \d\d|:[A-Za-z_])"), "-./:@'_"
+"""What may make one word of numbers, or two of what is joined; other words have marks or blanks around them."""
+_APART_IN_ASCII = bytes(n if chr(n).isalnum() or chr(n) in f"{_JOINTS}\n" else 32 for n in range(128)).ljust(256)
 _IS_SOLID = re.compile(rf"[{_SOLID}]")
 _TELLING = re.compile(r"\w")
 MAX_READ = 240_000
@@ -105,18 +108,14 @@ class Source:
 
 def terms_of(text: str) -> tuple[str, ...]:
     if text.isascii():
-        return _shared(_ASCII_WORD.findall(text.lower()))
+        return tuple(dict.fromkeys(map(intern, _ASCII_WORD.findall(text.lower()))))
     return _terms(WORD.findall(text))
 
 
-def _shared(terms: Iterable[str]) -> tuple[str, ...]:
-    """Each once, and the same term of every text one object: it is looked up often, and kept long."""
-    return tuple(dict.fromkeys(map(intern, terms)))
-
-
 def _terms(words: Iterable[str]) -> tuple[str, ...]:
+    """Each once, and the same term of every text one object: it is looked up often, and kept long."""
     parts = [_pairs(w) if not w.isascii() and _IS_SOLID.match(w) else (w.lower(),) for w in words]
-    return _shared(chain.from_iterable(parts))
+    return tuple(dict.fromkeys(map(intern, chain.from_iterable(parts))))
 
 
 _ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
@@ -193,21 +192,24 @@ MAX_KNOWN = 20_000
 class TextReading:
     """What one message says by itself.
 
-    ``identifiers`` are literals by their lower case; ``asked`` are terms that its calls ask for; ``names`` are terms
-    that stand with a capital where no sentence begins, ``small`` those that stand anywhere in small letters.
+    ``identifiers`` are literals by their lower case; ``asked`` are terms that its calls ask for; ``spelled`` are the
+    words of what is said as they are spelled, but for those with a capital where a sentence begins.
     """
 
-    __slots__ = ("asked", "identifiers", "names", "segments", "small", "terms")
+    __slots__ = ("asked", "identifiers", "segments", "spelled", "terms")
 
     def __init__(self, source: Source) -> None:
-        self.names = self.small = frozenset[str]()
+        self.spelled = list[str]()
         self.identifiers: dict[str, str] = {}
         text = clipped(source.text)
-        if source.is_result:
-            document = parse(text)
-            self.segments = list(structured(document) if document is not None else self._lines(text))
+        if source.is_result and (document := parse(text)) is not None:
+            self.segments = list(structured(document))
+        elif source.is_result:
+            self._read([line.strip() for line in text.splitlines() if _TELLING.search(line)], text)
         else:
-            self.segments = self._said(text)
+            words = self._read(sentences(text), text)
+            self.spelled = [*chain.from_iterable(map(_WITHIN, words))]
+            self.spelled += [each[0] for each in words if each and each[0] == each[0].lower()]
         arguments = [c.arguments for c in source.calls] or [source.arguments]
         self.asked = frozenset([t for each in arguments for t in terms_of(each)])
         for call in source.calls:
@@ -216,9 +218,8 @@ class TextReading:
             self.segments.extend(asked)
             for segment in asked:
                 self._identify(WORD.findall(segment.key))
-        self.terms = frozenset(
-            chain.from_iterable([(s.key.lower(), *s.terms) if s.key else s.terms for s in self.segments])
-        )
+        keys = [segment.key.lower() for segment in self.segments if segment.key]
+        self.terms = frozenset(chain(keys, chain.from_iterable([segment.terms for segment in self.segments])))
 
     def answering(self, arguments: str) -> "TextReading":
         """The same of a result that answers a call with these arguments."""
@@ -226,30 +227,19 @@ class TextReading:
         made.asked = frozenset(terms_of(arguments))
         return made
 
-    def _said(self, text: str) -> list[Segment]:
-        found = list[Segment]()
-        begin, inside = set[str](), list[str]()
-        finds, solid = (_ASCII_WORD.findall, False) if text.isascii() else (WORD.findall, _IS_SOLID.search(text))
-        lower: Callable[[str], str] = str.lower if solid else _LOWER.__getitem__
-        for sentence in pieces(sentences(text)):
-            words = finds(sentence)
-            low = map(lower, words)
-            found.append(Segment(sentence, _terms(low) if solid else tuple(dict.fromkeys(low))))
-            begin.update(words[:1])
-            inside += words[1:]
-            self._identify(words)
-        within = set(inside)
-        below = set(map(lower, within))
-        self.names = frozenset(map(lower, within - below))
-        self.small = frozenset(chain(within & below, [word for word in begin if word == lower(word)]))
-        return found
-
-    def _lines(self, text: str) -> Iterator[Segment]:
-        for line in pieces(line.strip() for line in text.splitlines() if _TELLING.search(line)):
-            is_ascii = line.isascii()
-            words = _ASCII_WORD.findall(line) if is_ascii else WORD.findall(line)
-            self._identify(words)
-            yield Segment(line, tuple(dict.fromkeys(map(_LOWER.__getitem__, words))) if is_ascii else _terms(words))
+    def _read(self, lines: Iterable[str], text: str) -> list[list[str]]:
+        lines, is_ascii, may_name = pieces(lines), text.isascii(), _MAY_NAME.search(text)
+        if is_ascii and not (may_name and _OF_NUMBERS.search(text)):
+            apart = "\n".join(lines).encode().translate(_APART_IN_ASCII).decode().split("\n")
+            words = [[*filter(None, map(_BARE.__getitem__, line.split()))] for line in apart]
+        else:
+            words = [[*map(intern, (_ASCII_WORD if line.isascii() else WORD).findall(line))] for line in lines]
+        if may_name:
+            self._identify(chain.from_iterable(words))
+        solid = not is_ascii and _IS_SOLID.search(text)
+        low = [] if solid else [map(_LOWER.__getitem__, each) for each in words]
+        self.segments = [*map(Segment, lines, map(_terms, words) if solid else map(tuple, map(dict.fromkeys, low)))]
+        return words
 
     def _identify(self, words: Iterable[str]) -> None:
         for word in filter(_TELLS_ALONE.__getitem__, words):
@@ -274,7 +264,7 @@ _COUNTED = re.compile(r"\d[\d.]*[^\W\d_a-zA-Z]+\Z")
 """A number with the word or ending behind it, of a script that puts no blank between them."""
 _LETTER = re.compile(r"[^\W\d_]")
 DIGIT = re.compile(r"\d")
-_JOINT = re.compile(r"[_@/\s]")
+_JOINT, _MAY_NAME = re.compile(r"[_@/\s]"), re.compile(r"[\d_@/]")
 
 
 @lru_cache(MAX_KNOWN)
@@ -298,6 +288,9 @@ def _tells_alone(word: str) -> bool:
 
 
 _LOWER = _Known(lambda word: intern(word.lower()))
+_BARE = _Known(lambda word: intern(word.strip(_JOINTS)))
+_OF_VALUE, SHORT_VALUE = _Known(terms_of), 24
+_WITHIN = itemgetter(slice(1, None))
 _TELLS_ALONE = _Known(_tells_alone)
 _PART = re.compile(r"[^\W_]+")
 
@@ -314,8 +307,8 @@ def _kind_of(part: re.Match[str]) -> str:
 
 def is_alone(segment: Segment) -> bool:
     """Whether a pair's value is one identifier; words joined by underscores are one of a few that a field may have."""
-    text = segment.text
-    if segment.key == "" or len(segment.terms) != 1 or len(text) < SHORTEST_IDENTIFIER or not is_identifier(text):
+    text, terms, key, _ = segment
+    if key == "" or len(terms) != 1 or len(text) < SHORTEST_IDENTIFIER or not is_identifier(text):
         return False
     return not text.replace("_", "").isalpha()
 
@@ -354,6 +347,9 @@ def structured(document: object, record: int = 0) -> Iterator[Segment]:
             pairs += 1
             named = (key if key.isprintable() else " ".join(key.split())) or " "  # in one line: each is somebody's
             text = value if isinstance(value, str) else _written(value)
+            if len(text) <= SHORT_VALUE and text.isprintable():
+                yield Segment(text, _OF_VALUE[text], named, record)
+                continue
             is_line = len(text) <= LONG and (text.isprintable() or text.splitlines() == [text])
             for line in (text,) if is_line else pieces(sentences(text)):
                 yield Segment(line, terms_of(line), named, record)
