@@ -419,7 +419,8 @@ async def _tend(runtime: Runtime, timekeeper: Timekeeper) -> None:
         await asyncio.sleep(KEYS_EVERY)
         await asyncio.to_thread(runtime.telemetry.metrics.leave)
         timekeeper.look()
-        if not runtime.admission.held:
+        if runtime.admission.passed > 2**24 and not runtime.admission.held:  # bytes of bodies since it was given back
+            runtime.admission.passed = 0
             await asyncio.to_thread(give_back)
         store, clock = runtime.store, runtime.planner.clock
         try:

@@ -206,7 +206,7 @@ class Admission:
         self._bytes = limits.bytes_in_flight
         self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)
         self._inside: dict[str, _Inside] = {}
-        self.held = self._requests = 0
+        self.held = self.passed = self._requests = 0
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
 
     @property
@@ -259,6 +259,7 @@ class Admission:
         stay.held += size
         inside.held += size
         self.held += size
+        self.passed += size
         return True
 
     async def wait(self, stay: "Stay", size: int) -> None:
