@@ -291,23 +291,21 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
     calibrated = budget.estimate_each(uncalibrated)
     counted = charged(uncalibrated, settings.buckets) if settings.buckets else uncalibrated
     idle = None if at is None or trend.at is None else at - trend.at
-    end = b"".join(transcript.chain[-1 - REWRITTEN : -REWRITTEN]).hex()
-    grown = advance(
-        trend,
-        raw=tokens,
-        length=len(transcript.messages),
-        buckets=counted if budget.caps else None,
-        zone=trend.zone,
-        at=trend.at or 0.0 if at is None else at,
-        rules=settings.trend,
-    )
     return Growth(
         tokens=tokens,
         raw=sum(calibrated.values()),
         buckets=calibrated,
         charged=counted,
         before=trend,
-        trend=grown._replace(end=end) if end else grown,
+        trend=advance(
+            trend,
+            raw=tokens,
+            length=len(transcript.messages),
+            buckets=counted if budget.caps else None,
+            zone=trend.zone,
+            at=trend.at or 0.0 if at is None else at,
+            rules=settings.trend,
+        )._replace(end=b"".join(transcript.chain[-1 - REWRITTEN : -REWRITTEN]).hex()),
         cold=idle is not None and idle > settings.cache_ttl and settings.cold_at is not None,
     )
 

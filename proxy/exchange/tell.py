@@ -98,7 +98,7 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
             )
         return
     keep, inspection = record.policy.inspect, None
-    if keep.requests and runtime.store.keeps_content:
+    if keep.requests and runtime.store.keeps_content and not runtime.settler.is_full:
         inspection = _inspection(record, exchange.plan.recognized, keep)
     runtime.settler.put(row_of(record, record.tokens, exchange.plan.recognized, inspection))
     if exchange.asked is None or record.label != "ok":

@@ -414,6 +414,11 @@ class WriteBehindQueue:
     def failing(self) -> bool:
         return self._failing or bool(self._changes)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether what a request was about should not wait here: it is given with the next one instead."""
+        return self._failing or len(self._rows) >= MAX_INSPECTED or self._held >= MAX_HELD
+
     def waiting(self) -> dict[tuple[str, ...], float]:
         return {("rows",): len(self._rows), ("changes",): len(self._changes)}
 
@@ -422,8 +427,6 @@ class WriteBehindQueue:
             self._task = asyncio.create_task(self._run(), name="weir-settle")
 
     def put(self, row: Row) -> None:
-        if self._failing or len(self._rows) >= MAX_INSPECTED or self._held >= MAX_HELD:
-            row = _bare(row)
         self._held += _weight(row)
         self._rows.append(row)
         self._wake.set()

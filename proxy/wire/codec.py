@@ -264,7 +264,6 @@ class Codec:
         return write_value(value)
 
     def own_marks(self, raws: Sequence[Raw]) -> frozenset[int]:
-        """Which of them carry Weir's own mark."""
         return frozenset([i for i, raw in enumerate(raws) if _MARKED in bytes(raw) and MARK in self.view(raw)])
 
     def unmarked(self, raw: Raw) -> Raw:

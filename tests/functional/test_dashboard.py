@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from proxy import store
 from proxy.store.inspections import ref_of
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
 from tests.functional.harness import ALONE, SHARED, Deployment, Talk, prose, weir
@@ -378,6 +379,25 @@ async def test_what_nobody_wants_kept_is_not_kept(
                 assert all(row["text"] is None for row in both["client"])
         assert prose(20, seed=1)[:30].encode() not in (tmp_path / "other.db").read_bytes()
         del first
+
+
+@pytest.mark.requirement("P9")
+async def test_what_requests_said_while_too_much_waited_is_kept_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as api:
+        talk = Talk(api.turns.client(default_headers={"x-weir-conversation": NAME}))
+        monkeypatch.setattr(store, "MAX_HELD", 0)
+        await talk.chat(2)
+        await api.turns.settled()
+        monkeypatch.undo()
+        await talk.chat(1)
+        await api.turns.settled()
+        rows = (await api.get(f"conversations/{NAME}/timeline"))["data"]
+        kept = [await api.get(f"conversations/{NAME}/requests/{row['id']}") for row in rows]
+        assert [each["kept"] for each in kept] == [False, False, True]
+        said = [row["text"] for row in kept[-1]["client"]]
+        assert said == [_said(message) for message in talk.messages[: len(said)]]
 
 
 async def test_a_key_made_on_the_page_is_shown_once_and_works_with_the_real_sdk(api: Api) -> None:
