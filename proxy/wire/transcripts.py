@@ -204,7 +204,7 @@ class Transcripts:
             kind = f"{kind} {len(files)}"  # counts made before a file's size was known no longer hold
         seed = xxhash.xxh3_64_intdigest(f"{tenant} {kind}".encode())
         whole, size = raws.raw, len(raws.raw) - 1
-        arrays = f"{kind} {xxhash.xxh3_128_hexdigest(b''.join(raws.head))}" if raws.head else kind
+        arrays = xxhash.xxh3_128_hexdigest(b"".join(raws.head)) if raws.head else ""
         places = _boundaries(whole, size, seed) if size >= 1 << MIN_ARRAY and codec.goes_on(raws) else []
         known, place = _begins_with(self._arrays, whole, places, arrays)
         sampled = may_sample and known is None and size > MIN_SAMPLED and counter.is_exact

@@ -65,11 +65,9 @@ async def test_long_histories_are_not_written_in_one_go_with_everything_else(tmp
 async def test_no_more_bytes_of_histories_wait_than_there_is_room_for(tmp_path: Path) -> None:
     store = await Store.open(url(tmp_path / "w.db"))
     settler = WriteBehindQueue(store, degraded=lambda _: None)
-    said, raw = (
-        [Message(role="user", digest=b"d" * HASH_SIZE, tokens=9)],
-        b'{"content":"%s"}' % (b"x" * (MAX_HELD // 2)),
-    )
-    half = Inspection(keep=9, content=True, messages=said, pieces=None, raws=(raw,), first=0)
+    said = [Message(role="user", digest=b"d" * HASH_SIZE, tokens=9)]
+    raws = (b'{"content":"%s"}' % (b"x" * (MAX_HELD // 2)),)
+    half = Inspection(keep=9, content=True, messages=said, pieces=None, raws=raws, first=0)
     full = [settler.is_full]
     for number in range(2):
         settler.put(msgspec.structs.replace(exchange(number), inspection=half))
