@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from proxy.access.admission import Guesses
-from proxy.simulator import SimulatorSettings
+from proxy.simulator import Dialect, SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, Api
 from tests.functional.harness import COUNTER, Talk, weir
@@ -21,10 +21,12 @@ from tests.functional.harness import COUNTER, Talk, weir
 ANSWERS = Path(__file__).with_name("http_answers.json")
 DOCUMENT = Path(__file__).with_name("http_openapi.json")
 POLICIES = """
-upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
+upstreams:
+  main: {{base_url: "{upstream}", api_key: pass}}
+  claude: {{base_url: "{claude}", api_key: pass}}
 window: 4096
 auth: {{admin_token: {admin}}}
-models: [{{match: gpt-test, window: 8192}}]
+models: [{{match: gpt-test, window: 8192}}, {{match: claude-test, window: 8192, upstream: claude}}]
 policies:
   alarmed: {{health: {{utilization: 0.05, utilization_requests: 1, tool_bloat: 0.05}}}}
   evicting: {{cascade: [{{layer: evict}}, {{layer: compact}}]}}
@@ -135,14 +137,14 @@ class Recorder:
         answer = await self.api.http.request(method, f"{self.api.target.root}{path}", **options)
         self.keep(f"{method} {path}", answer)
 
-    def keep(self, name: str, answer: httpx.Response) -> None:
-        """Note an answer under a name that no other has."""
+    def keep(self, name: str, answer: httpx.Response, *, most: int = MAX_BODY_LEN) -> None:
+        """Note an answer under a name that no other has, with at most so many characters of its body."""
         name = masked(name[:120])
         while name in self.answers:
             name += " again"
         headers = {n: masked(v) for n, v in answer.headers.items() if n not in VOLATILE}
         body = masked(answer.content.decode("utf-8", "backslashreplace"))
-        self.answers[name] = [answer.status_code, headers, body[:MAX_BODY_LEN]]
+        self.answers[name] = [answer.status_code, headers, body[:most]]
 
 
 def written(answers: dict[str, Any]) -> str:
@@ -161,8 +163,11 @@ def lines_of(document: bytes) -> str:
 
 async def record(folder: Path) -> tuple[dict[str, Any], bytes]:
     """Every answer, and the OpenAPI document."""
-    async with serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator:
-        yaml = POLICIES.format(upstream=simulator.base_url, admin=ADMIN)
+    async with (
+        serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator,
+        serve_simulator(SimulatorSettings(window=8_192, dialect=Dialect.ANTHROPIC), counter=COUNTER) as claude,
+    ):
+        yaml = POLICIES.format(upstream=simulator.base_url, claude=claude.base_url, admin=ADMIN)
         async with (
             weir("", folder / "w.db", yaml=yaml, folder=folder, window=None) as target,
             httpx.AsyncClient() as http,
@@ -174,6 +179,7 @@ async def record(folder: Path) -> tuple[dict[str, Any], bytes]:
             await _change(recorder)
             await _refused(recorder)
             await _beside(recorder)
+            await _exchanges(recorder)
             document = (await api.ask("GET", "openapi.json", key=None)).content
             return recorder.answers, document
 
@@ -284,6 +290,38 @@ async def _beside(recorder: Recorder) -> None:
     await recorder.at_root("POST", "/v1/embeddings", headers=key, json=embed)
     await recorder.at_root("GET", "/v1/models", headers={**key, "upgrade": "websocket"})
     await recorder.at_root("GET", "/v1/models", headers={**key, "via": "1.1 weir"})
+
+
+async def _exchanges(recorder: Recorder) -> None:
+    """Requests of each endpoint that are passed, streamed, edited and refused."""
+    key = {"authorization": "Bearer sk-test", "x-weir-policy": "balanced"}
+    too_long = "word " * 20_000
+    for path, model, array, rest, system in (
+        ("/v1/chat/completions", "gpt-test", "messages", {}, {}),
+        ("/v1/responses", "gpt-test", "input", {"store": False}, {"instructions": too_long}),
+        ("/v1/messages", "claude-test", "messages", {"max_tokens": 100}, {"system": too_long}),
+    ):
+        head = [] if system else [{"role": "system", "content": too_long}]
+        for name, messages, options in (
+            ("passed", _said(1), {}),
+            ("streamed", _said(1), {"stream": True}),
+            ("edited", _said(25), {}),
+            ("refused", [*head, *_said(1)], system),
+        ):
+            headers = {**key, "anthropic-version": "2023-06-01", "x-weir-conversation": f"{name}-{model}"}
+            body = {"model": model, **rest, array: messages, **options}
+            answer = await recorder.api.http.post(f"{recorder.api.target.root}{path}", headers=headers, json=body)
+            recorder.keep(f"{name} POST {path}", answer, most=MAX_BODY_LEN if answer.status_code >= 400 else 0)
+
+
+def _said(turns: int) -> list[dict[str, str]]:
+    """A conversation in which each of ``turns`` requests was answered, and its newest request."""
+    said = [
+        {"role": role, "content": f"{role} {turn}: " + " ".join(f"word{turn * 7 + n}" for n in range(120))}
+        for turn in range(turns)
+        for role in ("user", "assistant")
+    ]
+    return [*said, {"role": "user", "content": "Go on."}]
 
 
 def _sorted(value: Any) -> Any:
