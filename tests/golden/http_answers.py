@@ -40,6 +40,7 @@ MASKS = (
     (r'": -?\d+\.\d+(e-?\d+)?\b', '": FLOAT'),
     (r'": -?\d+\b', '": COUNT'),
     (r"<weir-\d+>", "<weir-MARK>"),
+    (r"\bafter=\d+", "after=COUNT"),  # the mark that Weir's text has is another one each time
     (r"\breq_[0-9a-f]+", "REQUEST"),
     (r"\bW[yz][A-Za-z0-9_-]+", "CURSOR"),
     (r"\b[0-9a-f]{12,}\b", "HEX"),
@@ -310,7 +311,9 @@ async def _exchanges(recorder: Recorder) -> None:
         ):
             headers = {**key, "anthropic-version": "2023-06-01", "x-weir-conversation": f"{name}-{model}"}
             body = {"model": model, **rest, array: messages, **options}
-            answer = await recorder.api.http.post(f"{recorder.api.target.root}{path}", headers=headers, json=body)
+            target = recorder.api.target
+            answer = await recorder.api.http.post(f"{target.root}{path}", headers=headers, json=body)
+            await target.stored()  # what it taught of the model's count holds for the next one
             recorder.keep(f"{name} POST {path}", answer, most=MAX_BODY_LEN if answer.status_code >= 400 else 0)
 
 
