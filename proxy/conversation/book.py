@@ -29,8 +29,10 @@ from proxy.store.records import Arrival, Branch, Change, ConversationRow, StaleV
 
 log = logging.getLogger("weir.conversation")
 
-MAX_ENDS = 400_000
+MAX_ENDS = 150_000
 MAX_BRANCHES = 20_000
+MAX_HELD = 48 << 20
+"""Bytes of what was decided on conversations; of others it is read from the store when they go on."""
 MAX_REMOVED = 10_000
 MAX_ANSWERS = 8
 NEAR = 32
@@ -53,7 +55,7 @@ class Conversations:
         self.shared = store.shared
         self._clock = clock
         self._ends: OrderedDict[bytes, tuple[str, bool]] = OrderedDict()
-        self._threads: OrderedDict[str, Thread] = OrderedDict()
+        self._threads = _Threads()
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._has_resumed = False
 
@@ -257,7 +259,7 @@ class Conversations:
 
     def forget(self, conversation: ConversationRow) -> None:
         for thread in self._threads_of(conversation):
-            del self._threads[thread.branch.branch]
+            self._threads.drop(thread.branch.branch)
         self._names.pop((conversation.tenant, conversation.name), None)
 
     def note(self, conversation: ConversationRow, note: Note) -> None:
@@ -360,7 +362,7 @@ class Conversations:
             return False
         if await self._store.branch(own.tenant, own.branch) is not None:
             return False
-        self._threads.pop(own.branch, None)
+        self._threads.drop(own.branch)
         self._names.pop((own.tenant, own.name), None)
         return True
 
@@ -430,8 +432,7 @@ class Conversations:
     def _remember(self, thread: Thread, chain: Sequence[bytes], *, doors: Sequence[Door] = ()) -> None:
         branch = thread.branch
         thread.longest = len(chain)
-        self._threads[branch.branch] = thread
-        self._threads.move_to_end(branch.branch)
+        self._threads.keep(thread)
         self._names[(branch.tenant, branch.name)] = branch.conversation
         lines: list[Sequence[bytes]] = [chain[-1 - REWRITTEN_END :]]
         if thread.known.resumed is not None:
@@ -445,8 +446,30 @@ class Conversations:
                 self._ends[line[-1]] = (branch.branch, True)
                 self._ends.move_to_end(line[-1])
         _bound(self._ends, MAX_ENDS)
-        _bound(self._threads, MAX_BRANCHES)
         _bound(self._names, MAX_BRANCHES)
+
+
+class _Threads(OrderedDict[str, Thread]):
+    """Threads by their branch, least recently used first out: bounded by their number and by what they hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sizes: dict[str, int] = {}
+        self._held = 0
+
+    def keep(self, thread: Thread) -> None:
+        branch = thread.branch.branch
+        size = thread.size
+        self._held += size - self._sizes.get(branch, 0)
+        self._sizes[branch] = size
+        self[branch] = thread
+        self.move_to_end(branch)
+        while len(self) > MAX_BRANCHES or (self._held > MAX_HELD and len(self) > 1):
+            self.drop(next(iter(self)))
+
+    def drop(self, branch: str) -> None:
+        self.pop(branch, None)
+        self._held -= self._sizes.pop(branch, 0)
 
 
 def _opening(chain: Sequence[bytes], messages: Sequence[Message]) -> int:

@@ -23,6 +23,11 @@ from proxy.wire.raw import Raw, read_value
 
 UNKNOWN = Trend()
 REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
+OWN_SIZE = 4_096
+"""Bytes that a thread takes in memory without the texts that were decided on."""
+BESIDE_TEXT = 512
+BYTES_OF_A_CHARACTER = 2
+"""Of a text in which one character is beyond Latin-1, as the ellipsis of an extract is."""
 OWN_HEADER = b"x-weir-conversation"
 RESUME_HEADER = b"x-weir-resume"
 PARENT_HEADER = b"x-weir-parent"
@@ -101,11 +106,25 @@ class Thread:
     doors: tuple[Door, ...] = ()
     inspected: int = 0
     still: tuple[int, int] | None = None
+    _size: int = 0
+    _sized: ConversationState | None = None
 
     def __post_init__(self) -> None:
         self.known, self.longest = self.branch.known, self.branch.longest
         self.evicted, self.health = dict(self.branch.evicted), self.branch.health
         self.trend = self.branch.trend or UNKNOWN
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes; worked out anew once something was decided, saved or noted."""
+        known = self.known
+        if self._sized is not known:
+            texts = [cut.text for cut in known.cuts]
+            texts += [edit.text for edit in known.edits.values()]
+            texts += [known.checkpoint or "", known.resumed or ""]
+            self._size = OWN_SIZE + sum(BESIDE_TEXT + BYTES_OF_A_CHARACTER * len(text) for text in texts)
+            self._sized = known
+        return self._size
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
         return self.behind(transcript.chain[-1:])

@@ -174,7 +174,7 @@ def _cosine(one: Vector, other: Vector) -> float:
 
 
 class SharedReadings(Readings):
-    def __init__(self, *, most: int = 30_000) -> None:
+    def __init__(self, *, most: int = 12_000) -> None:
         super().__init__(most=most)
         self._lock = Lock()
 

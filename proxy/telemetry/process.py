@@ -16,6 +16,8 @@ from proxy.telemetry.metrics import Instrument, Labels, Metrics
 EVERY = 0.5
 SELF = Path("/proc/self")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_ARENA_MAX = -8
+ARENAS = 2
 LARGE_BLOCK = 2**20
 _STARTED = time.time()
 
@@ -45,11 +47,15 @@ def collect_seldom(after: int) -> None:
 
 
 def keep_little() -> None:
-    """Have the allocator return large blocks once they are free: glibc keeps what follows the first of them."""
+    """Have the allocator return large blocks once they are free: glibc keeps what follows the first of them.
+
+    Threads share two arenas: with one for each, what one thread has freed is of no use to another.
+    """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
         mallopt(M_TRIM_THRESHOLD, 16 * LARGE_BLOCK)
+        mallopt(M_ARENA_MAX, ARENAS)
 
 
 def give_back() -> None:

@@ -51,7 +51,7 @@ from proxy.wire.raw import Raw, holds_beyond, nests_beyond, read_value
 K = TypeVar("K")
 V = TypeVar("V")
 
-MAX_MESSAGES, MAX_SEEN = 250_000, 100_000  # in arrays, and by themselves
+MAX_MESSAGES, MAX_SEEN = 150_000, 60_000  # in arrays, and by themselves
 MAX_TOOL_SETS = 4_096
 MAX_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
 MAX_ARRAYS = 8_192

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from policies.memory.checkpoint import Checkpoint
+from proxy.conversation import book
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store.records import CheckpointRow, ConversationRow
@@ -25,6 +26,7 @@ from tests.functional.harness import (
     begins_with,
     opening,
     prose,
+    weir,
 )
 
 WINDOW = 8192
@@ -586,3 +588,24 @@ async def test_a_summary_stands_where_the_policy_says_and_the_system_prompt_keep
         assert first[0] == talk.messages[0]
         assert first[held[0]]["role"] == role
         assert first[held[0] - 1] == talk.messages[1]
+
+
+async def test_a_conversation_that_memory_had_no_room_for_goes_on_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(book, "MAX_HELD", 20_000)
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "weir.db") as target,
+    ):
+        talks = [Talk(target.client(default_headers={"x-weir-conversation": f"c{n}"}), seed=n) for n in range(6)]
+        for talk in talks:
+            talk.grow(24)
+            await talk.chat(2)
+            await target.stored()
+        first = talks[0]
+        held = [thread.branch.name for thread in target.runtime.planner.conversations._threads.values()]
+        await first.chat(1)
+        forwarded = arrays_of(answered(simulator))
+    assert "c0" not in held
+    assert begins_with(forwarded[-1], forwarded[1])
