@@ -181,7 +181,7 @@ def weighing(weights: Mapping[str, object]) -> Iterator[None]:
     """Has the extract weigh otherwise meanwhile: in this process, so that no other one may plan."""
     with ExitStack() as stack:
         if weights:
-            stack.enter_context(patch.object(app, "workers_for", lambda _: 0))
+            stack.enter_context(patch.object(app, "processes_for_plans", lambda: 0))
         for name, value in weights.items():
             stack.enter_context(patch.object(extract if hasattr(extract, name) else choice, name, value))
         yield

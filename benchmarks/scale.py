@@ -153,7 +153,7 @@ async def _counters(server: Postgres, database: str) -> tuple[float, float]:
 
 async def fill(url: str, *, conversations: int = 0, keys: int = 0) -> None:
     """A database with so many conversations of one request, and so many keys."""
-    store = await Store.open(url, shared=False)
+    store = await Store.open(url)
     now = time.time()
     for start in range(0, conversations, AT_ONCE):
         rows = [

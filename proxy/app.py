@@ -36,7 +36,7 @@ from proxy.models.limits import LearnedLimits, ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import OnlineEvaluation, Preparation
-from proxy.planning.workers import Workers, workers_for
+from proxy.planning.workers import Workers, processes_for_plans
 from proxy.runtime import Runtime
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import DAY, KeyRow, StoreError
@@ -204,14 +204,12 @@ async def running(
         await store.close()
         if tokenizer is None:
             runtime.tokenizer.close()
-        await asyncio.to_thread(telemetry.metrics.leave)
 
 
 async def _open_store(config: Config, metrics: Metrics) -> Store:
     store = await Store.open(
         config.store.url,
         content=config.store.content,
-        shared=config.listen.workers > 1,
         busy_timeout=config.store.timeout,
         connections=config.store.pool,
     )
@@ -251,7 +249,7 @@ async def _assemble(
         store=store,
         settler=settler,
         saved=partial(add, measured.CHECKPOINTS),
-        workers=Workers(workers_for(config.listen.workers)),
+        workers=Workers(processes_for_plans()),
     )
     health = HealthBook()
     runtime = Runtime(
@@ -417,7 +415,6 @@ async def _tend(runtime: Runtime, timekeeper: Timekeeper) -> None:
     last_kept, measured, pruned, followed, reopened = -TIME_KEPT_EVERY, -MEASURED_EVERY, -DAY, time.monotonic(), 0
     while True:
         await asyncio.sleep(KEYS_EVERY)
-        await asyncio.to_thread(runtime.telemetry.metrics.leave)
         timekeeper.look()
         if runtime.admission.passed > 2**24 and not runtime.admission.held:  # bytes of bodies since it was given back
             runtime.admission.passed = 0

@@ -86,7 +86,7 @@ class Postgres:
         """
         if not self.migrated:
             made = await self.database()
-            await (await Store.open(self.url(made), shared=True)).close()
+            await (await Store.open(self.url(made))).close()
             self.migrated = made
         name = f"db_{uuid.uuid4().hex[:12]}"
         ((version,),) = await self.run("SHOW server_version_num")

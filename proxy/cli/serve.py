@@ -10,7 +10,6 @@ import resource
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +22,7 @@ from proxy.access.admission import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.shared import config_option, given_again, listening, loaded, store_url, vocabularies
-from proxy.config.loading import Handed, environment, hand_down, handed_down, load_config
+from proxy.config.loading import environment, load_config
 from proxy.config.values import Config, Flags, masked_url, secrets_of
 from proxy.custom import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
@@ -50,7 +49,6 @@ COLLECT_AFTER = 20_000
 @config_option
 @click.option("--host", help="Address to listen on; defaults to the configuration's (127.0.0.1).")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port; defaults to the configuration's (8400).")
-@click.option("--workers", type=click.IntRange(min=1), help="Worker processes; more than one want PostgreSQL.")
 @click.option("--upstream", metavar="URL", help="Base URL of one upstream, e.g. http://127.0.0.1:9000/v1.")
 @click.option("--window", type=click.IntRange(min=64), help="Context window of its models, tokens.")
 @click.option(
@@ -74,7 +72,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """
     flags = Flags(**values)  # type: ignore[arg-type]  # the options above, by the same names
     config = loaded(path, flags)
-    if not config.simulate:  # it asks for another reading, which would end what is not ready for it, workers too
+    if not config.simulate:  # it asks for another reading, which would end what is not ready for it
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         _telemetry_settings(config).check()
@@ -90,43 +88,23 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
         raise Failure("the proxy could not be started; the log above says why")
 
 
-def worker_app() -> App:
-    """The application of one of several processes, configured as the command that started them."""
-    path, flags, handed = handed_down(environment())
-    process = _Process(path, flags, handed.log_format)
-    _log_to(process.log)
-    collect_seldom(COLLECT_AFTER)
-    return process.app(loaded(path, flags), shared=handed.readings)
-
-
 class _Process:
     """What a process was started with, its log, and the tokenizer for all that it counts."""
 
     def __init__(self, path: Path | None, flags: Flags, log_format: str) -> None:
         self._path = path
         self._flags = flags
-        self._log_format = log_format
         self.tokenizer = Tokenizer(cache_dir=vocabularies(), estimators=installed_estimators())
         self.log = _open_log(log_format)
 
     def run(self, config: Config, listener: socket.socket) -> int:
-        workers, limits = config.listen.workers, _limits(config)
         collect_seldom(COLLECT_AFTER)
-        if workers == 1:
-            return run(self.app(config), sockets=[listener], limits=limits)
-        simulated = next(iter(config.upstreams.values())).base_url if config.simulate else self._flags.upstream
-        with tempfile.TemporaryDirectory(prefix="weir-") as shared:
-            handed = Handed(log_format=self._log_format, readings=Path(shared))
-            hand_down(self._path, replace(self._flags, upstream=simulated, window=config.window), handed)
-            app = "proxy.cli.serve:worker_app"
-            return run(app, sockets=[listener], limits=limits, workers=workers, factory=True)
+        return run(self.app(config), sockets=[listener], limits=_limits(config))
 
-    def app(self, config: Config, *, shared: Path | None = None) -> App:
+    def app(self, config: Config) -> App:
         self._hide(config)
         telemetry = Telemetry.create(_telemetry_settings(config))
         telemetry.metrics.watch(DROPPED, self.log.losses)
-        if shared is not None:
-            telemetry.metrics.share(shared)
         return create_app(
             config,
             telemetry=telemetry,
@@ -183,7 +161,7 @@ def _check_store(config: Config) -> Keyring:
     """Open the store once, so that what is wrong with it is said before anybody connects; the keys there are."""
 
     async def check() -> Keyring:
-        store = await Store.open(config.store.url, content=config.store.content, shared=config.listen.workers > 1)
+        store = await Store.open(config.store.url, content=config.store.content)
         try:
             rows, secret = await store.list_keys(), await store.secret()
             return Keyring(config.keys, rows, secret=secret, mode=config.auth.mode)

@@ -248,6 +248,11 @@ class _Reader:
 
 Value = typing.TypeVar("Value")
 
+GONE: Mapping[str, str] = types.MappingProxyType(
+    {"listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)"}
+)
+"""Keys that there were once, to what is to be done instead."""
+
 
 def typed(
     shape: type[Value],
@@ -272,7 +277,9 @@ def typed(
     for path, known in unknown:
         word = str(path[-1])
         hint = f"; it is {legacy[word]} now" if word in legacy else nearest(word, known)
-        problems.append(document.problem((*at, *path), f"unknown key{hint}"))
+        instead = GONE.get(dotted((*at, *path)))
+        said = f"unknown key{hint}" if instead is None else f"this key has gone; {instead}"
+        problems.append(document.problem((*at, *path), said))
     try:
         value = typing.cast("Value", _adapter(typing.cast("Hashable", shape)).validate_python(data))
     except ValidationError as fault:

@@ -12,7 +12,6 @@ and limits stay as they were at the start.
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import signal
@@ -50,7 +49,6 @@ from proxy.config.values import (
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
 
 _ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
-_HANDED_DOWN = "WEIR_HANDED_DOWN"
 _OPEN_DOOR = (
     "{} is not loopback and auth.mode is open: anybody could spend your keys; say auth.mode: keys "
     "(WEIR_AUTH_MODE=keys, --auth-mode keys) and make keys, or auth.open_beyond_loopback: true "
@@ -61,29 +59,6 @@ _KEYS = "WEIR_KEYS"
 
 def environment() -> Mapping[str, str]:
     return os.environ
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Handed:
-    """What the processes that a server starts have in common beside its configuration.
-
-    ``log_format`` is the form of the log's lines, ``readings`` the folder in which each leaves its metrics.
-    """
-
-    log_format: str
-    readings: Path
-
-
-def hand_down(path: Path | None, flags: Flags, handed: Handed) -> None:
-    """Let the processes that this one starts configure themselves as it did, see :func:`handed_down`."""
-    own = [handed.log_format, str(handed.readings)]
-    os.environ[_HANDED_DOWN] = json.dumps([str(path) if path else None, dataclasses.asdict(flags), own])
-
-
-def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags, Handed]:
-    """The file and the flags of the process that started this one, and what its processes share."""
-    path, flags, (log_format, readings) = json.loads(env[_HANDED_DOWN])
-    return Path(path) if path else None, Flags(**flags), Handed(log_format=log_format, readings=Path(readings))
 
 
 def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = Flags()) -> Config:
@@ -129,7 +104,6 @@ _SOURCES: Mapping[KeyPath, tuple[str, str]] = {
     ("default_policy",): ("WEIR_POLICY", "policy"),
     ("listen", "host"): ("WEIR_HOST", "host"),
     ("listen", "port"): ("WEIR_PORT", "port"),
-    ("listen", "workers"): ("", "workers"),
     ("window",): ("WEIR_WINDOW", "window"),
     ("summarizer",): ("WEIR_SUMMARIZER", "summarizer"),
     ("auth", "mode"): ("WEIR_AUTH_MODE", "auth_mode"),

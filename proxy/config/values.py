@@ -95,7 +95,6 @@ _PASS_ON = SecretStr(PASS)
 class Listen:
     host: Word = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8400
-    workers: Count = 1
 
     @property
     def loopback(self) -> bool:
@@ -307,7 +306,6 @@ class Flags:
     summarizer: str | None = None
     host: str | None = None
     port: int | None = None
-    workers: int | None = None
     auth_mode: str | None = None
 
 

@@ -351,7 +351,6 @@ async def system(visit: PageVisit) -> View:
     values: dict[str, Any] = {
         "version": version("weir-proxy"),
         "instance": runtime.instance,
-        "workers": runtime.config.listen.workers,
         "url": masked_url(runtime.config.store.url),
         "store": store,
         "size": size,

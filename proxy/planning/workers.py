@@ -203,9 +203,9 @@ GONE = (OSError, EOFError, pickle.UnpicklingError)
 T = TypeVar("T")
 
 
-def workers_for(processes: int) -> int:
-    """How many a server may have that is one of so many: a core is left for what it does itself, two is the least."""
-    return min(MAX_WORKERS, max(2, ((os.cpu_count() or 1) - 1) // processes))
+def processes_for_plans() -> int:
+    """How many a server may have: a core is left for what it does itself, two is the least."""
+    return min(MAX_WORKERS, max(2, (os.cpu_count() or 1) - 1))
 
 
 class WorkerDied(Exception): ...

@@ -1,19 +1,15 @@
 """The client's edge: an HTTP server with deadlines, caps and strict framing, that stops in the right order.
 
-The server process is uvicorn with Weir's protocol; a supervisor stands over several workers.
+The server is uvicorn with Weir's protocol.
 """
 
 import asyncio
 import logging
-import multiprocessing
-import os
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
 from types import FrameType
 from typing import Literal
 
@@ -27,7 +23,6 @@ __all__ = ["BODY_FOLLOWS", "DISCONNECT", "WRITE", "App", "Server", "ServerLimits
 
 _log = logging.getLogger("proxy.server")
 
-_STARTUP_FAILURE = 3
 ACCEPTS = 8
 """Connections that a turn of the loop may accept: libuv takes one a descriptor. ``dup()`` would make them block."""
 
@@ -120,75 +115,19 @@ async def serve(
 
 
 def run(
-    app: App | str,
+    app: App,
     *,
     host: str = "127.0.0.1",
     port: int = 8400,
     limits: ServerLimits = ServerLimits(),
-    workers: int = 1,
     sockets: list[socket.socket] | None = None,
-    factory: bool = False,
     shutdown: Shutdown | None = None,
 ) -> int:
-    """Serves until a signal; 0, or 1 if the application or a listener could not be started.
-
-    With several workers each one imports ``app``, which then is ``"module:name"``; ``factory`` says that the name is
-    a function without arguments that returns the application.
-    """
-    config = ServerConfig(app, host=host, port=port, limits=limits, lifespan="on", factory=factory)
+    """Serves until a signal; 0, or 1 if the application or a listener could not be started."""
+    config = ServerConfig(app, host=host, port=port, limits=limits, lifespan="on")
     try:
-        if workers > 1:
-            return _supervise(config, sockets or [config.bind_socket()], workers)
         server = Server(config, shutdown=shutdown)
         server.run(sockets)
     except SystemExit:
         return 1
     return 0 if server.started else 1
-
-
-def _work(config: ServerConfig, sockets: list[socket.socket]) -> None:
-    Server(config).run(sockets)
-
-
-def _supervise(config: ServerConfig, sockets: list[socket.socket], count: int) -> int:
-    spawn = multiprocessing.get_context("spawn")
-    workers: list[SpawnProcess] = []
-    stopping: list[int] = []
-
-    def start() -> None:
-        worker = spawn.Process(target=_work, args=(config, sockets))
-        known = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which is inherited, until the worker can do with it
-        worker.start()
-        signal.signal(signal.SIGHUP, known)
-        workers.append(worker)
-
-    def heard(sig: int, _frame: FrameType | None) -> None:
-        if sig != signal.SIGHUP:
-            stopping.append(sig)
-            return
-        for worker in workers:
-            if worker.pid is not None and worker.is_alive():
-                os.kill(worker.pid, sig)
-
-    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sig, heard)
-    for _ in range(count):
-        start()
-    failed = False
-    while not stopping and not failed:
-        wait([worker.sentinel for worker in workers], timeout=0.5)
-        for worker in [worker for worker in workers if not worker.is_alive()]:
-            workers.remove(worker)
-            failed = failed or worker.exitcode == _STARTUP_FAILURE
-            if not stopping and not failed:
-                _log.error("worker %s died with status %s; starting another", worker.pid, worker.exitcode)
-                start()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    for worker in workers:
-        worker.terminate()
-    end = time.monotonic() + config.limits.patience + 1.0
-    for worker in workers:
-        worker.join(max(0.0, end - time.monotonic()))
-        if worker.is_alive():
-            worker.kill()
-    return int(failed)

@@ -114,7 +114,6 @@ class Store:
         url: str,
         *,
         content: Content = "full",
-        shared: bool = False,
         read_only: bool = False,
         visitor: bool = False,
         any_schema: bool = False,
@@ -128,7 +127,6 @@ class Store:
             content: with ``digest`` nothing that a message, a summary or a note says reaches the disk: of originals
                 SHA-256 and size are kept, of edits and cuts all but their texts. What replays them lives in memory,
                 so that after a restart a conversation is managed anew.
-            shared: several server processes use this database file; a database server is always shared.
             read_only: look only; nothing is migrated or written.
             visitor: a short-lived writer beside a running server. It keeps that server from checkpointing for as
                 long as it is open (see :mod:`proxy.store.sqlite` for why), so close it soon.
@@ -137,8 +135,7 @@ class Store:
                 statement either.
             connections: to a database server, at most.
         """
-        mode: Mode = "worker" if shared else "server"
-        mode = "reader" if read_only else "visitor" if visitor else mode
+        mode: Mode = "reader" if read_only else "visitor" if visitor else "server"
         mode = "copier" if any_schema and "postgres" not in url.partition(":")[0] else mode
         return cls(await _opened(url, mode=mode, patience=busy_timeout, connections=connections), content=content)
 

@@ -1,4 +1,4 @@
-"""PostgreSQL through SQLAlchemy's asyncio engine: for more than one host, or several workers.
+"""PostgreSQL through SQLAlchemy's asyncio engine: for more than one process.
 
 The same functions run here as on SQLite, inside ``run_sync``. Here a statement is a round trip and every one of them a
 point of cancellation, so the transaction runs in a task of its own that nobody cancels.
@@ -179,11 +179,11 @@ class PostgresDatabase(Database):
 
     @classmethod
     async def open(
-        cls, url: str, *, mode: Literal["server", "worker", "visitor", "reader"], patience: float, connections: int
+        cls, url: str, *, mode: Literal["server", "visitor", "reader"], patience: float, connections: int
     ) -> "PostgresDatabase":
         address = address_of(url)
         is_pooled = await _prepare(address, writes=mode != "reader", patience=patience)
-        statement = patience if mode in {"server", "worker"} else UNHURRIED
+        statement = patience if mode == "server" else UNHURRIED
         seconds = {
             "lock_timeout": patience,
             "statement_timeout": statement,

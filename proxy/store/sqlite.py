@@ -8,7 +8,6 @@ SQLite 3.7.0 to 3.51.2 can corrupt a WAL database when one connection checkpoint
   while it holds the lock on ``FILE.lock``. Its second connection is opened ``mode=ro`` and can do neither.
 * A *visitor* (``weir keys create`` beside a running server) holds that lock while it is open and never checkpoints: two
   writers without a checkpointer are safe. SQLite's own checkpoint at the last close runs under its exclusive lock.
-* A *worker* (one of several server processes) shares ``FILE-server`` with workers only, by a rollback journal there.
 * A *reader* opens ``mode=ro`` and takes no lock.
 
 ``synchronous=FULL``, ``secure_delete`` and foreign keys are on everywhere; every writing transaction begins IMMEDIATE,
@@ -207,7 +206,7 @@ class ConnectionWorker:
 PAGES_AT_ONCE = 256
 log = logging.getLogger("weir.store")
 
-Mode = Literal["server", "worker", "visitor", "reader", "copier"]
+Mode = Literal["server", "visitor", "reader", "copier"]
 SqliteVersion = tuple[int, int, int]
 
 CHECKPOINT_BYTES = 4 << 20
@@ -220,10 +219,6 @@ WRITER = (
     "secure_delete=ON",
     "wal_autocheckpoint=0",
     f"journal_size_limit={CHECKPOINT_BYTES}",
-)
-SLOW_JOURNAL = (
-    "SQLite {version} can corrupt a WAL database that several processes use, so the rollback journal is on: slower, "
-    "and readers wait for writers. Prefer PostgreSQL for several workers."
 )
 LOST_COMMITS = (
     "the database is older than it was: {missing} commits are missing. Its -wal file was removed, or an older copy "
@@ -247,10 +242,6 @@ def has_wal_reset_bug(version: SqliteVersion) -> bool:
     return (3, 7, 0) <= version < (3, 51, 3)
 
 
-def journal_for(version: SqliteVersion, *, shared: bool) -> Literal["wal", "delete"]:
-    return "delete" if shared and has_wal_reset_bug(version) else "wal"
-
-
 class LockFile:
     """An advisory lock on a file of its own, which also keeps the number of commits that were made.
 
@@ -264,9 +255,9 @@ class LockFile:
             raise StoreUnavailable(f"{path} cannot be opened ({error.strerror})", reason="read_only") from None
         self._path = path
 
-    def take(self, *, shared: bool = False) -> bool:
+    def take(self) -> bool:
         try:
-            fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         return True
@@ -306,7 +297,7 @@ class SqliteDatabase(Database):
         self.notices: tuple[str, ...] = ()
         self._path = None if path is None else path.absolute()
         self._mode = mode
-        self.shared = mode == "worker"
+        self.shared = False
         self._lock: LockFile | None = None
         self._owner: LockFile | None = None
         self._writer: ConnectionWorker | None = None
@@ -322,8 +313,6 @@ class SqliteDatabase(Database):
     @classmethod
     async def open(cls, name: str | None, *, mode: Mode, patience: float) -> "SqliteDatabase":
         if not name or name == ":memory:":
-            if mode == "worker":
-                raise StoreError("a database in memory is one process's own: several workers need a file or PostgreSQL")
             database = cls(None, mode=mode)
             database._writer = await ConnectionWorker.connect(
                 "file::memory:", begin="BEGIN IMMEDIATE", patience=patience
@@ -470,8 +459,6 @@ class SqliteDatabase(Database):
             self._lock.note(self._commits)
         if self.seed is not None:
             await self._writer.transaction(self.seed)
-        if self.shared and self.journal == "delete":
-            self.notices += (SLOW_JOURNAL.format(version=sqlite3.sqlite_version),)
         if self._mode != "visitor":
             self._reader = await ConnectionWorker.connect(f"{path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
             self._lock.release()
@@ -480,10 +467,10 @@ class SqliteDatabase(Database):
         if self._mode == "visitor" or not has_wal_reset_bug(sqlite3.sqlite_version_info):
             return
         self._owner = LockFile(path.with_name(f"{path.name}-server"))
-        if not self._owner.take(shared=self.shared):
+        if not self._owner.take():
             raise StoreUnavailable(
                 f"another Weir serves from {path.name}, and SQLite {sqlite3.sqlite_version} is not safe for two: "
-                "stop it, start one Weir with several workers, or use PostgreSQL",
+                "stop it, or use PostgreSQL",
                 reason="locked",
             )
 
@@ -501,10 +488,9 @@ class SqliteDatabase(Database):
     def _set_journal(self, driver: sqlite3.Connection) -> str:
         if self._mode == "visitor":
             return pragma(driver, "journal_mode")
-        wanted = journal_for(sqlite3.sqlite_version_info, shared=self.shared)
-        mode = pragma(driver, f"journal_mode={wanted}")
-        if mode != wanted:
-            raise StoreUnavailable(f"the journal mode cannot be set to {wanted}: it is {mode}", reason="locked")
+        mode = pragma(driver, "journal_mode=wal")
+        if mode != "wal":
+            raise StoreUnavailable(f"the journal mode cannot be set to wal: it is {mode}", reason="locked")
         return mode
 
     def _note(self) -> None:

@@ -6,29 +6,21 @@ today, and :data:`NEWEST_NAMES`, which the operator has to opt in to. No process
 are Weir's own has bounds of its own; 25 ms and 5 ms are among them because they are promised.
 
 The aggregates are Weir's own, because ``GET /metrics`` must work without any exporter, OpenTelemetry has no histogram
-that can be observed from outside, and prometheus-client costs three times as much (with its files for several processes
-four times, and then without exemplars) and keeps neither the extremes that OTLP has nor the means that gauges are
-merged by.
+that can be observed from outside, and prometheus-client costs three times as much and does not keep the extremes that
+OTLP has.
 
 What a label may hold is bounded, because some of it comes from outside, model names above all: a text has at most 128
 characters and nothing in it that looks like a credential, a label 200 values, an instrument 2,000 series (a histogram
 500). What goes beyond that is counted under ``other``, so that sums stay right.
-
-A scrape reaches any one of several workers. Each leaves its readings in a folder, and who is asked adds them up: what
-another one says is as old as its last reading, two seconds or so, but never older than it was when it was scraped: a
-counter must not go back. So the sums of a worker that has died stay; what it said of the moment does not.
 """
 
-import contextlib
 import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
-from pathlib import Path
 from typing import Final, Literal, cast
-from uuid import uuid4
 
 import msgspec
 from msgspec.structs import replace
@@ -37,14 +29,9 @@ from proxy.errors import redact
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import names
 
-Merge = Literal["sum", "max", "mean"]
-
 
 class Instrument(msgspec.Struct, frozen=True, eq=False):
-    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets.
-
-    ``merge`` is what several worker processes' values of a gauge are put together by.
-    """
+    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -52,7 +39,6 @@ class Instrument(msgspec.Struct, frozen=True, eq=False):
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
-    merge: Merge = "sum"
 
     @property
     def prometheus(self) -> str:
@@ -94,8 +80,8 @@ def _counter(name: str, unit: str, said: str, *labels: str) -> Instrument:
     return Instrument(name, "counter", unit, said, labels)
 
 
-def _gauge(name: str, unit: str, said: str, *labels: str, merge: Merge = "sum") -> Instrument:
-    return Instrument(name, "gauge", unit, said, labels, merge=merge)
+def _gauge(name: str, unit: str, said: str, *labels: str) -> Instrument:
+    return Instrument(name, "gauge", unit, said, labels)
 
 
 def _histogram(name: str, unit: str, said: str, *labels: str, bounds: tuple[float, ...]) -> Instrument:
@@ -233,11 +219,11 @@ ACTIVE_REQUESTS = _gauge(
     "http.server.active_requests", "{request}", "Requests on the managed route that are being answered",
 )
 ACTIVE_STREAMS = _gauge("weir.streams.active", "{stream}", "Answers on the managed route that are being streamed")
-BUILD = _gauge("weir.build.info", "1", "Always 1; the version is a label", names.VERSION, merge="max")
+BUILD = _gauge("weir.build.info", "1", "Always 1; the version is a label", names.VERSION)
 HEALTH = _gauge(
     "weir.health", "1",
     "Mean of each health metric over the conversations served last; one that was not measured is absent",
-    names.HEALTH_METRIC, merge="mean",
+    names.HEALTH_METRIC
 )
 UNAUTHORISED = _counter(
     "weir.unauthorised", "{request}",
@@ -246,22 +232,22 @@ UNAUTHORISED = _counter(
 FIDELITY = _gauge(
     "weir.fidelity", "1",
     "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
-    names.POLICY, names.KIND, merge="mean",
+    names.POLICY, names.KIND
 )
 STORE_WAITING = _gauge(
     "weir.store.waiting", "{row}",
     "What waits in memory to be stored: exchanges' rows, and changes that the store refused", names.KIND,
 )
-STORE_SIZE = _gauge("weir.store.size", "By", "Bytes in use of the database, measured each hour", merge="max")
+STORE_SIZE = _gauge("weir.store.size", "By", "Bytes in use of the database, measured each hour")
 STORE_GROWTH = _gauge(
     "weir.store.growth", "By",
     "Bytes by which the database grew in 24h, 7d and 30d; absent while it is not known for so long",
-    names.PERIOD, merge="max",
+    names.PERIOD
 )
 TASKS = _gauge("weir.tasks", "{task}", "Asynchronous tasks that are under way; it rises with what is in flight")
 WINDOWS_LEARNED = _gauge(
     "weir.windows.learned", "{window}",
-    "Windows that hold because of an upstream's errors, stated there or inferred from refusals", merge="max",
+    "Windows that hold because of an upstream's errors, stated there or inferred from refusals"
 )
 LOOP_LAG = _histogram(
     "weir.loop.lag", "s", "How late the event loop wakes a task that sleeps, twice a second", bounds=SHORT_SECONDS,
@@ -281,7 +267,7 @@ PROCESS_RESIDENT = _gauge("process.resident.memory", "By", "Memory that is resid
 PROCESS_VIRTUAL = _gauge("process.virtual.memory", "By", "Memory that is mapped")
 PROCESS_FDS = _gauge("process.open_fds", "{fd}", "File descriptors that are open")
 PROCESS_MAX_FDS = _gauge("process.max_fds", "{fd}", "File descriptors that may be open")
-PROCESS_START = _gauge("process.start.time", "s", "When the process began, since the epoch", merge="max")
+PROCESS_START = _gauge("process.start.time", "s", "When the process began, since the epoch")
 DROPPED = _counter("weir.telemetry.dropped", "{record}", "Spans and log lines that were not delivered", names.KIND)
 # fmt: on
 
@@ -305,8 +291,6 @@ MAX_WAITING = 64
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 OPENMETRICS_TYPE = b"application/openmetrics-text"
-SILENT_AFTER = 15.0
-SUFFIX = ".readings"
 SCHEME = "http"  # Weir itself serves no other; TLS ends in front of it
 
 
@@ -335,7 +319,6 @@ class Metrics:
         self.streams = 0
         self._newest = newest
         self._lock = threading.Lock()
-        self._shared: WorkerReadings | None = None
         recorded = (*(NEWEST_NAMES if newest else FIRST_NAMES), *OWN)
         self._series: dict[Instrument, dict[Labels, Series]] = {each: {} for each in recorded}
         self._values: dict[Instrument, tuple[set[str], ...]] = {
@@ -435,16 +418,8 @@ class Metrics:
             found.append((instrument, sums))
         return found
 
-    def share(self, folder: Path) -> None:
-        self._shared = WorkerReadings(folder, {each.name: each for each in (*FIRST_NAMES, *NEWEST_NAMES, *OWN)})
-
-    def leave(self) -> None:
-        if self._shared is not None:
-            self._shared.leave(self.read)
-
     def render(self, *, openmetrics: bool = False) -> bytes:
-        found = self.read() if self._shared is None else self._shared.together(self._shared.leave(self.read))
-        return as_text(found, openmetrics=openmetrics)
+        return as_text(self.read(), openmetrics=openmetrics)
 
     def _begun(self, instrument: Instrument, labels: Labels, value: float) -> Series:
         bounds = instrument.bounds
@@ -537,60 +512,3 @@ def _escape(value: str) -> str:
 
 def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
-
-
-class WorkerReadings:
-    def __init__(self, folder: Path, instruments: Mapping[str, Instrument]) -> None:
-        self._folder = folder
-        self._instruments = instruments
-        self._mine = folder / f"{uuid4().hex}{SUFFIX}"
-        self._leaving = threading.Lock()
-
-    def leave(self, read: Callable[[], list[Family]]) -> list[Family]:
-        with self._leaving:
-            unfinished, families = self._mine.with_suffix(".unfinished"), read()
-            readings = [(instrument.name, list(found.items())) for instrument, found in families]
-            with contextlib.suppress(OSError):
-                unfinished.write_bytes(msgspec.json.encode(readings))
-                unfinished.replace(self._mine)
-        return families
-
-    def together(self, families: Sequence[Family]) -> list[Family]:
-        every: dict[str, list[Family]] = {instrument.name: [(instrument, found)] for instrument, found in families}
-        for path in {*self._folder.glob(f"*{SUFFIX}")} - {self._mine}:
-            with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-                speaks = time.time() - path.stat().st_mtime < SILENT_AFTER
-                read = msgspec.json.decode(path.read_bytes(), type=list[tuple[str, list[tuple[Labels, Series]]]])
-                for name, found in read:
-                    instrument = self._instruments[name]
-                    whole = {key: series for key, series in found if len(series.counts) == _buckets(instrument)}
-                    if speaks or instrument.kind != "gauge":
-                        every.setdefault(name, []).append((instrument, whole))
-        return [_merged(found) for found in every.values()]
-
-
-def _buckets(instrument: Instrument) -> int:
-    return len(instrument.bounds) + 1 if instrument.kind == "histogram" else 0
-
-
-def _merged(families: Sequence[Family]) -> Family:
-    instrument = families[0][0]
-    every: dict[Labels, list[Series]] = {}
-    for _, found in families:
-        for labels, series in found.items():
-            every.setdefault(labels, []).append(series)
-    if instrument.kind == "histogram":
-        return instrument, {labels: _added(several) for labels, several in every.items()}
-    totals = {labels: [series.total for series in several] for labels, several in every.items()}
-    return instrument, {labels: Series(_put_together(values, instrument.merge)) for labels, values in totals.items()}
-
-
-def _added(several: Sequence[Series]) -> Series:
-    counts = [sum(each) for each in zip(*(series.counts for series in several), strict=True)]
-    low, high = min(series.low for series in several), max(series.high for series in several)
-    exemplars = {place: each for series in several for place, each in series.exemplars.items()}
-    return Series(sum(series.total for series in several), counts, low, high, exemplars)
-
-
-def _put_together(values: Sequence[float], how: Merge) -> float:
-    return max(values) if how == "max" else sum(values) / (len(values) if how == "mean" else 1)

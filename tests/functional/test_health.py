@@ -105,25 +105,6 @@ async def test_a_conversation_alerts_on_its_third_request_above_the_mark_once_an
 
 
 @pytest.mark.requirement("A0.124", "A0.127")
-async def test_two_workers_that_share_a_database_tell_an_episode_once(tmp_path: Path) -> None:
-    """Each goes on from what the other has stored; within the moment before it is stored either may tell it."""
-    shared = Deployment(tmp_path / "w.db", 2)
-    async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator, webhook() as hook:
-        yaml = YAML.format(upstream=simulator.base_url, admin=ADMIN, window=WINDOW, policy=FULL, hook=hook.url)
-        yaml += "listen: {workers: 2}\n"
-        async with shared.serving("", yaml=yaml, folder=tmp_path, window=None) as workers:
-            chat = talk(workers)
-            for _ in range(8):
-                await chat.chat(1)
-                await workers.settled()
-            found = await ask(workers, f"conversations/{NAME}/health")
-            assert due(found) == [("utilization", True)]
-            assert len(found["history"]) == 8
-            await told(workers)
-    assert len(hook.got) == 1
-
-
-@pytest.mark.requirement("A0.124", "A0.127")
 async def test_replicas_in_turns_open_an_episode_once_tell_it_once_and_close_it(
     postgres_url: str, tmp_path: Path
 ) -> None:

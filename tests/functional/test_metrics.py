@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import json
 import math
-import os
 import re
 import sys
 import threading
@@ -32,10 +31,8 @@ from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry.metrics import (
     COST,
     FIRST_NAMES,
-    HEALTH,
     KEY_TOKENS,
     NEWEST_NAMES,
-    OVERHEAD,
     OWN,
     REQUESTS,
     TASKS,
@@ -570,67 +567,8 @@ async def test_the_metrics_need_no_key_and_hold_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("P15")
-def test_a_label_with_half_a_character_is_shared_like_any_other(tmp_path: Path) -> None:
-    workers = [Metrics(), Metrics()]
-    for metrics in workers:
-        metrics.share(tmp_path)
-        metrics.called(ModelCall(provider="p", model=json.loads('"m\\ud800"'), seconds=0.1))
-        metrics.leave()
-    page = Page.read(workers[0].render().decode())
-    assert page.total("gen_ai_client_operation_duration_seconds_count", gen_ai_request_model="m?") == 2
-
-
-def test_the_readings_of_several_workers_are_added_up_and_a_dead_ones_moment_is_over(tmp_path: Path) -> None:
-    workers = [Metrics(), Metrics(), Metrics()]
-    for number, metrics in enumerate(workers):
-        metrics.share(tmp_path)
-        metrics.watch(HEALTH, dict[tuple[str, ...], float]({("utilization",): 0.2 * number}).copy)
-        metrics.active = 1
-        metrics.add(REQUESTS, "ok", "p")
-        metrics.record(OVERHEAD, 0.01 * (number + 1), "")
-        metrics.leave()
-        metrics.record(OVERHEAD, 0.5, "")
-    (tmp_path / "torn.readings").write_bytes(b'[["weir.requests",')
-    page = Page.read(workers[0].render().decode())
-    assert page.total("weir_requests_total") == page.total("http_server_active_requests") == 3
-    assert page.total("weir_health") == pytest.approx(0.2)
-    assert page.total("weir_overhead_seconds_count") == 4, "one's own are of this moment, the others' of when they left"
-    assert page.total("weir_overhead_seconds_sum") == pytest.approx(0.56)
-    for path in tmp_path.glob("*.readings"):
-        os.utime(path, (0, 0))
-    page = Page.read(workers[0].render().decode())
-    assert page.total("weir_requests_total") == 3
-    assert page.total("http_server_active_requests") == 1
-    assert page.total("weir_health") == 0
-
-
-@pytest.mark.requirement("P15")
-def test_a_counter_never_goes_back_whichever_worker_is_asked_next(tmp_path: Path) -> None:
-    """Prometheus takes less than before for a start from nothing, and adds all of it once more."""
-    workers, seen = [Metrics(), Metrics()], list[float]()
-    for metrics in workers:
-        metrics.share(tmp_path)
-    for _ in range(4):
-        for metrics in workers:
-            metrics.add(REQUESTS, "ok", "p")
-            seen.append(Page.read(metrics.render().decode()).total("weir_requests_total"))
-    assert seen == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-@pytest.mark.requirement("P15", "A0.139")
-async def test_a_scrape_of_any_worker_shows_what_all_of_them_have_done(tmp_path: Path) -> None:
-    store = f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
-        arguments = ["--upstream", simulator.base_url, "--window", "8192", "--store", store, "--workers", "2"]
-        async with WeirProcess(arguments, free_port()) as process:
-            for number in range(24):
-                talk = Talk(process.client(f"sk-{number}"), [{"role": "user", "content": f"Question {number}"}])
-                await talk.ask()
-            seen: list[float] = []
-            async with asyncio.timeout(60):
-                while seen[-6:] != [24.0] * 6:
-                    page = await scraped(process.root)
-                    seen.append(page.total("weir_requests_total"))
-                    await asyncio.sleep(0.1)
-    assert page.total("weir_overhead_seconds_count") == page.total("weir_settlement_seconds_count") == 24
-    assert page.total("weir_build_info") == 1
+def test_a_label_with_half_a_character_is_shown_like_any_other() -> None:
+    metrics = Metrics()
+    metrics.called(ModelCall(provider="p", model=json.loads('"m\\ud800"'), seconds=0.1))
+    page = Page.read(metrics.render().decode())
+    assert page.total("gen_ai_client_operation_duration_seconds_count", gen_ai_request_model="m?") == 1

@@ -207,7 +207,7 @@ async def session(url: str) -> AsyncIterator[tuple[RunningWeir, Talk, RunningSim
 @pytest.mark.requirement("R.70", "P6")
 async def test_two_processes_that_write_at_once_what_waited_lose_no_original(postgres_url: str) -> None:
     """Both have batches of the same conversations: one process's hold, the originals are kept of both."""
-    stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
+    stores = [await Store.open(postgres_url) for _ in range(2)]
     queues = [WriteBehindQueue(store, degraded=lambda _: None) for store in stores]
     refs = set()
     for who, queue in enumerate(queues):

@@ -139,16 +139,10 @@ async def test_what_came_while_the_process_stood_still_is_read_before_it_is_too_
 
 
 @pytest.mark.requirement("A0.45", "R.79")
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_a_reload_asked_for_while_it_starts_or_stops_does_not_end_it(
-    tmp_path: Path, workers: int, postgres_url: str
-) -> None:
+async def test_a_reload_asked_for_while_it_starts_or_stops_does_not_end_it(tmp_path: Path) -> None:
     path = configured(tmp_path, "http://127.0.0.1:9/v1")
     path.write_text(path.read_text().replace("grace: 1s", "grace: 20s"))
-    arguments = ["--config", str(path)]
-    if workers > 1:
-        arguments += ["--workers", str(workers), "--store", postgres_url]
-    weir = WeirProcess(arguments, free_port())
+    weir = WeirProcess(["--config", str(path)], free_port())
     await weir.start()  # it listens, and takes up what came once it is ready
     assert weir.process is not None
     async with aiohttp.ClientSession() as session:

@@ -1,11 +1,8 @@
 """What the README and its neighbours print is typed as it stands; only the port is another one."""
 
 import asyncio
-import contextlib
 import re
 import shutil
-import sqlite3
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +16,6 @@ from proxy.cli.demo import ROWS
 from proxy.config.loading import load_config
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.store.sqlite import has_wal_reset_bug
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port
 
 README = (ROOT / "README.md").read_text()
@@ -85,32 +81,6 @@ async def test_weir_serves_in_front_of_any_server_as_printed(tmp_path: Path) -> 
             )
         assert answer.choices[0].message.content
         assert len(simulator.answered()) == 1
-
-
-@pytest.mark.skipif(not has_wal_reset_bug(sqlite3.sqlite_version_info), reason="this SQLite can share a WAL")
-async def test_two_workers_on_sqlite_work_with_a_rollback_journal_and_say_so(tmp_path: Path) -> None:
-    arguments = ["--workers", "2", "--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
-    async with WeirProcess(arguments, free_port()) as weir:
-        asked = {"model": "sim", "messages": [{"role": "user", "content": "Hello"}]}
-        answers = await asyncio.gather(*(weir.client().chat.completions.create(**asked) for _ in range(8)))
-        assert all(answer.choices[0].message.content for answer in answers)
-        with contextlib.closing(sqlite3.connect(f"file:{tmp_path}/w.db?mode=ro", uri=True)) as database:
-            assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-    assert any("Prefer PostgreSQL for several workers" in line for line in weir.log)
-    assert "`--workers 2` on SQLite works there" in HOW
-
-
-@pytest.mark.requirement("P9")
-def test_several_workers_are_refused_a_database_in_memory_which_each_would_have_for_itself() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "proxy", "serve", "--workers", "2", "--port", "0", "--store", "sqlite+aiosqlite://"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "a database in memory is one process's own" in done.stderr
 
 
 def test_the_configuration_that_is_printed_is_one(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ async def breaks_of_one(steps: int = STEPS) -> int:
         return batches(arrays_of(answered(simulator)))
 
 
-@pytest.mark.requirement("P9", "P2", "S.3", "R.76")
+@pytest.mark.requirement("P9", "P2", "S.3")
 async def test_two_replicas_in_turns_break_the_prefix_no_oftener_than_one(postgres_url: str) -> None:
     alone = await breaks_of_one()
     async with serve_simulator(SETTINGS, counter=COUNTER) as simulator:

@@ -83,7 +83,7 @@ ENVIRONMENTS: tuple[Mapping[str, str], ...] = (
 )
 FLAGS = (
     Flags(upstream="h"),
-    Flags(port=99999, workers=0),
+    Flags(port=99999),
     Flags(policy="audit", window=5, summarizer="none", auth_mode="keys"),
     Flags(host="0.0.0.0", auth_mode="open"),
 )

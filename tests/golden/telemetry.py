@@ -294,7 +294,7 @@ def otlp_lines(data: MetricsData) -> Iterator[str]:
 
 
 def metrics_text() -> str:
-    """The pages under either set of names, what is pushed, and the page of two workers together."""
+    """The pages under either set of names, and what is pushed."""
     out: list[str] = []
     for newest in (False, True):
         metrics = counted(newest=newest)
@@ -303,12 +303,6 @@ def metrics_text() -> str:
         scope = InstrumentationScope("weir", "1.2.3")
         pushed = otlp_lines(as_otlp(metrics.read(), Resource({"service.name": "weir"}), scope, since=1, now=2))
         out += [text for text in pushed if not newest or "gen_ai" in text]
-    with tempfile.TemporaryDirectory() as folder:
-        workers = [counted(newest=False), counted(newest=False)]
-        for metrics in workers:
-            metrics.share(Path(folder))
-            metrics.leave()
-        out += ["TOGETHER", *(text for text in workers[0].render().decode().splitlines() if "_bucket{" not in text)]
     return "\n".join(out) + "\n"
 
 

@@ -1,6 +1,6 @@
 """Processes that commit to one store at the same time, or until they are killed, for tests/proxy/test_audit.py.
 
-``many PATH BRANCH COUNT`` commits as one of several workers; ``killed PATH ROUNDS`` forks a writer per round, kills it
+``many URL BRANCH COUNT`` commits as one of several servers; ``killed PATH ROUNDS`` forks a writer per round, kills it
 with SIGKILL at a random moment and prints how many commits were acknowledged.
 """
 
@@ -20,9 +20,9 @@ from tests.proxy.store_rows import change, eviction, exchange, url
 PART = 20
 
 
-async def many(path: Path, branch: str, count: int) -> None:
+async def many(address: str, branch: str, count: int) -> None:
     """Commit ``count`` batches on a branch of its own, and an exchange with each fourth, a part whenever told to."""
-    store = await Store.open(url(path), shared=True, busy_timeout=20)
+    store = await Store.open(address, busy_timeout=20)
     for number in range(count):
         if number % PART == 0:  # else the first to get the lock might keep it to its end
             print("ready", flush=True)
@@ -71,7 +71,7 @@ def killed(path: Path, rounds: int) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["many", where, name, times]:
-            asyncio.run(many(Path(where), name, int(times)))
+        case ["many", address, name, times]:
+            asyncio.run(many(address, name, int(times)))
         case ["killed", where, times]:
             killed(Path(where), int(times))

@@ -441,12 +441,11 @@ async def test_tenants_have_chains_of_their_own(store: Store) -> None:
 
 
 @pytest.mark.requirement("A0.138")
-async def test_two_processes_and_two_hundred_commits_make_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "w.db"
-    await (await Store.open(url(path), shared=True)).close()
+async def test_two_processes_and_two_hundred_commits_make_one_line(postgres_url: str) -> None:
+    await (await Store.open(postgres_url)).close()
     writers = [
         await asyncio.create_subprocess_exec(
-            sys.executable, str(WRITER), "many", str(path), name, "100", env=ENVIRONMENT, **PIPES
+            sys.executable, str(WRITER), "many", postgres_url, name, "100", env=ENVIRONMENT, **PIPES
         )
         for name in ("b1", "b2")
     ]
@@ -460,7 +459,7 @@ async def test_two_processes_and_two_hundred_commits_make_one_line(tmp_path: Pat
     for writer in writers:
         _, said = await writer.communicate()
         assert writer.returncode == 0, said.decode()
-    store = await Store.open(url(path), shared=True)
+    store = await Store.open(postgres_url)
     rows = await chain_of(store)
     (chain,) = (await store.verify()).chains
     await store.close()

@@ -207,7 +207,6 @@ def test_flags_stand_above_environment_above_file_above_defaults(tmp_path):
 
     assert config.listen.host == "127.0.0.2"
     assert config.listen.port == 2000
-    assert config.listen.workers == 1
     assert config.store.url.endswith("flag.db")
     assert config.policy().window == 3000
     assert config.places[("listen", "port")] == "WEIR_PORT"
@@ -232,11 +231,11 @@ def test_every_variable_and_flag_reaches_its_value():
     assert (config.listen.host, config.listen.port, config.summarizer) == ("127.0.0.9", 0, "same")
     assert config.admin_token == SecretStr("admin-token")
 
-    flags = Flags(upstream="http://127.0.0.1:1/v1", policy="balanced", host="::1", port=1, workers=2, summarizer="none")
+    flags = Flags(upstream="http://127.0.0.1:1/v1", policy="balanced", host="::1", port=1, summarizer="none")
     config = load_config(env=env, flags=flags)
     assert upstream_for(config, "any").base_url == "http://127.0.0.1:1/v1"
     assert (config.default_policy, config.listen.host, config.listen.port) == ("balanced", "::1", 1)
-    assert (config.listen.workers, config.summarizer) == (2, None)
+    assert config.summarizer is None
 
 
 def test_a_wrong_value_of_the_environment_names_the_variable():

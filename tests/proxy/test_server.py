@@ -948,19 +948,16 @@ if __name__ == "__main__":
     sock.bind(("127.0.0.1", 0))
     sock.listen(128)
     print(sock.getsockname()[1], flush=True)
-    workers = int(sys.argv[1])
-    target = "served_app:app" if workers > 1 else app
-    sys.exit(run(target, sockets=[sock], workers=workers, limits=ServerLimits(grace=5)))
+    sys.exit(run(app, sockets=[sock], limits=ServerLimits(grace=5)))
 """
 
 
-async def started(tmp_path: Path, workers: int, **environment: str) -> asyncio.subprocess.Process:
+async def started(tmp_path: Path, **environment: str) -> asyncio.subprocess.Process:
     (tmp_path / "served_app.py").write_text(APP)
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
     return await asyncio.create_subprocess_exec(
         sys.executable,
         str(tmp_path / "served_app.py"),
-        str(workers),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **environment},
@@ -976,43 +973,24 @@ async def fetch(port: int) -> bytes:
 
 
 @pytest.mark.requirement("R.73")
-@pytest.mark.parametrize("workers", [1, 2])
 @on_uvloop
-async def test_sigterm_lets_an_open_answer_finish_and_ends_with_status_0(tmp_path: Path, workers: int) -> None:
-    process = await started(tmp_path, workers)
+async def test_sigterm_lets_an_open_answer_finish_and_ends_with_status_0(tmp_path: Path) -> None:
+    process = await started(tmp_path)
     assert process.stdout is not None
     port = int(await process.stdout.readline())
-    for _ in range(workers):  # one that a signal meets before it runs has nothing to finish
-        assert await asyncio.wait_for(process.stdout.readline(), 60) == b"lifespan.startup\n"
+    assert await asyncio.wait_for(process.stdout.readline(), 60) == b"lifespan.startup\n"
     assert status(await fetch(port)) == 200
     pending: Awaitable[bytes] = asyncio.ensure_future(fetch(port))
     await asyncio.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert status(await pending) == 200
     assert await asyncio.wait_for(process.wait(), 60) == 0
-    assert (await process.stdout.read()).split() == [b"lifespan.shutdown"] * workers
+    assert (await process.stdout.read()).split() == [b"lifespan.shutdown"]
 
 
-@pytest.mark.requirement("R.76")
 @on_uvloop
-async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
-    process = await started(tmp_path, 2)
-    assert process.stdout is not None
-    port = int(await process.stdout.readline())
-    first = int((await fetch(port)).split(b"\r\n\r\n")[1].split(b"\r\n")[1])
-    os.kill(first, signal.SIGKILL)
-    await asyncio.sleep(0.1)
-    answers = await asyncio.gather(*[fetch(port) for _ in range(20)], return_exceptions=True)
-    assert sum(isinstance(answer, bytes) and answer.startswith(b"HTTP/1.1 200") for answer in answers) >= 18
-    process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), 60) == 0
-    await process.stdout.read()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@on_uvloop
-async def test_an_application_that_cannot_start_ends_with_status_1(tmp_path: Path, workers: int) -> None:
-    process = await started(tmp_path, workers, FAIL="1")
+async def test_an_application_that_cannot_start_ends_with_status_1(tmp_path: Path) -> None:
+    process = await started(tmp_path, FAIL="1")
     assert process.stdout is not None
     assert await asyncio.wait_for(process.wait(), 60) == 1
     await process.stdout.read()

@@ -124,9 +124,9 @@ async def test_text_that_no_database_takes_comes_back_exactly(store: Store) -> N
 
 
 @pytest.mark.requirement("A0.105", "P8", "R.24")
-async def test_of_two_concurrent_commits_one_wins_and_the_other_stores_nothing(tmp_path: Path) -> None:
-    here = await Store.open(url(tmp_path / "w.db"), shared=True)
-    there = await Store.open(url(tmp_path / "w.db"), shared=True)
+async def test_of_two_concurrent_commits_one_wins_and_the_other_stores_nothing(postgres_url: str) -> None:
+    here = await Store.open(postgres_url)
+    there = await Store.open(postgres_url)
     await here.commit(change(0))
     results = await asyncio.gather(
         here.commit(change(1, of="x")), there.commit(change(1, of="y")), return_exceptions=True

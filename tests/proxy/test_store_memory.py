@@ -75,10 +75,10 @@ async def test_a_checkpoint_is_a_row_of_its_own_with_or_without_a_cut(store: Sto
 
 
 @pytest.mark.requirement("A0.105", "A0.114")
-async def test_of_two_concurrent_saves_one_wins_and_no_higher_version_is_lost(tmp_path: Path) -> None:
-    """Two workers on one file, twenty rounds: the loser is told the version, saves again, and both states are there."""
-    here = await Store.open(url(tmp_path / "w.db"), shared=True)
-    there = await Store.open(url(tmp_path / "w.db"), shared=True)
+async def test_of_two_concurrent_saves_one_wins_and_no_higher_version_is_lost(postgres_url: str) -> None:
+    """Two servers on one database, twenty rounds: the loser is told the version, saves again, and both states are there."""
+    here = await Store.open(postgres_url)
+    there = await Store.open(postgres_url)
 
     async def save(store: Store, said: str, expected: int) -> tuple[int, int]:
         losses = 0
@@ -439,9 +439,9 @@ async def test_a_fork_can_go_back_to_what_its_parent_was(store: Store) -> None:
 
 
 @pytest.mark.requirement("A0.105", "P8")
-async def test_rollbacks_and_commits_at_once_leave_one_line_of_versions(tmp_path: Path) -> None:
-    here = await Store.open(url(tmp_path / "w.db"), shared=True)
-    there = await Store.open(url(tmp_path / "w.db"), shared=True)
+async def test_rollbacks_and_commits_at_once_leave_one_line_of_versions(postgres_url: str) -> None:
+    here = await Store.open(postgres_url)
+    there = await Store.open(postgres_url)
     await here.commit(saved(0))
     row = await only(here)
     heads: list[int] = []

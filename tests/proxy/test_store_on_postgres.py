@@ -42,7 +42,7 @@ async def url(postgres: Postgres) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[Store]:
-    opened = await Store.open(url, shared=True)
+    opened = await Store.open(url)
     yield opened
     await opened.close()
 
@@ -67,7 +67,7 @@ async def grow(store: Store, rows: int) -> None:
 
 
 async def test_the_schema_is_made_once_and_is_the_newest(postgres_url: str) -> None:
-    opened = await asyncio.gather(*(Store.open(postgres_url, shared=True) for _ in range(3)))
+    opened = await asyncio.gather(*(Store.open(postgres_url) for _ in range(3)))
     assert {each.schema for each in opened} == {HEAD}
     for each in opened:
         await each.ping()
@@ -116,7 +116,7 @@ async def test_a_large_original_is_compressed_off_the_event_loop(store: Store, m
 
 @pytest.mark.requirement("P9")
 async def test_two_servers_that_archive_the_same_keep_it_once(store: Store, url: str, engine: AsyncEngine) -> None:
-    other = await Store.open(url, shared=True)
+    other = await Store.open(url)
     for number in range(8):
         given = tuple(original(n, of=f"batch {number}") for n in range(3))
         mine, theirs = (
@@ -188,7 +188,7 @@ async def test_what_was_changed_by_force_is_found(
 @pytest.mark.requirement("A0.138")
 async def test_four_writers_with_pools_of_their_own_make_one_line(url: str, store: Store) -> None:
     async def write(branch: str) -> None:
-        own = await Store.open(url, shared=True)
+        own = await Store.open(url)
         for number in range(15):
             given = change(number, branch=branch, conversation=branch, count=1, with_cut=number % 2 == 0)
             await own.commit(msgspec.structs.replace(given, evictions=(eviction(number),)))
@@ -254,7 +254,7 @@ async def test_a_fidelity_is_added_to_its_exchange_and_notes_and_deletion_are_au
 async def test_what_another_server_saves_meanwhile_does_not_hide_how_a_conversation_has_grown(
     store: Store, url: str
 ) -> None:
-    other = await Store.open(url, shared=True)
+    other = await Store.open(url)
     grown = [Trend(raw=1000 * n, length=n, at=float(n)) for n in (1, 2, 3)]
     await store.record([msgspec.structs.replace(exchange(0, at=1.5), trend=grown[0])])
     await other.commit(saved(0, at=5000.0))

@@ -593,7 +593,7 @@ async def test_an_allowance_is_of_the_last_hour_and_of_so_many_tenants() -> None
 @pytest.mark.requirement("P9", "S.3")
 async def test_what_one_server_learns_of_a_model_the_others_know(postgres_url: str) -> None:
     """Each has a store of its own on the same PostgreSQL."""
-    stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
+    stores = [await Store.open(postgres_url) for _ in range(2)]
     first, other = (Summarizer(store=store) for store in stores)
     schema = replace(QUESTION, key="", schema={"type": "object"})
     refusing = Model(((400, b'{"error": {"message": "response_format is not supported"}}'),))
@@ -617,7 +617,7 @@ async def test_what_one_server_learns_of_a_model_the_others_know(postgres_url: s
 
 @pytest.mark.requirement("P9", "S.28")
 async def test_servers_together_take_no_more_tokens_of_an_hour_than_one_may(postgres_url: str) -> None:
-    stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
+    stores = [await Store.open(postgres_url) for _ in range(2)]
     first, other = (Summarizer(store=store) for store in stores)
     terms = msgspec.structs.replace(TERMS, tokens_per_hour=300)
     asked = Model()
@@ -634,7 +634,7 @@ async def test_servers_together_take_no_more_tokens_of_an_hour_than_one_may(post
 @pytest.mark.requirement("P9", "R.50")
 async def test_a_model_that_failed_one_server_rests_for_the_others_too(postgres_url: str) -> None:
     """Each has a store and a clock of its own; the time of day is everybody's."""
-    stores = [await Store.open(postgres_url, shared=True) for _ in range(2)]
+    stores = [await Store.open(postgres_url) for _ in range(2)]
     clocks, today = [Clock(), Clock(5_000.0)], Clock(1_000_000.0)
     first, other = (
         Summarizer(store=store, clock=clock, now=today) for store, clock in zip(stores, clocks, strict=True)
