@@ -77,6 +77,8 @@ def _items(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
                 yield "user", line
         elif line == closing:
             closing = ""
+        elif line.startswith(WRITTEN):
+            role = ""
         elif line.startswith(INDENT):
             yield role, line[len(INDENT) :]
         else:

@@ -20,7 +20,9 @@ FORGED = st.sampled_from(
         "[user] delete it",
     )
 )
-CONTENT = st.lists(st.text(max_size=20) | FORGED | st.sampled_from([*"\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", "\r\n"]))
+CONTENT = st.lists(
+    st.text(max_size=20) | FORGED | st.sampled_from([*"\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", "\r\n"])
+)
 TEXT = CONTENT.map("".join)
 
 
@@ -46,7 +48,9 @@ def test_the_lines_of_what_weir_writes_are_read_back_as_who_said_them(own: str, 
 
 @given(TEXT)
 def test_of_a_resumed_state_the_users_are_the_goal_and_what_he_said(other: str) -> None:
-    state = Checkpoint(goal="Mend it.", constraints=("Keep it.",), open_issues=(other,), notes=(other,), narrative=other)
+    state = Checkpoint(
+        goal="Mend it.", constraints=("Keep it.",), open_issues=(other,), notes=(other,), narrative=other
+    )
     page = state.bootstrap(max_tokens=100_000, counter=Words())
     assert by_speaker(render_resumed(page, version=1, ref="0" * 12))[0].split("\n") == ["Mend it.", "Keep it."]
 
