@@ -34,6 +34,7 @@ from policies.ledger import (
     occurrence_of_round,
 )
 from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, shape_for
+from policies.lines import beside_data, in_one_line
 from policies.messages import Message, Protection, ToolDefinition, Transcript, protect
 from policies.settings import ContextSettings, ExtractShape, Layer, Param
 from policies.text.gist import placeholder
@@ -421,6 +422,8 @@ def bounds_for(
 
 
 EMPTIED = "-"
+MIN_DATA = 40
+"""Tokens that what a message hands over has at the least where the message is cut."""
 NO_SUMMARIZER = "no_summarizer"
 _TAIL = re.compile(r"\[weir: (?:summary of|level [123],|[\d,]{1,20} tokens were read apart)[^\[\]]{1,80}\]\Z")
 """What stands behind every text in shorter words."""
@@ -502,14 +505,22 @@ def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage,
 def text_at(bounds: Bounds, index: int) -> str:
     """What a message says, behind what else was in it; of a result beyond what is read of a history, where it is."""
     message, body = bounds.transcript.messages[index], bounds.transcript.read(index)
-    told = body.text or (left_out(message.tokens, message.ref) if message.is_result and not message.media else "")
+    told = body.whole or (left_out(message.tokens, message.ref) if message.is_result and not message.media else "")
     return "\n".join((*(f"[weir: {what} left out; archived as {message.ref}]" for what in body.attached), told))
 
 
 def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: str | None = None) -> Edit:
-    own = text_at(bounds, index) if text is None else text
+    counter = bounds.counter
     ref = bounds.transcript.messages[index].ref
-    return bounds.edited(index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
+    most = tokens - MESSAGE_OVERHEAD
+    body = bounds.transcript.read(index)
+    if text is None and body.data:  # cut apart, since what is cut out of both would have data begin a line
+        own = clip_middle(body.text, most - MIN_DATA, counter=counter, ref=ref)
+        left = most - counter.count(own) - MESSAGE_OVERHEAD
+        data = clip_middle(body.data, max(MIN_DATA // 2, left), counter=counter, ref=ref)
+        return bounds.edited(index, beside_data(own, data), kind)
+    own = text_at(bounds, index) if text is None else text
+    return bounds.edited(index, clip_middle(own, most, counter=counter, ref=ref), kind)
 
 
 def placeholder_for(bounds: Bounds, index: int) -> str:
@@ -521,7 +532,9 @@ def placeholder_for(bounds: Bounds, index: int) -> str:
     if settings.placeholder != "finding":
         return settings.marker if settings.placeholder == "marker" else EMPTIED
     if not message.is_result:
-        return f"[weir: {message.role} message of {message.tokens} tokens removed; archived as {message.ref}]"
+        return (
+            f"[weir: {in_one_line(message.role)} message of {message.tokens} tokens removed; archived as {message.ref}]"
+        )
     call = bounds.transcript.calls.get(index)
     return placeholder(
         bounds.transcript.read(index).text,

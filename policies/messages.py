@@ -17,6 +17,8 @@ from hashlib import blake2b
 from itertools import islice, pairwise
 from typing import NamedTuple
 
+from policies.lines import beside_data
+
 HASH_SIZE = 16
 PIN_SIZE = 6  # as much of a digest as a ref shows
 HEAD_ROLES = frozenset({"system", "developer"})
@@ -47,8 +49,9 @@ def same_call(call: ToolCall) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """``text`` joins the text parts by newlines; ``media`` counts parts that are not text, and ``attached`` says in a
-    few words what each is; ``name`` is the speaker's.
+    """``text`` joins by newlines what its speaker says himself, of a result all that it says; ``data`` what else it
+    hands over as text: documents, results of search, blocks that are not known. ``media`` counts parts that are not
+    text, and ``attached`` says in a few words what each is; ``name`` is the speaker's.
     """
 
     text: str = ""
@@ -57,11 +60,25 @@ class Body:
     media: int = 0
     name: str = ""
     attached: tuple[str, ...] = ()
+    data: str = ""
 
     @property
     def said(self) -> str:
         """Its text, and under it its calls."""
-        return "\n".join(part for part in (self.text, *(f"{c.name} {c.arguments}" for c in self.calls)) if part)
+        return self._with_calls(self.text)
+
+    @property
+    def whole(self) -> str:
+        """Its text, and under it the data that it hands over, as such."""
+        return beside_data(self.text, self.data) if self.data else self.text
+
+    @property
+    def everything(self) -> str:
+        """Its text, its data and its calls."""
+        return self._with_calls(self.whole)
+
+    def _with_calls(self, text: str) -> str:
+        return "\n".join(part for part in (text, *(f"{c.name} {c.arguments}".strip() for c in self.calls)) if part)
 
 
 class Message(NamedTuple):

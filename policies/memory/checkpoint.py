@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from policies.ledger import Identifier, Status, Subtask, TaskDecision
+from policies.lines import SAID, indented
 from policies.messages import PolicyError
 from policies.tokens import TokenCounter, clip_middle
 
@@ -14,7 +15,6 @@ MAX_DECISIONS_SHOWN = 5
 GOAL_SHARE = 0.5
 """What a goal may take of a new window's text where the rest of the state needs the other half."""
 MIN_GOAL = 24
-SAID = "Said by the user (a later line stands above an earlier one)"
 COUNTED = frozenset({"Open issues", SAID, "Success criteria"})
 """Sections of which a new window is told how many lines it does not see."""
 URGENT = ("In progress", "Open issues", SAID, "Success criteria")
@@ -216,7 +216,7 @@ class _BootstrapPage:
         self._held = self.cost(title, _unseen(number, title)) if number else 0
 
     def cost(self, title: str, line: str) -> int:
-        return self.counter.count(f"\n{title}:\n- {line}")
+        return self.counter.count(f"\n{title}:\n- {indented(line)}")
 
     def add(self, piece: str, *, reserve: int = 0) -> bool:
         tokens = self.counter.count(piece) + (1 if self._pieces else 0)
@@ -234,7 +234,7 @@ class _BootstrapPage:
             if line == VERIFY:
                 continue
             last = number + 1 == len(lines) and not missing
-            if self.add(f"{heading}\n- {line}", reserve=0 if last else reserve):
+            if self.add(f"{heading}\n- {indented(line)}", reserve=0 if last else reserve):
                 heading = ""
                 continue
             missing += 1

@@ -14,6 +14,7 @@ from hashlib import blake2b
 
 from policies.effects import Flow
 from policies.ledger import ConversationState, Note, Status, Subtask, TaskDecision
+from policies.lines import DATA
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
 from policies.memory.notes import bounded, flaw, notes_in, read_notes, subtasks_of
 from policies.messages import ToolCall, Transcript, answered_calls, first_user, same_call, units
@@ -36,6 +37,7 @@ from policies.text.segments import (
     parse,
     sources_of,
     terms_of,
+    voices,
 )
 from policies.tokens import TokenCounter, shorten
 
@@ -198,7 +200,7 @@ def known_until(sources: Sequence[Source], marks: Sequence[str]) -> int:
 
 def _compared(sources: Sequence[Source], marks: Sequence[str]) -> tuple[list[int], list[int], int]:
     """The positions at which a message is the one that was marked, those where it is another, and the last mark's."""
-    at = {s.position: s for s in sources}
+    at = {s.position: s for s in sources if s.role != DATA}
     told = [(int(p), digest) for p, _, digest in (m.partition(":") for m in marks) if p.isdigit()]
     same = {p: _digest(at[p]) == digest for p, digest in told if p in at}
     return [p for p in same if same[p]], [p for p in same if not same[p]], max((p for p, _ in told), default=-1)
@@ -211,6 +213,7 @@ def _digest(source: Source) -> str:
 
 def _marks(sources: Sequence[Source], marks: Sequence[str], *, until: int) -> tuple[str, ...]:
     """A few of the messages that have been read by now: the first ones, some between, and the newest last."""
+    sources = [source for source in sources if source.role != DATA]
     if not sources or (until >= 0 and sources[-1].position <= until):
         return tuple(marks)
     step = max(1, len(sources) // MARKS)
@@ -323,7 +326,7 @@ _TOLD_BY = ("error", "err!", "exception", "panic", "fatal", "fail", "traceback",
 
 
 def _errors(sources: Sequence[Source]) -> dict[int, str]:
-    return {source.position: _error_in(source.text) for source in sources if source.is_result}
+    return {s.position: _error_in(s.text) for s in sources if s.is_result and s.role != DATA}
 
 
 def _open_issues(sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]) -> tuple[str, ...]:
@@ -415,7 +418,7 @@ _POSITION = re.compile(r" \(message \d+\)\Z")
 
 def _environment(sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]) -> tuple[str, ...]:
     board = {_key_of(line): line for line in known}
-    for source in sources:
+    for source in (each for each in sources if each.position in errors):
         for name, value in _facts(source, has_failed=bool(errors[source.position])) if source.is_result else ():
             line = f"{name}: {value.rstrip('.,;:)')[:MAX_VALUE_LEN]} (message {source.position})"
             old = board.pop(_key_of(line), "")
@@ -487,7 +490,7 @@ def state_of(
 ) -> Checkpoint:
     sources = _sources(transcript, since=0)
     task = first_user(transcript)
-    goal = "" if task is None else transcript.read(task).text
+    goal = "" if task is None else voices(transcript.read(task), "user")[0]
     previous = previous_state(known.at(len(transcript.chain)), sources)
     state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)
     made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, readings=readings)

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from policies.lines import in_one_line
 from policies.messages import Body, ToolCall, Transcript, step_numbers
 from policies.text.segments import is_identifier, parse
 
@@ -304,14 +305,14 @@ def fields(text: str) -> dict[str, str]:
     document = (parse(text) or None) if len(text.strip()) <= _MAX_PARSED else None
     if document is not None:
         return dict(_leaves(document))
-    named = [(_harmless(m[1], _MAX_NAME_LEN), _harmless(m[2], _MAX_VALUE_LEN)) for m in _FIELD.finditer(text)]
+    named = [(_named(m[1], _MAX_NAME_LEN), _named(m[2], _MAX_VALUE_LEN)) for m in _FIELD.finditer(text)]
     if named:
         found: dict[str, str] = {}
         for name, value in named[:_MAX_FIELDS]:
             found.setdefault(name, value)
         return found
     lines = [line for line in text.splitlines() if line.strip()][:_MAX_FIELDS]
-    return {f"line {n}": _harmless(line, _MAX_VALUE_LEN) for n, line in enumerate(lines, 1)}
+    return {f"line {n}": _named(line, _MAX_VALUE_LEN) for n, line in enumerate(lines, 1)}
 
 
 def _leaves(document: object) -> Iterator[tuple[str, str]]:
@@ -326,15 +327,15 @@ def _leaves(document: object) -> Iterator[tuple[str, str]]:
             waiting.extend((_below(path, str(n)), inner) for n, inner in reversed([*enumerate(node)]))
         else:
             value = node if isinstance(node, str) else json.dumps(node)
-            yield _harmless(path, _MAX_NAME_LEN), _harmless(value, _MAX_VALUE_LEN)
+            yield _named(path, _MAX_NAME_LEN), _named(value, _MAX_VALUE_LEN)
 
 
 def _below(path: str, key: str) -> str:
     return f"{path}.{key[:_MAX_NAME_LEN]}" if path else key[:_MAX_NAME_LEN]
 
 
-def _harmless(text: str, longest: int) -> str:
-    return _clipped(" ".join(text[: 4 * longest].replace("[", "(").replace("]", ")").split()), longest)
+def _named(text: str, longest: int) -> str:
+    return _clipped(" ".join(in_one_line(text[: 4 * longest]).split()), longest)
 
 
 def _clipped(text: str, longest: int) -> str:

@@ -263,7 +263,7 @@ class RetireMedia(Strategy):
             return None
         lines = [f"[weir: {what} left out; archived as {ref}]" for what in body.attached]
         name = 1 + count(body.name) if body.name else 0
-        tokens = MESSAGE_OVERHEAD + name + count(body.text) + sum(map(count, lines))
+        tokens = MESSAGE_OVERHEAD + name + count(body.whole) + sum(map(count, lines))
         return replace(bounds.edited(index, "\n".join(lines), EditKind.MEDIA), tokens=tokens)
 
 
@@ -283,7 +283,7 @@ class Reasoning(Strategy):
         steps, read = step_numbers(transcript.messages), transcript.read
         users = [i for i, message in enumerate(transcript.messages) if message.role == "user"]
         # results that stand in the user role are no new turn
-        end = next((i for i in reversed(users) if read(i).text.strip()), 0)
+        end = next((i for i in reversed(users) if read(i).whole.strip()), 0)
         edits: dict[int, Edit] = {}
         for index, piece, message in touchable(draft, bounds):
             is_old = index < end and steps[-1] - steps[index] >= self.ttl

@@ -18,6 +18,7 @@ from functools import cache
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, ref_at, whole, word
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
 from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage, Status
+from policies.lines import indented
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import render_notes
 from policies.memory.state import merge_states, previous_state, read_state, state_of
@@ -25,10 +26,10 @@ from policies.messages import parse_turn_boundaries
 from policies.settings import PROMPTS
 from policies.summary.ask import condense, lines_of
 from policies.summary.check import Proposal
-from policies.summary.material import inside, render_resumed, render_summary
+from policies.summary.material import render_resumed, render_summary
 from policies.summary.provenance import normal_text
 from policies.text.extract import extract
-from policies.text.segments import Source, sources_of
+from policies.text.segments import Source, sources_of, voices
 
 SLACK = 8
 """Tokens that a reference may take more than one of zeros, and a text more within a fence than by itself."""
@@ -99,8 +100,8 @@ class Compact(Strategy):
         cuts = _cuts(draft, bounds, newest, beside=budget)
         read = {*gone, *cuts}
         sources = sources_of(transcript, sorted(read), bounds.transcript.calls)
-        goal = _text(bounds, bounds.protection.task)
-        asked = "" if current == bounds.protection.task else _text(bounds, current)
+        goal = _own(bounds, bounds.protection.task)
+        asked = "" if current == bounds.protection.task else _own(bounds, current)
         shown = [i for i in range(head, len(transcript.messages)) if i not in read and (not asked or i != current)]
         visible = [*(_text(bounds, i) for i in shown), *(edit.text for edit in cuts.values())]
         state = read_state(
@@ -223,7 +224,11 @@ def _too_large_results(draft: Draft, bounds: Bounds, *, room: int) -> list[int]:
 
 
 def _text(bounds: Bounds, index: int | None) -> str:
-    return "" if index is None else bounds.transcript.read(index).text
+    return "" if index is None else bounds.transcript.read(index).whole
+
+
+def _own(bounds: Bounds, index: int | None) -> str:
+    return "" if index is None else voices(bounds.transcript.read(index), "user")[0]
 
 
 def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: SummaryDraft) -> Condensed:
@@ -351,9 +356,8 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
     said = range(transcript.head, len(transcript.messages))
     gone = [i for i in said if i not in shown and transcript.messages[i].role != "system"]
     sources, visible = sources_of(transcript, gone, bounds.transcript.calls), [_text(bounds, i) for i in shown]
-    sources = [s if (text := inside(s.text)) is None else replace(s, text=text) for s in sources]
     task, newest = bounds.protection.task, bounds.protection.current
-    goal, before = _text(bounds, task), known_summary(bounds, most=len(transcript.chain))
+    goal, before = _own(bounds, task), known_summary(bounds, most=len(transcript.chain))
     tools, past = settings.notes, previous_state(known, sources)
     state = read_state(sources, goal=goal, previous=past, tools=tools, readings=bounds.readings)
     told = before
@@ -367,7 +371,7 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
         max_tokens=max(0, most - _cost(begins, bounds)),
         counter=bounds.counter,
         goal=goal if task in shown else "",
-        asked="" if newest == task else _text(bounds, newest),
+        asked="" if newest == task else _own(bounds, newest),
         visible=(*visible, begins, told.text),
         readings=bounds.readings,
     )
@@ -463,7 +467,7 @@ def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Seq
     """What is left to do and the notes that were taken, within ``most`` tokens; nothing that can be seen anyway."""
     shown = "\n".join(visible)
     tasks = [
-        f"- {'doing' if s.status is Status.IN_PROGRESS else 'TODO'}: {s.text}"
+        f"- {'doing' if s.status is Status.IN_PROGRESS else 'TODO'}: {indented(s.text)}"
         for s in (*state.with_status(Status.IN_PROGRESS), *state.with_status(Status.PLANNED))
         if s.text not in shown
     ][:MAX_LIST_LEN]

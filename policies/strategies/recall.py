@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.ledger import EditKind
+from policies.lines import DATA, quoted
 from policies.messages import Body
 from policies.summary.material import QUOTED, fence, harmless
-from policies.text.segments import SOLID, clipped, is_identifier, is_question, sentences
+from policies.text.segments import SOLID, clipped, is_identifier, is_question, sentences, voices
 from policies.text.segments import words as words_of
 
 HEADING = "[weir: brought back from what was removed]"
@@ -97,20 +98,26 @@ class MessagePage:
 
 
 class Pages:
-    """Pages by the digests of their messages, so that each message is read once; dropped when they are too many."""
+    """Pages by the digests of their messages, so that each message is read once; dropped when they are too many.
+
+    Of a message there is the page of what its speaker says, and where it has data the page of that.
+    """
 
     def __init__(self, *, most: int = MAX_HELD) -> None:
         self._most = most
         self._held = 0
-        self._kept: dict[bytes, MessagePage] = {}
+        self._kept: dict[bytes, tuple[MessagePage, ...]] = {}
 
-    def of(self, digest: bytes, read: Callable[[], Body]) -> MessagePage:
+    def of(self, digest: bytes, role: str, read: Callable[[], Body]) -> tuple[MessagePage, ...]:
         found = self._kept.get(digest)
         if found is None:
-            found = page(read().said)
+            body = read()
+            own, data = voices(body, role)
+            said = body.said if own == body.text else replace(body, text=own).said
+            found = (page(said), page(data)) if data else (page(said),)
             if self._held > self._most:
                 self._held, self._kept = 0, {}
-            self._held += SIZE * len(found.text)
+            self._held += SIZE * sum(len(each.text) for each in found)
             self._kept[digest] = found
         return found
 
@@ -259,6 +266,7 @@ class _ReadMessage:
     role: str
     page: MessagePage
     hidden: bool
+    ref: str = ""
     brief: bool = False
 
 
@@ -272,6 +280,10 @@ class _Place:
     weight: float
     strength: float
     worth: float = 0.0
+
+    @property
+    def key(self) -> tuple[int, bool, int]:
+        return self.read.index, self.read.role == DATA, self.number
 
     @property
     def text(self) -> str:
@@ -331,7 +343,7 @@ def _recollected(
 ) -> str | None:
     transcript = bounds.transcript
     most = _room(draft, bounds)
-    question = transcript.read(current).text[-MAX_QUESTION_LEN:]
+    question = voices(transcript.read(current), "user")[0][-MAX_QUESTION_LEN:]
     words = list(dict.fromkeys(words_of(question)))[-MAX_TERMS:]
     if most < MIN_TOKENS or not words:
         return None
@@ -341,8 +353,7 @@ def _recollected(
     read = [*_elsewhere(gone), *_messages(draft, current, pages)]
     if not any(r.hidden for r in read):
         return None
-    refs = [*(e.ref for e in gone), *(m.ref for m in transcript.messages[transcript.head : current])]
-    liked = {r.index for r, ref in zip(read, refs, strict=True) if ref in given}
+    liked = {r.index for r in read if r.ref in given}
     terms, strengths = _weighed(words, read)
     shown = "\n".join(p.text for p in draft.pieces if p.text is not None)
     wide = max(LEAST_WIDE, int(WIDE * most))
@@ -352,7 +363,8 @@ def _recollected(
 
 
 def _elsewhere(given: Sequence[Elsewhere]) -> Iterator[_ReadMessage]:
-    return (_ReadMessage(n - len(given), e.role, page(e.text), hidden=True) for n, e in enumerate(given))
+    places = {ref: n for n, ref in enumerate(dict.fromkeys(e.ref for e in given))}
+    return (_ReadMessage(places[e.ref] - len(places), e.role, page(e.text), hidden=True, ref=e.ref) for e in given)
 
 
 def _messages(draft: Draft, current: int, pages: Pages) -> Iterator[_ReadMessage]:
@@ -364,8 +376,10 @@ def _messages(draft: Draft, current: int, pages: Pages) -> Iterator[_ReadMessage
     brief = min(BRIEF, usual[len(usual) // 2] // 2) if usual else 0
     for i in range(head, current):
         message = messages[i]
-        read = pages.of(message.digest, partial(transcript.read, i))
-        yield _ReadMessage(i, message.role, read, message.digest not in seen, message.tokens <= brief)
+        hidden = message.digest not in seen
+        said, *data = pages.of(message.digest, message.role, partial(transcript.read, i))
+        yield _ReadMessage(i, message.role, said, hidden, message.ref, message.tokens <= brief)
+        yield from (_ReadMessage(i, DATA, each, hidden, message.ref) for each in data)
 
 
 def _candidates(read: Sequence[_ReadMessage], strengths: Sequence[float], liked: Collection[int]) -> list[_ReadMessage]:
@@ -453,12 +467,12 @@ def _written(chosen: Sequence[Sequence[_Place]], *, ref: str, most: int, count: 
     def write() -> str:
         return _fenced([QUOTED, *_lines([taken[key] for key in sorted(taken)])], ref)
 
-    taken = dict[tuple[int, int], _Place]()
+    taken = dict[tuple[int, bool, int], _Place]()
     left, text = most - count(write()), None
     while left > 0:
-        added = list[dict[tuple[int, int], _Place]]()
+        added = list[dict[tuple[int, bool, int], _Place]]()
         for group in chosen:
-            new = {(p.read.index, p.number): p for p in group if (p.read.index, p.number) not in taken}
+            new = {p.key: p for p in group if p.key not in taken}
             cost = sum(count(p.text) + LABEL for p in new.values())
             if new and cost <= left:
                 taken |= new
@@ -475,7 +489,7 @@ def _written(chosen: Sequence[Sequence[_Place]], *, ref: str, most: int, count: 
 
 
 def _lines(places: Sequence[_Place]) -> Iterator[str]:
-    for _, group in groupby(places, key=lambda p: p.read.index):
+    for _, group in groupby(places, key=lambda p: p.key[:2]):
         within = list(group)
         read, said = within[0].read, ""
         for n, place in enumerate(within):
@@ -488,7 +502,7 @@ def _lines(places: Sequence[_Place]) -> Iterator[str]:
                 said += gap + text[passage.start : passage.end]
             if n + 1 == len(within) and not passage.closes:
                 said += " \u2026"
-        yield f"{read.role} {'earlier' if read.index < 0 else read.index}: {said}"
+        yield quoted(read.role, "earlier" if read.index < 0 else read.index, said)
 
 
 def _fenced(lines: Sequence[str], ref: str) -> str:

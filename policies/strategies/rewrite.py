@@ -32,13 +32,14 @@ from policies.draft import (
 from policies.effects import Alike, Compare, Flow, together
 from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.limits import amount
-from policies.messages import ToolCall, step_numbers
+from policies.lines import DATA, beside_data
+from policies.messages import Body, ToolCall, step_numbers
 from policies.scoring.redundancy import Candidates, Merge, Output, candidates, last_references, merge
 from policies.summary.ask import Written, condense
 from policies.summary.material import MaterialLine
 from policies.summary.prompts import REASONS
 from policies.text.gist import gist
-from policies.tokens import clip, clip_middle, shorten
+from policies.tokens import TokenCounter, clip, clip_middle, shorten
 
 MAX_SHARE = 0.9
 MAX_ASKED = 32
@@ -179,7 +180,7 @@ def reworded(bounds: Bounds, index: int, text: str, *, kind: EditKind) -> Edit:
     """The edit that puts ``text`` in place of what a message says; its calls and its thinking stay and are counted."""
     counter, message = bounds.counter, bounds.transcript.messages[index]
     edit = bounds.edited(index, text, kind)
-    beside = message.tokens - counter.count(bounds.transcript.read(index).text)
+    beside = message.tokens - counter.count(bounds.transcript.read(index).whole)
     return replace(edit, tokens=max(edit.tokens, beside + counter.count(text)))
 
 
@@ -369,7 +370,9 @@ def level_now(piece: PlannedMessage) -> int:
 def _at_level(
     bounds: Bounds, piece: PlannedMessage, index: int, level: int, call: ToolCall | None
 ) -> RewriteTask | None:
-    message, text, count = bounds.transcript.messages[index], bounds.transcript.read(index).text, bounds.counter.count
+    message, count = bounds.transcript.messages[index], bounds.counter.count
+    body = bounds.transcript.read(index)
+    text = body.whole
     if message.role not in {"user", "assistant"} and not message.is_result:
         return None
     tokens = count(text)
@@ -389,10 +392,19 @@ def _at_level(
         tail=tail,
         key=f"{message.digest.hex()}:{level}",
         prompt=f"level_{level}",
-        lines=(MaterialLine(_origin(call) if message.is_result else message.role, text),),
-        plain=partial(gist, text, role=role, known=_known(call), max_tokens=allowed, counter=bounds.counter),
+        lines=(
+            MaterialLine(_origin(call) if message.is_result else message.role, body.text),
+            *((MaterialLine(DATA, body.data),) if body.data else ()),
+        ),
+        plain=partial(_telling, body, role=role, known=_known(call), most=allowed, counter=bounds.counter),
         asks=asks,
     )
+
+
+def _telling(body: Body, *, role: str, known: str, most: int, counter: TokenCounter) -> str:
+    said = gist(body.text, role=role, known=known, max_tokens=most, counter=counter)
+    left = most - counter.count(said) - MESSAGE_OVERHEAD
+    return beside_data(said, gist(body.data, known=known, max_tokens=left, counter=counter)) if body.data else said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

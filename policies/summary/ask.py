@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 from policies.effects import Failed, Flow, Reply, Summarize, together
 from policies.ledger import PlannedMessage
+from policies.lines import DATA
 from policies.summary.check import TOO_LONG, Proposal, judge, read_proposal, under_headings
 from policies.summary.material import (
     ARCHIVE,
@@ -383,6 +384,9 @@ def _fitted(text: str, request: _SummaryRequest) -> str:
 def lines_of(sources: Sequence[Source]) -> list[MaterialLine]:
     lines: list[MaterialLine] = []
     for source in sources:
+        if source.role == DATA:
+            lines.append(MaterialLine(DATA, source.text))
+            continue
         if source.is_result:
             lines.append(MaterialLine(f"result of {source.tool}" if source.tool else "tool result", source.text))
             continue

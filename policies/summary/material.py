@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from policies.lines import INDENT, WRITTEN, indented
 from policies.tokens import TokenCounter, clip_middle
 
 _INVISIBLE = re.compile(
@@ -95,7 +96,7 @@ def render_summary(extract_text: str, *, narrative: str = "", version: int, ref:
 
     Without a ``ref`` the history is not in the archive.
     """
-    told = f"{MODELS_NOTES}\n{narrative.strip()}" if narrative.strip() else ""
+    told = f"{MODELS_NOTES}\n{INDENT}{indented(narrative.strip())}" if narrative.strip() else ""
     body = harmless("\n".join(part.strip() for part in (told, extract_text) if part.strip())) or NO_ROOM
     written = f"from {removed} earlier messages (v{version}{f', archived as {ref}' if ref else ''})"
     return _written_by_weir(written, body, ref=ref, rule=QUOTED)
@@ -114,7 +115,7 @@ def inside(text: str) -> str | None:
 
 def _written_by_weir(written: str, body: str, *, ref: str, rule: str = DATA) -> str:
     tag = fence(ref, content=body)
-    return f"<{tag}>\nWritten by Weir {written}. {rule}\n{body}\n</{tag}>"
+    return f"<{tag}>\n{WRITTEN}{written}. {rule}\n{body}\n</{tag}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class MaterialLine:
     tokens: int = 0
 
     def __str__(self) -> str:
-        return f"[{self.origin}] {self.text}"
+        return f"[{self.origin}] {indented(self.text)}"
 
     @property
     def is_result(self) -> bool:

@@ -14,6 +14,7 @@ from itertools import chain, groupby, pairwise
 from operator import attrgetter, itemgetter
 
 from policies.ledger import Identifier
+from policies.lines import indented, quoted
 from policies.messages import ToolCall
 from policies.text.choice import IDENTIFIER, LAST, Extract, Item, Weights, choose, fitted, joined, stem_of
 from policies.text.segments import (
@@ -392,8 +393,8 @@ def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[in
         keys = {item.segment.key.strip() for item in told}
         key = keys.pop() if len(keys) == 1 and (called or source.is_result) else ""
         if key and before == (speaker, key):
-            lines[-1] += f"; {source.position}: {', '.join(item.segment.text for item in told)}"
+            lines[-1] += f"; {source.position}: {indented(', '.join(item.segment.text for item in told))}"
         else:
-            lines.append(f"{speaker} {source.position}: {joined(told, source=source)}")
+            lines.append(quoted(speaker, source.position, joined(told, source=source)))
         before = speaker, key
     return "\n".join(lines)

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
+from policies.lines import in_one_line
 from policies.text.choice import Item, Weights, choose, fitted, joined
 from policies.text.segments import (
     Readings,
@@ -116,8 +117,8 @@ def placeholder(
     counter: TokenCounter,
     readings: Readings | None = None,
 ) -> str:
-    name = re.sub(r"\s+", " ", tool)[:64] or "tool"
-    argument = _harmless(key_argument(arguments))
+    name = in_one_line(" ".join(tool.split()))[:64] or "tool"
+    argument = in_one_line(key_argument(arguments))
 
     def line(called: str, found: str) -> str:
         said = f": {found}" if found else ""
@@ -129,16 +130,12 @@ def placeholder(
             continue
         known = f"{tool} {arguments}"
         found = gist(text, known=known, max_tokens=room, counter=counter, between=" … ", readings=readings)
-        found = _harmless(found)
+        found = in_one_line(found)
         while found and counter.count(line(called, found.rstrip("."))) > max_tokens:
             room -= 1
             found = clip(found, max_tokens=room, counter=counter)
         return line(called, found.rstrip("."))
     return clip(f"[weir: {name} removed, archived as {ref}]", max_tokens=max_tokens, counter=counter)
-
-
-def _harmless(text: str) -> str:
-    return text.replace("[", "(").replace("]", ")").replace("\n", " ")
 
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^\s"{}\[\],:]+')

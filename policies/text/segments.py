@@ -27,7 +27,8 @@ from typing import NamedTuple, TypeVar
 
 from unicode_segmentation_rs import unicode_sentences
 
-from policies.messages import ToolCall, Transcript, same_call
+from policies.lines import DATA, by_speaker
+from policies.messages import Body, ToolCall, Transcript, same_call
 
 T = TypeVar("T")
 
@@ -80,7 +81,10 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One message that leaves the window; a tool result carries the call that it answers."""
+    """What one message that leaves the window says, or the ``data`` in it, in that role.
+
+    A tool result carries the call that it answers.
+    """
 
     position: int
     role: str
@@ -99,7 +103,8 @@ class Source:
 
     @property
     def is_result(self) -> bool:
-        return bool(self.tool) or self.role in {"tool", "function"}
+        """Whether nobody says it himself: what tools say, and data that was handed over."""
+        return bool(self.tool) or self.role in {"tool", "function", DATA}
 
     @property
     def is_users(self) -> bool:
@@ -405,24 +410,37 @@ class Readings:
 
 
 def sources_of(transcript: Transcript, indices: Sequence[int], calls: Mapping[int, ToolCall]) -> list[Source]:
-    """These messages in order; ``calls`` are the calls that tool results answer, by the result's index."""
+    """These messages in order, each before the data in it; ``calls`` are those that results answer, by their index."""
     messages = transcript.messages
     found: list[Source] = []
     for index in indices:
-        body, call, message = transcript.read(index), calls.get(index), messages[index]
-        found.append(
-            Source(
-                position=index,
-                role="tool" if message.is_result else message.role,
-                text=body.text,
-                tool=call.name if call else "",
-                arguments=call.arguments if call else "",
-                tokens=message.tokens,
-                ref=message.ref,
-                calls=body.calls,
-            )
+        body = transcript.read(index)
+        call = calls.get(index)
+        message = messages[index]
+        own, data = voices(body, message.role)
+        share = len(own) / (len(own) + len(data)) if data else 1.0
+        said = Source(
+            position=index,
+            role="tool" if message.is_result else message.role,
+            text=own,
+            tool=call.name if call else "",
+            arguments=call.arguments if call else "",
+            tokens=math.ceil(share * message.tokens),
+            ref=message.ref,
+            calls=body.calls,
         )
+        found.append(said)
+        if data:
+            found.append(Source(index, DATA, data, tokens=message.tokens - said.tokens, ref=message.ref))
     return found
+
+
+def voices(body: Body, role: str) -> tuple[str, str]:
+    """What somebody in this role says himself in a message, and the data in it."""
+    if role != "user":
+        return body.text, body.data
+    own, others = by_speaker(body.text)
+    return own, "\n".join(part for part in (others, body.data) if part)
 
 
 NO_ARGUMENTS, SAID_AGAIN = frozenset({"", "{}", "null"}), 0.5

@@ -224,7 +224,7 @@ def _page(body: bytes, start: int, *, as_text: bool) -> ManagementAnswer:
 
 def _text_of(body: bytes) -> bytes:
     messages = split_array(body) if body.startswith(b"[") else (body,)
-    return "\n".join(body_of(view_of_stored(raw)).text for raw in messages or ()).encode("utf-8", "surrogatepass")
+    return "\n".join(body_of(view_of_stored(raw)).whole for raw in messages or ()).encode("utf-8", "surrogatepass")
 
 
 MARKDOWN = b"text/markdown; charset=utf-8"
@@ -509,7 +509,7 @@ def _message(raw: bytes | None) -> str | None:
 
 
 def said_in(body: Body) -> str:
-    parts = [body.text] if body.text else []
+    parts = [body.whole] if body.whole else []
     parts += [f"→ {call.name}({call.arguments})" for call in body.calls]
     parts += [f"[{each}]" for each in body.attached]
     if body.reasoning:

@@ -253,7 +253,7 @@ def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Origina
         role=message.role,
         tokens=message.tokens,
         body=asked.request.codec.stored(raw),
-        text=recognized.transcript.read(index).said,
+        text=recognized.transcript.read(index).everything,
     )
 
 

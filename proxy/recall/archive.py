@@ -18,15 +18,19 @@ import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import msgspec
 
 from policies.effects import Alike, Compare, Embed, Vectors
 from policies.ledger import ADDING, Cut, Edit, PlannedMessage
+from policies.lines import DATA, indented, is_like_quoted
 from policies.messages import Body, Transcript
 from policies.strategies.recall import Elsewhere
 from policies.summary.material import defang, fence, harmless
+from policies.text.segments import voices
 from policies.tokens import TokenCounter, cut_line
 from proxy.effects.perform import Ask
 from proxy.store import Store
@@ -268,7 +272,7 @@ def _page(past: Past, page: str, *, start: int, stop: int, size: int) -> str:
 
 
 def _escaped(page: str) -> str | None:
-    if defang(page) == page:
+    if defang(page) == page and not is_like_quoted(page):
         return None
     written = json.dumps(page, ensure_ascii=False).replace("<", "\\u003c").replace(">", "\\u003e")
     return _TEMPLATE.sub("\\\\u005b", written)
@@ -277,7 +281,7 @@ def _escaped(page: str) -> str | None:
 def fenced(past: Past, text: str, note: str, *, ready: bool = False) -> str:
     origin = harmless(" ".join(past.origin.split()))
     body = f"{origin}, {past.place}, {past.tokens} tokens, ref {past.ref}{note}. Data, not an instruction.\n"
-    body += text if ready else harmless(text)
+    body += text if ready else indented(harmless(text))
     tag = fence(past.ref, content=body)
     return f"<{tag}>\n{body}\n</{tag}>"
 
@@ -380,7 +384,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
             ref=message.ref,
             origin=self._origin(index, body),
             tokens=message.tokens,
-            text=said(body),
+            text=body.everything,
             position=index + 1,
             of=len(self.transcript.messages),
         )
@@ -440,7 +444,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     async def _covered(self, cut: Cut) -> Past | None:
         if self.transcript.begins_with(cut.covers, cut.prefix):
             places = cut.hidden(self.transcript.head)
-            lines = [(self.transcript.messages[i].role, said(self.transcript.read(i))) for i in places]
+            lines = [(self.transcript.messages[i].role, self.transcript.read(i).everything) for i in places]
             tokens = sum(self.transcript.messages[i].tokens for i in places)
             return _summarised(cut.ref, lines, tokens)
         originals = await self.store.covered(self.tenant, cut.ref)
@@ -464,18 +468,13 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
         waiting = self.unstored(self.tenant, ref)
         if waiting is not None:
             value = view_of_stored(waiting)
-            return Past(ref, _role_in_words(str(value.get("role", ""))), 0, said(body_of(value)))
+            return Past(ref, _role_in_words(str(value.get("role", ""))), 0, body_of(value).everything)
         original = await self.store.original(self.tenant, ref)
         return None if original is None else _past_of(original)
 
 
-def said(body: Body) -> str:
-    calls = (f"{call.name} {call.arguments}".strip() for call in body.calls)
-    return "\n".join(part for part in (body.text, *calls) if part)
-
-
 def _text_of(raw: bytes) -> str:
-    return said(body_of(view_of_stored(raw)))
+    return body_of(view_of_stored(raw)).everything
 
 
 def _past_of(original: Original) -> Past:
@@ -487,7 +486,7 @@ def _role_in_words(role: str) -> str:
 
 
 def _summarised(ref: str, lines: Sequence[tuple[str, str]], tokens: int) -> Past:
-    text = "\n".join(f"{role}: {text}" for role, text in lines)
+    text = "\n".join(f"{role}: {indented(text)}" for role, text in lines)
     return Past(ref, f"{len(lines)} messages that were summarised", tokens, text)
 
 
@@ -516,7 +515,8 @@ async def elsewhere(
     near = [each for each, _ in (await alike(text) if alike is not None else ()) if named or each.ref in known]
     unsent = await _unsent(store, tenant, conversation, text, known) if named else ()
     found = {each.ref: _of(each) for each in reversed(unsent)}
-    return tuple((found | {each.ref: _of(each, alike=True) for each in near[:MAX_ALIKE]}).values())
+    found |= {each.ref: _of(each, alike=True) for each in near[:MAX_ALIKE]}
+    return tuple(chain.from_iterable(found.values()))
 
 
 async def _unsent(
@@ -528,5 +528,10 @@ async def _unsent(
     return [each for each in hits if each.ref not in known and each.role != DEFINITION]
 
 
-def _of(original: Original, *, alike: bool = False) -> Elsewhere:
-    return Elsewhere(original.ref, original.role, original.text, alike)
+def _of(original: Original, *, alike: bool = False) -> tuple[Elsewhere, ...]:
+    """What is said in a message, and the data in it."""
+    body = body_of(view_of_stored(original.body)) if original.body else Body(original.text)
+    own, data = voices(body, original.role)
+    said = replace(body, text=own).said
+    each = (Elsewhere(original.ref, original.role, said, alike), Elsewhere(original.ref, DATA, data, alike))
+    return tuple(one for one in each if one.text)

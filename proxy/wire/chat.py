@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from policies.ledger import PlannedMessage
-from policies.messages import Body, Message, ToolCall
+from policies.lines import in_one_line
+from policies.messages import RESULT_ROLES, Body, Message, ToolCall
 from policies.tokens import AUDIO_TYPES, FILE_TYPES, IMAGE_TYPES, VIDEO_TYPES, is_media, named_file
 from proxy.wire.raw import Raw, read_value, write_value
 
@@ -124,6 +125,8 @@ THINKING_TYPES = frozenset({"thinking", "redacted_thinking"})
 REASONING_KEYS = ("reasoning_content", "reasoning")
 MAX_NAME_LEN = 80
 PLAIN = frozenset({"role", "content", "tool_call_id"})
+OWN_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})
+"""Parts in which a speaker says something himself."""
 _CANONICAL = msgspec.json.Encoder(order="sorted")
 
 # What real clients change between two sends of the same message.
@@ -188,15 +191,25 @@ def _keep(value: Mapping[str, Any], role: str, content: object) -> bool | None:
     mark = value.get(MARK)
     if isinstance(mark, dict) and isinstance(mark.get("keep"), bool):
         return bool(mark["keep"])
-    return True if role in WORD_ROLES and KEEP_WORD in _text(content) else None
+    return True if role in WORD_ROLES and KEEP_WORD in _text(content, is_own) else None
 
 
-def _text(content: object) -> str:
+def is_own(part: object) -> bool:
+    """Whether a part of a content is its speaker's own words; what is not known is data that he hands over."""
+    return isinstance(part, str) or (isinstance(part, dict) and part.get("type") in OWN_TYPES)
+
+
+def _is_data(part: object) -> bool:
+    return not is_own(part)
+
+
+def _text(content: object, of: Callable[[object], bool] | None = None) -> str:
     if isinstance(content, str):
-        return content
+        return content if of is not _is_data else ""
     if not isinstance(content, list):
         return ""
-    texts = (p if isinstance(p, str) else _said(p) for p in content if isinstance(p, str | dict))
+    parts = (p for p in content if isinstance(p, str | dict) and (of is None or of(p)))
+    texts = (p if isinstance(p, str) else _said(p) for p in parts)
     return "\n".join(t for t in texts if isinstance(t, str))
 
 
@@ -224,13 +237,15 @@ def body_of(value: Mapping[str, Any]) -> Body:
         calls.append(ToolCall(f"function:{name}", name, str(legacy.get("arguments", ""))))
     content = value.get("content")
     speaker = value.get("name")
+    is_result = value.get("role") in RESULT_ROLES
     return Body(
-        text=_text(content),
+        text=_text(content, None if is_result else is_own),
         calls=tuple(calls),
         reasoning=reasoning_of(value),
         media=_media_in(content),
         name=speaker if isinstance(speaker, str) else "",
         attached=attached(value),
+        data="" if is_result else _text(content, _is_data),
     )
 
 
@@ -407,5 +422,5 @@ def _detail(part: Mapping[str, Any]) -> str:
             said = holder.get(key)
             if isinstance(said, str) and said:
                 said = said[5:].split(";")[0].split(",")[0] if said[:5] == "data:" else said.split("?")[0]
-                return " ".join(said[:MAX_NAME_LEN].split()).replace("[", "(").replace("]", ")")
+                return in_one_line(" ".join(said[:MAX_NAME_LEN].split()))
     return ""

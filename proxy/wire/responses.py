@@ -9,7 +9,7 @@ provided without its required 'reasoning' item").
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.chat import MARK, SEALED, dicts_in, marker_within, reply_of, with_lines
+from proxy.wire.chat import MARK, SEALED, dicts_in, is_own, marker_within, reply_of, with_lines
 from proxy.wire.codec import (
     ERROR,
     SCHEMA_NAME,
@@ -409,9 +409,10 @@ def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         kind = _kind_of(item)
         if kind == "message":
             content = item.get("content")
-            texts += [content] if isinstance(content, str) else _texts_of(content)
+            texts += [content] if isinstance(content, str) else _texts_of(filter(is_own, dicts_in(content)))
+            others += [part for part in dicts_in(content) if not is_own(part)]
         elif kind == "reasoning":
-            thought = "\n".join((*_texts_of(item.get("summary")), *_texts_of(item.get("content"))))
+            thought = "\n".join(_texts_of([*dicts_in(item.get("summary")), *dicts_in(item.get("content"))]))
             thoughts.append(thought)
             sealed += len(str(item.get("encrypted_content") or "")) / SEALED_CHARS
             sealed += hidden if isinstance(hidden := item.get(SEALED), int) else 0
@@ -425,8 +426,8 @@ def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return reply_of(content, calls, thoughts, sealed)
 
 
-def _texts_of(parts: object) -> list[str]:
-    said = (part.get("text") or part.get("refusal") for part in dicts_in(parts))
+def _texts_of(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    said = (part.get("text") or part.get("refusal") for part in parts)
     return [text for text in said if isinstance(text, str)]
 
 

@@ -491,9 +491,13 @@ def _skim(
     index: int,
 ) -> Body:
     body, most, message = read(index), longest.get(index, 0), messages[index]
-    if index in whole or (most and len(body.text) <= most):
+    if index in whole or (most and len(body.text) + len(body.data) <= most):
         return body
     if not most:
-        return replace(body, text="", reasoning="")
+        return replace(body, text="", data="", reasoning="")
     between = f"\n{left_out(message.tokens - most // CHARS_OF_A_TOKEN, message.ref)}\n" if message.is_result else "\n"
-    return replace(body, text=f"{body.text[: most // 2]}{between}{body.text[-most // 2 :]}")
+    text, data = (
+        each if len(each) <= most else f"{each[: most // 2]}{between}{each[-most // 2 :]}"
+        for each in (body.text, body.data)
+    )
+    return replace(body, text=text, data=data)

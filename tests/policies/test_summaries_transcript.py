@@ -100,7 +100,7 @@ def test_the_tag_follows_from_what_it_holds() -> None:
     assert enclosed("a", "x").partition(">")[0] != enclosed("a", "y").partition(">")[0]
     lines = [MaterialLine("user", "hi"), MaterialLine("result of look", "two\nlines")]
     shown = render_transcript(lines, previous="Goal: x")
-    assert shown.index("Goal: x") < shown.index("[user] hi") < shown.index("[result of look] two\nlines")
+    assert shown.index("Goal: x") < shown.index("[user] hi") < shown.index("[result of look] two\n  lines")
 
 
 @pytest.mark.requirement("S.27")

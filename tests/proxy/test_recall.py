@@ -21,7 +21,6 @@ from proxy.recall.archive import (
     elsewhere,
     passages,
     rank,
-    said,
     tell_found,
     tell_page,
     terms_of,
@@ -337,7 +336,7 @@ def test_pages_make_up_the_text_and_none_can_pass_for_markup(text: str, room: in
 
 
 def transcript_of(messages: Sequence[Mapping[str, Any]]) -> Transcript:
-    read = tuple(message_of(m, COUNTER.count(said(body_of(m))) + 4) for m in messages)
+    read = tuple(message_of(m, COUNTER.count(body_of(m).everything) + 4) for m in messages)
     chain = chain_of("t", read, 1)
     return Transcript(messages=read, read=lambda i: body_of(messages[i]), chain=chain, head=1)
 
