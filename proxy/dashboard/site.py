@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from proxy.access.admission import refuse_foreign_pages
 from proxy.dashboard import pages, panels
-from proxy.dashboard.visit import FILTERS, PATH, PageVisit, Redirect, Session, Sessions, View, cookie_in
+from proxy.dashboard.visit import FILTERS, PATH, SIGNED_IN, PageVisit, Redirect, Session, Sessions, View, cookie_in
 from proxy.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -106,11 +106,15 @@ class Site:
         if path.startswith("static/"):
             await _static(scope, send, path.removeprefix("static/"))
             return
-        known = self._sessions.read(scope)
-        session, is_new = known or self._sessions.guest(), known is None
+        session = self._sessions.guest()
+        is_new = False
         visit = self._visit(session, path)
         answer: Answer
         try:
+            known = await self._sessions.read(scope)
+            is_new = known is None
+            session = known or session
+            visit = self._visit(session, path)
             answer, visit = await self._answer(scope, receive, visit)
         except ClientGone:
             return
@@ -140,7 +144,7 @@ class Site:
         session = visit.session
         path = visit.at
         followed = method in ("GET", "HEAD") and dict(scope["headers"]).get(b"sec-fetch-mode") == b"navigate"
-        is_signed_in = bool(cookie_in(scope)) and session.who in ("caller", "operator")
+        is_signed_in = bool(cookie_in(scope)) and session.who in SIGNED_IN
         refuse_foreign_pages(scope, has_key=is_signed_in, followed=followed)
         if followed and not cookie_in(scope) and dict(scope["headers"]).get(b"sec-fetch-site") == b"cross-site":
             # No SameSite=Strict cookie comes where a link was followed from elsewhere: load it once more, from here.
@@ -154,6 +158,7 @@ class Site:
             if path == "login":
                 return await self._sign_in(visit, scope), visit
             if path == "logout":
+                await self._sessions.end(session)
                 return Redirect(f"{PATH}/login?out=1", Session.begun("nobody", now=visit.now)), visit
         handler, named = _route("GET" if method == "HEAD" else method, path)
         if not self._runtime.settler.failing:

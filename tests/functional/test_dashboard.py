@@ -219,8 +219,11 @@ async def test_a_session_ends_by_signing_out_with_its_key_or_with_another_admin_
     runtime = keyed.target.runtime
     async with visitor(keyed, Keys.mine) as caller, visitor(keyed, ADMIN) as operator:
         assert "Sign out" in (await caller.get()).text
+        kept = {"weir_session": caller.http.cookies["weir_session"]}
         assert "You have signed out" in (await caller.send("/logout")).text
         assert "Sign in" in (await caller.get("/conversations")).text
+        async with httpx.AsyncClient(cookies=kept) as thief:
+            assert "login" in (await thief.get(f"{keyed.target.root}/weir/ui")).headers["location"]
         await caller.sign_in(Keys.mine)
         assert "Sign out" in (await caller.get()).text
         for elsewhere in ("https://evil.example", "//evil.example", "/weir/ui/\r\nx: y", "/weir/uiX"):
