@@ -110,6 +110,7 @@ class Codec:
             of a compaction of the provider's: what stands before it is read as nothing once that has come.
         ends_with_reason: whether the event with the reason for which an answer ended is its last.
         joins: whether adjacent elements of an assistant's are one segment.
+        words_of_element: fields of an element of the array that are strings wherever they are there.
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -129,6 +130,7 @@ class Codec:
     wall: re.Pattern[bytes] | None = None
     ends_with_reason = False
     joins = False
+    words_of_element: tuple[str, ...] = ("role",)
     own_answer = frozenset(
         {
             *("stream", "stream_options", "n", "response_format", "max_tokens", "max_completion_tokens", "stop"),
@@ -457,6 +459,27 @@ class Segments(Sequence[Raw]):
         if self._items is None:
             self._items = [*self.head, *self._segments(self.raw)]
         return self._items
+
+
+def misshapen(request: ClientRequest) -> str | None:
+    """The first field of an element that has to be a word and is an object or an array, like ``messages[3].role``.
+
+    None where there is none: what else is odd is the upstream's to judge.
+    """
+    elements = () if request.messages is None else split_array(request.messages.raw) or ()
+    for index, raw in enumerate(elements):
+        value = read_value(raw)
+        if not isinstance(value, dict):
+            continue
+        place = f"{request.codec.array}[{index}]"
+        for name in request.codec.words_of_element:
+            if isinstance(value.get(name), dict | list):
+                return f"{place}.{name}"
+        content = value.get("content")
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict) and isinstance(part.get("type"), dict | list):
+                return f"{place}.content[{number}].type"
+    return None
 
 
 def without_field(request: ClientRequest, name: str) -> ClientRequest:

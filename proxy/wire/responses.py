@@ -114,6 +114,7 @@ class ResponsesCodec(Codec):
     words = (_WALL, _REFERENCE, _BARE, _THOUGHT, SEAL)
     wall = _WALL
     joins = True
+    words_of_element = ("type", "role")
     own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
