@@ -90,6 +90,22 @@ class NamingRun(RawSegment):
         return self.of(data, **{**self.__dict__, "meant": b""})
 
 
+NAMING = frozenset(
+    {
+        *("previous_response_id", "response_id", "conversation_id", "previous_message_id", "approval_request_id"),
+        *("file_id", "input_file_id", "output_file_id", "error_file_id", "training_file", "validation_file"),
+        *("file_ids", "vector_store_id", "vector_store_ids", "container", "container_id", "upload_id", "batch_id"),
+        *("assistant_id", "thread_id", "run_id", "fine_tuning_job_id", "eval_id", "conversation", "prompt", "audio"),
+    }
+)
+"""Fields that name something at the provider: an id, several of them, or an object with an ``id``."""
+NAMING_WORDS = (
+    re.compile(rb'"(?:' + "|".join(sorted(NAMING)).encode() + rb')"\s*:'),
+    re.compile(rb"\\u00(?:5[fF]|6|7[0-9aA])"),
+)
+"""One of those fields, and a letter of a name that somebody has escaped, as no writer of JSON does by itself."""
+
+
 class Codec:
     """Chat completions. The codecs of other endpoints override what these say otherwise.
 
@@ -126,7 +142,7 @@ class Codec:
     tool_fields: tuple[str, ...] = ("tools", "functions")
     schema = "response_format"
     text_type = "text"
-    words: tuple[re.Pattern[bytes], ...] = ()
+    words: tuple[re.Pattern[bytes], ...] = NAMING_WORDS
     wall: re.Pattern[bytes] | None = None
     ends_with_reason = False
     joins = False
