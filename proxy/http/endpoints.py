@@ -510,6 +510,7 @@ class HealthRoutes:
         self._runtime = runtime
         self._reachable: dict[str, tuple[float, bool]] = {}
         self._heard: set[str] = set()
+        self._asking: dict[str, asyncio.Task[bool]] = {}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         del receive
@@ -554,6 +555,13 @@ class HealthRoutes:
         known = self._reachable.get(base)
         if known is not None and known[0] > time.monotonic():
             return known[1]
+        asking = self._asking.get(base)
+        if asking is None:  # whoever asks meanwhile waits for the same answer: no key is needed to ask
+            asking = self._asking[base] = asyncio.create_task(self._probe(base))
+            asking.add_done_callback(lambda _: self._asking.pop(base, None))
+        return await asyncio.shield(asking)
+
+    async def _probe(self, base: str) -> bool:
         answers = await _answers(base)
         if answers:
             self._heard.add(base)
