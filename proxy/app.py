@@ -18,6 +18,7 @@ from starlette.routing import Router
 from policies.health import RULES
 from proxy.access.admission import Admission, Keyring
 from proxy.access.destination import MANAGED
+from proxy.access.provider_ids import ProviderIds
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config
 from proxy.conversation.answers import AnswerBook
@@ -268,6 +269,7 @@ async def _assemble(
         store=store,
         settler=settler,
         answers=AnswerBook(store, settler),
+        provider_ids=ProviderIds(store, settler, clock=planner.clock),
         telemetry=telemetry,
         alerts=alerts,
         instance=instance,

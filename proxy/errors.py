@@ -59,6 +59,10 @@ class UnsupportedEncoding(InvalidRequest, status=415):
     """A compressed body where it has to be read."""
 
 
+class UnsupportedKind(InvalidRequest, status=415):
+    """A form of another media type than the one that is read."""
+
+
 class NotFound(InvalidRequest, status=404):
     """No such thing in the management API."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from policies.settings import ContextSettings, Mode
 from proxy.access.admission import Admission, Guesses, Keyring
+from proxy.access.provider_ids import ProviderIds
 from proxy.config.file import ConfigError
 from proxy.config.presets import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
@@ -47,6 +48,7 @@ class Runtime:
     store: Store
     settler: WriteBehindQueue
     answers: AnswerBook
+    provider_ids: ProviderIds
     telemetry: Telemetry
     alerts: Alerts
     instance: str

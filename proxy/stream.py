@@ -332,11 +332,13 @@ async def capture_stream(
 class Listener(msgspec.Struct):
     """Sends an answer on and keeps what went to the client of it, at most 4 MiB.
 
-    ``ended`` is waited for before the client gets the piece by which it knows that the answer is whole.
+    ``ended`` is waited for before the client gets the piece by which it knows that the answer is whole, ``begun`` is
+    told the first events of a stream before the client has them.
     """
 
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
     ended: Callable[[], Awaitable[None]] | None = None
+    begun: Callable[[bytes], None] | None = None
     held: bytearray = msgspec.field(default_factory=bytearray)
     codec: Codec = CHAT
     ending: bool = False
@@ -344,6 +346,9 @@ class Listener(msgspec.Struct):
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if len(self.held) < MAX_LISTENED:
             self.held += message.get("body", b"")
+        if self.begun is not None and any(end in self.held for end in EVENT_ENDS):
+            begun, self.begun = self.begun, None
+            begun(bytes(self.held))
         if self.ended is not None and message["type"] == "http.response.body" and self._ends_with(message):
             ended, self.ended = self.ended, None
             await ended()

@@ -56,9 +56,9 @@ def _limits_in(given: dict[str, str | None], now: float) -> dict[str, Any]:
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(["policy", "mode", "relay"]),
+    type=click.Choice(["policy", "mode", "relay", "shared"]),
     help="A header it may send (x-weir-policy, x-weir-mode); relay: with --models, also files, batches and all else "
-    "that names no model. May be repeated.",
+    "that names no model; shared: what other keys made at the provider, too. May be repeated.",
 )
 @_limiting
 @stored

@@ -76,7 +76,7 @@ Tokens = Annotated[int, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1)]
 Endpoint = Literal["chat", "responses", "messages"]
-Permission = Literal["policy", "mode", "relay"]
+Permission = Literal["policy", "mode", "relay", "shared"]
 Credential = Literal["bearer", "x-api-key", "api-key"]
 
 PASS = "pass"  # noqa: S105 - the word that stands where a secret would

@@ -9,7 +9,6 @@ import gzip
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from email import message_from_bytes
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -22,8 +21,15 @@ from markupsafe import Markup
 
 from proxy.access.admission import refuse_foreign_pages
 from proxy.dashboard import pages, panels
-from proxy.dashboard.visit import FILTERS, PATH, PageVisit, Redirect, Session, Sessions, View, cookie_in
-from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
+from proxy.dashboard.visit import FILTERS, PATH, SIGNED_IN, PageVisit, Redirect, Session, Sessions, View, cookie_in
+from proxy.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    ProxyError,
+    RequestTooLarge,
+    UnsupportedKind,
+)
 from proxy.http.request import ManagementAnswer, respond, respond_live
 from proxy.http.table import NOT_KEPT
 from proxy.runtime import Runtime
@@ -34,7 +40,10 @@ log = logging.getLogger("weir.dashboard")
 
 Scope = MutableMapping[str, Any]
 Answer = View | Redirect | ManagementAnswer
-MAX_FORM = 4 * 1024 * 1024
+URL_FORM = b"application/x-www-form-urlencoded"
+MAX_SIGN_IN = 4 * 1024
+MAX_FORM = 256 * 1024
+MAX_RECORDING = 4 * 1024 * 1024
 MAX_FIELDS = 200
 HTML = b"text/html; charset=utf-8"
 KINDS = {"js": b"text/javascript; charset=utf-8", "css": b"text/css; charset=utf-8", "svg": b"image/svg+xml"}
@@ -49,7 +58,7 @@ GUARDS = (
     (b"referrer-policy", b"same-origin"),
     *NOT_KEPT,
 )
-PUBLIC = frozenset({"login", "guest"})
+PUBLIC = frozenset({"login", "logout", "guest"})
 Handler = Callable[[PageVisit], Awaitable[Answer]]
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
@@ -97,12 +106,16 @@ class Site:
         if path.startswith("static/"):
             await _static(scope, send, path.removeprefix("static/"))
             return
-        known = self._sessions.read(scope)
-        session, is_new = known or self._sessions.guest(), known is None
-        visit: PageVisit | None = None
+        session = self._sessions.guest()
+        is_new = False
+        visit = self._visit(session, path)
         answer: Answer
         try:
-            answer, visit = await self._answer(scope, receive, session, path)
+            known = await self._sessions.read(scope)
+            is_new = known is None
+            session = known or session
+            visit = self._visit(session, path)
+            answer, visit = await self._answer(scope, receive, visit)
         except ClientGone:
             return
         except StaleVersion:
@@ -116,7 +129,7 @@ class Site:
                 session, is_new = answer.session, True
             answer = ManagementAnswer(b"", 303, HTML, [(b"location", answer.to.encode())])
         elif isinstance(answer, View):
-            body = await asyncio.to_thread(self._render, answer, visit or self._visit(scope, session, path))
+            body = await asyncio.to_thread(self._render, answer, visit)
             body, packed = _packed(scope, body)
             answer = ManagementAnswer(body, answer.status, HTML, [*answer.headers, *packed])
         cookies = [(b"set-cookie", self._sessions.cookie(session, scope))] if is_new else []
@@ -126,35 +139,35 @@ class Site:
         else:
             await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, session: Session, path: str
-    ) -> tuple[Answer, PageVisit | None]:
+    async def _answer(self, scope: Scope, receive: Receive, visit: PageVisit) -> tuple[Answer, PageVisit]:
         method = scope["method"]
+        session = visit.session
+        path = visit.at
         followed = method in ("GET", "HEAD") and dict(scope["headers"]).get(b"sec-fetch-mode") == b"navigate"
-        is_signed_in = bool(cookie_in(scope)) and session.who in ("caller", "operator")
+        is_signed_in = bool(cookie_in(scope)) and session.who in SIGNED_IN
         refuse_foreign_pages(scope, has_key=is_signed_in, followed=followed)
         if followed and not cookie_in(scope) and dict(scope["headers"]).get(b"sec-fetch-site") == b"cross-site":
             # No SameSite=Strict cookie comes where a link was followed from elsewhere: load it once more, from here.
-            return View("again.html", {}, 200, ((b"refresh", b"0"),)), None
-        visit = self._visit(scope, session, path)
+            return View("again.html", {}, 200, ((b"refresh", b"0"),)), visit
+        visit = replace(visit, query=_query(scope))
+        if session.who == "nobody" and path not in PUBLIC:
+            wanted = f"?{urlencode({'next': _whole(scope)})}" if path else ""
+            return Redirect(f"{PATH}/login{wanted}"), visit
         if method == "POST":
             visit = await self._with_form(visit, scope, receive)
             if path == "login":
                 return await self._sign_in(visit, scope), visit
             if path == "logout":
+                await self._sessions.end(session)
                 return Redirect(f"{PATH}/login?out=1", Session.begun("nobody", now=visit.now)), visit
-        if session.who == "nobody" and path not in PUBLIC:
-            wanted = f"?{urlencode({'next': _whole(scope)})}" if path else ""
-            return Redirect(f"{PATH}/login{wanted}"), visit
         handler, named = _route("GET" if method == "HEAD" else method, path)
         if not self._runtime.settler.failing:
             await self._runtime.settler.flush()
         visit = replace(visit, path=named)
         return await handler(visit), visit
 
-    def _visit(self, scope: Scope, session: Session, path: str) -> PageVisit:
+    def _visit(self, session: Session, path: str) -> PageVisit:
         runtime = self._runtime
-        given = parse_qs(scope.get("query_string", b"").decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
         return PageVisit(
             runtime=runtime,
             session=session,
@@ -162,17 +175,20 @@ class Site:
             token=self._sessions.token(session),
             at=path,
             path={},
-            query={name: values[0] for name, values in given.items() if values[0]},
+            query={},
             now=runtime.planner.clock(),
         )
 
     async def _with_form(self, visit: PageVisit, scope: Scope, receive: Receive) -> PageVisit:
-        body = await read_body(receive, limit=MAX_FORM)
         kind = dict(scope["headers"]).get(b"content-type", b"")
+        if kind.partition(b";")[0].strip().lower() != URL_FORM:
+            raise UnsupportedKind(f"A form is sent as {URL_FORM.decode()} here.")
+        limit = _most(visit)
         try:
-            form = await asyncio.to_thread(_fields, body, kind)
-        except ValueError:
-            raise InvalidRequest("The form cannot be read.") from None
+            body = await read_body(receive, limit=limit)
+        except RequestTooLarge:
+            raise RequestTooLarge(f"The form is larger than {limit // 1024} KiB, the most that is read here.") from None
+        form = await asyncio.to_thread(_fields, body)
         self._sessions.check(visit.session, form.get("token", [""])[0])
         return replace(visit, form=form)
 
@@ -219,17 +235,24 @@ def _whole(scope: Scope) -> str:
     return f"{PATH}/{path}{'?' if query else ''}{query}"
 
 
-def _fields(body: bytes, kind: bytes) -> dict[str, list[str]]:
-    if not kind.startswith(b"multipart/form-data"):
+def _most(visit: PageVisit) -> int:
+    """The bytes of a form that are read: few before it is known who sends it."""
+    if visit.session.who == "nobody" or visit.at in PUBLIC:
+        return MAX_SIGN_IN
+    return MAX_RECORDING if visit.at == "try" else MAX_FORM
+
+
+def _fields(body: bytes) -> dict[str, list[str]]:
+    try:
         return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
-    message = message_from_bytes(b"content-type: " + kind.replace(b"\n", b"") + b"\r\n\r\n" + body)
-    found: dict[str, list[str]] = {}
-    for part in message.get_payload() if message.is_multipart() else ():
-        name = part.get_param("name", header="content-disposition")  # type: ignore[union-attr]
-        text = part.get_payload(decode=True)  # type: ignore[union-attr]
-        if isinstance(name, str) and isinstance(text, bytes):
-            found.setdefault(name, []).append(text.decode("utf-8", "replace"))
-    return found
+    except ValueError:
+        raise InvalidRequest(f"There are more than {MAX_FIELDS} fields.") from None
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    """The parameters behind the question mark, those that are empty left out. Raises InvalidRequest for too many."""
+    given = _fields(scope.get("query_string", b""))
+    return {name: values[0] for name, values in given.items() if values[0]}
 
 
 def _packed(scope: Scope, body: bytes) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:

@@ -1,7 +1,8 @@
 """Who looks at the pages (a signed cookie, and the token that every form carries), what is asked, and how values look.
 
 Nothing is kept in the process, so any replica answers: what signs is derived from the secret that all of them read from
-the store. A session ends after twelve hours, with the key that it was opened with, or with another admin token.
+the store, which also knows the sessions that were ended by signing out. A session ends after twelve hours, too, with
+the key that it was opened with, or with another admin token.
 """
 
 import datetime as dt
@@ -12,7 +13,6 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from http.cookies import CookieError, SimpleCookie
 from types import MappingProxyType
 from typing import Any, Literal, Self
 from urllib.parse import quote, urlencode
@@ -32,7 +32,9 @@ PATH = "/weir/ui"
 HOURS = 12
 LIFETIME = HOURS * 3600.0
 MAX_COOKIE_LEN = 1_024
+ENDED = "signed-out:"
 Who = Literal["nobody", "guest", "caller", "operator"]
+SIGNED_IN = frozenset({"caller", "operator"})
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,22 +63,36 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 class Sessions(msgspec.Struct, frozen=True):
     runtime: Runtime
 
-    def read(self, scope: MutableMapping[str, Any]) -> Session | None:
-        """The session of a request; None without one, and for one that is forged, over, or of a key that is gone."""
+    async def read(self, scope: MutableMapping[str, Any]) -> Session | None:
+        """The session of a request; None without one, and for one that is forged, over, or of a key that is gone.
+
+        Raises StoreError where it cannot be known whether somebody has signed out of it.
+        """
         given = cookie_in(scope)
         body, _, signature = given.partition(".")
         if not body or len(given) > MAX_COOKIE_LEN:
             return None
         try:
             session = Session(**json.loads(urlsafe_b64decode(body)))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return None
         is_ours = hmac.compare_digest(signature.encode(), self._sign(body, session.who).encode())
         if not is_ours or session.until < self.runtime.planner.clock():
             return None
         if session.who in ("guest", "caller") and self.caller(session) is None:
             return None
+        if session.who in SIGNED_IN and await self._is_ended(session):
+            return None
         return session
+
+    async def end(self, session: Session) -> None:
+        """Have no copy of its cookie open anything more; what is remembered of it goes when it would be over."""
+        if session.who in SIGNED_IN:
+            name = ENDED + session.nonce
+            await self.runtime.store.tell(name, "", until=session.until, at=self.runtime.planner.clock())
+
+    async def _is_ended(self, session: Session) -> bool:
+        return bool(await self.runtime.store.facts([ENDED + session.nonce], self.runtime.planner.clock()))
 
     def caller(self, session: Session) -> Caller | None:
         return self.runtime.keyring.again(session.key) if session.who in ("guest", "caller") else None
@@ -123,12 +139,10 @@ class Sessions(msgspec.Struct, frozen=True):
 
 
 def cookie_in(scope: Mapping[str, Any]) -> str:
-    given = dict(scope["headers"]).get(b"cookie", b"")
-    try:
-        found = SimpleCookie(given.decode("latin-1")).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+    """The value of the session's cookie, empty without one; an unsigned one may be longer than any of Weir's."""
+    given = dict(scope["headers"]).get(b"cookie", b"").decode("latin-1")
+    cookies = (each.strip().partition("=") for each in given.split(";"))
+    return next((value for name, _, value in cookies if name == COOKIE), "")
 
 
 def _is_encrypted(scope: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ and what the client goes on from next is the answer to that.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -15,7 +15,7 @@ from policies.settings import ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.answers import AnswerBook
-from proxy.errors import Forbidden, InvalidRequest
+from proxy.errors import InvalidRequest
 from proxy.planning.planner import Planner
 from proxy.planning.values import Paid, Plan, PlanRequest
 from proxy.store.records import AnswerRow
@@ -24,7 +24,6 @@ from proxy.telemetry.names import service_at
 from proxy.wire.codec import NOTHING, OWN, ClientRequest, Segments, opening_of, with_history
 from proxy.wire.raw import Raw, is_object
 from proxy.wire.render import without_marks
-from proxy.wire.responses import references
 
 log = logging.getLogger("weir.settlement")
 
@@ -116,26 +115,7 @@ def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
 
 
 async def held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
-    """Raises InvalidRequest where the policy wants all of it sent, Forbidden where it may be another key's."""
-    codec, fields = chat.codec, chat.fields
-    named = frozenset() if caller.may_relay else references(chat)
-    held = await _held_by(answers, chat, caller, settings, named)
-    if caller.may_relay:
-        return held
-    links = [name for name in fields if name.casefold() in (codec.link, "conversation")]
-    is_odd = any(name != codec.link and bytes(fields[name]) != b"null" for name in links)
-    is_strange = codec.parent(fields) is not None and not held.chain
-    if is_odd or is_strange or not held.known.keys() >= named:
-        raise Forbidden(
-            "What this request goes on from is not on record as this key's: send the whole history. "
-            "The operator can allow it: give the key the permission relay."
-        )
-    return held
-
-
-async def _held_by(
-    answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings, named: Collection[str]
-) -> HeldState:
+    """Raises InvalidRequest where the policy wants all of it sent."""
     codec, fields, tenant = chat.codec, chat.fields, caller.tenant
     parent, keeps = codec.parent(fields), codec.is_kept(fields)
     if settings.mode is Mode.OFF or codec.is_held_elsewhere(fields):
@@ -145,7 +125,7 @@ async def _held_by(
         if linked and settings.server_state == "refuse":
             raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
         return HeldState(elsewhere=linked)
-    names = {**dict.fromkeys(named, True), **codec.names(chat)}
+    names = codec.names(chat)
     known = await answers.elements(tenant, names, codec) if names else NOTHING
     chain = await answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
     unknown = next((name for name, alone in names.items() if alone and name not in known), None)

@@ -23,6 +23,7 @@ import msgspec
 from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import CHAT, Caller, Headers, Route, for_managed
+from proxy.access.provider_ids import ids_in, is_judged, named_in_request
 from proxy.custom import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
@@ -81,6 +82,8 @@ NO_SUCH_ROUTE = frozenset({404, 405})
 STEERING = (("policy", b"x-weir-policy"), ("mode", b"x-weir-mode"))
 REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})
 MAX_BINDING = 1_000
+WITH_IDS = frozenset({"container", "thread", "mcp_servers"})
+"""Fields of a request of Messages whose answer names something that the provider keeps."""
 
 log = logging.getLogger("weir.exchange")
 
@@ -113,6 +116,7 @@ class ExchangeHandler:
         self.asking: asyncio.Task[Any] | None = None
         self.answer: Answer | None = None
         self.stopping = False
+        self.remembers = False
         name, started, headers = new_request_id(), time.perf_counter(), scope["headers"]
         trace: Trace = NULL_TRACE
         if runtime.telemetry.recording is not None:
@@ -181,8 +185,11 @@ class ExchangeHandler:
         if request.compacts and is_weirs(self.runtime, request, self.route.path) and await self._compact(request):
             return
         plan = await self.plan(request)
-        if request.held.keeps or (plan.recognized is not None and plan.recognized.listens):
-            progress.listener = self.send = Listener(self.send, partial(self._announce, request), codec=self.codec)
+        remember = self._remembering(request)
+        is_shared = plan.recognized is not None and plan.recognized.listens
+        if remember is not None or request.held.keeps or is_shared:
+            ended = partial(self._announce, request)
+            progress.listener = self.send = Listener(self.send, ended, remember, codec=self.codec)
         progress.ready = time.perf_counter()
         attempts, recalling = self.attempts_of(request)
         received, sent = await self._send(request, plan, attempts, recalling)
@@ -206,6 +213,9 @@ class ExchangeHandler:
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )
+        self.remembers = is_judged(caller, destination.upstream)
+        if self.remembers:
+            await runtime.provider_ids.require(caller, named_in_request(progress.chat))
         settings = settings_for(runtime, caller, sent)
         progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
         progress.ignored = [what for what, header in STEERING if header in sent and what not in caller.allow]
@@ -368,8 +378,31 @@ class ExchangeHandler:
         recognized = msgspec.structs.replace(recognized, transcript=transcript)
         return await self.runtime.planner.first(asked, recognized)
 
+    def _gives_ids(self, request: Request) -> bool:
+        """Whether the answer may have ids that later requests of the caller name."""
+        fields = request.client.fields
+        if not self.remembers:
+            return False
+        if self.codec.name == "responses":
+            return True
+        if self.codec is MESSAGES:
+            return not fields.keys().isdisjoint(WITH_IDS) or b'"code_' in bytes(fields.get("tools", b""))
+        return "audio" in fields or bytes(fields.get("store", b"")) == b"true"
+
+    def _remembering(self, request: Request) -> Callable[[bytes], None] | None:
+        """What remembers the ids in the first events of an answer, and in all of it; None where there are none."""
+        tenant = request.destination.caller.tenant
+
+        def remember(held: bytes) -> None:
+            if (self.progress.status or 0) < 300:
+                self.runtime.provider_ids.remember(tenant, ids_in(held))
+
+        return remember if self._gives_ids(request) else None
+
     async def _announce(self, request: Request) -> None:
         progress, runtime = self.progress, self.runtime
+        if progress.listener is not None and (remember := self._remembering(request)) is not None:
+            remember(bytes(progress.listener.held))
         if request.held.keeps and progress.listener is not None and (progress.status or 0) < 400:
             tenant, body, at = request.destination.caller.tenant, bytes(progress.listener.held), runtime.planner.clock()
             joined = self.codec.link == "previous_response_id" and bool(progress.attempts and progress.attempts.rounds)

@@ -33,14 +33,24 @@ from proxy.access.destination import (
     for_models,
     for_relay,
     is_decided_by_model,
+    is_form,
     route_of,
     rule_for,
     unread,
     upstream_for,
 )
+from proxy.access.provider_ids import MAX_ANSWER, ids_in, is_judged, is_list
 from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.thread import name_from
-from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
+from proxy.errors import (
+    Busy,
+    LoopDetected,
+    MethodNotAllowed,
+    NotFound,
+    ProxyError,
+    RequestTooLarge,
+    UpstreamUnreachable,
+)
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import counted, respond, respond_error, respond_json
@@ -54,6 +64,7 @@ from proxy.stream import (
     Send,
     StreamCut,
     declared_length,
+    is_stream,
     read_held,
     read_part,
     relay_stream,
@@ -75,6 +86,9 @@ log = logging.getLogger("weir")
 MAX_HELD = 1024 * 1024
 MAX_READ = 64 * 1024
 NOTHING = frozenset[bytes]()
+READ_HERE = frozenset({b"accept-encoding"})
+VIDEOS = "/videos"
+CONTENT = "/content"
 ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/files", "/v1/batches", "/v1/moderations"})
 OTHER_ROUTE = "/v1/{rest}"
 RELAYED = (b"x-weir-actions", b"relayed")
@@ -98,6 +112,8 @@ class RelayedRequest:
     status: int | None = None
     error: str | None = None
     reported: Reported | None = None
+    remembers: bool = False
+    lists: bool = False
 
     async def run(self) -> None:
         refused = None
@@ -129,10 +145,12 @@ class RelayedRequest:
             length = declared_length(headers)
             has_body = bool(length) or any(name == b"transfer-encoding" for name, _ in headers)
             decides = is_decided_by_model(config, caller, route)
-            if has_body and not decides and (length is None or length > MAX_HELD):
+            names = route.kind == "other" and is_judged(caller, upstream_for(config, "")) and not is_form(headers)
+            if has_body and not decides and not names and (length is None or length > MAX_HELD):
                 if length is not None and length > config.limits.body:
                     raise RequestTooLarge.of_body(config.limits.body)
                 self.destination = unread(config, caller, route)
+                await self._judge(self.destination, None)
                 await self._forward(self.destination, _parts(self.receive, config.limits.body), length)
                 return
             read = await read_held(self.receive, headers, limit=config.limits.body, hold=stay.hold)
@@ -146,7 +164,20 @@ class RelayedRequest:
                 looks = has_body and (route.kind == "model" or self.trace.recorded)
                 destination = unread(config, caller, route, model=_model_in(read) if looks else "")
             self.destination = destination
+            await self._judge(destination, body)
             await while_connected(self.scope, self.receive, self._forward(destination, body))
+
+    async def _judge(self, destination: Destination, body: bytes | None) -> None:
+        """Raises NotFound for what is not the caller's, Busy, InvalidRequest."""
+        caller, route = destination.caller, self.route
+        if not is_judged(caller, destination.upstream):
+            return
+        named = self.runtime.provider_ids.require_relayed
+        query, headers = self.scope.get("query_string", b""), self.scope["headers"]
+        await named(caller, route, query=query, headers=headers, body=body)
+        is_file = route.path.rstrip("/").endswith(CONTENT)  # whatever its owner has written there
+        self.remembers = route.path == VIDEOS or (route.kind == "other" and not is_file)
+        self.lists = is_list(self.scope["method"], route)
 
     async def _forward(
         self, destination: Destination, body: "bytes | AsyncIterator[bytes] | None", length: int | None = None
@@ -165,7 +196,7 @@ class RelayedRequest:
                 headers=sent,
                 body=body,
                 length=length,
-                drop=NOTHING if destination.upstream.forward_trace else CONTEXT_HEADERS,
+                drop=(NOTHING if destination.upstream.forward_trace else CONTEXT_HEADERS) | self._unpacked(),
             )
         except ProxyError as error:
             span.failed(error.code)
@@ -174,9 +205,12 @@ class RelayedRequest:
         span.arrived(answer.status)
         held, failed = bytearray(), None
         keeps = trace.recorded and _is_plain_json(answer)
-        watched = _watched(answer.chunks(), held if keeps else None, self.reported)
         headers = self._headers_of(answer)
+        if self.lists:
+            headers = [each for each in headers if each[0].lower() != b"content-length"]
         try:
+            given = await self._chunks_of(answer, destination.caller)
+            watched = _watched(given, held if keeps else None, self.reported)
             async with aclosing(watched) as chunks:
                 await relay_stream(self.send, status=answer.status, headers=headers, opening=None, chunks=chunks)
         except (StreamCut, asyncio.CancelledError) as error:
@@ -188,6 +222,29 @@ class RelayedRequest:
                 seen = read_completion(bytes(held)) if 0 < len(held) <= MAX_READ else Tap()
                 span.answered(answer.status, seen=seen, error_type=failed)
                 trace.end(answer.status, failed)
+
+    def _unpacked(self) -> frozenset[bytes]:
+        return READ_HERE if self.remembers else NOTHING
+
+    async def _chunks_of(self, answer: Answer, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """An answer, what it gives known as the caller's before its end; a list has nothing of others in it."""
+        if not self.remembers or answer.status >= 300:
+            return answer.chunks()
+        if self.lists:
+            return _one(await self._own_only(answer, caller))
+        remember = partial(self.runtime.provider_ids.remember, caller.tenant)
+        if _is_json(answer):
+            return _told_whole(answer.chunks(), remember)
+        return _told_by_events(answer.chunks(), remember) if is_stream(answer) else answer.chunks()
+
+    async def _own_only(self, answer: Answer, caller: Caller) -> bytes:
+        try:
+            whole = await answer.read(MAX_ANSWER)
+            return await self.runtime.provider_ids.listed(caller.tenant, whole if answer.ended else b"")
+        except (StreamBroken, TypeError):
+            raise UpstreamUnreachable("The upstream's list cannot be read, so nothing of it is shown.") from None
+        except StoreError:
+            raise Busy("Whose it is what the upstream lists cannot be known now. Please try again.") from None
 
     def _headers_of(self, answer: Answer) -> list[tuple[bytes, bytes]]:
         granted = without_grants(answer.headers, self.scope, self.caller, self.runtime.config)
@@ -256,8 +313,43 @@ def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destinatio
 
 
 def _is_plain_json(answer: Answer) -> bool:
+    return _is_json(answer) and b"content-encoding" not in {name.lower() for name, _ in answer.headers}
+
+
+def _is_json(answer: Answer) -> bool:
     named = {name.lower(): value for name, value in answer.headers}
-    return named.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in named
+    return named.get(b"content-type", b"").startswith(b"application/json")
+
+
+async def _one(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body
+
+
+async def _told_whole(
+    chunks: AsyncGenerator[bytes, None], remember: Callable[[Iterable[str]], None]
+) -> AsyncGenerator[bytes, None]:
+    """A JSON answer, the last piece of which waits until it is known whose all of it is."""
+    held, last = bytearray(), b""
+    async with aclosing(chunks) as going:
+        async for chunk in going:
+            held += chunk if len(held) < MAX_ANSWER else b""
+            if last:
+                yield last
+            last = chunk
+    remember(ids_in(bytes(held)))
+    yield last
+
+
+async def _told_by_events(
+    chunks: AsyncGenerator[bytes, None], remember: Callable[[Iterable[str]], None]
+) -> AsyncGenerator[bytes, None]:
+    rest = b""
+    async with aclosing(chunks) as going:
+        async for chunk in going:
+            lines, _, rest = (rest + chunk).rpartition(b"\n")
+            rest = rest[-MAX_HELD:]
+            remember(ids_in(lines))
+            yield chunk
 
 
 async def _watched(
@@ -418,6 +510,7 @@ class HealthRoutes:
         self._runtime = runtime
         self._reachable: dict[str, tuple[float, bool]] = {}
         self._heard: set[str] = set()
+        self._asking: dict[str, asyncio.Task[bool]] = {}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         del receive
@@ -462,6 +555,13 @@ class HealthRoutes:
         known = self._reachable.get(base)
         if known is not None and known[0] > time.monotonic():
             return known[1]
+        asking = self._asking.get(base)
+        if asking is None:  # whoever asks meanwhile waits for the same answer: no key is needed to ask
+            asking = self._asking[base] = asyncio.create_task(self._probe(base))
+            asking.add_done_callback(lambda _: self._asking.pop(base, None))
+        return await asyncio.shield(asking)
+
+    async def _probe(self, base: str) -> bool:
         answers = await _answers(base)
         if answers:
             self._heard.add(base)

@@ -28,7 +28,7 @@ from policies.strategies.recall import Elsewhere, Pages
 from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import SharedReadings, unpaid
-from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.errors import ContextLengthExceeded, InvalidRequest, ProxyError
 from proxy.planning.values import (
     CLAIMED,
     Plan,
@@ -51,6 +51,7 @@ from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.trace import NULL_SPAN, AnySpan
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
+from proxy.wire.codec import misshapen
 from proxy.wire.render import render, rewritten, without_marks
 from proxy.wire.transcripts import RequestTranscript, Transcripts
 
@@ -137,6 +138,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         except ProxyError:
             raise
         except Exception:
+            if (field := misshapen(asked.request)) is not None:
+                raise InvalidRequest(f"{field} must be a string.", param=field) from None
             log.exception("planning failed; the request goes on without it")
             return None
 

@@ -33,7 +33,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     the last byte of the body, ``keep_alive`` between requests, ``stall`` while a reader takes nothing, ``linger``
     after a refusal. On shutdown readiness fails for ``notice`` before the listeners close, open answers have ``grace``
     to finish, and ``farewell`` to say why they are cut. ``concurrency``: requests at once, ``connections``: of
-    clients at once; as many again are told that there is no room, more are reset. ``None`` for no limit.
+    clients at once; who comes then is told that there is no room, and as many of those linger. ``None`` for no limit.
     """
 
     header_timeout: float = 10.0

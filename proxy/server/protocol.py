@@ -53,6 +53,7 @@ class Protocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.limits = config.limits
+        self.refused = config.refused
         self.stopping: Shutdown = app_state["shutdown"]
         self.phase = _IDLE
         self.heads = 0
@@ -78,13 +79,20 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_until(self.loop.time() + self.limits.header_timeout)
-        most, there = self.limits.connections, len(self.connections)
-        if most is None or there <= most:
+        most = self.limits.connections
+        if most is None or len(self.connections) - len(self.refused) <= most:
             return
-        if there > 2 * most:
-            transport.abort()
-        else:
-            self._refuse(503, Busy("Weir has as many connections open as it may have. Please try again."))
+        if len(self.refused) >= most:
+            self._cut_oldest_refused()
+        self.refused[self] = None
+        self._refuse(503, Busy("Weir has as many connections open as it may have. Please try again."))
+
+    def _cut_oldest_refused(self) -> None:
+        """Gives its descriptor to who comes now: it has its answer, and only lingers to have read it."""
+        oldest = next(iter(self.refused))
+        del self.refused[oldest]
+        self.connections.discard(oldest)
+        oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.timer is not None:
@@ -92,6 +100,7 @@ class Protocol(HttpToolsProtocol):
             self.timer = None
         if self.running is not None:
             self.running.disconnect()
+        self.refused.pop(self, None)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
@@ -434,10 +443,14 @@ class Protocol(HttpToolsProtocol):
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's configuration with ``limits``: no server header, no access log, no trust in forwarded headers."""
+    """uvicorn's configuration with ``limits``: no server header, no access log, no trust in forwarded headers.
+
+    ``refused`` are the connections for which there was no room and that are still open, the oldest first.
+    """
 
     def __init__(self, app: App | str, *, limits: ServerLimits, **options: Any) -> None:
         self.limits = limits
+        self.refused: dict[Protocol, None] = {}
         super().__init__(
             app,
             http=Protocol,

@@ -35,6 +35,7 @@ from proxy.store.records import (
     ConversationRow,
     ExchangeRow,
     Original,
+    ProviderIdsRow,
     RelayedRow,
     StaleVersion,
     StoreError,
@@ -50,7 +51,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[Concatenate[Transaction, P], T]
 Method = Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]
-Row = ExchangeRow | RelayedRow | AnswerRow | Arrival
+Row = ExchangeRow | RelayedRow | AnswerRow | ProviderIdsRow | Arrival
 POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
@@ -208,6 +209,7 @@ class Store:
     known_answers = reading(memory.known_answers, "known_answers")
     answers_with = reading(memory.answers_with, "answers_with")
     forget_answer = writing(memory.forget_answer)
+    own_provider_ids = reading(memory.own_provider_ids, "own_provider_ids")
 
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)

@@ -21,8 +21,17 @@ from proxy.store.audit import REFUSED, append, of_exchange
 from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.conversations import add_checkups, follow_others, open_conversations, rate, touch_chains
 from proxy.store.ledger import mark_asked_again
-from proxy.store.memory import add_answers
-from proxy.store.records import DAY, AnswerRow, Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
+from proxy.store.memory import add_answers, add_provider_ids
+from proxy.store.records import (
+    DAY,
+    AnswerRow,
+    Arrival,
+    ConversationRow,
+    ExchangeRow,
+    ProviderIdsRow,
+    RelayedRow,
+    UsageRow,
+)
 from proxy.store.schema import alerts, branches, conversations, exchanges, relayed, usage_days
 from proxy.store.transaction import (
     Columns,
@@ -81,13 +90,17 @@ def arrive(tx: Transaction, arrivals: Sequence[Arrival]) -> dict[str, str]:
 
 
 def record(
-    tx: Transaction, batch: Sequence[ExchangeRow | RelayedRow | AnswerRow | Arrival], *, shared: bool = False
+    tx: Transaction,
+    batch: Sequence[ExchangeRow | RelayedRow | AnswerRow | ProviderIdsRow | Arrival],
+    *,
+    shared: bool = False,
 ) -> list[ExchangeRow]:
     """The exchanges of a batch that were stored; a row with an id that is there already is not counted twice.
 
     In a ``shared`` store their checkups are made anew, from what all servers know of a conversation.
     """
     add_answers(tx, [row for row in batch if isinstance(row, AnswerRow)])
+    add_provider_ids(tx, [row for row in batch if isinstance(row, ProviderIdsRow)])
     tx.many(ADD_RELAYED, [stored(relayed, row) for row in batch if isinstance(row, RelayedRow)])
     rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)])
     answered = {row.id for row in rows}

@@ -30,6 +30,7 @@ from proxy.store.schema import (
     meta,
     notes,
     originals,
+    provider_ids,
     relayed,
     removed,
     summaries,
@@ -38,7 +39,7 @@ from proxy.store.transaction import Rows, Transaction, keep_last, owned
 
 CONVERSATIONS_AT_ONCE = 10
 ROWS_AT_ONCE = 500
-PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key, answers.c.id)
+PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key, answers.c.id, provider_ids.c.digest)
 STORED = sa.text(
     "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
     " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM frames)"

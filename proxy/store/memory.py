@@ -28,7 +28,15 @@ import sqlalchemy as sa
 from proxy.store.audit import append, of_notes
 from proxy.store.ledger import LINES, cuts_of, key_of
 from proxy.store.packing import Damaged, pack, pack_text, unpack, unpack_text
-from proxy.store.records import AnswerRow, Change, CheckpointRow, ConversationRow, NoteRow, SummaryRow
+from proxy.store.records import (
+    AnswerRow,
+    Change,
+    CheckpointRow,
+    ConversationRow,
+    NoteRow,
+    ProviderIdsRow,
+    SummaryRow,
+)
 from proxy.store.schema import (
     OF_BRANCH,
     answer_items,
@@ -38,6 +46,7 @@ from proxy.store.schema import (
     conversations,
     cuts,
     notes,
+    provider_ids,
     spending,
     summaries,
 )
@@ -374,6 +383,31 @@ def answers_with(tx: Transaction, tenant: str, items: Collection[str]) -> list[A
 
 def forget_answer(tx: Transaction, tenant: str, answer: str) -> None:
     tx.execute(sa.delete(answers).where(owned(answers, tenant, id=answer)))
+
+
+MAX_PROVIDER_IDS = 100_000
+"""Of one tenant: the oldest go."""
+ADD_PROVIDER_ID = keep_last(provider_ids)
+
+
+def add_provider_ids(tx: Transaction, rows: Sequence[ProviderIdsRow]) -> None:
+    """Store ids that were given to tenants; now and then those go of which a tenant has too many."""
+    tx.many(ADD_PROVIDER_ID, [{"tenant": r.tenant, "digest": d, "at": r.at} for r in rows for d in r.digests])
+    looked_at = {row.tenant for row in rows if any(digest[0] == 0 for digest in row.digests)}
+    for tenant in sorted(looked_at):
+        mine = owned(provider_ids, tenant)
+        newest = sa.select(provider_ids.c.at).where(mine).order_by(provider_ids.c.at.desc())
+        last = tx.scalar(newest.offset(MAX_PROVIDER_IDS).limit(1))
+        if last is not None:
+            tx.execute(sa.delete(provider_ids).where(mine, provider_ids.c.at <= last))
+
+
+def own_provider_ids(tx: Transaction, tenant: str, digests: Sequence[bytes]) -> set[bytes]:
+    found = set[bytes]()
+    for chunk in chunks(digests):
+        query = sa.select(provider_ids.c.digest).where(owned(provider_ids, tenant, digest=chunk))
+        found.update(bytes(row.digest) for row in tx.execute(query))
+    return found
 
 
 def answers_of(tx: Transaction, conversation: ConversationRow) -> list[Mapping[str, Any]]:

@@ -24,6 +24,7 @@ from proxy.store.schema import (
     inspected,
     inspected_parts,
     meta,
+    provider_ids,
     usage_days,
 )
 
@@ -91,9 +92,14 @@ def add_usage_days(connection: sa.Connection, _: Operations) -> None:
     add_up_days(connection)
 
 
+def add_provider_ids(connection: sa.Connection, _: Operations) -> None:
+    provider_ids.create(connection)
+
+
 STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0016": add_answers,
     "0017": limit_keys,
     "0018": frame_originals,
     "0019": add_usage_days,
+    "0020": add_provider_ids,
 }

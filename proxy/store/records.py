@@ -340,6 +340,14 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[str, ...] = ()
 
 
+class ProviderIdsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids of a provider's that an answer gave to a tenant, each as its BLAKE2b digest of 16 bytes."""
+
+    tenant: str
+    digests: tuple[bytes, ...]
+    at: float
+
+
 class UsageRow(msgspec.Struct, frozen=True):
     """What the requests of one key took, of one ``group`` (a model, policy, day or conversation), None for all.
 

@@ -23,7 +23,7 @@ from proxy.store.chain import AuditRow
 from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LISTED, LONG, PACKED, PLAIN, REQUEST, TENANT
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
-REVISIONS = ("0013", "0016", "0017", "0018", "0019")
+REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020")
 HEAD = REVISIONS[-1]
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
@@ -268,6 +268,14 @@ answer_items = _table(
         sa.ForeignKeyConstraint(["tenant", "answer"], ["answers.tenant", "answers.id"], ondelete="CASCADE"),
         sa.Index("answer_items_of_answer", "tenant", "answer"),
     ],
+)
+
+provider_ids = _table(
+    "provider_ids",
+    "tenant digest",
+    _required(tenant=TENANT, digest=sa.LargeBinary, at=sa.Double),
+    [sa.Index("provider_ids_of_tenant", "tenant", "at"), sa.Index("provider_ids_at", "at")],
+    sqlite_with_rowid=False,
 )
 
 health_snapshots = _table(

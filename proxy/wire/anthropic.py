@@ -23,6 +23,7 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, marked_message, marker_within, reply_of, without_media
 from proxy.wire.codec import (
     ERROR,
+    NAMING_WORDS,
     SEAL,
     ClientRequest,
     Codec,
@@ -111,7 +112,7 @@ class MessagesCodec(Codec):
     tool_fields = ("tools",)
     schema = "output_config"
     headers = ((b"anthropic-version", b"2023-06-01"),)
-    words = (_WALL, SEAL)
+    words = (_WALL, SEAL, *NAMING_WORDS)
     wall = _WALL
     joins = True
     own_answer = frozenset({"stream", "max_tokens", "stop_sequences", "output_config", "diagnostics"})

@@ -90,6 +90,22 @@ class NamingRun(RawSegment):
         return self.of(data, **{**self.__dict__, "meant": b""})
 
 
+NAMING = frozenset(
+    {
+        *("previous_response_id", "response_id", "conversation_id", "previous_message_id", "approval_request_id"),
+        *("file_id", "input_file_id", "output_file_id", "error_file_id", "training_file", "validation_file"),
+        *("file_ids", "vector_store_id", "vector_store_ids", "container", "container_id", "upload_id", "batch_id"),
+        *("assistant_id", "thread_id", "run_id", "fine_tuning_job_id", "eval_id", "conversation", "prompt", "audio"),
+    }
+)
+"""Fields that name something at the provider: an id, several of them, or an object with an ``id``."""
+NAMING_WORDS = (
+    re.compile(rb'"(?:' + "|".join(sorted(NAMING)).encode() + rb')"\s*:'),
+    re.compile(rb"\\u00(?:5[fF]|6|7[0-9aA])"),
+)
+"""One of those fields, and a letter of a name that somebody has escaped, as no writer of JSON does by itself."""
+
+
 class Codec:
     """Chat completions. The codecs of other endpoints override what these say otherwise.
 
@@ -110,6 +126,7 @@ class Codec:
             of a compaction of the provider's: what stands before it is read as nothing once that has come.
         ends_with_reason: whether the event with the reason for which an answer ended is its last.
         joins: whether adjacent elements of an assistant's are one segment.
+        words_of_element: fields of an element of the array that are strings wherever they are there.
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -125,10 +142,11 @@ class Codec:
     tool_fields: tuple[str, ...] = ("tools", "functions")
     schema = "response_format"
     text_type = "text"
-    words: tuple[re.Pattern[bytes], ...] = ()
+    words: tuple[re.Pattern[bytes], ...] = NAMING_WORDS
     wall: re.Pattern[bytes] | None = None
     ends_with_reason = False
     joins = False
+    words_of_element: tuple[str, ...] = ("role",)
     own_answer = frozenset(
         {
             *("stream", "stream_options", "n", "response_format", "max_tokens", "max_completion_tokens", "stop"),
@@ -457,6 +475,27 @@ class Segments(Sequence[Raw]):
         if self._items is None:
             self._items = [*self.head, *self._segments(self.raw)]
         return self._items
+
+
+def misshapen(request: ClientRequest) -> str | None:
+    """The first field of an element that has to be a word and is an object or an array, like ``messages[3].role``.
+
+    None where there is none: what else is odd is the upstream's to judge.
+    """
+    elements = () if request.messages is None else split_array(request.messages.raw) or ()
+    for index, raw in enumerate(elements):
+        value = read_value(raw)
+        if not isinstance(value, dict):
+            continue
+        place = f"{request.codec.array}[{index}]"
+        for name in request.codec.words_of_element:
+            if isinstance(value.get(name), dict | list):
+                return f"{place}.{name}"
+        content = value.get("content")
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict) and isinstance(part.get("type"), dict | list):
+                return f"{place}.content[{number}].type"
+    return None
 
 
 def without_field(request: ClientRequest, name: str) -> ClientRequest:

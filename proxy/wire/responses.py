@@ -20,6 +20,7 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.chat import MARK, SEALED, dicts_in, is_own, marker_within, reply_of, with_lines
 from proxy.wire.codec import (
     ERROR,
+    NAMING_WORDS,
     SCHEMA_NAME,
     SEAL,
     ClientRequest,
@@ -111,9 +112,10 @@ class ResponsesCodec(Codec):
     tool_fields = ("tools",)
     schema = "text"
     text_type = "input_text"
-    words = (_WALL, _REFERENCE, _BARE, _THOUGHT, SEAL)
+    words = (_WALL, _REFERENCE, _BARE, _THOUGHT, SEAL, *NAMING_WORDS)
     wall = _WALL
     joins = True
+    words_of_element = ("type", "role")
     own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
@@ -379,12 +381,6 @@ def _is_named_only(item: _Item, raw: Raw) -> bool:
 
 def _is_reference(item: _Item) -> bool:
     return item.type == "item_reference" or (item.type == "message" and not item.role)
-
-
-def references(request: ClientRequest) -> frozenset[str]:
-    array = request.messages.raw if request.messages is not None else b"[]"
-    items = map(_read, split_array(array) or ())
-    return frozenset(item.id for item in items if item.id and _is_reference(item))
 
 
 def _content(content: object) -> object:

@@ -290,6 +290,8 @@ class Transcripts:
 
     def _read_all(self, raws: Sequence[Raw], codec: Codec) -> Sequence[Mapping[str, Any]]:
         values = read_messages(raws) if codec is CHAT else [codec.view(raw) for raw in raws]
+        if any(type(value.get("role")) in (dict, list) for value in values):
+            raise TypeError("the role of a message is no word")
         deepest, is_read = self._depth - 2, codec is CHAT and all(values)  # most brackets stand in texts
         is_beyond = holds_beyond(values, deepest) if is_read else any(nests_beyond(raw, deepest) for raw in raws)
         self._judge_depth(codec.array, is_beyond=is_beyond)

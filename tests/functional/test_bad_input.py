@@ -54,6 +54,30 @@ async def test_what_is_no_request_is_refused_in_openais_shape_and_goes_nowhere()
         assert simulator.ledger == []
 
 
+MISSHAPEN = (
+    ("chat/completions", "messages", {"role": {}, "content": "x"}, "messages[1].role"),
+    ("messages", "messages", {"role": ["user"], "content": "x"}, "messages[1].role"),
+    ("responses", "input", {"role": {}, "content": "x"}, "input[1].role"),
+    ("responses", "input", {"type": {}, "role": "user", "content": "x"}, "input[1].type"),
+    ("responses", "input", {"role": "user", "content": [{"type": {}, "text": "x"}]}, "input[1].content[0].type"),
+)
+
+
+async def test_a_role_or_a_type_that_is_no_word_is_named_and_goes_nowhere() -> None:
+    async with (
+        serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator,
+        weir(simulator.base_url) as target,
+        aiohttp.ClientSession() as session,
+    ):
+        for path, array, odd, field in MISSHAPEN:
+            body = {"model": "sim", "max_tokens": 9, array: [{"role": "user", "content": "hello"}, odd]}
+            async with session.post(f"{target.base_url}/{path}", json=body) as answer:
+                error = (await answer.json())["error"]
+                assert (answer.status, error["message"]) == (400, f"{field} must be a string.")
+                assert error.get("param", field) == field
+        assert simulator.ledger == []
+
+
 @pytest.mark.requirement("R.20", "R.21")
 @pytest.mark.parametrize(
     "fields",

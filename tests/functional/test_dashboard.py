@@ -1,6 +1,7 @@
 """The pages at /weir/ui over HTTP: who sees what, what a form may do, and what is kept of a request."""
 
 import asyncio
+import base64
 import json
 import re
 import subprocess
@@ -196,13 +197,33 @@ async def test_a_form_is_sent_by_its_own_page_and_session_or_not_at_all(api: Api
         assert (await stranger.get(headers={"host": "evil.example"})).status_code == 403
 
 
+async def test_what_comes_before_a_key_is_known_is_small_and_of_one_kind(keyed: Api) -> None:
+    async with visitor(keyed) as stranger, visitor(keyed, Keys.mine) as caller:
+        nested = b"--b0\r\ncontent-type: multipart/mixed; boundary=b1\r\n\r\n--b1\r\n\r\n"
+        where = f"{keyed.target.root}/weir/ui"
+        kind = {"content-type": "multipart/form-data; boundary=b0"}
+        for each in (stranger, caller):
+            assert (await each.http.post(f"{where}/login", content=nested, headers=kind)).status_code == 415
+        assert (await stranger.post("/login", key="k" * 4_096)).status_code == 413
+        assert (await stranger.post("/policies/mine", text="x" * 5_000)).url.path.endswith("/login")
+        assert (await caller.post("/policies/mine", text="x" * 300_000)).status_code == 413
+        many = "&".join(f"a{n}=1" for n in range(300))
+        assert (await stranger.get(f"/login?{many}")).status_code == 400
+        assert (await stranger.send("/login", page="/login", key="wrong")).status_code == 401
+        deep = base64.urlsafe_b64encode(b"[" * 760).decode()
+        assert (await stranger.get("/login", headers={"cookie": f"weir_session={deep}.00"})).status_code == 200
+
+
 @pytest.mark.requirement("P7")
 async def test_a_session_ends_by_signing_out_with_its_key_or_with_another_admin_token(keyed: Api) -> None:
     runtime = keyed.target.runtime
     async with visitor(keyed, Keys.mine) as caller, visitor(keyed, ADMIN) as operator:
         assert "Sign out" in (await caller.get()).text
+        kept = {"weir_session": caller.http.cookies["weir_session"]}
         assert "You have signed out" in (await caller.send("/logout")).text
         assert "Sign in" in (await caller.get("/conversations")).text
+        async with httpx.AsyncClient(cookies=kept) as thief:
+            assert "login" in (await thief.get(f"{keyed.target.root}/weir/ui")).headers["location"]
         await caller.sign_in(Keys.mine)
         assert "Sign out" in (await caller.get()).text
         for elsewhere in ("https://evil.example", "//evil.example", "/weir/ui/\r\nx: y", "/weir/uiX"):

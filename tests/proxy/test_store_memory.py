@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from policies.draft import ConversationState
 from policies.ledger import Edit, EditKind, Prepared
 from proxy.conversation.thread import Thread
-from proxy.store import Store
+from proxy.store import Store, memory
 from proxy.store.memory import MAX_NOTES, MAX_SUMMARIES
 from proxy.store.packing import pack_text
-from proxy.store.records import Branch, Change, ConversationRow, NoSuchVersion, StaleVersion
+from proxy.store.records import Branch, Change, ConversationRow, NoSuchVersion, ProviderIdsRow, StaleVersion
 from proxy.store.sqlite import SqliteDatabase
 from tests.proxy.store_rows import (
     chain,
@@ -737,3 +737,18 @@ async def test_fifty_conversations_at_once_keep_their_own_state_and_notes(store:
         assert {r.ref for r in await store.removed(row)} == {
             o.ref for step in (0, 2) for o in change(step, of=f"{name}.{step}").originals
         }
+
+
+async def test_a_tenant_keeps_the_newest_ids_of_its_provider_and_each_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MAX_PROVIDER_IDS", 10)
+    store = await Store.open(f"sqlite+aiosqlite:///{tmp_path / 'ids.db'}")
+    digests = [bytes([0, number]) * 8 for number in range(30)]
+    for number, each in enumerate(digests):
+        await store.record([ProviderIdsRow(tenant="a" * 32, digests=(each,), at=float(number))])
+    assert await store.own_provider_ids("a" * 32, digests) == set(digests[-10:])
+    assert await store.own_provider_ids("b" * 32, digests) == set()
+    assert await store.prune(25.0) > 0
+    assert await store.own_provider_ids("a" * 32, digests) == set(digests[25:])
+    await store.close()
