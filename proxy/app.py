@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 import logging
 import re
 import secrets
@@ -53,7 +52,6 @@ from proxy.wire.counting import Tokenizer, installed_estimators
 from proxy.wire.transcripts import Transcripts
 
 log = logging.getLogger("weir")
-timekeeping = logging.getLogger("weir.timekeeping")
 
 BEGUN = {
     measured.RETRIES: ("overflow", "tools_refused"),
@@ -67,10 +65,9 @@ BEGUN = {
 NO_WEBSOCKET = "WebSockets are not spoken here: send the request over HTTP, with stream: true for an answer in pieces."
 KEYS_EVERY = 2.0
 FOLLOWED_EVERY = 30.0
-TIME_KEPT_EVERY = 3600.0
+SIZE_KEPT_EVERY = 3600.0
 MEASURED_EVERY = 60.0
 IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
-MAX_STEP_LEN = 60.0  # between two looks: what a monotonic clock says beyond that, a suspended machine slept through
 
 OWN = "/weir/{rest}"
 """The route under which requests to Weir's own pages and API are counted."""
@@ -169,21 +166,18 @@ async def running(
 ) -> AsyncIterator[Runtime]:
     calls = Hooks(hooks)
     store = await _open_store(config, telemetry.metrics)
-    believed, doubted = await store.kept_time()
-    timekeeper = Timekeeper(time.time, believed=believed, doubted=doubted)
     runtime = await _assemble(
         config,
         store,
         telemetry=telemetry,
         tokenizer=tokenizer or Tokenizer(estimators=installed_estimators()),
         providers=providers or {},
-        steady=timekeeper.steady,
     )
     runtime.take_policies(await store.policies())
     runtime.hooks = calls
     calls.start()
     runtime.settler.start()
-    tending = asyncio.create_task(_tend(runtime, timekeeper), name="weir-tend")
+    tending = asyncio.create_task(_tend(runtime), name="weir-tend")
     lagging = asyncio.create_task(watch_loop(telemetry.metrics), name="weir-loop")
     try:
         yield runtime
@@ -201,7 +195,6 @@ async def running(
         await runtime.upstreams.close()
         await runtime.settler.close()
         await runtime.windows.save()
-        await _keep_time(store, timekeeper)
         await store.close()
         if tokenizer is None:
             runtime.tokenizer.close()
@@ -227,7 +220,6 @@ async def _assemble(
     telemetry: Telemetry,
     tokenizer: Tokenizer,
     providers: Mapping[str, LitellmProvider],
-    steady: Callable[[], float],
 ) -> Runtime:
     secret = await store.secret()
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
@@ -240,7 +232,7 @@ async def _assemble(
     told = {"stored": alerts.tell_stored} if store.shared else {}
     settler = WriteBehindQueue(store, degraded=partial(add, measured.DEGRADED), **told)
     learned = LearnedLimits(await store.limits())
-    windows = ModelLimitsResolver(registry, learned, Probe(), upstreams.get, clock=steady, write=store.learn)
+    windows = ModelLimitsResolver(registry, learned, Probe(), upstreams.get, clock=time.time, write=store.learn)
     windows.follow(await store.calibrations())
     conversations = Conversations(store)
     settler.overtaken = conversations.distrust if store.shared else settler.overtaken
@@ -349,84 +341,19 @@ def _connections(runtime: Runtime) -> Mapping[tuple[str, ...], float]:
     return {(kind,): count for kind, count in counts.items()}
 
 
-class Timekeeper:
-    """What time it is: a clock that jumps ahead would make everything old.
-
-    A clock goes wrong by years where a machine has no battery, a snapshot is resumed or a time server lies. It is
-    believed as long as it is at most a day ahead of the time that has passed since it was believed last. One that is
-    further ahead (a Weir that was off for a week looks the same) is believed once it has stood for a day of running
-    time, restarts not counted. A clock that goes back deletes nothing and is believed at once.
-
-    Times are seconds since the epoch. ``believed`` is what the store said when it was opened, None for a new one.
-
-    ``doubted`` are the seconds for which the clock has been too far ahead so far.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        believed: float | None,
-        doubted: float = 0.0,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._monotonic = monotonic
-        self._looked = self._begun = monotonic()
-        self._said = False
-        self.believed = clock() if believed is None else believed
-        self.doubted = doubted
-        self.look()
-        self._origin = self.believed
-
-    def look(self) -> None:
-        now, looked = self._clock(), self._monotonic()
-        passed = min(looked - self._looked, MAX_STEP_LEN)
-        self._looked = looked
-        if now > self.believed + passed + DAY:
-            self.doubted += passed
-            if self.doubted < DAY:
-                self.believed += passed
-                if not self._said:
-                    self._said = True
-                    timekeeping.warning(
-                        "the clock says %s, more than a day ahead of %s, the time that is known of: "
-                        "nothing is deleted for its age by it until it has stood for a day",
-                        _date(now),
-                        _date(self.believed),
-                    )
-                return
-        if self._said or self.doubted:
-            timekeeping.warning(
-                "the clock is believed again, it says %s: what is past its retention is deleted", _date(now)
-            )
-        self.believed, self.doubted, self._said = now, 0.0, False
-
-    def steady(self) -> float:
-        return self._origin + self._monotonic() - self._begun
-
-
-def _date(at: float) -> str:
-    try:
-        return dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
-    except (OverflowError, ValueError, OSError):
-        return f"{at:.0f} s since 1970"
-
-
-async def _tend(runtime: Runtime, timekeeper: Timekeeper) -> None:
-    last_kept, measured, pruned, followed, reopened = -TIME_KEPT_EVERY, -MEASURED_EVERY, -DAY, time.monotonic(), 0
+async def _tend(runtime: Runtime) -> None:
+    sized = -SIZE_KEPT_EVERY
+    measured = -MEASURED_EVERY
+    pruned = -DAY
+    followed = time.monotonic()
     while True:
         await asyncio.sleep(KEYS_EVERY)
-        timekeeper.look()
         if runtime.admission.passed > 2**24 and not runtime.admission.held:  # bytes of bodies since it was given back
             runtime.admission.passed = 0
             await asyncio.to_thread(give_back)
         store, clock = runtime.store, runtime.planner.clock
         try:
             await store.ping()
-            if store.reopened != reopened:
-                reopened = store.reopened
-                await runtime.planner.conversations.restate_all()
             runtime.take_keys(await store.list_keys())
             runtime.take_policies(await store.policies())
             _begin_counting(runtime.telemetry.metrics, runtime.config)
@@ -434,9 +361,8 @@ async def _tend(runtime: Runtime, timekeeper: Timekeeper) -> None:
             if store.shared and time.monotonic() - followed >= FOLLOWED_EVERY:
                 followed = time.monotonic()
                 runtime.windows.follow(await store.calibrations(), await store.limits())
-            if time.monotonic() - last_kept >= TIME_KEPT_EVERY:
-                last_kept = time.monotonic()
-                await _keep_time(store, timekeeper)
+            if time.monotonic() - sized >= SIZE_KEPT_EVERY:
+                sized = time.monotonic()
                 await store.keep_size(clock())
                 runtime.sizes = await store.sizes()
             if time.monotonic() - measured >= MEASURED_EVERY:
@@ -445,7 +371,9 @@ async def _tend(runtime: Runtime, timekeeper: Timekeeper) -> None:
             retention = runtime.config.store.retention
             if retention is not None and time.monotonic() - pruned >= DAY:
                 pruned = time.monotonic()
-                gone = await store.prune(min(timekeeper.believed, clock()) - retention, clock())
+                # not by the clock alone: one that has jumped ahead would make everything old
+                now = min(clock(), await store.newest() or 0.0)
+                gone = await store.prune(now - retention, clock())
                 log.log(logging.INFO if gone else logging.DEBUG, "retention has deleted %d rows", gone)
         except StoreError as error:
             log.warning("the store could not be tended: %s", error)
@@ -455,11 +383,6 @@ async def _fit(runtime: Runtime, store: Store, now: float) -> None:
     most = runtime.config.store.max_size
     if most is not None and (gone := await store.fit(most, before=now - IN_USE, at=now)):
         log.warning("the database had more than store.max_size: %d conversations were deleted, the oldest ones", gone)
-
-
-async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
-    with contextlib.suppress(StoreError):
-        await store.keep_time(timekeeper.believed, timekeeper.doubted)
 
 
 def _reload(runtime: Runtime, read: Callable[[], Config]) -> Reload:

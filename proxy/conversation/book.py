@@ -167,11 +167,6 @@ class Conversations:
         if thread.branch.version > 0:
             await self._store.restate(msgspec.structs.replace(thread.branch, known=thread.known), at=self._clock())
 
-    async def restate_all(self) -> None:
-        for thread in list(self._threads.values()):
-            async with thread.lock:
-                await self.restate(thread)
-
     async def want(self, conversation: ConversationRow, what: str | None) -> None:
         for thread in self._threads_of(conversation):
             thread.known = replace(thread.known, wanted=what)

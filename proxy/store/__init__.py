@@ -147,10 +147,6 @@ class Store:
     def damaged(self) -> int:
         return len(self._damaged)
 
-    @property
-    def reopened(self) -> int:
-        return self._database.opened
-
     @contextmanager
     def telling(self, name: str) -> Iterator[None]:
         begun = time.perf_counter()
@@ -241,14 +237,12 @@ class Store:
     keep_size = writing(maintenance.keep_size)
     facts = reading(configuration.facts)
     tell = writing(configuration.tell)
-    kept_time = reading(configuration.kept_time)
-    keep_time = writing(configuration.keep_time)
+    newest = reading(configuration.newest)
 
     async def secret(self) -> bytes:
         if self._secret is None:
             found = await self._read(configuration.stored_secret)
             self._secret = found if found is not None else await self._write(configuration.make_secret)
-            self._database.seed = partial(configuration.keep_secret, value=self._secret)
         return self._secret
 
     async def arrive(self, arrival: Arrival) -> str:

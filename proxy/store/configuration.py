@@ -30,8 +30,6 @@ FACTS = sa.select(meta).where(
     meta.c.name.in_(sa.bindparam("names", expanding=True)), meta.c.number >= sa.bindparam("now")
 )
 TELL = keep_last(meta, "body", "number")
-KEEP_TIME = keep_last(meta, "number")
-TIME, DOUBTED = "time", "doubted"
 TENANT, TENANT_DIGITS = "tenant:", 32
 TENANTS = sa.select(meta.c.name, meta.c.body).where(meta.c.name.startswith(TENANT))
 
@@ -144,18 +142,10 @@ def tell(tx: Transaction, name: str, value: str, *, until: float, at: float) -> 
     tx.execute(TELL[tx.dialect], {"name": FACT + name, "body": value.encode(), "number": math.ceil(until)})
 
 
-def kept_time(tx: Transaction) -> tuple[float | None, float]:
-    """The time that was kept last, else that of the newest row, None for a new store; and for how long the clock
-    had been too far ahead of it then."""
-    rows = tx.execute(sa.select(meta.c.name, meta.c.number).where(meta.c.name.in_((TIME, DOUBTED))))
-    found = {row.name: float(row.number) for row in rows}
-    newest = found.get(TIME) or tx.scalar(sa.select(sa.func.max(conversations.c.updated)))
-    return newest, found.get(DOUBTED, 0.0)
-
-
-def keep_time(tx: Transaction, believed: float, doubted: float) -> None:
-    rows = [{"name": DOUBTED, "number": int(doubted)}, {"name": TIME, "number": int(believed)}]
-    tx.execute(KEEP_TIME[tx.dialect], rows)
+def newest(tx: Transaction) -> float | None:
+    """When a conversation was used last, seconds since the epoch; None where there is none."""
+    found: float | None = tx.scalar(sa.select(sa.func.max(conversations.c.updated)))
+    return found
 
 
 def _subject(kind: str, facts: object) -> tuple[str, object]:

@@ -378,7 +378,7 @@ def make(connection: sa.Connection) -> None:
     metadata.create_all(connection)
     for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
         connection.exec_driver_sql(statement)
-    connection.execute(sa.insert(meta), [{"name": "commits", "number": 0}, {"name": "indexed", "number": 0}])
+    connection.execute(sa.insert(meta), {"name": "indexed", "number": 0})
     connection.execute(sa.insert(alembic_version), {"version_num": HEAD})
 
 

@@ -210,7 +210,6 @@ Mode = Literal["server", "visitor", "reader", "copier"]
 SqliteVersion = tuple[int, int, int]
 
 CHECKPOINT_BYTES = 4 << 20
-MOVED_FOR = 60.0  # a file that was only moved, or whose share has gone, may come back; seconds
 CHECKPOINT_COMMITS = 1000
 WRITER = (
     "auto_vacuum=INCREMENTAL",  # only a file that is made now takes it, and only before its journal is set
@@ -220,16 +219,8 @@ WRITER = (
     "wal_autocheckpoint=0",
     f"journal_size_limit={CHECKPOINT_BYTES}",
 )
-LOST_COMMITS = (
-    "the database is older than it was: {missing} commits are missing. Its -wal file was removed, or an older copy "
-    "was put in its place."
-)
-DELETED = "the database file was deleted"
-MOVED = "the database file was moved away"
-REPLACED = "the database file was replaced"
+GONE = "the database file was deleted, moved or replaced while it was open: start Weir anew"
 NOWHERE = (-1, -1)
-COMMITS = sa.text("SELECT number FROM meta WHERE name = 'commits'")
-COUNT = "UPDATE meta SET number = number + 1 WHERE name = 'commits' RETURNING number"
 
 
 def has_wal_reset_bug(version: SqliteVersion) -> bool:
@@ -243,10 +234,7 @@ def has_wal_reset_bug(version: SqliteVersion) -> bool:
 
 
 class LockFile:
-    """An advisory lock on a file of its own, which also keeps the number of commits that were made.
-
-    The number is how a database that lost its ``-wal`` file, or was replaced by an older copy, is noticed.
-    """
+    """An advisory lock on a file of its own."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -272,14 +260,6 @@ class LockFile:
     def release(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    @property
-    def commits(self) -> int:
-        written = os.pread(self._file, 20, 0)
-        return int(written) if written.isdigit() else 0
-
-    def note(self, commits: int) -> None:
-        os.pwrite(self._file, b"%020d" % commits, 0)
-
     def close(self) -> None:
         os.close(self._file)
 
@@ -287,12 +267,11 @@ class LockFile:
 class SqliteDatabase(Database):
     """A SQLite file, or a database in memory that lives as long as this object.
 
-    A file that is deleted or replaced while it is open is noticed at the next write or ping: what stands at its path
-    then is opened in its place, a new database if that is nothing. ``opened`` counts this, and ``seed`` is what a new
-    one is to begin with.
+    A file that is deleted, moved or replaced while it is open is noticed at the next write or ping, which then fail:
+    what SQLite would write goes to a file that has no name any more.
     """
 
-    def __init__(self, path: Path | None, *, mode: Mode, patience: float = 0.0) -> None:
+    def __init__(self, path: Path | None, *, mode: Mode) -> None:
         self.journal = "memory"
         self.notices: tuple[str, ...] = ()
         self._path = None if path is None else path.absolute()
@@ -302,13 +281,9 @@ class SqliteDatabase(Database):
         self._owner: LockFile | None = None
         self._writer: ConnectionWorker | None = None
         self._reader: ConnectionWorker | None = None
-        self._patience = patience
-        self._reopening = asyncio.Lock()
-        self._file = -1  # held so that its links can be counted; closed after SQLite, whose locks would go with it
-        self._inode = self._wal_inode = (0, 0)
-        self._is_lost = False
-        self._moved_since: float | None = None
-        self._counted = self._commits = self._checkpointed = 0
+        self._inode = NOWHERE
+        self._commits = 0
+        self._checkpointed = 0
 
     @classmethod
     async def open(cls, name: str | None, *, mode: Mode, patience: float) -> "SqliteDatabase":
@@ -319,7 +294,7 @@ class SqliteDatabase(Database):
             )
             await database._writer.transaction(ensure)
             return database
-        database = cls(Path(name), mode=mode, patience=patience)
+        database = cls(Path(name), mode=mode)
         try:
             looks = mode in ("reader", "copier")
             await (database._open_reader(patience) if looks else database._open_writer(patience))
@@ -339,24 +314,17 @@ class SqliteDatabase(Database):
         if self._mode == "reader":
             await self.read(check)
         else:
-            worker = await self._writing()
-            await worker.transaction(lambda _: self._same_file())
+            await self._writing().transaction(lambda _: self._same_file())
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         return await self._reading().transaction(work)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
-        worker = await self._writing()
-        if self._path is None:
-            return await worker.transaction(work)
-
-        def counted(connection: sa.Connection) -> T:
+        def checked(connection: sa.Connection) -> T:
             self._same_file()
-            result = work(connection)
-            self._counted = int(connection.exec_driver_sql(COUNT).scalar_one())
-            return result
+            return work(connection)
 
-        return await worker.transaction(counted, committed=self._note)
+        return await self._writing().transaction(checked, committed=self._count)
 
     async def tend(self, *, force: bool = False) -> bool:
         if self._writer is None or self._path is None or self.journal != "wal" or self._mode == "visitor":
@@ -374,14 +342,10 @@ class SqliteDatabase(Database):
         await self._reading().raw(partial(back_up, path=path))
 
     async def close(self) -> None:
-        self._is_lost = False
         workers, self._reader, self._writer = (self._reader, self._writer), None, None
         for worker in workers:
             if worker is not None:
                 await worker.close()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
         for lock in (self._lock, self._owner):
             if lock is not None:
                 lock.close()
@@ -393,43 +357,11 @@ class SqliteDatabase(Database):
             raise StoreUnavailable("the store is closed", reason="closed")
         return worker
 
-    async def _writing(self) -> ConnectionWorker:
-        if self._writer is not None and self._fault() is None:
-            self._moved_since = None
-            return self._writer
-        async with self._reopening:
-            fault = self._fault()
-            if self._is_lost or (self._writer is not None and fault is not None):
-                await self._reopen(fault)
+    def _writing(self) -> ConnectionWorker:
         if self._writer is None:
             reason = "read_only" if self._mode == "reader" else "closed"
             raise StoreUnavailable("the store is open for reading only", reason=reason)
         return self._writer
-
-    async def _reopen(self, fault: str | None) -> None:
-        if fault == MOVED and not self._is_lost:
-            self._moved_since = self._moved_since or time.monotonic()
-            if time.monotonic() - self._moved_since < MOVED_FOR:
-                raise StoreUnavailable(MOVED, reason="gone")
-        if not self._is_lost:
-            log.error("%s: what stands at %s now is opened in its place", fault, self._path)
-        await self.close()
-        self._is_lost, self._moved_since = True, None
-        self._remove_log()
-        await self._open_writer(self._patience)
-        self._is_lost = False
-        self.opened += 1
-        notices, self.notices = self.notices, ()
-        for notice in notices:
-            log.error("%s", notice)
-        log.error("the database %s is open again; what it does not know is written to it from memory", self._path)
-
-    def _remove_log(self) -> None:
-        """Remove the log of the file that is gone: SQLite would play it into the one that stands there now."""
-        wal = Path(f"{self._path}-wal")
-        if _inode(wal) == self._wal_inode:
-            wal.unlink(missing_ok=True)
-            Path(f"{self._path}-shm").unlink(missing_ok=True)
 
     async def _open_reader(self, patience: float) -> None:
         if self._path is None or not self._path.is_file():
@@ -452,13 +384,6 @@ class SqliteDatabase(Database):
         self.journal = await self._writer.raw(self._set_journal)
         await self._writer.transaction(_refuse_foreign)
         await self._writer.transaction(ensure)
-        self._wal_inode = _inode(Path(f"{path}-wal"))
-        self._commits = await self._writer.transaction(lambda connection: int(connection.execute(COMMITS).scalar_one()))
-        if self._lock.commits > self._commits:
-            self.notices += (LOST_COMMITS.format(missing=self._lock.commits - self._commits),)
-            self._lock.note(self._commits)
-        if self.seed is not None:
-            await self._writer.transaction(self.seed)
         if self._mode != "visitor":
             self._reader = await ConnectionWorker.connect(f"{path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
             self._lock.release()
@@ -477,12 +402,11 @@ class SqliteDatabase(Database):
     def _create(self) -> Path:
         path = self._path or Path()
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             said = f"{path} cannot be written ({error.strerror}); choose one that can be, with --store or store.url"
             raise StoreUnavailable(said, reason="read_only") from None
-        found = os.fstat(self._file)
-        self._inode = (found.st_dev, found.st_ino)
+        self._inode = _inode(path)
         return path
 
     def _set_journal(self, driver: sqlite3.Connection) -> str:
@@ -493,25 +417,12 @@ class SqliteDatabase(Database):
             raise StoreUnavailable(f"the journal mode cannot be set to wal: it is {mode}", reason="locked")
         return mode
 
-    def _note(self) -> None:
-        self._commits = self._counted
-        if self._lock is not None:
-            self._lock.note(self._commits)
+    def _count(self) -> None:
+        self._commits += 1
 
     def _same_file(self) -> None:
-        fault = self._fault()
-        if fault is not None:
-            raise StoreUnavailable(fault, reason="gone")
-
-    def _fault(self) -> str | None:
-        if self._path is None or self._file < 0:
-            return None
-        found = _inode(self._path)
-        if found == self._inode:
-            return None
-        if found != NOWHERE:
-            return REPLACED
-        return MOVED if os.fstat(self._file).st_nlink else DELETED
+        if self._path is not None and _inode(self._path) != self._inode:
+            raise StoreUnavailable(GONE, reason="gone")
 
     def _wal(self) -> int:
         try:

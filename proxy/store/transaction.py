@@ -205,15 +205,12 @@ class Database(Protocol):
     """Where transactions run.
 
     ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what an operator must read at start.
-    Others may write the same conversations where it is ``shared``. ``opened`` counts how often another file was opened
-    in the place of one that was gone, ``seed`` is what a new one is to begin with.
+    Others may write the same conversations where it is ``shared``.
     """
 
     journal: str
     notices: tuple[str, ...]
     shared: bool
-    opened: int = 0
-    seed: Callable[[sa.Connection], None] | None = None
 
     @property
     def writable(self) -> bool: ...

@@ -53,7 +53,6 @@ async def _operate(store: Store) -> None:
         ],
         limits=[LimitRow(scope="a", limit=8192, seen=2, expires=9000.0)],
     )
-    await store.keep_time(5000.0, 3.0)
 
 
 async def _converse(store: Store, tenant: str, conversation: str, branch: str, forked: str) -> None:
@@ -154,7 +153,6 @@ async def read(store: Store) -> dict[str, Any]:
         "policies": await store.policies(),
         "limits": await store.limits(),
         "calibrations": await store.calibrations(),
-        "time": await store.kept_time(),
         "chains": sorted((await store.verify()).chains, key=lambda chain: chain.tenant),
         "unguarded": (await store.verify()).unguarded,
         "audited": sorted(await store.audited_tenants()),

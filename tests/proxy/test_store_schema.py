@@ -248,29 +248,6 @@ async def test_a_store_in_memory_lives_as_long_as_it_is_open() -> None:
         await store.ping()
 
 
-@pytest.mark.requirement("R.68")
-async def test_a_database_that_lost_its_wal_is_noticed_once(tmp_path: Path) -> None:
-    path = tmp_path / "w.db"
-    store = await Store.open(url(path))
-    await store.commit(change(0))
-    await store.checkpoint()
-    copy = path.read_bytes()
-    await store.commit(change(1))
-    await store.record([exchange(1)])
-    await store.close()
-    assert wal_bytes(path) == 0
-    path.write_bytes(copy)
-    store = await Store.open(url(path))
-    assert re.search(r"\d commits are missing", store.notices[0])
-    branch = await store.branch("tenant-a", "b1")
-    assert branch is not None
-    assert branch.version == 1
-    await store.close()
-    store = await Store.open(url(path))
-    assert store.notices == ()
-    await store.close()
-
-
 @pytest.mark.requirement("S.2")
 async def test_no_file_has_the_plain_key_and_no_log_the_content(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
