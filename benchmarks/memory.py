@@ -31,11 +31,11 @@ from proxy.config.values import Flags
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Retention, Script, judge
 from proxy.server import serve
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.delivery import SummaryWriter
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import TextCounter, Tokenizer
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
+from tests.upstream.delivery import SummaryWriter
 
 SETS = {
     "tau_airline, 6 chained": recorded("tau_airline", at_once=6),

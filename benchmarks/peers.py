@@ -25,7 +25,6 @@ from typing import Any
 
 import openai
 
-from proxy.simulator import RunningSimulator, SimulatorSettings, serve_simulator
 from tests.functional.harness import (
     COUNTER,
     RunningWeir,
@@ -38,6 +37,7 @@ from tests.functional.harness import (
     prose,
     weir,
 )
+from tests.upstream import RunningSimulator, SimulatorSettings, serve_simulator
 
 WINDOW = 8_192
 SUMMARISER = "sim-summarizer"

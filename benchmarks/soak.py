@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.processes import Cores, Running, weir
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.wire.counting import Tokenizer
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW = 8_192
 STEPS = 30

@@ -25,10 +25,10 @@ from proxy.app import create_app
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
 from proxy.server import serve
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 16_384

@@ -23,13 +23,13 @@ from proxy.errors import ContextLengthExceeded
 from proxy.exchange.run import ExchangeHandler
 from proxy.planning.values import Plan
 from proxy.runtime import Runtime
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.chat import check_chat
-from proxy.simulator.delivery import summarize
 from proxy.store.records import AnswerRow
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 from tests import violations
+from tests.upstream import SimulatorSettings
+from tests.upstream.chat import check_chat
+from tests.upstream.delivery import summarize
 
 TOKENIZER = Tokenizer()
 Body = Mapping[str, Any]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from proxy.simulator import Problem, Request, SimulatedAnswer, SimulatedCall
-from proxy.simulator.delivery import (
+from tests.upstream import Problem, Request, SimulatedAnswer, SimulatedCall
+from tests.upstream.delivery import (
     FAULTS,
     FaultRule,
     InjectedFault,
@@ -18,7 +18,7 @@ from proxy.simulator.delivery import (
     read_material,
     schema_of,
 )
-from proxy.simulator.window import Count, Dialect, status_problem
+from tests.upstream.window import Count, Dialect, status_problem
 
 _FIRST_TEXT = re.compile(rb'"(?:content|text)":"(?=[^"])')
 

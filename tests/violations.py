@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from proxy.simulator import Problem, messages_rules
-from proxy.simulator.responses_rules import (
+from tests.upstream import Problem, messages_rules
+from tests.upstream.responses_rules import (
     OUTPUTS,
     Item,
     apart,

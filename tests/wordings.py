@@ -7,8 +7,8 @@ SGLang's tokenizer manager, TGI's ``validation.rs``, and for hosted providers th
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.simulator.model import Wording
-from proxy.simulator.window import OversizedPrompt
+from tests.upstream.model import Wording
+from tests.upstream.window import OversizedPrompt
 
 Body = Mapping[str, Any]
 

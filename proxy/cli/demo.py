@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.resources import as_file, files
@@ -39,7 +39,7 @@ from proxy.config.loading import load_config
 from proxy.config.values import Config, Flags
 from proxy.replay.script import Recording, read_recordings
 from proxy.server import serve
-from proxy.simulator import RecordedRequest, RunningSimulator, SimulatorSettings, serve_simulator
+from proxy.simulator import Received, RunningSimulator, SimulatorSettings, serve_simulator
 from proxy.store.records import RemovedRow
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
@@ -47,7 +47,6 @@ from proxy.wire.counting import Tokenizer
 MODEL = "sim"
 NAME = "demo"
 DIRECT, MANAGED = "without Weir", "with Weir"
-SUMMARIZER = "sim-summarizer"
 MAX_TOKENS = 512
 ENCODING = "o200k_base"
 
@@ -64,7 +63,6 @@ class Demonstration:
     window: int
     store: Path
     policy: str | None = None
-    summarizer: bool = False
 
     @property
     def url(self) -> str:
@@ -76,7 +74,6 @@ class Demonstration:
             window=self.window,
             store=self.url,
             policy=self.policy,
-            summarizer=SUMMARIZER if self.summarizer else None,
         )
         return load_config(None, env={}, flags=flags)
 
@@ -136,7 +133,7 @@ class Side:
 
     def _count(self, usage: CompletionUsage, needed: tuple[str, ...], headers: Mapping[str, str]) -> None:
         before = self._before
-        self._before = body = json.loads(self.seen(MODEL)[-1].body)["messages"]
+        self._before = body = json.loads(self.received[-1].body)["messages"]
         text = json.dumps(body, ensure_ascii=False)
         details = usage.prompt_tokens_details
         self.answered += 1
@@ -147,13 +144,14 @@ class Side:
         self.code, self.arrived, self.headers = None, self._arrived(), headers
         self.stable = body[: len(before)] == before
 
-    def seen(self, model: str) -> list[RecordedRequest]:
-        return [seen for seen in self.simulator.answered() if seen.model == model]
+    @property
+    def received(self) -> Sequence[Received]:
+        return self.simulator.simulator.received
 
     def _arrived(self) -> int:
-        entries = self.seen(MODEL)
-        fresh, self._seen = len(entries) > self._seen, len(entries)
-        return entries[-1].prompt_tokens if fresh else 0
+        is_new = len(self.received) > self._seen
+        self._seen = len(self.received)
+        return self.received[-1].prompt_tokens if is_new else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +168,6 @@ class Playback:
     direct: Side
     managed: Side
     batches: list[Batch] = field(default_factory=list)
-    summaries: list[RecordedRequest] = field(default_factory=list)
     conversation: str = ""
     _overheads: list[float] = field(default_factory=list)
 
@@ -190,7 +187,6 @@ class Playback:
         for side in self.sides:
             await side.send(messages, tools, needed)
         headers = self.managed.headers
-        self.summaries = self.managed.seen(SUMMARIZER)
         if self.managed.code is not None:
             return None
         self._overheads.append(float(headers["x-weir-overhead-ms"]))
@@ -212,7 +208,7 @@ async def playing(show: Demonstration) -> AsyncIterator[Playback]:
     """
     tokenizer = Tokenizer()
     counter = tokenizer.counter(ENCODING)
-    settings = SimulatorSettings(window=show.window, models=(MODEL,), summary_model=SUMMARIZER)
+    settings = SimulatorSettings(window=show.window, models=(MODEL,))
     async with AsyncExitStack() as stack:
         stack.callback(tokenizer.close)
         alone = await stack.enter_async_context(serve_simulator(settings, counter=counter))
@@ -256,9 +252,6 @@ View = Callable[[int, Batch | None], None]
 @click.option("--window", type=click.IntRange(min=1024), default=8192, help="The model's window, tokens.")
 @click.option("--steps", type=click.IntRange(min=1), help="How many requests to play; defaults to all.")
 @click.option("--policy", help="A preset, see `weir policy list`; defaults to the default policy.")
-@click.option(
-    "--summarizer", is_flag=True, help="Have the simulated model write summaries; by default Weir extracts them."
-)
 @click.option("--fast", is_flag=True, help="Do not pause between requests.")
 @click.option("--keep", type=click.Path(path_type=Path), metavar="FILE", help="Keep Weir's database in this file.")
 @json_option
@@ -267,7 +260,6 @@ def demo(
     window: int,
     steps: int | None,
     policy: str | None,
-    summarizer: bool,
     fast: bool,
     keep: Path | None,
     as_json: bool,
@@ -294,7 +286,6 @@ def demo(
             window=window,
             store=file,
             policy=policy,
-            summarizer=summarizer,
         )
         screen = Console(stderr=True, highlight=False) if as_json else console()
         pause = 0.0 if fast or not screen.is_terminal else PAUSE
@@ -397,14 +388,12 @@ def _picture(played: Playback, number: int) -> Group:
 
 def _print_end(played: Playback, gone: list[RemovedRow]) -> None:
     direct, managed = played.sides
-    asked = sum(seen.prompt_tokens for seen in played.summaries)
-    calls = f"{len(played.summaries)} ({asked:,} tokens)" if played.summaries else "0"
     click.echo()
     print_table(
         ("", DIRECT, MANAGED),
         [
             *((label, shown(direct), shown(managed)) for label, shown in ROWS),
-            ("batches of edits / summariser calls", "-", f"{len(played.batches)} / {calls}"),
+            ("batches of edits", "-", f"{len(played.batches)}"),
             ("Weir's own time per request, median", "-", f"{played.overhead:.1f} ms"),
         ],
         numbers=1,
@@ -449,14 +438,11 @@ def _report(played: Playback, gone: list[RemovedRow]) -> dict[str, object]:
         "window": show.window,
         "max_tokens": MAX_TOKENS,
         "policy": show.policy,
-        "summarizer": SUMMARIZER if show.summarizer else None,
         "without": _totals(played.direct),
         "with": {
             **_totals(played.managed),
             "conversation": played.conversation,
             "batches": [asdict(batch) for batch in played.batches],
-            "summariser_calls": len(played.summaries),
-            "summariser_tokens": sum(seen.prompt_tokens for seen in played.summaries),
             "overhead_ms_median": played.overhead,
             "removed": removed_json(gone),
         },

@@ -13,11 +13,11 @@ import pytest
 import sqlalchemy as sa
 from playwright.async_api import Browser, Page, async_playwright
 
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from proxy.store.exchanges import add_up_days
 from tests.functional.api import ADMIN
 from tests.functional.harness import COUNTER, RunningWeir, Talk, prose, weir
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = ("--no-sandbox", "--disable-background-networking", "--disable-dev-shm-usage", "--disable-gpu")

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, Deployment, InTurns, RunningWeir, Talk, answered, arrays_of
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 ADMIN = "admin-0123456789"
 WINDOW = 4_096

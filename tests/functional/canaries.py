@@ -130,7 +130,7 @@ class Ears:
             stream.truncate()
 
 
-QUIET = ("proxy.simulator", "httpx", "httpcore", "openai", "urllib3")
+QUIET = ("tests.upstream", "httpx", "httpcore", "openai", "urllib3")
 """Loggers of the test's own client and of its upstream."""
 
 

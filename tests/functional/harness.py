@@ -28,13 +28,13 @@ from proxy.custom import Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
-from proxy.simulator import RecordedRequest
-from proxy.simulator.app import RunningSimulator
 from proxy.store import Store
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.chat import digest_of
 from proxy.wire.counting import Tokenizer
 from tests.profile import soak
+from tests.upstream import RecordedRequest
+from tests.upstream.app import RunningSimulator
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer()

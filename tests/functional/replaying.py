@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from policies.health import Snapshot
-from proxy.simulator.app import RunningSimulator
 from proxy.store.chain import AuditRow, AuditType
 from proxy.store.records import AlertRow
 from tests.functional.harness import COUNTER, RunningWeir
+from tests.upstream.app import RunningSimulator
 
 Array = list[dict[str, Any]]
 SHIPPED = {

@@ -15,10 +15,10 @@ from proxy.access.admission import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG
 from proxy.access.destination import Caller
 from proxy.config.values import LimitSettings
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 CONFIG = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: sk-operator}}}}

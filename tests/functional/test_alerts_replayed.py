@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, weir
 from tests.functional.replaying import (
     KINDS,
@@ -25,6 +23,8 @@ from tests.functional.replaying import (
     sessions,
 )
 from tests.profile import tried
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 YAML = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}

@@ -14,10 +14,10 @@ from proxy.access.admission import Guesses, same_secret
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
 from proxy.http.table import PREFIX, ROUTES, Management, ManagementRoute
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, Api, compacted, filled, serving
 from tests.functional.harness import COUNTER, weir
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 KEYED = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}

@@ -12,12 +12,12 @@ from openapi_spec_validator import validate
 from proxy.access.admission import MAX_WRONG, Guesses
 from proxy.http.reports import METRICS, OPERATORS_METRICS
 from proxy.http.table import PREFIX, ROUTES
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from proxy.store.records import LimitRow
 from tests.functional.api import ADMIN, Api, filled
 from tests.functional.contract import Contract
 from tests.functional.harness import COUNTER, Talk, weir
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 POLICIES = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}

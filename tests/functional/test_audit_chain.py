@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 from policies.summary.prompts import PROMPTS
 from proxy.cli import main
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from proxy.store.chain import AuditRow, AuditType
 from tests.functional.harness import ALONE, COUNTER, EVICTING, SHARED, Deployment, InTurns, RunningWeir, Talk, opening
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 ADMIN = "admin-0123456789"
 CANARY = "zanzibarcanary"

@@ -9,8 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import EvictionRow
 from proxy.wire.chat import digest_of
 from tests.functional.harness import (
@@ -27,6 +25,8 @@ from tests.functional.harness import (
     prose,
     tool_step,
 )
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 NAME = "audited"
 

@@ -10,11 +10,11 @@ import aiohttp
 import openai
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, opening, prose, weir
 from tests.functional.scripted import completion, scripted, whole
 from tests.misbehaving import ALL_FAULTS
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 KEYS = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: sk-operator}}}}

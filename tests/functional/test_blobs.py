@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import ALONE, COUNTER, TOOLS, Deployment, InTurns, Talk, answered, opening, prose
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 POLICY = """
 upstreams:

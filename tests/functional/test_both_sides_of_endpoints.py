@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Dialect, SimulatorSettings, run_simulator
 from tests.functional.harness import COUNTER, EITHER, Deployment, weir
 from tests.functional.test_counted_requests import HEADERS, STEPS, long_messages, long_responses, said
 from tests.profile import each_once
+from tests.upstream import Dialect, SimulatorSettings, run_simulator
 
 
 @each_once

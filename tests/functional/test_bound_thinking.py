@@ -6,10 +6,10 @@ from typing import Any
 import anthropic
 import pytest
 
-from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
-from proxy.simulator.app import RunningSimulator
 from tests.functional.harness import ALONE, COUNTER, EITHER, Deployment, InTurns
 from tests.profile import each_once
+from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
+from tests.upstream.app import RunningSimulator
 
 TOOLS = [{"name": "read", "description": "Read", "input_schema": {"type": "object", "properties": {}}}]
 ADAPTIVE = {"type": "adaptive"}

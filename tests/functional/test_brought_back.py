@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from policies.strategies.recall import HEADING
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     TOOLS,
@@ -25,6 +23,8 @@ from tests.functional.harness import (
     weir,
 )
 from tests.policies.tongues import TONGUES
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW = 8192
 ROUNDS = 80

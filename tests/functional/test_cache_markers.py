@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator import RecordedRequest
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.wire.chat import digest_of
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
@@ -27,6 +24,9 @@ from tests.functional.harness import (
     prose,
     weir,
 )
+from tests.upstream import RecordedRequest
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 RECORDED = ROOT.parent / "shared" / "data" / "clients" / "deepagents.jsonl"
 MARKER = {"type": "ephemeral"}

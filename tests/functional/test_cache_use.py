@@ -18,8 +18,6 @@ from click.testing import CliRunner
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.cli import main
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import count_message
 from tests.functional.harness import (
@@ -36,6 +34,8 @@ from tests.functional.harness import (
     prose,
     weir,
 )
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 NAME = "paid-talk"
 PRICES = "{input: 2.0, output: 8.0}"

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     ALONE,
     COUNTER,
@@ -20,6 +18,8 @@ from tests.functional.harness import (
     begins_with,
     opening,
 )
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW = 32_768
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from tests.functional.harness import COUNTER, Talk, WeirProcess, free_port
 from tests.functional.test_store_failures import until
 from tests.proxy.store_rows import change, url
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 HOUR, DAY = 3_600, 86_400

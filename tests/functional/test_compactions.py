@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, SimulatedAnswer, SimulatorSettings, run_simulator
-from proxy.simulator.app import RunningSimulator
 from tests.functional.harness import COUNTER, RunningWeir, weir
+from tests.upstream import Dialect, SimulatedAnswer, SimulatorSettings, run_simulator
+from tests.upstream.app import RunningSimulator
 
 WINDOW = 16_384
 OWN = "weir:1:"

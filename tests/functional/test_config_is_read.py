@@ -16,10 +16,10 @@ from proxy.cli import serve as command
 from proxy.config.file import _plain
 from proxy.config.values import Config, FileValues
 from proxy.monitor import Notice
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.upstream.providers import providers_for
 from tests.functional.harness import COUNTER, opening, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 HOLDING = frozenset({"proxy.config.loading", "proxy.config.values", "proxy.config.file", "functools", __name__})
 ALERT = HealthAlert("overflow", "critical", "overflow", 1.0, 2.0, 1.0, "said")

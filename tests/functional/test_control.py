@@ -10,10 +10,10 @@ import pytest
 from policies.memory.checkpoint import Checkpoint
 from proxy.access.admission import Guesses
 from proxy.http.table import ROUTES
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving
 from tests.functional.harness import ALONE, COUNTER, EARLY, NOTHING_RECALLED, SHARED, TOOLS, Deployment, Talk, weir
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 
 @pytest.fixture

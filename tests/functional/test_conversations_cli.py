@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from policies.memory.checkpoint import Checkpoint
 from proxy.cli import main
 from proxy.cli.conversations import actions_of
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store.packing import unpack_messages
 from tests.functional.harness import COUNTER, ROOT, SHARED, TOOLS, Deployment, opening, prose, tool_step, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 STEPS = 12
 WINDOW = 4096

@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, SimulatorSettings, run_simulator
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, weir
 from tests.profile import each_once
+from tests.upstream import Dialect, SimulatorSettings, run_simulator
 
 HEADERS = {"authorization": "Bearer k", "anthropic-version": "2023-06-01"}
 STEPS = 24

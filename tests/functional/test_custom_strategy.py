@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.counting import check_estimator
 from tests.functional.harness import (
     ALONE,
@@ -28,6 +26,8 @@ from tests.functional.harness import (
     tool_step,
     weir,
 )
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 WINDOW = 8_192
 FUNCTIONS = '''

@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store.schema import HEAD
 from tests.functional.bare_root import can_unshare
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.proxy.test_store_of_before import unpacked
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 NAME = "support-4711"
 

@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, RunningWeir, weir
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, completion, scripted, whole
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 LIMITED, RELAYING, FREE = "sk-limited-0123", "sk-relaying-012", "sk-free-01234567"
 OPERATOR = "sk-operator-0123"

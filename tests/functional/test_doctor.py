@@ -15,12 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, free_port, weir
 from tests.functional.scripted import Asked, Reply, scripted
 from tests.proxy.test_store_of_before import unpacked
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 Found = dict[str, tuple[str, str, str]]
 

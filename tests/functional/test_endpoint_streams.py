@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, RunningWeir, weir
 from tests.functional.scripted import Asked, Reply, one_by_one, scripted
 from tests.functional.test_compactions import CLAUDE_TOOL, TOOL, items, messages
+from tests.upstream import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 WINDOW = 8_192
 PATIENCE = 30.0

@@ -14,11 +14,11 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, RecordedRequest, RunningSimulator, SimulatedAnswer, SimulatorSettings
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.delivery import SummaryWriter
 from tests.functional.harness import COUNTER, EITHER, Deployment, RunningWeir, prose, weir
 from tests.profile import each_once
+from tests.upstream import Dialect, RecordedRequest, RunningSimulator, SimulatedAnswer, SimulatorSettings
+from tests.upstream.app import serve_simulator
+from tests.upstream.delivery import SummaryWriter
 
 STEPS = 30
 WINDOW = 8_192

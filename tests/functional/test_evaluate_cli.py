@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.simulator import Request, SimulatedAnswer, SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.policies.judging import fenced
+from tests.upstream import Request, SimulatedAnswer, SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 DEMO = str(files("proxy.cli").joinpath("data", "recorded_run.jsonl"))
 ONE_BATCH = ("--window", 8192, "--max-tokens", 512)

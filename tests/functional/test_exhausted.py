@@ -11,9 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, WeirProcess, free_port, opening
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 
 async def post(http: aiohttp.ClientSession, target: WeirProcess, body: bytes, key: str = "sk-test") -> int | str:

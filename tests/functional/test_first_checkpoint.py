@@ -6,8 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     EITHER,
@@ -21,6 +19,8 @@ from tests.functional.harness import (
     tool_step,
 )
 from tests.profile import each_once
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 CONFIG = """
 upstreams: {sim: {base_url: URL, api_key: pass}}

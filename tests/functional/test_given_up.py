@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, prose
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 WORDS = prose(400, seed=1).split()
 GRACE = 0.2

@@ -15,11 +15,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from policies.health import KEPT
 from proxy.cli import main
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import ALONE, COUNTER, SHARED, TOOLS, Deployment, InTurns, Talk, tool_step
 from tests.proxy.test_alerts import webhook
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 ADMIN = "admin-0123456789"
 NAME = "support-4711"

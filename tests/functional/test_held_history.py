@@ -14,8 +14,6 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.responses import RESPONSES
 from tests.functional.harness import (
     COUNTER,
@@ -28,6 +26,8 @@ from tests.functional.harness import (
     ruled,
     weir,
 )
+from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 STEPS = 40
 ANTHROPIC = {"dialect": Dialect.ANTHROPIC}

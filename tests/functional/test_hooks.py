@@ -16,8 +16,6 @@ from proxy.cli.serve import installed_plugins
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
 from proxy.custom import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
     ALONE,
@@ -31,6 +29,8 @@ from tests.functional.harness import (
     opening,
     tool_step,
 )
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 
 class Noting(Plugin):

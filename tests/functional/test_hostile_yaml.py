@@ -11,9 +11,9 @@ import pytest
 
 from proxy.config.file import ConfigError, parse_document
 from proxy.config.presets import read_policy
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 ADMIN = "admin-0123456789"
 CONFIG = 'upstreams: {{main: {{base_url: "{upstream}"}}}}\nauth: {{admin_token: {admin}}}\nwindow: {window}\n'

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from proxy.access.destination import rule_for, upstream_for
 from proxy.cli import main
 from proxy.config.loading import load_config
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port
 from tests.functional.test_demo import read
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, Talk, WeirProcess, free_port, opening, prose
 from tests.functional.test_process import command
 from tests.functional.test_store_failures import moved_away
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 STRANGER = "sk-stranger"
 

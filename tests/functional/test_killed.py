@@ -16,11 +16,11 @@ import openai
 import pytest
 
 from policies.memory.checkpoint import Checkpoint
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from proxy.store import Store
 from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_port, opening
 from tests.profile import tried
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 KILLS = tried(6, 200)
 MAX_DELAY = 1.6

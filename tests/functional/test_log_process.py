@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.canaries import SECRETS, columns, files, leaked, request, spelled
 from tests.functional.harness import COUNTER, EVICTING, ROOT, Talk, WeirProcess, answered, arrays_of, free_port
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, as_asked, completion, events, scripted, whole
 from tests.functional.test_leaks import echo
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 OTLP = "canary7f3a-otlp-header-0b"
 OTLP_QUERY = "canary7f3a-otlp-query-77"

@@ -25,8 +25,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.access.admission import credentials_in
 from proxy.exchange.run import ExchangeHandler
 from proxy.exchange.tell import record_exchange
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry.metrics import (
     COST,
@@ -52,6 +50,8 @@ from tests.functional.harness import (
     opening,
     weir,
 )
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 YAML = """
 upstreams:

@@ -9,10 +9,10 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, SimulatorSettings, run_simulator
 from proxy.upstream.client import LACKING_FOR, Lacking, has_no_route
 from tests.functional.harness import COUNTER, weir
 from tests.functional.scripted import scripted, whole
+from tests.upstream import Dialect, SimulatorSettings, run_simulator
 
 MESSAGES, RESPONSES = "/messages", "/responses"
 

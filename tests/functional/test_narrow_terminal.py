@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, Talk, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WIDTH = 80
 TERMINAL = {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": str(WIDTH), "LINES": "50", "TERM": "xterm"}

@@ -19,10 +19,10 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, Talk, WeirProcess, free_port
 from tests.golden.cli import session
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 PAGES = (
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "examples" / "README.md",

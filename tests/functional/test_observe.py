@@ -9,11 +9,11 @@ import openai
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import ExchangeRow
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, RunningWeir, Talk, weir
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 ROOMY = 200_000
 OBSERVING = """

@@ -14,13 +14,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from policies.quality.fidelity import ANSWER, JUDGE
 from proxy.planning.preparation import is_sampled
-from proxy.simulator import Request, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store.chain import AuditType
 from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_FIELDS
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
 from tests.policies.judging import fenced
+from tests.upstream import Request, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 YAML = """
 upstreams: {sim: {base_url: URL, api_key: pass}, other: {base_url: OTHER, api_key: pass}}

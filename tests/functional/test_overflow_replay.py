@@ -8,8 +8,6 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.simulator import Dialect, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import (
     COUNTER,
     SHARED,
@@ -25,6 +23,8 @@ from tests.functional.harness import (
 )
 from tests.misbehaving import ALL_FAULTS
 from tests.profile import each_once, tried
+from tests.upstream import Dialect, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.wordings import WORDINGS
 
 BELIEVED, REAL = 32_768, 8_192

@@ -13,9 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Dialect
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.wire import transcripts
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
@@ -34,6 +31,9 @@ from tests.functional.harness import (
     weir,
 )
 from tests.profile import tried
+from tests.upstream import Dialect
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW = 8192
 NOTE = re.compile(r'(?:left out here; archived as |"ref": ")([0-9a-f]{12})')

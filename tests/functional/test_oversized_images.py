@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, opening, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 CONFIG = """
 upstreams: {{main: {{base_url: "{upstream}"}}}}

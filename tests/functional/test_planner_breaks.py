@@ -7,9 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, Talk, answered, arrays_of, opening
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW = 8192
 

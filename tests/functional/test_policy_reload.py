@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from proxy.cli import main
 from proxy.config.loading import Reload, changes, load_config, stamps
 from proxy.config.values import Config
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from proxy.store.chain import AuditType
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 ADMIN = "admin-0123456789"
 YAML = """

@@ -12,8 +12,6 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.postgres import PostgresDatabase
 from proxy.store.records import StoreError, StoreUnavailable
@@ -21,6 +19,8 @@ from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, array
 from tests.functional.test_store_failures import until
 from tests.postgres import Postgres, pgbouncer, postgres_server
 from tests.proxy.store_rows import change, exchange
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 TIMEOUT = 2.0
 PATIENCE = 120.0

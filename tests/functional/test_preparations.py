@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, EITHER, SHARED, Deployment, InTurns, Talk, answered
 from tests.misbehaving import Failing, SummaryMode
 from tests.profile import each_once
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 
 def simulated(mode: SummaryMode = SummaryMode.OK) -> SimulatorSettings:

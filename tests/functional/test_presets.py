@@ -6,8 +6,6 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     RunningWeir,
@@ -19,6 +17,8 @@ from tests.functional.harness import (
     tool_step,
     weir,
 )
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW = 8192
 

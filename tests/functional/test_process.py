@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from proxy.config.loading import Reload, load_config
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
 from tests.functional.test_store_failures import until
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 CONFIG = """
 upstreams: {{main: {{base_url: "{upstream}"}}}}

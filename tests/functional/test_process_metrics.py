@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from proxy.simulator import SimulatorSettings
 from tests.functional.harness import RunningWeir, opening
 from tests.functional.test_traces import TRACE, ask, scene
+from tests.upstream import SimulatorSettings
 
 BOTH = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
 LATE = 0.3

@@ -12,8 +12,6 @@ import httpx
 import pytest
 
 from policies.strategies.layers import STRATEGIES
-from proxy.simulator import Dialect, SimulatorSettings, run_simulator
-from proxy.simulator.app import serve_simulator
 from proxy.wire.codec import CHAT
 from proxy.wire.raw import split_array, split_object
 from tests.captures import sample
@@ -29,6 +27,8 @@ from tests.functional.harness import (
     ruled,
     weir,
 )
+from tests.upstream import Dialect, SimulatorSettings, run_simulator
+from tests.upstream.app import serve_simulator
 
 COMPACTIONS = 10
 RULE = "Never touch the directory legacy/. Answer in English. " + prose(20, seed=50)

@@ -14,9 +14,9 @@ from proxy.access.destination import upstream_for
 from proxy.cli import main
 from proxy.cli.demo import ROWS
 from proxy.config.loading import load_config
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 README = (ROOT / "README.md").read_text()
 COMMANDS, CONFIGURATION, HOW = (
@@ -120,6 +120,6 @@ def test_the_demo_that_is_shown_has_the_rows_of_the_demo() -> None:
     (shown,) = blocks("text", "without Weir")
     rows = [re.split(r" {2,}", line)[0] for line in shown.splitlines()[1:]]
 
-    assert rows == [*(label for label, _ in ROWS), "batches of edits / summariser calls"]
+    assert rows == [*(label for label, _ in ROWS), "batches of edits"]
     answered = re.findall(r"^requests answered +(\d+) of 73 +73 of 73$", shown, re.MULTILINE)
     assert len(answered) == 1

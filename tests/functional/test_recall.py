@@ -16,8 +16,6 @@ import pytest
 from policies.summary.material import defang
 from proxy.recall.tool import definition_of
 from proxy.server import ServerLimits
-from proxy.simulator import Problem, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import (
     ALONE,
     COUNTER,
@@ -33,6 +31,8 @@ from tests.functional.harness import (
     prose,
 )
 from tests.misbehaving import ALL_FAULTS
+from tests.upstream import Problem, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 WINDOW = 8192
 STOPS_AT_ONCE = ServerLimits(grace=0.05, notice=0.0)

@@ -12,9 +12,6 @@ import pytest
 from sqlalchemy import text
 
 from proxy.server import serve
-from proxy.simulator import Request, SimulatedAnswer, SimulatedCall
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from tests.functional.harness import (
     COUNTER,
@@ -30,6 +27,9 @@ from tests.functional.harness import (
     tool_step,
 )
 from tests.profile import each_once
+from tests.upstream import Request, SimulatedAnswer, SimulatedCall
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW = 8192
 CONFIG = """

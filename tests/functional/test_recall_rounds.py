@@ -15,11 +15,11 @@ import openai
 import pytest
 
 from proxy.recall.tool import definition_of
-from proxy.simulator import Dialect, Problem, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire import CODECS
 from tests.functional.harness import ALONE, COUNTER, EVICTING, SHARED, Deployment, InTurns, answered, prose
 from tests.profile import each_once, soak
+from tests.upstream import Dialect, Problem, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 WINDOW = 8192
 SECRET = "the deployment token is zx-4471-quebec"

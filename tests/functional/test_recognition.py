@@ -16,8 +16,6 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from proxy.store.records import Change
 from tests.functional.harness import (
@@ -43,6 +41,8 @@ from tests.functional.harness import (
     weir,
 )
 from tests.profile import each_once
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 
 @dataclass(frozen=True, slots=True)

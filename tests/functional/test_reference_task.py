@@ -14,11 +14,11 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.chat import digest_of
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, answered
 from tests.profile import each_once
+from tests.upstream import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 WINDOW = 8_192
 MAX_TOKENS = 512

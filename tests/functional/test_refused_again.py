@@ -8,9 +8,9 @@ import pytest
 from policies.planner import plan
 from policies.pressure import passed
 from proxy.planning import planner
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, prose, weir
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 
 def grown(turns: int) -> list[dict[str, Any]]:

@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN
 from tests.functional.harness import COUNTER, RunningWeir, Talk, weir
 from tests.functional.scripted import Asked, Reply, Script, ScriptedUpstream, completion, events, scripted, whole
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 BOT, CODER = "sk-bot-01234567", "sk-coder-0123456"
 KEYS = """

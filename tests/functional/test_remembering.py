@@ -9,8 +9,6 @@ import pytest
 
 from policies.memory.checkpoint import Checkpoint
 from proxy.conversation import book
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import (
     ALONE,
@@ -28,6 +26,8 @@ from tests.functional.harness import (
     prose,
     weir,
 )
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 WINDOW = 8192
 

@@ -15,9 +15,9 @@ from proxy.cli.evaluate import Models
 from proxy.config.values import Config
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, recording_of
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, TOOLS, answered, arrays_of, opening, prose, tool_step, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 STEPS = 30
 MARKER = "invoice-88231-zulu"

@@ -13,8 +13,6 @@ from typing import Any
 import asyncpg
 import pytest
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from tests.functional.harness import (
     COUNTER,
@@ -35,6 +33,8 @@ from tests.functional.harness import (
 )
 from tests.functional.test_store_failures import until
 from tests.postgres import Postgres
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 SETTINGS = SimulatorSettings(window=8192, summary_model="summariser")
 STEPS = 60

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, prose, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted, whole
+from tests.upstream import SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 WINDOW = 8_192
 

@@ -14,8 +14,6 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     ALONE,
     COUNTER,
@@ -30,6 +28,8 @@ from tests.functional.harness import (
     ruled,
 )
 from tests.functional.test_store_failures import until
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 STALLED = {"x-sim-fault": "stall"}
 

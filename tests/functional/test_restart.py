@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     SHARED,
@@ -24,6 +22,8 @@ from tests.functional.harness import (
     opening,
     tool_step,
 )
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 SETTINGS = SimulatorSettings(window=8192, summary_model="summariser")
 MAX_TURNS = 24

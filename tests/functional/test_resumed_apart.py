@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator import Request, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, InTurns, Talk, arrays_of, prose
 from tests.profile import each_once
+from tests.upstream import Request, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 WINDOW = 8192
 CONFIG = """

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, SHARED, Deployment, Talk, arrays_of, prose
+from tests.upstream import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 YAML = """
 upstreams: {sim: {base_url: URL, api_key: pass}}

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, RunningWeir, free_port, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
 ASK = """

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.wire.counting import MAX_ERROR, count_all, message_texts, sample_all
 from tests.functional.harness import COUNTER, weir
 from tests.policies.sessions import shared_conversations
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 TOKENS = re.compile(r"before=(~?)(\d+);after=(~?)(\d+);limit=(\d+)")
 WORDS = (Path(__file__).parents[2] / "README.md").read_text().split()

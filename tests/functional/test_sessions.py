@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.wire.counting import count_message
 from tests.functional.harness import (
     COUNTER,
@@ -21,6 +19,8 @@ from tests.functional.harness import (
     tool_step,
 )
 from tests.profile import each_once
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 STEPS = 30
 MIN_REUSE = 0.82

@@ -15,8 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     EVICTING,
@@ -30,6 +28,8 @@ from tests.functional.harness import (
     free_port,
     weir,
 )
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 BEFORE, DURING, AFTER = 12, 4, 2
 BACK = "the store is written again: what waited in memory goes into it"

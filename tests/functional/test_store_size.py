@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.storage import play, sizes
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from tests.functional.harness import COUNTER, weir
 from tests.functional.test_store_failures import until
 from tests.proxy.store_rows import url
 from tests.proxy.test_store_size import fill
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 CONFIG = """
 upstreams: {{main: {{base_url: "{upstream}"}}}}

@@ -9,11 +9,11 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
 from tests.functional.scripted import events, one_by_one, scripted
 from tests.misbehaving import ALL_FAULTS
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 CHUNKS = 5
 PATIENCE = 30.0

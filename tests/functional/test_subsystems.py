@@ -12,8 +12,6 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store.packing import MESSAGE_PARTS, message_in, unpack, unpack_messages, unpack_text, unpack_words
 from proxy.wire.chat import digest_of
 from proxy.wire.counting import count_message, count_tools
@@ -32,6 +30,8 @@ from tests.functional.harness import (
     weir,
 )
 from tests.functional.test_reference_task import restored
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW, MAX_TOKENS = 8_192, 512
 CONFIG = """

@@ -21,8 +21,6 @@ from proxy.effects.perform import Spent
 from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
 from proxy.exchange.asked import Replies, summarizer_input
 from proxy.server import serve
-from proxy.simulator import Dialect, RecordedRequest, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
 from proxy.wire.codec import parse_chat
@@ -44,6 +42,8 @@ from tests.functional.harness import (
     weir,
 )
 from tests.misbehaving import Failing, SummaryMode
+from tests.upstream import Dialect, RecordedRequest, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 GOOD = {SummaryMode.OK, SummaryMode.REASONING_MODEL, SummaryMode.NO_SCHEMA}
 USELESS = [mode for mode in SummaryMode if mode not in GOOD]

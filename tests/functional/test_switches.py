@@ -11,8 +11,6 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     TOOLS,
@@ -26,6 +24,8 @@ from tests.functional.harness import (
     prose,
     tool_step,
 )
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW = 8192
 CONFIG = """

@@ -8,14 +8,14 @@ import httpx
 import pytest
 
 from policies.messages import ToolDefinition, Tools
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.wire.codec import chosen_tools, parse_chat
 from proxy.wire.counting import count_tools
 from proxy.wire.raw import split_array, split_object
 from proxy.wire.render import rewritten
 from proxy.wire.transcripts import Transcripts
 from tests.functional.harness import ALONE, COUNTER, Deployment, answered, prose, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 CAP = 2_000
 POLICY = """

@@ -20,8 +20,6 @@ from aiohttp import web
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from proxy.config.presets import with_policy
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry import names
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
@@ -42,6 +40,8 @@ from tests.functional.harness import (
 from tests.functional.test_store_failures import moved_away
 from tests.misbehaving import Failing, SummaryMode
 from tests.receiver import Receiver, attributes, receiving, tree
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CONTEXT = {

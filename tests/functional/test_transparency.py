@@ -8,10 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
-from proxy.simulator.window import PrefixCache
 from tests.functional.harness import COUNTER, ROOT, opening, tool_step, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
+from tests.upstream.window import PrefixCache
 
 SHARED = ROOT.parent / "shared" / "data" / "clients"
 SPELLINGS = [

@@ -11,11 +11,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from policies.ledger import Trend
 from proxy.cli import main
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import ExchangeRow
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, InTurns, Talk
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 WINDOW = 100_000
 

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, Api
 from tests.functional.harness import COUNTER, SHARED, Deployment, Talk, opening
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 ONE, TWO = "sk-one-01234567", "sk-two-01234567"
 YAML = """

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, opening, weir
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 TOLD = "go on from"
 YAML = """

@@ -18,10 +18,10 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, RunningWeir, Talk, free_port, weir
 from tests.functional.test_demo import read
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 NAME = "fix-the-tests"
 ENV = {**{k: v for k, v in os.environ.items() if not k.startswith(("WEIR_", "OPENAI_"))}, "PYTHONPATH": str(ROOT)}

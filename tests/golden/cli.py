@@ -24,9 +24,9 @@ import click
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, TOOLS, opening, prose, tool_step, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 HELP = Path(__file__).with_name("cli_help.txt")
 OUTPUT = Path(__file__).with_name("cli_output.txt")

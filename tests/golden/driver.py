@@ -37,7 +37,7 @@ from policies.strategies.recall import Elsewhere, Pages
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from proxy.replay.script import Script
-from proxy.simulator.delivery import summarize
+from tests.upstream.delivery import summarize
 
 T = TypeVar("T")
 SECONDS, COLD = 40.0, 2_000.0

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 
 from proxy.access.admission import Guesses
-from proxy.simulator import Dialect, SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, Api
 from tests.functional.harness import COUNTER, Talk, weir
+from tests.upstream import Dialect, SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 ANSWERS = Path(__file__).with_name("http_answers.json")
 DOCUMENT = Path(__file__).with_name("http_openapi.json")

@@ -27,8 +27,6 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from policies.ledger import Trend
 from policies.messages import Message
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage
 from proxy.telemetry import metrics as i
 from proxy.telemetry.logs import QueuedLog
@@ -46,6 +44,8 @@ from tests.functional.harness import (
     weir,
 )
 from tests.receiver import PART
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 HERE = Path(__file__).parent
 EXCHANGES, METRICS = HERE / "telemetry_exchanges.txt", HERE / "telemetry_metrics.txt"

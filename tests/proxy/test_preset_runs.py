@@ -15,9 +15,9 @@ from policies.planner import is_soft, plan, prepare
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from proxy.config.presets import preset_policies
-from proxy.simulator.delivery import summarize
 from tests.functional.harness import prose
 from tests.policies.play import Said, assistant, remember, step, system, talk, user, words
+from tests.upstream.delivery import summarize
 
 T = TypeVar("T")
 PRESETS = preset_policies()

@@ -21,8 +21,6 @@ from pydantic import SecretStr
 
 from proxy.config.values import Timeouts, UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.upstream.connection import Answer as UpstreamAnswer
 from proxy.upstream.connection import StreamBroken
 from proxy.upstream.litellm import escaped
@@ -30,6 +28,8 @@ from proxy.upstream.overflow import Kind, classify, classify_event
 from proxy.upstream.providers import LitellmProvider, providers_for
 from proxy.wire.raw import Decoder
 from tests.misbehaving import ALL_FAULTS
+from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 KEY = "sk-operators-own-0123456789"
 HELLO = [{"role": "user", "content": "Hello there"}]

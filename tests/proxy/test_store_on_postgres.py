@@ -17,8 +17,6 @@ from policies.ledger import Trend
 from policies.messages import Body, Message, Transcript, chain_of
 from proxy.conversation.book import Conversations
 from proxy.effects.summarizer import Allowance
-from proxy.simulator import SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from proxy.store import Store
 from proxy.store.chain import AuditType, Broken
 from proxy.store.packing import pack_message, unpack_messages
@@ -27,6 +25,8 @@ from tests.functional.harness import COUNTER, Talk, weir
 from tests.postgres import Postgres
 from tests.proxy.store_rows import change, eviction, exchange, note, original, saved
 from tests.proxy.test_store_health import row_of, session
+from tests.upstream import SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 TENANT = "tenant-a"
 GUARDS = ("audit_appends", "audit_goes_sealed", "audit_never_changes", "audit_stays")

@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 
-from proxy.simulator import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.window import Dialect
 from tests.functional.harness import COUNTER
 from tests.real.scripted import NOTES, SIDE, STEP, Asked, Script, Turn
+from tests.upstream import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import serve_simulator
+from tests.upstream.window import Dialect
 
 DIALECTS = {"responses": Dialect.OPENAI, "messages": Dialect.ANTHROPIC}
 TOO_LONG = ("context_length_exceeded", "prompt is too long")

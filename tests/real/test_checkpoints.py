@@ -16,8 +16,6 @@ from policies.effects import Summarize
 from policies.memory.checkpoint import Checkpoint
 from policies.summary.provenance import invented
 from proxy.effects.summarizer import Compose, Send, Summarizer, SummarizerTerms, SummaryResult
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import COUNTER, RunningWeir, answered, arrays_of, weir
@@ -25,6 +23,8 @@ from tests.real.environments import Unavailable
 from tests.real.llama import Llama
 from tests.real.summariser import summariser_server
 from tests.real.test_model_server import pairs_are_whole
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800)]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, weir
 from tests.real.environments import HERE, STAMP, clean_environment, environment
 from tests.real.sdk_driver import KEY, STEPS
+from tests.upstream import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
+from tests.upstream.app import serve_simulator
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 

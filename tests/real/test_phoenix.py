@@ -17,14 +17,14 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import RecordedRequest
-from proxy.simulator.app import serve_simulator
-from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry.setup import OtelSettings, Protocol, Telemetry
 from tests.functional.harness import COUNTER, TOOLS, free_port, opening, tool_step, weir
 from tests.profile import soak
 from tests.real.environments import Unavailable, clean_environment, environment
 from tests.receiver import PART
+from tests.upstream import RecordedRequest
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 pytestmark = [pytest.mark.real, soak, pytest.mark.timeout(420)]
 

@@ -5,9 +5,9 @@ from collections import Counter
 import httpx
 import pytest
 
-from proxy.simulator import Dialect, SimulatorSettings, run_simulator
 from tests import violations
 from tests.captures import ALL, Capture, everything, sample
+from tests.upstream import Dialect, SimulatorSettings, run_simulator
 
 ENDPOINTS = (
     "/v1/responses",

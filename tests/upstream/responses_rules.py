@@ -7,8 +7,8 @@ What takes the server's memory (stored items, sealed reasoning, chains) is judge
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.checks import MAX_TOOLS, keys_of, misshapen, missing, not_one_of, too_long, too_small, unknown
-from proxy.simulator.window import Problem, Request
+from tests.upstream.checks import MAX_TOOLS, keys_of, misshapen, missing, not_one_of, too_long, too_small, unknown
+from tests.upstream.window import Problem, Request
 
 Item = Mapping[str, Any]
 

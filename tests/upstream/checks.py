@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy.simulator.window import Problem, Request
+from tests.upstream.window import Problem, Request
 
 Shape = Any
 

@@ -1,9 +1,9 @@
 """A strict OpenAI-compatible upstream with a real window, for the demo, the tests and people who try policies."""
 
-from proxy.simulator.app import RunningSimulator, run_simulator, serve_simulator, serve_until_stopped
-from proxy.simulator.delivery import SimulatedAnswer, SimulatedCall
-from proxy.simulator.model import RecordedRequest, SimulatorSettings
-from proxy.simulator.window import Dialect, Problem, Request
+from tests.upstream.app import RunningSimulator, run_simulator, serve_simulator, serve_until_stopped
+from tests.upstream.delivery import SimulatedAnswer, SimulatedCall
+from tests.upstream.model import RecordedRequest, SimulatorSettings
+from tests.upstream.window import Dialect, Problem, Request
 
 __all__ = [
     "Dialect",

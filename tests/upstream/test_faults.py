@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, run_simulator
-from proxy.simulator.delivery import parse_fault
 from tests.misbehaving import ALL_FAULTS
+from tests.upstream import Dialect, RunningSimulator, SimulatorSettings, run_simulator
+from tests.upstream.delivery import parse_fault
 from tests.wordings import WORDINGS
 
 HELLO = [{"role": "user", "content": "Hello there"}]

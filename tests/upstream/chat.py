@@ -7,7 +7,7 @@ each call.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.checks import (
+from tests.upstream.checks import (
     MAX_TOOLS,
     above_cap,
     empty,
@@ -19,9 +19,9 @@ from proxy.simulator.checks import (
     too_small,
     unknown,
 )
-from proxy.simulator.delivery import SimulatedCall, compact
-from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
-from proxy.simulator.window import Dialect, Problem, PromptPart, Request, tool_pieces
+from tests.upstream.delivery import SimulatedCall, compact
+from tests.upstream.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
+from tests.upstream.window import Dialect, Problem, PromptPart, Request, tool_pieces
 
 DONE = b"data: [DONE]\n\n"
 NAMED = {"name": str}

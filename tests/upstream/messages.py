@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.checks import misshapen, refuse_first
-from proxy.simulator.delivery import compact, summarize, text_of
-from proxy.simulator.memory import Sealer, ServerMemory, ServerThread, TenantMemory, owner
-from proxy.simulator.messages_rules import REQUEST, THINKING, Block, blocks_of, coded, form, sequence, sides
-from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
-from proxy.simulator.window import Dialect, Problem, PromptCounter, PromptPart, Request, canonical, tool_pieces
+from tests.upstream.checks import misshapen, refuse_first
+from tests.upstream.delivery import compact, summarize, text_of
+from tests.upstream.memory import Sealer, ServerMemory, ServerThread, TenantMemory, owner
+from tests.upstream.messages_rules import REQUEST, THINKING, Block, blocks_of, coded, form, sequence, sides
+from tests.upstream.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
+from tests.upstream.window import Dialect, Problem, PromptCounter, PromptPart, Request, canonical, tool_pieces
 
 STOP_REASONS = {
     "stop": "end_turn",

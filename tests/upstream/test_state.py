@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
+from tests.upstream import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 
 SEARCH = {"type": "function", "name": "search", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"name": "search", "description": "s", "input_schema": {"type": "object", "properties": {}}}

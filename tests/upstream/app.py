@@ -31,13 +31,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy.simulator.chat import SimulatedChat
-from proxy.simulator.delivery import Transmission
-from proxy.simulator.memory import stored_routes
-from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, RecordedRequest, SimulatorSettings, Surface
-from proxy.simulator.responses import SimulatedCompaction, SimulatedResponses
-from proxy.simulator.window import Count, Dialect, Request, missing_problem, problem_body
+from tests.upstream.chat import SimulatedChat
+from tests.upstream.delivery import Transmission
+from tests.upstream.memory import stored_routes
+from tests.upstream.messages import SimulatedMessages
+from tests.upstream.model import Model, RecordedRequest, SimulatorSettings, Surface
+from tests.upstream.responses import SimulatedCompaction, SimulatedResponses
+from tests.upstream.window import Count, Dialect, Request, missing_problem, problem_body
 
 OWN_ROUTES = "/sim/"
 VISIT = "simulator.visit"

@@ -19,9 +19,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from proxy.simulator.delivery import compact
-from proxy.simulator.model import sender_of
-from proxy.simulator.window import Dialect, Problem, problem_body
+from tests.upstream.delivery import compact
+from tests.upstream.model import sender_of
+from tests.upstream.window import Dialect, Problem, problem_body
 
 MAC = 16
 ANSWERS_KEPT = 5_000

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.simulator.checks import Keys, keys_of, misshapen
-from proxy.simulator.window import Problem, Request
+from tests.upstream.checks import Keys, keys_of, misshapen
+from tests.upstream.window import Problem, Request
 
 Block = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
+from tests.upstream import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 
 SEARCH = {
     "type": "function",

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
-from proxy.simulator.responses_rules import is_model, items_of, kind_of
 from tests.captures import Capture, everything
+from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
+from tests.upstream.responses_rules import is_model, items_of, kind_of
 
 KINDS = ("rs_", "msg_", "fc_", "ctc_", "gAAAA", "Eq")
 Step = tuple[SimulatedAnswer, list[str]]

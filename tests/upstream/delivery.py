@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.window import PER_CALL, Count, Dialect, Request, problem_body, status_problem
+from tests.upstream.window import PER_CALL, Count, Dialect, Request, problem_body, status_problem
 
 FAULT_HEADER = "x-sim-fault"
 FAULT_PREFIX = "fault:"

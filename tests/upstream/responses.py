@@ -7,11 +7,11 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.checks import TABLES, above_cap, missing, refuse_first
-from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact, summarize, text_of
-from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory, owner
-from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
-from proxy.simulator.responses_rules import (
+from tests.upstream.checks import TABLES, above_cap, missing, refuse_first
+from tests.upstream.delivery import SimulatedCall, asked_tokens, compact, summarize, text_of
+from tests.upstream.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory, owner
+from tests.upstream.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
+from tests.upstream.responses_rules import (
     CALLS,
     Item,
     apart,
@@ -25,7 +25,7 @@ from proxy.simulator.responses_rules import (
     shapes,
     tool_names,
 )
-from proxy.simulator.window import (
+from tests.upstream.window import (
     Dialect,
     OversizedPrompt,
     Problem,

@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import (
+from tests.misbehaving import Failing, SummaryMode
+from tests.upstream import (
     RunningSimulator,
     SimulatedAnswer,
     SimulatedCall,
@@ -17,7 +18,6 @@ from proxy.simulator import (
     run_simulator,
     serve_simulator,
 )
-from tests.misbehaving import Failing, SummaryMode
 
 TOOL = {
     "type": "function",

@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Dialect, SimulatorSettings, run_simulator
-from proxy.simulator.window import PromptCounter, PromptPart, image_tokens
 from proxy.wire.counting import Tokenizer
+from tests.upstream import Dialect, SimulatorSettings, run_simulator
+from tests.upstream.window import PromptCounter, PromptPart, image_tokens
 from tests.wordings import WORDINGS
 
 

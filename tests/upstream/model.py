@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from typing import Any
 
-from proxy.simulator.delivery import (
+from tests.upstream.delivery import (
     FAULT_HEADER,
     FAULT_PREFIX,
     FAULTS,
@@ -37,7 +37,7 @@ from proxy.simulator.delivery import (
     text_of,
     wants_summary,
 )
-from proxy.simulator.window import (
+from tests.upstream.window import (
     Count,
     CountedPrompt,
     Dialect,

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.simulator import Dialect, Problem, SimulatorSettings, run_simulator
-from proxy.simulator.chat import SimulatedChat, check_chat
-from proxy.simulator.checks import refuse_first
-from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, RecordedRequest
-from proxy.simulator.responses import SimulatedResponses
 from tests.profile import tried
+from tests.upstream import Dialect, Problem, SimulatorSettings, run_simulator
+from tests.upstream.chat import SimulatedChat, check_chat
+from tests.upstream.checks import refuse_first
+from tests.upstream.messages import SimulatedMessages
+from tests.upstream.model import Model, RecordedRequest
+from tests.upstream.responses import SimulatedResponses
 
 
 def call(name: str, at: str = "f") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
+from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 
 TOOL = {"name": "get_weather", "description": "w", "input_schema": {"type": "object", "properties": {}}}
 HELLO = [{"role": "user", "content": "Hello there"}]
