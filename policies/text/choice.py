@@ -168,25 +168,26 @@ def choose(
     first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
     per = [(cost + OVERHEAD) ** POWER for cost in costs]
     worth = [factor * sum(map(weight, each)) for factor, each in zip(factors, terms, strict=True)]
-    heap = [(-math.inf if n in first else -worth[n] / per[n], n) for n in range(len(items)) if not taken[n]]
-    heapq.heapify(heap)
+    left_over = [n for n in range(len(items)) if not taken[n]]
+    queue = _Queue([(-math.inf if n in first else -worth[n] / per[n], n) for n in left_over], of, share)
     chosen, spent, smallest = list[tuple[int, ...]](), 0.0, min(costs, default=0.0)
-    while heap and spent + smallest <= budget:
-        before, number = heap[0]
+    while spent + smallest <= budget and (best := queue.take()) is not None:
+        before, number = best
         if taken[number] or spent + costs[number] > budget:
-            heapq.heappop(heap)
             continue
-        least = min(heap[1:3])[0] + 1e-9 if before > -math.inf and len(heap) > 1 else math.inf
+        least = queue.least() + 1e-9 if before > -math.inf else math.inf
         group, cost = [number], costs[number]
         now = -factors[number] * share[of[number]] * sum(map(weight, terms[number])) / per[number]
-        if now <= least and len(group := _together(number, links, taken)) > 1:  # only what may win is looked at
+        if now > least:
+            queue.wait(now, number)
+            continue
+        if len(group := _together(number, links, taken)) > 1:  # only what may win is looked at
             cost = sum([costs[n] for n in group])
             now = -sum([factors[n] * share[of[n]] * sum(map(weight, terms[n])) for n in group])
             now /= (cost + OVERHEAD) ** POWER
-        if now > least:
-            heapq.heapreplace(heap, (now, number))
-            continue
-        heapq.heappop(heap)
+            if now > least:
+                queue.wait_apart(now, number)
+                continue
         if spent + cost > budget:
             continue
         chosen.append(tuple(group))
@@ -199,6 +200,58 @@ def choose(
                 if (often := times.get(term, 0) + 1) <= SHOWN:
                     times[term], left[term] = often, whole[term] * damped[often]
     return chosen
+
+
+class _Queue:
+    """Items by what they were worth when they were last looked at, negative, the best first.
+
+    Those of one message wait behind the best of them: their worth falls together with its ``share``, so that only
+    that one has to be looked at again. What is worth something as a group waits apart.
+    """
+
+    def __init__(self, worth: Iterable[tuple[float, int]], of: Sequence[int], share: Sequence[float]) -> None:
+        self._of = of
+        self._share = share
+        self._waiting = defaultdict[int, list[tuple[float, int]]](list)
+        self._apart = set[int]()
+        for each in worth:
+            self._waiting[of[each[1]]].append(each)
+        for waiting in self._waiting.values():
+            heapq.heapify(waiting)
+        self._heads = [waiting[0] for waiting in self._waiting.values()]
+        heapq.heapify(self._heads)
+
+    def take(self) -> tuple[float, int] | None:
+        heads = self._heads
+        while heads:
+            best = heapq.heappop(heads)
+            number = best[1]
+            if number in self._apart:
+                self._apart.remove(number)
+                return best
+            of = self._of[number]
+            waiting = self._waiting[of]
+            if waiting and waiting[0][1] == number:
+                heapq.heappop(waiting)
+                if waiting:
+                    worth, other = waiting[0]
+                    heapq.heappush(heads, (worth * self._share[of], other))
+                return best
+        return None
+
+    def least(self) -> float:
+        return self._heads[0][0] if self._heads else math.inf
+
+    def wait(self, worth: float, number: int) -> None:
+        of = self._of[number]
+        waiting = self._waiting[of]
+        heapq.heappush(waiting, (worth / self._share[of], number))
+        if waiting[0][1] == number:
+            heapq.heappush(self._heads, (worth, number))
+
+    def wait_apart(self, worth: float, number: int) -> None:
+        self._apart.add(number)
+        heapq.heappush(self._heads, (worth, number))
 
 
 def _together(number: int, links: Linked | None, taken: bytearray) -> list[int]:

@@ -289,6 +289,7 @@ class Links:
         self._items = items
         self._picked = picked or {}
         self._known: dict[int, tuple[int, ...]] = {}
+        self._by_term: dict[int, dict[str, list[int]]] = {}
         self._said: dict[str, list[int]] = defaultdict(list)
         self._of_source: dict[int, list[int]] = defaultdict(list)
         of_results = {i for i, source in enumerate(sources) if source.is_result}
@@ -322,10 +323,19 @@ class Links:
 
     def _of_alone(self, number: int) -> tuple[int, ...]:
         item = self._items[number]
-        for n in reversed(self._of_source.get(item.source, ()) if item.place == LAST else ()):
-            if item.segment.terms[0] in self._items[n].segment.terms and (later := self.of(n)):
-                return later
-        return ()
+        if item.place != LAST:
+            return ()
+        saying = self._saying(item.source).get(item.segment.terms[0], ())
+        return next((later for n in reversed(saying) if (later := self.of(n))), ())
+
+    def _saying(self, source: int) -> Mapping[str, Sequence[int]]:
+        """By a term which statements of a message have it."""
+        if source not in self._by_term:
+            found = self._by_term[source] = defaultdict[str, list[int]](list)
+            for n in self._of_source.get(source, ()):
+                for term in self._items[n].segment.terms:
+                    found[term].append(n)
+        return self._by_term[source]
 
     def _later(self, number: int) -> tuple[int, ...]:
         stems, weights, source = self._stems(number), self._weights, self._items[number].source
