@@ -42,6 +42,8 @@ MAX_TOGETHER = 8
 MAX_GUESSES, ASIDE = 6, 0.99
 """Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after one that was too
 much."""
+MANY = 250
+"""Items of one message from which on they wait in line: to look at each whenever one is chosen is the square of them."""
 LAST = 1_000_000
 """Place of an identifier alone: behind all that its message has."""
 SHOWN = 9
@@ -179,14 +181,14 @@ def choose(
         group, cost = [number], costs[number]
         now = -factors[number] * share[of[number]] * sum(map(weight, terms[number])) / per[number]
         if now > least:
-            queue.wait(now, number)
+            queue.wait(now, number, alone=True)
             continue
         if len(group := _together(number, links, taken)) > 1:  # only what may win is looked at
             cost = sum([costs[n] for n in group])
             now = -sum([factors[n] * share[of[n]] * sum(map(weight, terms[n])) for n in group])
             now /= (cost + OVERHEAD) ** POWER
             if now > least:
-                queue.wait_apart(now, number)
+                queue.wait(now, number, alone=False)
                 continue
         if spent + cost > budget:
             continue
@@ -205,53 +207,56 @@ def choose(
 class _Queue:
     """Items by what they were worth when they were last looked at, negative, the best first.
 
-    Those of one message wait behind the best of them: their worth falls together with its ``share``, so that only
-    that one has to be looked at again. What is worth something as a group waits apart.
+    Those of a message of many wait in line behind the best of them: their worth falls together with its ``share``, so
+    that only that one has to be looked at again.
     """
 
-    def __init__(self, worth: Iterable[tuple[float, int]], of: Sequence[int], share: Sequence[float]) -> None:
+    def __init__(self, worth: Sequence[tuple[float, int]], of: Sequence[int], share: Sequence[float]) -> None:
         self._of = of
         self._share = share
-        self._waiting = defaultdict[int, list[tuple[float, int]]](list)
-        self._apart = set[int]()
-        for each in worth:
-            self._waiting[of[each[1]]].append(each)
-        for waiting in self._waiting.values():
-            heapq.heapify(waiting)
-        self._heads = [waiting[0] for waiting in self._waiting.values()]
+        often = Counter([of[number] for _, number in worth])
+        self._lines: dict[int, list[tuple[float, int]]] = {one: [] for one, n in often.items() if n > MANY}
+        self._in_line = set[int]()
+        self._heads = [*worth]
+        if self._lines:
+            self._heads = [each for each in worth if of[each[1]] not in self._lines]
+            for each in worth:
+                if (line := self._lines.get(of[each[1]])) is not None:
+                    line.append(each)
+                    self._in_line.add(each[1])
+        for line in self._lines.values():
+            heapq.heapify(line)
+            self._heads.append(line[0])
         heapq.heapify(self._heads)
 
     def take(self) -> tuple[float, int] | None:
-        heads = self._heads
-        while heads:
-            best = heapq.heappop(heads)
+        while self._heads:
+            best = heapq.heappop(self._heads)
             number = best[1]
-            if number in self._apart:
-                self._apart.remove(number)
+            if number not in self._in_line:
                 return best
             of = self._of[number]
-            waiting = self._waiting[of]
-            if waiting and waiting[0][1] == number:
-                heapq.heappop(waiting)
-                if waiting:
-                    worth, other = waiting[0]
-                    heapq.heappush(heads, (worth * self._share[of], other))
-                return best
+            line = self._lines[of]
+            if line[0][1] != number:  # another has come to the front
+                continue
+            heapq.heappop(line)
+            self._in_line.remove(number)
+            if line:
+                heapq.heappush(self._heads, (line[0][0] * self._share[of], line[0][1]))
+            return best
         return None
 
     def least(self) -> float:
         return self._heads[0][0] if self._heads else math.inf
 
-    def wait(self, worth: float, number: int) -> None:
-        of = self._of[number]
-        waiting = self._waiting[of]
-        heapq.heappush(waiting, (worth / self._share[of], number))
-        if waiting[0][1] == number:
+    def wait(self, worth: float, number: int, *, alone: bool) -> None:
+        """Put back what was taken; what is worth so much only together with others waits apart from its line."""
+        line = self._lines.get(self._of[number]) if alone else None
+        if line is not None:
+            heapq.heappush(line, (worth / self._share[self._of[number]], number))
+            self._in_line.add(number)
+        if line is None or line[0][1] == number:
             heapq.heappush(self._heads, (worth, number))
-
-    def wait_apart(self, worth: float, number: int) -> None:
-        self._apart.add(number)
-        heapq.heappush(self._heads, (worth, number))
 
 
 def _together(number: int, links: Linked | None, taken: bytearray) -> list[int]:
