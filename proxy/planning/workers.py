@@ -2,7 +2,8 @@
 
 Who waits takes turns by key, and no key has all processes. What may wait is bounded by admission, which counts the
 bodies. Work that nobody waits for any more ends at once, with its process; a process that dies costs nobody a request,
-for its work is begun anew, and where there is no process to be had a thread does it.
+for its work is begun anew, and where there is no process to be had a thread does it. Work that takes more of a core's
+time than any plan needs is ended with its process, and not begun again.
 
 Such a process is given a function of the pure half and its arguments, and answers. A frame each way is a pickle: only
 Weir writes them, to a pipe that nobody else has. The history's bytes go beside it, uncopied. What was read is kept
@@ -17,6 +18,8 @@ import io
 import logging
 import os
 import pickle
+import resource
+import signal
 import time
 import traceback
 from collections import Counter, OrderedDict, deque
@@ -77,9 +80,12 @@ def work() -> None:
     os.nice(NICENESS)
     keep_little()
     collect_seldom(COLLECT_AFTER)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     side.answer("ready")
     while True:
-        asked, buffers = side.frames.get(), [side.frames.get() for _ in range(int(side.frames.get()))]
+        asked, seconds = side.frames.get(), int(side.frames.get())
+        buffers = [side.frames.get() for _ in range(int(side.frames.get()))]
+        _take_at_most(seconds)
         try:
             answer = ("done", _run(pickle.loads(asked, buffers=buffers), side))  # noqa: S301 - as above
         except PolicyError as error:
@@ -89,6 +95,13 @@ def work() -> None:
         del asked, buffers
         side.answer(*answer)
         give_back()
+
+
+def _take_at_most(seconds: int) -> None:
+    """Have the system end this process, whatever it is doing, once it has used a core for so many seconds more."""
+    used = time.process_time()
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + seconds, most))
 
 
 def _run(asked: Callable[[], Any], side: _Side) -> Any:
@@ -144,8 +157,11 @@ def refusal(kind: type[PolicyError], args: tuple[object, ...], facts: dict[str, 
 class Unmovable(Exception): ...
 
 
-def packed(work: "partial[Any]") -> list[bytes | memoryview]:
-    """The frames that ask for a function of the pure half, bound to a transcript and more. Raises Unmovable."""
+def packed(work: "partial[Any]", *, seconds: int) -> list[bytes | memoryview]:
+    """The frames that ask for a function of the pure half, bound to a transcript and more, and for how long at most.
+
+    Raises Unmovable.
+    """
     moved, named = replace(work.args[0], read_tools=_read_tools), dict(work.keywords)
     if "announce" in named:
         named["announce"] = _announce
@@ -154,7 +170,7 @@ def packed(work: "partial[Any]") -> list[bytes | memoryview]:
         frame = written(partial(work.func, moved, *work.args[1:], **named), buffers)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise Unmovable(str(error)) from None
-    return [frame, b"%d" % len(buffers), *(buffer.raw() for buffer in buffers)]
+    return [frame, b"%d" % seconds, b"%d" % len(buffers), *(buffer.raw() for buffer in buffers)]
 
 
 def written(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
@@ -186,6 +202,8 @@ ENORMOUS = 2_000_000
 PATIENCE = 3.0
 PLANNED_WITHIN = 8.0
 """Seconds in which an enormous request is planned that had to wait, or told to come again: ten until it is answered."""
+DEADLINE, DEADLINE_A_TOKEN = 10, 4e-6
+"""Seconds of a core that a plan may take, and how many more for each token."""
 SECONDS_A_TOKEN = 1e-6
 """What such a plan is taken to last before there was one."""
 HUGE = "huge"
@@ -209,6 +227,10 @@ def workers_for(processes: int) -> int:
 
 
 class WorkerDied(Exception): ...
+
+
+class TookTooLong(Exception):
+    """A plan has used more of a core than it may; nobody has it begun again."""
 
 
 class _CannotStart(Exception): ...
@@ -274,9 +296,10 @@ class _Worker:
 
 
 class Workers:
-    def __init__(self, most: int = 0, *, idle: float = IDLE) -> None:
+    def __init__(self, most: int = 0, *, idle: float = IDLE, deadline: int = DEADLINE) -> None:
         self._most = most
         self._idle = idle
+        self._deadline = deadline
         self._turns = Turns(most)
         self._resting: list[_Worker] = []
         self._working: set[_Worker] = set()
@@ -307,7 +330,8 @@ class Workers:
 
         ``begun`` is the flow where it was begun here, with what it asks for first. A process that has read the
         conversation's ``branch`` before is preferred; ``since`` is when a request that waited for room could have
-        begun (``time.monotonic``). Raises PolicyError as the function does, WorkerDied, Busy for an enormous one.
+        begun (``time.monotonic``). Raises PolicyError as the function does, WorkerDied, TookTooLong, Busy for an
+        enormous one.
         """
         is_whole = begun is None or isinstance(begun[1], Offload)
         if is_whole and self._is_long(work.args[0].tokens):
@@ -343,8 +367,9 @@ class Workers:
     async def _elsewhere(
         self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan, since: float | None
     ) -> Any:
-        frames = packed(work)
         tokens, patience = work.args[0].tokens, None
+        seconds = self._deadline + int(DEADLINE_A_TOKEN * tokens)
+        frames = packed(work, seconds=seconds)
         if tokens >= ENORMOUS:
             key, patience = HUGE, self._patience(tokens, since)
         for _ in range(TRIES):
@@ -358,6 +383,8 @@ class Workers:
                 except GONE as error:
                     if found.rests:  # it is another's fault
                         raise
+                    if await found.process.ended_by() == signal.SIGXCPU:
+                        raise TookTooLong(f"a plan took more than {seconds} s of a core") from None
                     log.warning("the process that planned a request has ended: %s", type(error).__name__)
                     continue
             if key == HUGE:
