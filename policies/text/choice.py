@@ -43,7 +43,7 @@ MAX_GUESSES, ASIDE = 6, 0.99
 """Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after one that was too
 much."""
 MANY = 250
-"""Items of one message from which on they wait in line: to look at each whenever one is chosen is the square of them."""
+"""Items of one message above which they wait in line: to look at each as often as one is chosen is their square."""
 LAST = 1_000_000
 """Place of an identifier alone: behind all that its message has."""
 SHOWN = 9

@@ -67,7 +67,7 @@ _STOPS = ".!?"
 _MARKS_IN_ASCII = "".join(c for c in map(chr, range(128)) if not (c.isalnum() or c == "_"))
 MAX_RUN = 64
 """Characters of neighbouring marks and blanks that the library is given: it takes time by the square of them."""
-_RUN_OF_MARKS = re.compile(r"[\W_\uff9e\uff9f]{%d,}+" % (MAX_RUN + 1))
+_RUN_OF_MARKS = re.compile(rf"[\W_\uff9e\uff9f]{{{MAX_RUN + 1},}}+")
 TAIL = 16
 _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
 """What may be a day ("17. Juli") or the number of a list rather than the end of a sentence."""

@@ -83,7 +83,7 @@ def work() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     side.answer("ready")
     while True:
-        asked, seconds = side.frames.get(), int(side.frames.get())
+        seconds, asked = int(side.frames.get()), side.frames.get()
         buffers = [side.frames.get() for _ in range(int(side.frames.get()))]
         _take_at_most(seconds)
         try:
@@ -157,11 +157,8 @@ def refusal(kind: type[PolicyError], args: tuple[object, ...], facts: dict[str, 
 class Unmovable(Exception): ...
 
 
-def packed(work: "partial[Any]", *, seconds: int) -> list[bytes | memoryview]:
-    """The frames that ask for a function of the pure half, bound to a transcript and more, and for how long at most.
-
-    Raises Unmovable.
-    """
+def packed(work: "partial[Any]") -> list[bytes | memoryview]:
+    """The frames that ask for a function of the pure half, bound to a transcript and more. Raises Unmovable."""
     moved, named = replace(work.args[0], read_tools=_read_tools), dict(work.keywords)
     if "announce" in named:
         named["announce"] = _announce
@@ -170,7 +167,7 @@ def packed(work: "partial[Any]", *, seconds: int) -> list[bytes | memoryview]:
         frame = written(partial(work.func, moved, *work.args[1:], **named), buffers)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise Unmovable(str(error)) from None
-    return [frame, b"%d" % seconds, b"%d" % len(buffers), *(buffer.raw() for buffer in buffers)]
+    return [frame, b"%d" % len(buffers), *(buffer.raw() for buffer in buffers)]
 
 
 def written(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
@@ -369,7 +366,7 @@ class Workers:
     ) -> Any:
         tokens, patience = work.args[0].tokens, None
         seconds = self._deadline + int(DEADLINE_A_TOKEN * tokens)
-        frames = packed(work, seconds=seconds)
+        frames = [b"%d" % seconds, *packed(work)]
         if tokens >= ENORMOUS:
             key, patience = HUGE, self._patience(tokens, since)
         for _ in range(TRIES):
