@@ -324,8 +324,8 @@ def joined(items: Sequence[Item], *, source: Source | None = None, gap: str = " 
         if key.strip() and (before is None or before.segment.key != key):
             said = f"{key}: {said}"
         if before is not None:
-            beside = source is not None and f"{before.segment.text} {said}" in source.text
             listed = key and (key.strip() or source is None or source.is_result)
+            beside = not listed and source is not None and f"{before.segment.text} {said}" in source.text
             text += ", " if listed else " " if beside else gap
         text += said
         before = item

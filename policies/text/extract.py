@@ -303,6 +303,7 @@ class Links:
         self._weights = {s: (IDENTIFIER if is_identifier(s) else 1.0) * rarity[n] for s, n in times.items()}
         most = max(SELDOM, int(COMMON * len(spoken)))
         rare = {stem for stem, n in times.items() if n <= most}
+        self._spoken = frozenset(spoken)
         for n in spoken:
             source = items[n].source
             self._of_source[source].append(n)
@@ -316,8 +317,7 @@ class Links:
 
     def of(self, number: int) -> tuple[int, ...]:
         if number not in self._known:
-            spoken = number in self._of_source.get(self._items[number].source, ())
-            later = self._later(number) if spoken else self._of_alone(number)
+            later = self._later(number) if number in self._spoken else self._of_alone(number)
             self._known[number] = (*self._picked.get(number, ()), *later)
         return self._known[number]
 
