@@ -8,6 +8,7 @@ Nemhauser, Wolsey and Fisher 1978).
 
 import heapq
 import math
+import string
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,10 @@ MAX_GUESSES, ASIDE = 6, 0.99
 much."""
 MANY = 250
 """Items of one message above which they wait in line: to look at each as often as one is chosen is their square."""
+SEARCHED, MAX_ALIKE = 4_000, 64
+"""Characters of a text up to which it is searched for each pair of neighbours; a longer one is read once. Of so many
+pairs between the same two words the first are known."""
+_MARKS = string.punctuation + "\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e\u2026\u3001\u3002\u300c\u300d"
 LAST = 1_000_000
 """Place of an identifier alone: behind all that its message has."""
 SHOWN = 9
@@ -316,7 +321,39 @@ def _by_key(items: Sequence[Item]) -> list[Item]:
     return [item for group in ordered for item in group]
 
 
-def joined(items: Sequence[Item], *, source: Source | None = None, gap: str = " … ") -> str:
+class Neighbours:
+    """Which texts stand beside each other in a source, with one blank between."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._blanks: dict[tuple[str, str], list[int]] = {}
+        if len(text) > SEARCHED:
+            self._find_blanks()
+
+    def _find_blanks(self) -> None:
+        before, at = "", -1
+        for chunk in self._text.split(" "):
+            words = chunk.split() or [""]
+            if at >= 0:
+                found = self._blanks.setdefault((before, words[0].strip(_MARKS)), [])
+                if len(found) < MAX_ALIKE:
+                    found.append(at)
+            before = words[-1].strip(_MARKS)
+            at += 1 + len(chunk)
+
+    def stand(self, before: str, after: str) -> bool:
+        if len(self._text) <= SEARCHED:
+            return f"{before} {after}" in self._text
+        words = before.rpartition(" ")[2].strip(_MARKS), after.partition(" ")[0].strip(_MARKS)
+        return any(
+            self._text.startswith(after, at + 1) and self._text.endswith(before, 0, at)
+            for at in self._blanks.get(words, ())
+        )
+
+
+def joined(
+    items: Sequence[Item], *, source: Source | None = None, neighbours: Neighbours | None = None, gap: str = " … "
+) -> str:
     text = ""
     before: Item | None = None
     for item in _by_key(items):
@@ -325,7 +362,7 @@ def joined(items: Sequence[Item], *, source: Source | None = None, gap: str = " 
             said = f"{key}: {said}"
         if before is not None:
             listed = key and (key.strip() or source is None or source.is_result)
-            beside = not listed and source is not None and f"{before.segment.text} {said}" in source.text
+            beside = not listed and neighbours is not None and neighbours.stand(before.segment.text, said)
             text += ", " if listed else " " if beside else gap
         text += said
         before = item

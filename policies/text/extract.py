@@ -8,14 +8,15 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import chain, groupby, pairwise
 from operator import attrgetter, itemgetter
 
 from policies.ledger import Identifier
 from policies.messages import ToolCall
-from policies.text.choice import IDENTIFIER, LAST, Extract, Item, Weights, choose, fitted, joined, stem_of
+from policies.text.choice import IDENTIFIER, LAST, Extract, Item, Neighbours, Weights, choose, fitted, joined, stem_of
 from policies.text.segments import (
     Readings,
     Segment,
@@ -122,7 +123,9 @@ def extract(
     )
 
     costs = [item.cost for item in items]
-    best = fitted(ranked, lambda of: render(sources, items, of), costs=costs, max_tokens=max_tokens, counter=counter)
+    beside = cache(lambda number: Neighbours(sources[number].text))
+    write = partial(render, sources, items, beside=beside)
+    best = fitted(ranked, write, costs=costs, max_tokens=max_tokens, counter=counter)
     return replace(best, identifiers=_identifiers(sources, items, weights, frozenset(best.chosen)))
 
 
@@ -386,10 +389,13 @@ def _identifiers(
     return tuple(found.values())
 
 
-def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
+def render(
+    sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int], *, beside: Callable[[int], Neighbours]
+) -> str:
     """The chosen items in the order of the conversation, a line for each message with its number.
 
-    Neighbouring calls or results that only show values of one key share a line.
+    Neighbouring calls or results that only show values of one key share a line. ``beside`` tells of a source's number
+    what stands beside each other in it.
     """
     lines: list[str] = []
     before = ("", "")
@@ -404,6 +410,6 @@ def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[in
         if key and before == (speaker, key):
             lines[-1] += f"; {source.position}: {', '.join(item.segment.text for item in told)}"
         else:
-            lines.append(f"{speaker} {source.position}: {joined(told, source=source)}")
+            lines.append(f"{speaker} {source.position}: {joined(told, source=source, neighbours=beside(number))}")
         before = speaker, key
     return "\n".join(lines)
