@@ -123,7 +123,7 @@ class Transcript:
     ``head + j`` inclusive. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
     overhead, ``memory`` the indices of messages that carry memory. ``by_role`` are the tokens of the messages where
     somebody has added them up, so that a long transcript takes no longer. ``binds``: thinking is valid only behind what
-    stood before it when it was thought.
+    stood before it when it was thought. ``size`` are the bytes that the messages came in.
     """
 
     messages: tuple[Message, ...]
@@ -136,6 +136,7 @@ class Transcript:
     read_tools: Callable[[], Tools] = Tools
     by_role: Mapping[str, int] = field(default_factory=dict)
     binds: bool = False
+    size: int = 0
 
     @cached_property
     def tokens(self) -> int:

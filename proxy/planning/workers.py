@@ -33,7 +33,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from policies.effects import Compare, Done, Effect, Flow, Offload, Returned, step
-from policies.messages import PolicyError, Tools
+from policies.messages import PolicyError, Tools, Transcript
 from policies.strategies.recall import Pages
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
@@ -194,6 +194,8 @@ log = logging.getLogger("weir.workers")
 
 LONG, VERY_LONG = 16_000, 64_000
 """Tokens of a history from which on another process plans it, and from which on one is started for it alone."""
+BYTES_A_TOKEN = 6
+"""Bytes that are read in the time of a token: a long text of few tokens is as long."""
 ENORMOUS = 2_000_000
 """Tokens from which on one plan is made at a time, and who would have to wait long for that is told to come again."""
 PATIENCE = 3.0
@@ -331,7 +333,7 @@ class Workers:
         enormous one.
         """
         is_whole = begun is None or isinstance(begun[1], Offload)
-        if is_whole and self._is_long(work.args[0].tokens):
+        if is_whole and self._is_long(work.args[0]):
             try:
                 moved: T = await self._elsewhere(work, key, branch, ask, span, since)
             except (Unmovable, _CannotStart) as error:
@@ -349,10 +351,11 @@ class Workers:
         finally:
             self._here -= 1
 
-    def _is_long(self, tokens: int) -> bool:
-        if not self._most or tokens < LONG:
+    def _is_long(self, transcript: Transcript) -> bool:
+        length = _length_of(transcript)
+        if not self._most or length < LONG:
             return False
-        return tokens >= VERY_LONG or self._here > 0 or bool(self._resting or self._working)
+        return length >= VERY_LONG or self._here > 0 or bool(self._resting or self._working)
 
     async def close(self) -> None:
         self._most = 0
@@ -365,7 +368,7 @@ class Workers:
         self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan, since: float | None
     ) -> Any:
         tokens, patience = work.args[0].tokens, None
-        seconds = self._deadline + int(DEADLINE_A_TOKEN * tokens)
+        seconds = self._deadline + int(DEADLINE_A_TOKEN * _length_of(work.args[0]))
         frames = [b"%d" % seconds, *packed(work)]
         if tokens >= ENORMOUS:
             key, patience = HUGE, self._patience(tokens, since)
@@ -446,6 +449,11 @@ class Workers:
         task = asyncio.get_running_loop().create_task(found.process.end(), name="weir-worker-ends")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+def _length_of(transcript: Transcript) -> int:
+    """The tokens that it takes as long to read as the transcript."""
+    return max(transcript.tokens, transcript.size // BYTES_A_TOKEN)
 
 
 async def _started() -> _Worker:
