@@ -10,6 +10,7 @@ nearest assistant message before the result), because some servers reuse ``call_
 
 import json
 import re
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -227,15 +228,15 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
     index = start
     while index < len(messages):
         stop, message = index + 1, messages[index]
-        waiting, begin = list(message.call_ids), index
+        waiting, begin = Counter(message.call_ids) if message.call_ids else Counter[str](), index
         if message.call_ids or message.is_result:
             while stop < len(messages) and messages[stop].is_result:
                 stop += 1
             for result in messages[index + (not message.is_result) : stop]:
                 if result.answers in waiting:
-                    waiting.remove(result.answers or "")
+                    _take_one(waiting, result.answers or "")
                 elif result.answers is None and waiting:
-                    waiting.pop(0)
+                    _take_one(waiting, next(iter(waiting)))
                 elif late and result.answers in late:
                     begin = min(begin, late.pop(result.answers or ""))
         while found and found[-1].stop > begin:
@@ -245,6 +246,12 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
         late |= dict.fromkeys(waiting, begin)
         index = stop
     return tuple(found)
+
+
+def _take_one(waiting: Counter[str], call: str) -> None:
+    waiting[call] -= 1
+    if not waiting[call]:
+        del waiting[call]
 
 
 def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
@@ -265,16 +272,23 @@ def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, T
     found: dict[int, ToolCall] = {}
     messages = transcript.messages
     for step in steps:
-        waiting: list[ToolCall] = []
+        waiting: dict[int, ToolCall] = {}
+        by_id: dict[str | None, deque[int]] = {}
+        made = 0
         for index in step.indices:
             if messages[index].call_ids:
-                waiting += transcript.read(index).calls
+                for call in transcript.read(index).calls:
+                    waiting[made] = call
+                    by_id.setdefault(call.id, deque()).append(made)
+                    made += 1
                 continue
-            answers = messages[index].answers
-            call = next((c for c in waiting if c.id == answers), waiting[0] if waiting else None)
-            if call is not None:
-                waiting.remove(call)
-                found[index] = call
+            if not waiting:
+                continue
+            named = by_id.get(messages[index].answers, deque())
+            while named and named[0] not in waiting:  # it was taken for the answer to another
+                named.popleft()
+            number = named.popleft() if named else next(iter(waiting))
+            found[index] = waiting.pop(number)
     return found
 
 

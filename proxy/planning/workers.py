@@ -369,7 +369,7 @@ class Workers:
     ) -> Any:
         tokens, patience = work.args[0].tokens, None
         seconds = self._deadline + int(DEADLINE_A_TOKEN * _length_of(work.args[0]))
-        frames = [b"%d" % seconds, *packed(work)]
+        frames = [b"%d" % seconds, *await asyncio.to_thread(packed, work)]
         if tokens >= ENORMOUS:
             key, patience = HUGE, self._patience(tokens, since)
         for _ in range(TRIES):
