@@ -388,33 +388,18 @@ def _steps(transcript: Transcript) -> Iterator[int]:
 
 
 def _next(before: Counted, made: tuple[ToolCall, ...]) -> Counted:
-    found: list[tuple[str, str, int]] = []
+    counts = {(name, arguments): count for name, arguments, count in before}
+    found: dict[tuple[str, str], int] = {}
     for call in made:
-        name, arguments = call.name, _kept(call.arguments)
-        for at, known in enumerate(found):
-            if _is_same(known, name, arguments):
-                found[at] = (name, arguments, known[2] + 1)
-                break
-        else:
-            count = next((known[2] for known in before if _is_same(known, name, arguments)), 0)
-            found.append((name, arguments, count + 1))
-    return tuple(found)
+        key = call.name, _kept(call)
+        found[key] = 1 + (found[key] if key in found else counts.get(key, 0))
+    return tuple([(name, arguments, count) for (name, arguments), count in found.items()])
 
 
-def _kept(arguments: str) -> str:
-    if len(arguments) <= MAX_KEPT_LEN:
-        return arguments
-    return blake2b(arguments.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).hexdigest()
-
-
-def _is_same(known: tuple[str, str, int], name: str, arguments: str) -> bool:
-    if known[0] != name:
-        return False
-    if known[1] == arguments:
-        return True
-    if sorted(known[1].replace(" ", "")) != sorted(arguments.replace(" ", "")):
-        return False
-    return same_call(ToolCall("", name, known[1])) == same_call(ToolCall("", name, arguments))
+def _kept(call: ToolCall) -> str:
+    if len(call.arguments) > MAX_KEPT_LEN:
+        return blake2b(call.arguments.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).hexdigest()
+    return same_call(call)[1]
 
 
 def step_numbers(messages: Sequence[Message]) -> tuple[int, ...]:
