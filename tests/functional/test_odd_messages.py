@@ -47,6 +47,21 @@ def with_history(message: dict[str, str]) -> list[dict[str, str]]:
     return [*said, {"role": "user", "content": "Go on."}]
 
 
+def thousands_of_calls(number: int) -> list[dict[str, Any]]:
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": "look", "arguments": f'{{"at": "c{n}"}}'}}
+        for n in range(number)
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "nothing"} for call in reversed(calls)]
+    return [
+        {"role": "user", "content": "Start."},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *results,
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "Go on."},
+    ]
+
+
 CASES: dict[str, list[dict[str, Any]]] = {
     "a run of exclamation marks": with_history({"role": "assistant", "content": f"Sure {'!' * 40_000}"}),
     "a run of blanks behind a full stop": with_history({"role": "assistant", "content": f"Sure.\u00a0{' ' * 40_000}"}),
@@ -57,6 +72,14 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"role": "assistant", "content": "Thanks."},
         {"role": "user", "content": "What next?"},
     ],
+    "parts": [
+        {"role": "user", "content": "Here is my list."},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": [{"type": "text", "text": f"p{n}"} for n in range(20_000)]},
+        {"role": "assistant", "content": "Thanks."},
+        {"role": "user", "content": "What next?"},
+    ],
+    "thousands of calls": thousands_of_calls(4_000),
 }
 
 
