@@ -10,6 +10,7 @@ nearest assistant message before the result), because some servers reuse ``call_
 
 import json
 import re
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -140,7 +141,7 @@ class Transcript:
     ``head + j`` inclusive. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
     overhead, ``memory`` the indices of messages that carry memory. ``by_role`` are the tokens of the messages where
     somebody has added them up, so that a long transcript takes no longer. ``binds``: thinking is valid only behind what
-    stood before it when it was thought.
+    stood before it when it was thought. ``size`` are the bytes that the messages came in.
     """
 
     messages: tuple[Message, ...]
@@ -153,6 +154,7 @@ class Transcript:
     read_tools: Callable[[], Tools] = Tools
     by_role: Mapping[str, int] = field(default_factory=dict)
     binds: bool = False
+    size: int = 0
 
     @cached_property
     def tokens(self) -> int:
@@ -243,15 +245,15 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
     index = start
     while index < len(messages):
         stop, message = index + 1, messages[index]
-        waiting, begin = list(message.call_ids), index
+        waiting, begin = Counter(message.call_ids) if message.call_ids else Counter[str](), index
         if message.call_ids or message.is_result:
             while stop < len(messages) and messages[stop].is_result:
                 stop += 1
             for result in messages[index + (not message.is_result) : stop]:
                 if result.answers in waiting:
-                    waiting.remove(result.answers or "")
+                    _take_one(waiting, result.answers or "")
                 elif result.answers is None and waiting:
-                    waiting.pop(0)
+                    _take_one(waiting, next(iter(waiting)))
                 elif late and result.answers in late:
                     begin = min(begin, late.pop(result.answers or ""))
         while found and found[-1].stop > begin:
@@ -261,6 +263,12 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
         late |= dict.fromkeys(waiting, begin)
         index = stop
     return tuple(found)
+
+
+def _take_one(waiting: Counter[str], call: str) -> None:
+    waiting[call] -= 1
+    if not waiting[call]:
+        del waiting[call]
 
 
 def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
@@ -281,16 +289,23 @@ def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, T
     found: dict[int, ToolCall] = {}
     messages = transcript.messages
     for step in steps:
-        waiting: list[ToolCall] = []
+        waiting: dict[int, ToolCall] = {}
+        by_id: dict[str | None, deque[int]] = {}
+        made = 0
         for index in step.indices:
             if messages[index].call_ids:
-                waiting += transcript.read(index).calls
+                for call in transcript.read(index).calls:
+                    waiting[made] = call
+                    by_id.setdefault(call.id, deque()).append(made)
+                    made += 1
                 continue
-            answers = messages[index].answers
-            call = next((c for c in waiting if c.id == answers), waiting[0] if waiting else None)
-            if call is not None:
-                waiting.remove(call)
-                found[index] = call
+            if not waiting:
+                continue
+            named = by_id.get(messages[index].answers, deque())
+            while named and named[0] not in waiting:  # it was taken for the answer to another
+                named.popleft()
+            number = named.popleft() if named else next(iter(waiting))
+            found[index] = waiting.pop(number)
     return found
 
 
@@ -390,33 +405,18 @@ def _steps(transcript: Transcript) -> Iterator[int]:
 
 
 def _next(before: Counted, made: tuple[ToolCall, ...]) -> Counted:
-    found: list[tuple[str, str, int]] = []
+    counts = {(name, arguments): count for name, arguments, count in before}
+    found: dict[tuple[str, str], int] = {}
     for call in made:
-        name, arguments = call.name, _kept(call.arguments)
-        for at, known in enumerate(found):
-            if _is_same(known, name, arguments):
-                found[at] = (name, arguments, known[2] + 1)
-                break
-        else:
-            count = next((known[2] for known in before if _is_same(known, name, arguments)), 0)
-            found.append((name, arguments, count + 1))
-    return tuple(found)
+        key = call.name, _kept(call)
+        found[key] = 1 + (found[key] if key in found else counts.get(key, 0))
+    return tuple([(name, arguments, count) for (name, arguments), count in found.items()])
 
 
-def _kept(arguments: str) -> str:
-    if len(arguments) <= MAX_KEPT_LEN:
-        return arguments
-    return blake2b(arguments.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).hexdigest()
-
-
-def _is_same(known: tuple[str, str, int], name: str, arguments: str) -> bool:
-    if known[0] != name:
-        return False
-    if known[1] == arguments:
-        return True
-    if sorted(known[1].replace(" ", "")) != sorted(arguments.replace(" ", "")):
-        return False
-    return same_call(ToolCall("", name, known[1])) == same_call(ToolCall("", name, arguments))
+def _kept(call: ToolCall) -> str:
+    if len(call.arguments) > MAX_KEPT_LEN:
+        return blake2b(call.arguments.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).hexdigest()
+    return same_call(call)[1]
 
 
 def step_numbers(messages: Sequence[Message]) -> tuple[int, ...]:

@@ -161,6 +161,7 @@ IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
 AUDIO_TYPES = frozenset({"input_audio", "audio_url", "audio"})
 VIDEO_TYPES = frozenset({"video_url", "input_video", "video"})
 FILE_TYPES = frozenset({"file", "input_file", "document"})
+MEDIA_TYPES = IMAGE_TYPES | AUDIO_TYPES | VIDEO_TYPES | FILE_TYPES
 
 UNKNOWN_IMAGE = 1105
 UNKNOWN_CLAUDE = 1568
@@ -345,7 +346,7 @@ def is_media(part: Mapping[str, Any]) -> bool:
     kind, source = part.get("type"), part.get("source")
     if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
         return False
-    return isinstance(kind, str) and kind in IMAGE_TYPES | AUDIO_TYPES | VIDEO_TYPES | FILE_TYPES
+    return isinstance(kind, str) and kind in MEDIA_TYPES
 
 
 def named_file(part: Mapping[str, Any]) -> str:

@@ -29,7 +29,10 @@ Function = Callable[[Any, Any], Any]
 
 def python(code: str, *arguments: str, path: Sequence[str] = ()) -> tuple[str, ...]:
     """The command that runs code where modules are looked for as here, and then in ``path``."""
-    begin = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    begin = (
+        "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "sys.path[:] = json.loads(sys.argv[1]); "
+    )
     return (sys.executable, "-c", begin + code, json.dumps([*sys.path, *path]), *arguments)
 
 
@@ -88,6 +91,11 @@ class ChildProcess:
             raise ValueError("the answer is too long")
         return await self._output.readexactly(size)
 
+    async def ended_by(self) -> int:
+        """The signal that has ended it, 0 where it was none; one that runs still is killed."""
+        await self.end()
+        return max(0, -(self._process.returncode or 0))
+
     async def end(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -107,8 +115,12 @@ def answering() -> tuple[BinaryIO, Frames]:
 
 
 def write_frame(output: BinaryIO, frame: bytes) -> None:
-    output.write(LENGTH.pack(len(frame)) + frame)
-    output.flush()
+    """Nobody is left to read what a process says whose Weir is gone: it ends without a word."""
+    try:
+        output.write(LENGTH.pack(len(frame)) + frame)
+        output.flush()
+    except BrokenPipeError:
+        os._exit(0)
 
 
 def _read(source: BinaryIO, frames: Frames) -> None:

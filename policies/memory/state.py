@@ -406,7 +406,7 @@ _DIRECTORY = re.compile(
 _PLACES = ("directory", "cwd", "pwd")
 _BRANCHES = ("on branch ", "switched to ", "## ", "already on ")
 """What a text in lower case has to have before it is searched for the above."""
-_CHANGED = re.compile(r"(?:\A|[;&|\n]\s*|&& )cd ((?:/|~)[^\s;&|'\"]{1,160})")
+_CHANGED = re.compile(r"(?:\A|[;&|\n][^\S\n]*+|&& )cd ((?:/|~)[^\s;&|'\"]{1,160})")
 _BRANCH = re.compile(
     r"^(?:On branch|Switched to (?:a new )?branch|##|Already on) ['\"]?([\w./-]{1,80}?)(?:['\"]|\.\.\.\S*|\s|$)",
     re.MULTILINE,

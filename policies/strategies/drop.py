@@ -178,15 +178,19 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
 
     A result counts twice its size in the order, since it can be asked for again.
     """
+    edits, tokens = dict[int, Edit](), draft.tokens
     for piece in _clippable(draft, bounds):
-        index, excess = piece.index or 0, draft.tokens - target
+        index, excess = piece.index or 0, tokens - target
         if excess <= 0:
             break
         allowed = piece.tokens - excess - SLACK
         if index not in bounds.protection.active:  # it stays: without room for what follows it is cut every time
             allowed = min(allowed, int(piece.tokens * (1 - MIN_CLIPPED_SHARE)))
-        draft = _with_clipped(draft, bounds, piece, max(MIN_CLIPPED_TOKENS, allowed))
-    return draft
+        edit = _clipped(draft, bounds, piece, max(MIN_CLIPPED_TOKENS, allowed))
+        if edit is not None:
+            edits[index] = edit
+            tokens -= piece.own_tokens - edit.tokens
+    return draft.with_edits(edits)
 
 
 def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
@@ -195,19 +199,23 @@ def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
     Protected word for word it leaves no room for the steps that follow: every one of them would be a batch.
     """
     usable, protection = bounds.budget.soft_limit, bounds.protection
+    standing, edits = protection.standing - protection.active, dict[int, Edit]()
     for piece in draft.pieces:
-        stands = piece.tokens > MAX_STANDING * usable and piece.index in protection.standing - protection.active
-        if stands and not draft.transcript.messages[piece.index or 0].keep:
-            draft = _with_clipped(draft, bounds, piece, int(STANDING_KEPT * usable))
-    return draft
+        index = piece.index or 0
+        stands = piece.tokens > MAX_STANDING * usable and piece.index in standing
+        if stands and not draft.transcript.messages[index].keep:
+            edit = _clipped(draft, bounds, piece, int(STANDING_KEPT * usable))
+            if edit is not None:
+                edits[index] = edit
+    return draft.with_edits(edits)
 
 
-def _with_clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: int) -> Draft:
+def _clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: int) -> Edit | None:
     index, messages = piece.index or 0, draft.transcript.messages
     if allowed >= piece.tokens or (messages[index].media and not messages[index].is_result):
-        return draft
+        return None
     edit = clipped(bounds, index, allowed, EditKind.CLIP)
-    return draft.with_edits({index: edit}) if edit.tokens < piece.tokens else draft
+    return edit if edit.tokens < piece.tokens else None
 
 
 def _clippable(draft: Draft, bounds: Bounds) -> Iterator[PlannedMessage]:

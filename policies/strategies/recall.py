@@ -9,10 +9,12 @@ place that the model does not see anyway.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from sys import intern
 from typing import NamedTuple
 
@@ -61,6 +63,8 @@ BRIEF = 16
 MAX_REPLY = 2
 """Passages that an answer to a proposal has."""
 LABEL = 5
+MAX_RANKED = 1_000
+"""Passages, the best, of which is looked for what was said later."""
 MAX_HELD = 32 << 20
 SIZE = 8
 """Bytes that a character takes, words included, and passages, which only some messages have."""
@@ -391,11 +395,11 @@ def _candidates(read: Sequence[_ReadMessage], strengths: Sequence[float], liked:
 
 
 def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: str, wide: int) -> list[_Place]:
-    places = list[_Place]()
+    places, shown_words = list[_Place](), frozenset(words_of(shown))
     for read in candidates:
         for number, passage in enumerate(read.page.passages(wide)):
             has, weight, strength = _shared(terms, frozenset(passage.marks))
-            hidden = read.hidden and not all(read.page.text[a:b] in shown for a, b in passage.sentences)
+            hidden = read.hidden and not _stands_in(shown, shown_words, read.page.text, passage)
             places.append(_Place(read, number, passage, hidden, has, weight, strength))
     _credit_answers(places, sum(term.weight**2 for term in terms))
     usual = sum(p.passage.end - p.passage.start for p in places) / max(1, len(places))
@@ -408,6 +412,13 @@ def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: s
         place.worth *= ASKED if is_question(place.text) else 1.0
         place.worth *= 1.0 if place.read.role == "user" else OTHERS
     return places
+
+
+def _stands_in(shown: str, shown_words: frozenset[str], text: str, passage: Passage) -> bool:
+    """Whether all sentences of a passage stand in what is shown, which is searched where it has all of their words."""
+    if not shown_words.issuperset(mark for mark in passage.marks if mark[0] not in "^~"):
+        return False
+    return all(text[start:end] in shown for start, end in passage.sentences)
 
 
 def _credit_answers(places: Sequence[_Place], whole: float) -> None:
@@ -439,8 +450,9 @@ def _chosen(
         return meant
     most = max(p.worth for p in hidden)
     least = max(ENOUGH * most, ENOUGH_BESIDE * max((p.worth for p in places if not p.hidden), default=0.0))
-    ranked = sorted((p for p in hidden if p.worth >= least), key=lambda p: -p.worth)
-    return [*([p, *_later(p, places, terms)] for p in ranked), *meant]
+    ranked = sorted((p for p in hidden if p.worth >= least), key=lambda p: -p.worth)[:MAX_RANKED]
+    later = _Later(places, terms)
+    return [*([p, *later.of(p)] for p in ranked), *meant]
 
 
 def _tells(place: _Place, words: Collection[str]) -> bool:
@@ -449,18 +461,42 @@ def _tells(place: _Place, words: Collection[str]) -> bool:
     return len({w for w in place.passage.marks if w[0] not in "^~"} - {*words}) > 1
 
 
-def _later(place: _Place, places: Sequence[_Place], terms: Sequence[_Term]) -> list[_Place]:
+class _Later:
     """What the user said later about the same, and next if brief; of what the assistant said his answer to it."""
-    if place.read.role == "assistant":
-        reply = place.read.index + 1
-        return [p for p in places if p.read.index == reply and p.read.role == "user" and p.hidden][:MAX_REPLY]
-    if not place.states:
-        return []
-    after = [p for p in places if p.read.index > place.read.index and p.states and p.hidden]
-    least = REVISES * sum(terms[n].weight for n in place.terms)
-    same = [p for p in after if sum(terms[n].weight for n in place.terms & p.terms) >= least > 0]
-    next_one = [p for p in after if p.read.brief and p.read.index == min(a.read.index for a in after)]
-    return [*same[-1:], *(p for p in next_one if p not in same[-1:])]
+
+    def __init__(self, places: Sequence[_Place], terms: Sequence[_Term]) -> None:
+        self._terms = terms
+        self._replies: dict[int, list[_Place]] = {}
+        self._stated: dict[int, list[_Place]] = {}
+        self._last: dict[frozenset[int], tuple[int, _Place]] = {}
+        for n, place in enumerate(places):
+            if not place.hidden or place.read.role != "user":
+                continue
+            self._replies.setdefault(place.read.index, []).append(place)
+            if place.states:
+                self._stated.setdefault(place.read.index, []).append(place)
+                self._last[place.terms] = n, place
+        self._stating = sorted(self._stated)
+
+    def of(self, place: _Place) -> list[_Place]:
+        index = place.read.index
+        if place.read.role == "assistant":
+            return self._replies.get(index + 1, [])[:MAX_REPLY]
+        following = bisect_right(self._stating, index)
+        if not place.states or following == len(self._stating):
+            return []
+        least = REVISES * self._weight_of(place.terms)
+        same = [
+            last
+            for terms, last in self._last.items()
+            if last[1].read.index > index and self._weight_of(place.terms & terms) >= least > 0
+        ]
+        newest = [max(same, key=itemgetter(0))[1]] if same else []
+        next_one = [p for p in self._stated[self._stating[following]] if p.read.brief]
+        return [*newest, *(p for p in next_one if p not in newest)]
+
+    def _weight_of(self, terms: Collection[int]) -> float:
+        return sum(self._terms[n].weight for n in terms)
 
 
 def _written(chosen: Sequence[Sequence[_Place]], *, ref: str, most: int, count: Callable[[str], int]) -> str | None:

@@ -109,7 +109,8 @@ _HEADING = re.compile(
 )
 _BULLET = re.compile(r"\s{0,40}(?:[-*\u2022\u2013+]|\d{1,3}[.)]|\[[ xX]\])\s{1,8}")
 _NOTHING = re.compile(
-    r"[\W_]*(?:none|nothing|n/?a|unknown|not (?:mentioned|stated|applicable|specified)|null)?[\W_]*\Z", re.IGNORECASE
+    r"[\W_]*+(?:(?:none|nothing|n/?a|unknown|not (?:mentioned|stated|applicable|specified)|null)[\W_]*+)?\Z",
+    re.IGNORECASE,
 )
 _WHY = re.compile(r" \((?:because|why:|since) ([^\n]{1,900})\)\Z")
 _NOT = re.compile(r" \[(?:not|rejected): ([^\]\n]{1,600})\]\Z")

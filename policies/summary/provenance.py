@@ -77,7 +77,7 @@ _NOT_WORD = re.compile(r"[\W_]+")
 _HEX = re.compile(r"[0-9a-f]{7,40}\Z")
 _NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
 _DATE = re.compile(r"(\d{1,4})[-./](\d{1,2})[-./](\d{1,4})\Z")
-_DOTTED = re.compile(r"\w{2,}\.\w{2,}")
+_DOTTED = re.compile(r"\w{2}\.\w{2}")
 _ALTERNATIVES = re.compile(r"[^\W\d_]+/[^\W\d_]+\Z")
 _CITED = re.compile(
     r"[`\"\u201c\u00ab\u300c]([^`\"\u201c\u201d\u00ab\u00bb\u300c\u300d\n]{4,80})[`\"\u201d\u00bb\u300d]"

@@ -8,6 +8,7 @@ Nemhauser, Wolsey and Fisher 1978).
 
 import heapq
 import math
+import string
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +43,12 @@ MAX_TOGETHER = 8
 MAX_GUESSES, ASIDE = 6, 0.99
 """Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after one that was too
 much."""
+MANY = 250
+"""Items of one message above which they wait in line: to look at each as often as one is chosen is their square."""
+SEARCHED, MAX_ALIKE = 4_000, 64
+"""Characters of a text up to which it is searched for each pair of neighbours; a longer one is read once. Of so many
+pairs between the same two words the first are known."""
+_MARKS = string.punctuation + "\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e\u2026\u3001\u3002\u300c\u300d"
 LAST = 1_000_000
 """Place of an identifier alone: behind all that its message has."""
 SHOWN = 9
@@ -168,25 +175,26 @@ def choose(
     first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
     per = [(cost + OVERHEAD) ** POWER for cost in costs]
     worth = [factor * sum(map(weight, each)) for factor, each in zip(factors, terms, strict=True)]
-    heap = [(-math.inf if n in first else -worth[n] / per[n], n) for n in range(len(items)) if not taken[n]]
-    heapq.heapify(heap)
+    left_over = [n for n in range(len(items)) if not taken[n]]
+    queue = _Queue([(-math.inf if n in first else -worth[n] / per[n], n) for n in left_over], of, share)
     chosen, spent, smallest = list[tuple[int, ...]](), 0.0, min(costs, default=0.0)
-    while heap and spent + smallest <= budget:
-        before, number = heap[0]
+    while spent + smallest <= budget and (best := queue.take()) is not None:
+        before, number = best
         if taken[number] or spent + costs[number] > budget:
-            heapq.heappop(heap)
             continue
-        least = min(heap[1:3])[0] + 1e-9 if before > -math.inf and len(heap) > 1 else math.inf
+        least = queue.least() + 1e-9 if before > -math.inf else math.inf
         group, cost = [number], costs[number]
         now = -factors[number] * share[of[number]] * sum(map(weight, terms[number])) / per[number]
-        if now <= least and len(group := _together(number, links, taken)) > 1:  # only what may win is looked at
+        if now > least:
+            queue.wait(now, number, alone=True)
+            continue
+        if len(group := _together(number, links, taken)) > 1:  # only what may win is looked at
             cost = sum([costs[n] for n in group])
             now = -sum([factors[n] * share[of[n]] * sum(map(weight, terms[n])) for n in group])
             now /= (cost + OVERHEAD) ** POWER
-        if now > least:
-            heapq.heapreplace(heap, (now, number))
-            continue
-        heapq.heappop(heap)
+            if now > least:
+                queue.wait(now, number, alone=False)
+                continue
         if spent + cost > budget:
             continue
         chosen.append(tuple(group))
@@ -199,6 +207,61 @@ def choose(
                 if (often := times.get(term, 0) + 1) <= SHOWN:
                     times[term], left[term] = often, whole[term] * damped[often]
     return chosen
+
+
+class _Queue:
+    """Items by what they were worth when they were last looked at, negative, the best first.
+
+    Those of a message of many wait in line behind the best of them: their worth falls together with its ``share``, so
+    that only that one has to be looked at again.
+    """
+
+    def __init__(self, worth: Sequence[tuple[float, int]], of: Sequence[int], share: Sequence[float]) -> None:
+        self._of = of
+        self._share = share
+        often = Counter([of[number] for _, number in worth])
+        self._lines: dict[int, list[tuple[float, int]]] = {one: [] for one, n in often.items() if n > MANY}
+        self._in_line = set[int]()
+        self._heads = [*worth]
+        if self._lines:
+            self._heads = [each for each in worth if of[each[1]] not in self._lines]
+            for each in worth:
+                if (line := self._lines.get(of[each[1]])) is not None:
+                    line.append(each)
+                    self._in_line.add(each[1])
+        for line in self._lines.values():
+            heapq.heapify(line)
+            self._heads.append(line[0])
+        heapq.heapify(self._heads)
+
+    def take(self) -> tuple[float, int] | None:
+        while self._heads:
+            best = heapq.heappop(self._heads)
+            number = best[1]
+            if number not in self._in_line:
+                return best
+            of = self._of[number]
+            line = self._lines[of]
+            if line[0][1] != number:  # another has come to the front
+                continue
+            heapq.heappop(line)
+            self._in_line.remove(number)
+            if line:
+                heapq.heappush(self._heads, (line[0][0] * self._share[of], line[0][1]))
+            return best
+        return None
+
+    def least(self) -> float:
+        return self._heads[0][0] if self._heads else math.inf
+
+    def wait(self, worth: float, number: int, *, alone: bool) -> None:
+        """Put back what was taken; what is worth so much only together with others waits apart from its line."""
+        line = self._lines.get(self._of[number]) if alone else None
+        if line is not None:
+            heapq.heappush(line, (worth / self._share[self._of[number]], number))
+            self._in_line.add(number)
+        if line is None or line[0][1] == number:
+            heapq.heappush(self._heads, (worth, number))
 
 
 def _together(number: int, links: Linked | None, taken: bytearray) -> list[int]:
@@ -258,7 +321,39 @@ def _by_key(items: Sequence[Item]) -> list[Item]:
     return [item for group in ordered for item in group]
 
 
-def joined(items: Sequence[Item], *, source: Source | None = None, gap: str = " … ") -> str:
+class Neighbours:
+    """Which texts stand beside each other in a source, with one blank between."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._blanks: dict[tuple[str, str], list[int]] = {}
+        if len(text) > SEARCHED:
+            self._find_blanks()
+
+    def _find_blanks(self) -> None:
+        before, at = "", -1
+        for chunk in self._text.split(" "):
+            words = chunk.split() or [""]
+            if at >= 0:
+                found = self._blanks.setdefault((before, words[0].strip(_MARKS)), [])
+                if len(found) < MAX_ALIKE:
+                    found.append(at)
+            before = words[-1].strip(_MARKS)
+            at += 1 + len(chunk)
+
+    def stand(self, before: str, after: str) -> bool:
+        if len(self._text) <= SEARCHED:
+            return f"{before} {after}" in self._text
+        words = before.rpartition(" ")[2].strip(_MARKS), after.partition(" ")[0].strip(_MARKS)
+        return any(
+            self._text.startswith(after, at + 1) and self._text.endswith(before, 0, at)
+            for at in self._blanks.get(words, ())
+        )
+
+
+def joined(
+    items: Sequence[Item], *, source: Source | None = None, neighbours: Neighbours | None = None, gap: str = " … "
+) -> str:
     text = ""
     before: Item | None = None
     for item in _by_key(items):
@@ -266,8 +361,8 @@ def joined(items: Sequence[Item], *, source: Source | None = None, gap: str = " 
         if key.strip() and (before is None or before.segment.key != key):
             said = f"{key}: {said}"
         if before is not None:
-            beside = source is not None and f"{before.segment.text} {said}" in source.text
             listed = key and (key.strip() or source is None or source.is_result)
+            beside = not listed and neighbours is not None and neighbours.stand(before.segment.text, said)
             text += ", " if listed else " " if beside else gap
         text += said
         before = item

@@ -8,15 +8,16 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import chain, groupby, pairwise
 from operator import attrgetter, itemgetter
 
 from policies.ledger import Identifier
 from policies.lines import indented, quoted
 from policies.messages import ToolCall
-from policies.text.choice import IDENTIFIER, LAST, Extract, Item, Weights, choose, fitted, joined, stem_of
+from policies.text.choice import IDENTIFIER, LAST, Extract, Item, Neighbours, Weights, choose, fitted, joined, stem_of
 from policies.text.segments import (
     Readings,
     Segment,
@@ -123,7 +124,9 @@ def extract(
     )
 
     costs = [item.cost for item in items]
-    best = fitted(ranked, lambda of: render(sources, items, of), costs=costs, max_tokens=max_tokens, counter=counter)
+    beside = cache(lambda number: Neighbours(sources[number].text))
+    write = partial(render, sources, items, beside=beside)
+    best = fitted(ranked, write, costs=costs, max_tokens=max_tokens, counter=counter)
     return replace(best, identifiers=_identifiers(sources, items, weights, frozenset(best.chosen)))
 
 
@@ -290,6 +293,7 @@ class Links:
         self._items = items
         self._picked = picked or {}
         self._known: dict[int, tuple[int, ...]] = {}
+        self._by_term: dict[int, dict[str, list[int]]] = {}
         self._said: dict[str, list[int]] = defaultdict(list)
         self._of_source: dict[int, list[int]] = defaultdict(list)
         of_results = {i for i, source in enumerate(sources) if source.is_result}
@@ -303,6 +307,7 @@ class Links:
         self._weights = {s: (IDENTIFIER if is_identifier(s) else 1.0) * rarity[n] for s, n in times.items()}
         most = max(SELDOM, int(COMMON * len(spoken)))
         rare = {stem for stem, n in times.items() if n <= most}
+        self._spoken = frozenset(spoken)
         for n in spoken:
             source = items[n].source
             self._of_source[source].append(n)
@@ -316,17 +321,25 @@ class Links:
 
     def of(self, number: int) -> tuple[int, ...]:
         if number not in self._known:
-            spoken = number in self._of_source.get(self._items[number].source, ())
-            later = self._later(number) if spoken else self._of_alone(number)
+            later = self._later(number) if number in self._spoken else self._of_alone(number)
             self._known[number] = (*self._picked.get(number, ()), *later)
         return self._known[number]
 
     def _of_alone(self, number: int) -> tuple[int, ...]:
         item = self._items[number]
-        for n in reversed(self._of_source.get(item.source, ()) if item.place == LAST else ()):
-            if item.segment.terms[0] in self._items[n].segment.terms and (later := self.of(n)):
-                return later
-        return ()
+        if item.place != LAST:
+            return ()
+        saying = self._saying(item.source).get(item.segment.terms[0], ())
+        return next((later for n in reversed(saying) if (later := self.of(n))), ())
+
+    def _saying(self, source: int) -> Mapping[str, Sequence[int]]:
+        """By a term which statements of a message have it."""
+        if source not in self._by_term:
+            found = self._by_term[source] = defaultdict[str, list[int]](list)
+            for n in self._of_source.get(source, ()):
+                for term in self._items[n].segment.terms:
+                    found[term].append(n)
+        return self._by_term[source]
 
     def _later(self, number: int) -> tuple[int, ...]:
         stems, weights, source = self._stems(number), self._weights, self._items[number].source
@@ -377,10 +390,13 @@ def _identifiers(
     return tuple(found.values())
 
 
-def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
+def render(
+    sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int], *, beside: Callable[[int], Neighbours]
+) -> str:
     """The chosen items in the order of the conversation, a line for each message with its number.
 
-    Neighbouring calls or results that only show values of one key share a line.
+    Neighbouring calls or results that only show values of one key share a line. ``beside`` tells of a source's number
+    what stands beside each other in it.
     """
     lines: list[str] = []
     before = ("", "")
@@ -395,6 +411,7 @@ def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[in
         if key and before == (speaker, key):
             lines[-1] += f"; {source.position}: {indented(', '.join(item.segment.text for item in told))}"
         else:
-            lines.append(quoted(speaker, source.position, joined(told, source=source)))
+            said = joined(told, source=source, neighbours=beside(number))
+            lines.append(quoted(speaker, source.position, said))
         before = speaker, key
     return "\n".join(lines)

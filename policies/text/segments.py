@@ -61,10 +61,14 @@ SHORT = 12
 """A sentence of fewer characters is an abbreviation or a fragment, and stays with the one before it."""
 LONG = 600
 """A sentence or line of more characters is read in pieces, cut at a blank or within a script without blanks."""
-_PIECE = re.compile(rf"\S.{{0,{LONG - 1}}}(?!\S)|.{{0,{LONG - 1}}}[{_SOLID}]|\S+")
+_PIECE = re.compile(rf"\S.{{0,{LONG - 1}}}(?!\S)|(?!\s\s).{{0,{LONG - 1}}}[{_SOLID}]|\S++")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_STOP = re.compile(r"[.!?].*\w")
-"""What a line of ASCII has where a sentence ends within it."""
+_STOPS = ".!?"
+"""One of these a line of ASCII has, before its last word, where a sentence ends within it."""
+_MARKS_IN_ASCII = "".join(c for c in map(chr, range(128)) if not (c.isalnum() or c == "_"))
+MAX_RUN = 64
+"""Characters of neighbouring marks and blanks that the library is given: it takes time by the square of them."""
+_RUN_OF_MARKS = re.compile(rf"[\W_\uff9e\uff9f]{{{MAX_RUN + 1},}}+")
 TAIL = 16
 _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
 """What may be a day ("17. Juli") or the number of a list rather than the end of a sentence."""
@@ -123,11 +127,17 @@ def _terms(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(intern, chain.from_iterable(parts))))
 
 
-_ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
+_ASKS = frozenset("?\uff1f\u061f\u037e")
 
 
 def is_question(sentence: str) -> bool:
-    return _ASKS.search(sentence) is not None
+    """Whether nothing but marks and blanks follows a question mark."""
+    for character in reversed(sentence):
+        if character in _ASKS:
+            return True
+        if character.isalnum() or character == "_":
+            return False
+    return False
 
 
 def _pairs(run: str) -> Iterable[str]:
@@ -140,23 +150,51 @@ def sentences(text: str) -> list[str]:
         if not _TELLING.search(line):
             continue
         is_ascii = line.isascii()
-        if is_ascii and not _STOP.search(line):
+        if is_ascii and not _has_stop(line):
             found.append(line.strip())
             continue
-        start = end = at = 0
-        plain = line if is_ascii else _SURROGATE.sub("\ufffd", line)  # half a pair is no text to the library
-        for sentence in unicode_sentences(plain):
-            at = plain.find(sentence, at)
-            said = sentence.strip()
+        start = end = 0
+        for at, until in _spans(line if is_ascii else _SURROGATE.sub("\ufffd", line)):
             if not end:
                 start = at
-            elif _ends(line[max(start, end - TAIL) : end], said, is_ascii=is_ascii):
+            elif _ends(line[max(start, end - TAIL) : end], line[at:until].strip(), is_ascii=is_ascii):
                 found.append(line[start:end].strip())
                 start = at
-            at += len(sentence)
-            end = at
+            end = until
         found.append(line[start:end].strip())
     return found
+
+
+def _has_stop(line: str) -> bool:
+    said = line.rstrip(_MARKS_IN_ASCII)
+    return any(stop in said for stop in _STOPS)
+
+
+def _spans(line: str) -> Iterator[tuple[int, int]]:
+    """Where the library's sentences begin and end in a line, which has no surrogates: half a pair is no text to it."""
+    short, cuts = line, list[tuple[int, int]]()
+    if len(line) > MAX_RUN and (runs := [*_RUN_OF_MARKS.finditer(line)]):
+        parts, before, removed = list[str](), 0, 0
+        for run in runs:
+            middle, rest = run.start() + MAX_RUN // 2, run.end() - MAX_RUN // 2
+            parts.append(line[before:middle])
+            cuts.append((middle - removed, rest - middle))
+            removed += rest - middle
+            before = rest
+        short = "".join((*parts, line[before:]))
+    at = skipped = 0
+    left = iter((*cuts, (len(line) + 1, 0)))
+    cut, size = next(left)
+    for sentence in unicode_sentences(short):
+        at = short.find(sentence, at)
+        begin, at = at, at + len(sentence)
+        places = list[int]()
+        for place in (begin, at):
+            while place > cut:
+                skipped += size
+                cut, size = next(left)
+            places.append(place + skipped)
+        yield places[0], places[1]
 
 
 def _ends(before: str, after: str, *, is_ascii: bool) -> bool:
@@ -529,8 +567,13 @@ _ASCII_APART = "".join(chr(n) if chr(n).isalnum() else " " for n in range(128))
 def spaced(text: str) -> str:
     """The text in one form, a blank around each word; scripts without blanks as they run."""
     if not text.isascii():
-        text = _MARKS.sub("", unicodedata.normalize("NFKC", text))
+        bounded = _RUN_OF_MARKS.sub(_shortened, text)  # it orders neighbouring marks by the square of their number
+        text = _MARKS.sub("", unicodedata.normalize("NFKC", bounded))
     return f" {_APART.sub(' ', text.lower())} "
+
+
+def _shortened(run: re.Match[str]) -> str:
+    return run.group()[:MAX_RUN]
 
 
 def words(text: str) -> list[str]:
@@ -555,12 +598,12 @@ ERROR = re.compile(
 )
 _NONE = re.compile(r"\b(?:no|0|without)\s+(?:errors?|failures?|failed)\b|\b0 failed\b", re.IGNORECASE)
 _SOURCE_LINE = re.compile(
-    r"(?:\A(?![\s\W]*\").*[;{(\[]|\A[\s})\];,]+|=>.*)\s*\Z|\A\W*(?:try|else|finally|except|catch)\s*[:{(]"
+    r"(?:\A(?!\W*\").*[;{(\[]|=>.*)\s*\Z|\A[\s})\];,]++\Z|\A\W*(?:try|else|finally|except|catch)\s*[:{(]"
     r"|\A\W*(?:return|throw|raise|catch|except|if|elif|while|switch|def|class|function|async|await|const|let|var"
     r"|export|public|private|static|func|fn|assert|yield)\b(?=[^:]*[({;=]|[^:]*:\s*\Z)"
     r"|\A\W*(?:throw|raise|return)\s+[\w.]+;?\s*\Z|\A\W*except\s[\w\s.]+:\s*\Z"
     r"|\A\W*(?:from\s+\S+\s+import\b|import\s.*(?:from\s|;\s*\Z|\sas\s))"
-    r"|\A\s*[-+]?\s*(?:#|//|/\*|<!--|@@)|\A\s*[\w.]+(?:\[[^\]]*\])? [-+*/|&]?= .*[(;]"
+    r"|\A\s*+(?:[-+]\s*+)?(?:#|//|/\*|<!--|@@)|\A\s*[\w.]+(?:\[[^\]]*\])? [-+*/|&]?= .*[(;]"
 )
 _REPORTED = re.compile(
     r"\b\w{0,40}(?:Error|Exception|Errno)\b[^(]{0,20}: |\b(?:error|fatal)(?:\[\w+\]| \w{2,8})?: "

@@ -58,6 +58,8 @@ from proxy.wire.transcripts import RequestTranscript, Transcripts
 log = logging.getLogger("weir.planning")
 
 MAX_REPLANS = 4
+MANY = 2_000
+"""Messages above which a thread begins a plan: it looks at each."""
 OTHERS_EVERY = 0.05
 MAX_LIMITS = MAX_REFUSED = 1_000
 HARDER = (0.8, 0.5)
@@ -364,13 +366,19 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         )
         run = partial(self.workers.run, key=asked.tenant, span=span, since=asked.since)
         last: _Decided | None = None
+        is_long = len(recognized.transcript.messages) > MANY
         for _ in range(MAX_REPLANS):
             known = thread.known_at(recognized.length, observed=observed)
             work = partial(planning, known=known, at=self.clock())
             flow = work()
             if span.recorded:
                 span.begin()
-            effect = step(flow)
+            if is_long:
+                effect = await asyncio.to_thread(step, flow)
+                if thread.branch.version != known.version:
+                    continue
+            else:
+                effect = step(flow)
             if isinstance(effect, Returned):
                 thread.trend = effect.value.trend
                 return _Decided(effect.value)

@@ -2,7 +2,8 @@
 
 Who waits takes turns by key, and no key has all processes. What may wait is bounded by admission, which counts the
 bodies. Work that nobody waits for any more ends at once, with its process; a process that dies costs nobody a request,
-for its work is begun anew, and where there is no process to be had a thread does it.
+for its work is begun anew, and where there is no process to be had a thread does it. Work that takes more of a core's
+time than any plan needs is ended with its process, and not begun again.
 
 Such a process is given a function of the pure half and its arguments, and answers. A frame each way is a pickle: only
 Weir writes them, to a pipe that nobody else has. The history's bytes go beside it, uncopied. What was read is kept
@@ -17,6 +18,8 @@ import io
 import logging
 import os
 import pickle
+import resource
+import signal
 import time
 import traceback
 from collections import Counter, OrderedDict, deque
@@ -30,7 +33,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from policies.effects import Compare, Done, Effect, Flow, Offload, Returned, step
-from policies.messages import PolicyError, Tools
+from policies.messages import PolicyError, Tools, Transcript
 from policies.strategies.recall import Pages
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
@@ -77,9 +80,12 @@ def work() -> None:
     os.nice(NICENESS)
     keep_little()
     collect_seldom(COLLECT_AFTER)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     side.answer("ready")
     while True:
-        asked, buffers = side.frames.get(), [side.frames.get() for _ in range(int(side.frames.get()))]
+        seconds, asked = int(side.frames.get()), side.frames.get()
+        buffers = [side.frames.get() for _ in range(int(side.frames.get()))]
+        _take_at_most(seconds)
         try:
             answer = ("done", _run(pickle.loads(asked, buffers=buffers), side))  # noqa: S301 - as above
         except PolicyError as error:
@@ -89,6 +95,13 @@ def work() -> None:
         del asked, buffers
         side.answer(*answer)
         give_back()
+
+
+def _take_at_most(seconds: int) -> None:
+    """Have the system end this process, whatever it is doing, once it has used a core for so many seconds more."""
+    used = time.process_time()
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + seconds, most))
 
 
 def _run(asked: Callable[[], Any], side: _Side) -> Any:
@@ -181,11 +194,15 @@ log = logging.getLogger("weir.workers")
 
 LONG, VERY_LONG = 16_000, 64_000
 """Tokens of a history from which on another process plans it, and from which on one is started for it alone."""
+BYTES_A_TOKEN = 6
+"""Bytes that are read in the time of a token: a long text of few tokens is as long."""
 ENORMOUS = 2_000_000
 """Tokens from which on one plan is made at a time, and who would have to wait long for that is told to come again."""
 PATIENCE = 3.0
 PLANNED_WITHIN = 8.0
 """Seconds in which an enormous request is planned that had to wait, or told to come again: ten until it is answered."""
+DEADLINE, DEADLINE_A_TOKEN = 10, 4e-6
+"""Seconds of a core that a plan may take, and how many more for each token."""
 SECONDS_A_TOKEN = 1e-6
 """What such a plan is taken to last before there was one."""
 HUGE = "huge"
@@ -209,6 +226,10 @@ def processes_for_plans() -> int:
 
 
 class WorkerDied(Exception): ...
+
+
+class TookTooLong(Exception):
+    """A plan has used more of a core than it may; nobody has it begun again."""
 
 
 class _CannotStart(Exception): ...
@@ -274,9 +295,10 @@ class _Worker:
 
 
 class Workers:
-    def __init__(self, most: int = 0, *, idle: float = IDLE) -> None:
+    def __init__(self, most: int = 0, *, idle: float = IDLE, deadline: int = DEADLINE) -> None:
         self._most = most
         self._idle = idle
+        self._deadline = deadline
         self._turns = Turns(most)
         self._resting: list[_Worker] = []
         self._working: set[_Worker] = set()
@@ -307,10 +329,11 @@ class Workers:
 
         ``begun`` is the flow where it was begun here, with what it asks for first. A process that has read the
         conversation's ``branch`` before is preferred; ``since`` is when a request that waited for room could have
-        begun (``time.monotonic``). Raises PolicyError as the function does, WorkerDied, Busy for an enormous one.
+        begun (``time.monotonic``). Raises PolicyError as the function does, WorkerDied, TookTooLong, Busy for an
+        enormous one.
         """
         is_whole = begun is None or isinstance(begun[1], Offload)
-        if is_whole and self._is_long(work.args[0].tokens):
+        if is_whole and self._is_long(work.args[0]):
             try:
                 moved: T = await self._elsewhere(work, key, branch, ask, span, since)
             except (Unmovable, _CannotStart) as error:
@@ -328,10 +351,11 @@ class Workers:
         finally:
             self._here -= 1
 
-    def _is_long(self, tokens: int) -> bool:
-        if not self._most or tokens < LONG:
+    def _is_long(self, transcript: Transcript) -> bool:
+        length = _length_of(transcript)
+        if not self._most or length < LONG:
             return False
-        return tokens >= VERY_LONG or self._here > 0 or bool(self._resting or self._working)
+        return length >= VERY_LONG or self._here > 0 or bool(self._resting or self._working)
 
     async def close(self) -> None:
         self._most = 0
@@ -343,8 +367,9 @@ class Workers:
     async def _elsewhere(
         self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan, since: float | None
     ) -> Any:
-        frames = packed(work)
         tokens, patience = work.args[0].tokens, None
+        seconds = self._deadline + int(DEADLINE_A_TOKEN * _length_of(work.args[0]))
+        frames = [b"%d" % seconds, *await asyncio.to_thread(packed, work)]
         if tokens >= ENORMOUS:
             key, patience = HUGE, self._patience(tokens, since)
         for _ in range(TRIES):
@@ -358,6 +383,8 @@ class Workers:
                 except GONE as error:
                     if found.rests:  # it is another's fault
                         raise
+                    if await found.process.ended_by() == signal.SIGXCPU:
+                        raise TookTooLong(f"a plan took more than {seconds} s of a core") from None
                     log.warning("the process that planned a request has ended: %s", type(error).__name__)
                     continue
             if key == HUGE:
@@ -422,6 +449,11 @@ class Workers:
         task = asyncio.get_running_loop().create_task(found.process.end(), name="weir-worker-ends")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+def _length_of(transcript: Transcript) -> int:
+    """The tokens that it takes as long to read as the transcript."""
+    return max(transcript.tokens, transcript.size // BYTES_A_TOKEN)
 
 
 async def _started() -> _Worker:

@@ -46,6 +46,8 @@ MAX_TOKEN_LEN = 12  # characters, on the average of any text worth reading
 MAX_READ = 2_000_000  # characters of one text
 GAP = "[…]"
 
+MAX_TERM_LEN = 64  # characters of a word that is looked for: a text is compared with all of them at each of its own
+
 _WORD = re.compile(r"\S+")
 _EDGES = "\"'`\u201c\u201d\u2018\u2019.,;:!?()[]{}<>*|"
 _SCRIPTS_WITHOUT_BLANKS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f]{2,}")
@@ -71,7 +73,8 @@ class Passages(msgspec.Struct, frozen=True):
 
 
 def terms_of(query: str) -> tuple[Term, ...]:
-    words = list(dict.fromkeys(w for m in _WORD.finditer(query) if (w := m.group().strip(_EDGES).casefold())))
+    cleaned = (m.group().strip(_EDGES).casefold() for m in _WORD.finditer(query))
+    words = list(dict.fromkeys(w[:MAX_TERM_LEN] for w in cleaned if w))
     telling = [w for w in words if len(w) > 1 or not w.isascii()] or words
     found: list[Term] = []
     for word in telling:

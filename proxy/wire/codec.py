@@ -462,6 +462,9 @@ class Segments(Sequence[Raw]):
     def __getitem__(self, index: int | slice) -> Raw | Sequence[Raw]:
         return self._split()[index]
 
+    def all(self) -> Sequence[Raw]:
+        return self._split()[:]
+
     def after(self, size: int) -> Sequence[Raw]:
         """The segments that follow the first ``size`` bytes of the array, which end with a closed one."""
         rest = bytes(self.raw[size:]).lstrip()

@@ -24,8 +24,7 @@ T = TypeVar("T")
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 _SCANNER = json.JSONDecoder()
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _KEY = re.compile(rb'\s*[{,]\s*("(?:[^"\\]++|\\.)*+")\s*:\s*', re.DOTALL)
 _CLOSE = re.compile(rb"\s*\}")
@@ -86,7 +85,9 @@ def nests_beyond(raw: Raw, levels: int) -> bool:
     text = bytes(raw)
     if text.count(b"{") + text.count(b"[") <= levels:
         return False
-    brackets = _STRING.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
+    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    bare = bare.translate(_ONE_KIND, _NO_BRACKETS).replace(b'""', b"")  # most strings have no brackets
+    brackets = b"".join(bare.split(b'"')[::2])
     for _ in range(levels):
         brackets = brackets.replace(b"[]", b"")  # the innermost ones
     return bool(brackets)

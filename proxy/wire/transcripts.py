@@ -45,11 +45,21 @@ from proxy.wire.codec import (
     tool_definitions,
     tool_description,
 )
-from proxy.wire.counting import INLINE_CHARS, TextCounter, count_all, count_tools, message_texts, sample_all, tool_texts
+from proxy.wire.counting import (
+    INLINE_CHARS,
+    Countable,
+    TextCounter,
+    count_all,
+    count_tools,
+    message_texts,
+    sample_all,
+    tool_texts,
+)
 from proxy.wire.raw import Raw, holds_beyond, nests_beyond, read_value
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 MAX_MESSAGES, MAX_SEEN = 150_000, 60_000  # in arrays, and by themselves
 MAX_TOOL_SETS = 4_096
@@ -62,6 +72,8 @@ MAX_FILES = 4_096
 MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
 _MEDIA = attrgetter("media")
 READ_AT_ONCE, SAMPLED_AT_ONCE = 128 * 1024, 1024 * 1024
+SPLIT_AT_ONCE, OBJECTS_AT_ONCE = 256 * 1024, 1_000
+"""Bytes of an array, and objects of messages, above which a thread takes them apart and reads them."""
 COUNTED = 4 * 2**20
 """Characters never seen that are counted, of the first few messages and the newest: older ones are guessed by these."""
 COUNTED_FIRST = 8
@@ -211,7 +223,9 @@ class Transcripts:
         if sampled:
             arrays += SAMPLED
             known, place = _begins_with(self._arrays, whole, places, arrays)
-        new, known = (raws[:], NO_ARRAY) if known is None else (raws.after(known.size), known)
+        split = raws.all if known is None else partial(raws.after, known.size)
+        known = known or NO_ARRAY
+        new = await _apart(split, is_long=size - known.size > SPLIT_AT_ONCE)
         if len(new) + len(known.messages) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
         counting = _Counting(codec, seed, model, counter, image_tokens, files, sampled)
@@ -230,6 +244,7 @@ class Transcripts:
                 read_tools=partial(self._read_tools, request, counting),
                 by_role=array.by_role,
                 binds=binds,
+                size=size,
             ),
             array.marked,
             array.has_media,
@@ -269,11 +284,12 @@ class Transcripts:
             self._huge.release()
 
     async def _see(self, unseen: Sequence[tuple[bytes, Raw]], counting: _Counting) -> Mapping[bytes, Message]:
-        files, codec, counter, characters, tokens = counting.files, counting.codec, counting.counter, 0, 0
+        counter, characters, tokens = counting.counter, 0, 0
         read: dict[bytes, Message] = {}
         for part in _parts(unseen, SAMPLED_AT_ONCE if counting.sampled else READ_AT_ONCE):
-            values = self._read_all([raw for _, raw in part], codec)
-            items = [message_texts(v, model=counting.model, image_tokens=counting.image_tokens) for v in values]
+            raws = [raw for _, raw in part]
+            is_long = sum(bytes(raw).count(b"{") for raw in raws) > OBJECTS_AT_ONCE
+            values, items = await _apart(partial(self._read_all, raws, counting), is_long=is_long)
             if characters:
                 await asyncio.sleep(0)  # what counts at once lets nobody else in
             if characters > COUNTED:
@@ -282,20 +298,24 @@ class Transcripts:
             if len(part) < len(unseen):
                 characters += sum(len(text) for item in items for text in item.texts)
                 tokens += sum(counts) - sum(item.fixed for item in items)
-            for (key, _), value, counted in zip(part, values, counts, strict=True):
-                counted += sum(files.get(name, 0) for name in named_files(value)) if files else 0
-                counted += 0 if codec is CHAT else value.get(SEALED, 0)
-                read[key] = self._seen[key] = message_of(value, counted) if value else Message("", key[:16], counted)
+            keys = [key for key, _ in part]
+            made = await _apart(partial(_messages_of, keys, values, counts, counting), is_long=is_long)
+            read |= made
+            self._seen |= made
         return read
 
-    def _read_all(self, raws: Sequence[Raw], codec: Codec) -> Sequence[Mapping[str, Any]]:
+    def _read_all(
+        self, raws: Sequence[Raw], counting: _Counting
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Countable]]:
+        codec = counting.codec
         values = read_messages(raws) if codec is CHAT else [codec.view(raw) for raw in raws]
         if any(type(value.get("role")) in (dict, list) for value in values):
             raise TypeError("the role of a message is no word")
         deepest, is_read = self._depth - 2, codec is CHAT and all(values)  # most brackets stand in texts
         is_beyond = holds_beyond(values, deepest) if is_read else any(nests_beyond(raw, deepest) for raw in raws)
         self._judge_depth(codec.array, is_beyond=is_beyond)
-        return values
+        items = [message_texts(v, model=counting.model, image_tokens=counting.image_tokens) for v in values]
+        return values, items
 
     def _judge_fields(self, request: ClientRequest) -> None:
         codec, short = request.codec, 2 * self._depth
@@ -337,6 +357,23 @@ class Transcripts:
             self._judge_depth(name, is_beyond=nests_beyond(part, self._depth - 1))
         tools, functions, schema = request.value("tools"), request.value("functions"), request.codec.schema_of(request)
         return count_tools(tools, functions, schema, counting.counter, model=counting.model)
+
+
+async def _apart(work: Callable[[], T], *, is_long: bool) -> T:
+    """What ``work`` returns, made in a thread where it takes so long that the event loop would be held by it."""
+    return await asyncio.to_thread(work) if is_long else work()
+
+
+def _messages_of(
+    keys: Sequence[bytes], values: Sequence[Mapping[str, Any]], counts: Sequence[int], counting: _Counting
+) -> dict[bytes, Message]:
+    files, is_chat = counting.files, counting.codec is CHAT
+    made: dict[bytes, Message] = {}
+    for key, value, counted in zip(keys, values, counts, strict=True):
+        counted += sum(files.get(name, 0) for name in named_files(value)) if files else 0
+        counted += 0 if is_chat else value.get(SEALED, 0)
+        made[key] = message_of(value, counted) if value else Message("", key[:16], counted)
+    return made
 
 
 def _parts(unseen: Sequence[tuple[K, Raw]], most: int) -> Iterator[list[tuple[K, Raw]]]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from policies.messages import ToolCall
 from policies.summary.material import render_summary
+from policies.text.choice import Neighbours
 from policies.text.extract import Links, candidates, extract
 from policies.text.segments import Readings, Source, TextReading, shape
 from tests.profile import tried
@@ -680,3 +681,13 @@ def test_an_option_that_the_user_picks_stands_with_his_reply(reply: str) -> None
     assert "Douglas fir, lasts for long" in text
     assert f"user 20: {reply}" in text
     assert "Oak" not in text
+
+
+@pytest.mark.requirement("A0.58")
+@pytest.mark.parametrize("number", [10, 1_000])
+def test_neighbours_have_one_blank_between_them_in_a_text_of_any_length(number: int) -> None:
+    pairs = [(f"Sentence {n} is here.", f"Then comes (x-{n}), the next.") for n in range(number)]
+    neighbours = Neighbours("\n".join(f"{before} {after}" for before, after in pairs))
+    assert all(neighbours.stand(before, after) for before, after in pairs)
+    assert not any(neighbours.stand(f"x-{n}", "the next.") for n in range(number))
+    assert not any(neighbours.stand(after, pairs[n + 1][0]) for n, (_, after) in enumerate(pairs[:-1]))

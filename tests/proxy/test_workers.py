@@ -26,7 +26,7 @@ from proxy.config.loading import load_config
 from proxy.effects.perform import SharedReadings
 from proxy.errors import Busy
 from proxy.planning import workers
-from proxy.planning.workers import BACKGROUND, HUGE, Turns, WorkerDied, Workers
+from proxy.planning.workers import BACKGROUND, HUGE, TookTooLong, Turns, WorkerDied, Workers
 from proxy.telemetry.trace import NULL_SPAN
 from proxy.wire import transcripts
 from proxy.wire.anthropic import MESSAGES
@@ -463,3 +463,23 @@ def test_a_process_that_is_given_up_while_it_starts_is_gone_and_nothing_else_is_
         found = runner.run(given_up())
     assert found[1] is None
     assert found[-1] is not None
+
+
+def endless(transcript: Transcript) -> None:
+    while transcript:
+        pass
+
+
+@pytest.mark.requirement("S.26")
+async def test_work_that_takes_too_long_is_ended_once_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "VERY_LONG", workers.LONG)
+    transcript, pool = await transcript_of(), Workers(2, deadline=1)
+    try:
+        ending = asyncio.create_task(pool.run(partial(endless, transcript), key="a", branch="a", ask=nobody))
+        other: Decision = await pool.run(planning(transcript), key="b", branch="b", ask=nobody)
+        assert other.cut is not None
+        with pytest.raises(TookTooLong):
+            await ending
+        assert pool.processes == {"busy": 0, "idle": 1}
+    finally:
+        await pool.close()
