@@ -10,7 +10,7 @@ import heapq
 import math
 import string
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -45,9 +45,9 @@ MAX_GUESSES, ASIDE = 6, 0.99
 much."""
 MANY = 250
 """Items of one message above which they wait in line: to look at each as often as one is chosen is their square."""
-SEARCHED, MAX_ALIKE = 4_000, 64
-"""Characters of a text up to which it is searched for each pair of neighbours; a longer one is read once. Of so many
-pairs between the same two words the first are known."""
+SEARCHED, MAX_ALIKE = 4_000, 1_000
+"""Characters of a text up to which it is searched for each pair of neighbours; a longer one is read once. Of its
+blanks between the same two words so many are looked at."""
 _MARKS = string.punctuation + "\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e\u2026\u3001\u3002\u300c\u300d"
 LAST = 1_000_000
 """Place of an identifier alone: behind all that its message has."""
@@ -326,7 +326,8 @@ class Neighbours:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._blanks: dict[tuple[str, str], list[int]] = {}
+        self._known: dict[tuple[str, str], bool] = {}
+        self._blanks: dict[tuple[str, str], deque[int]] = {}
         if len(text) > SEARCHED:
             self._find_blanks()
 
@@ -335,20 +336,26 @@ class Neighbours:
         for chunk in self._text.split(" "):
             words = chunk.split() or [""]
             if at >= 0:
-                found = self._blanks.setdefault((before, words[0].strip(_MARKS)), [])
-                if len(found) < MAX_ALIKE:
-                    found.append(at)
+                self._blanks.setdefault((before, words[0].strip(_MARKS)), deque()).append(at)
             before = words[-1].strip(_MARKS)
             at += 1 + len(chunk)
 
     def stand(self, before: str, after: str) -> bool:
         if len(self._text) <= SEARCHED:
             return f"{before} {after}" in self._text
+        if (before, after) not in self._known:
+            self._known[before, after] = self._search(before, after)
+        return self._known[before, after]
+
+    def _search(self, before: str, after: str) -> bool:
         words = before.rpartition(" ")[2].strip(_MARKS), after.partition(" ")[0].strip(_MARKS)
-        return any(
-            self._text.startswith(after, at + 1) and self._text.endswith(before, 0, at)
-            for at in self._blanks.get(words, ())
-        )
+        places = self._blanks.get(words, deque())
+        for _ in range(min(len(places), MAX_ALIKE)):
+            at = places[0]
+            places.rotate(-1)  # the next pair mostly stands behind this one
+            if self._text.startswith(after, at + 1) and self._text.endswith(before, 0, at):
+                return True
+        return False
 
 
 def joined(
