@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test soak check lint types docs demo rows lock lock-diff audit bench gate screenshots clean
+.PHONY: run test test-rest test-all soak check lint types docs demo rows lock lock-diff audit bench gate screenshots clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -22,12 +22,21 @@ run: $(VENV)/.installed  ## start Weir on 127.0.0.1:8400
 demo: $(VENV)/.installed  ## a recorded agent run, without and with Weir
 	$(BIN)/weir demo
 
-test: export PYTHONDONTWRITEBYTECODE =  # else every worker, and every process that a test starts, compiles everything anew
-test: $(VENV)/.installed-dev  ## every test, in a process more than there are cores, four at most
-	$(BIN)/python -m pytest -n auto --dist worksteal
+# else every worker, and every process that a test starts, compiles everything anew
+test test-rest test-all soak: export PYTHONDONTWRITEBYTECODE =
+PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
+
+test: $(VENV)/.installed-dev  ## what needs neither PostgreSQL nor a browser, real clients, a process of Weir or much time
+	$(PYTEST) -m "not slow"
+
+test-rest: $(VENV)/.installed-dev  ## the other tests
+	$(PYTEST) -m slow
+
+test-all: $(VENV)/.installed-dev  ## every test
+	$(PYTEST)
 
 soak: export WEIR_SOAK = 1
-soak: test  ## every test, with more kills, examples and minutes than an ordinary run has time for
+soak: test-all  ## every test, with more kills, examples and minutes than an ordinary run has time for
 
 check: lint types docs  ## linters, types, import contracts, docs
 

@@ -27,6 +27,9 @@ from tests.forked import built_once, forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
 from tests.profile import SOAK, each_once, soak
 
+SLOW_FOLDERS = frozenset({"browser", "real"})
+SLOW_FIXTURES = frozenset({"postgres", "postgres_url"})
+
 settings.register_profile("weir", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weir")
 
@@ -65,6 +68,9 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that wait longest, or for something real, come first: no worker is left alone with them at the end."""
     items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("waits", "real")])
+    for item in items:
+        if isinstance(item, pytest.Function) and _is_slow(item):
+            item.add_marker(pytest.mark.slow)
     forms: dict[object, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker(each_once.name):
@@ -72,6 +78,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for each in forms.values():
         for item in [] if SOAK else _beyond_each_once(each):
             item.add_marker(soak)
+
+
+def _is_slow(item: pytest.Function) -> bool:
+    """Whether it needs what a newcomer may not have: PostgreSQL, a browser, clients from registries."""
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    shared = getattr(item, "callspec", None) is not None and item.callspec.params.get("deployment") == 2
+    return folder in SLOW_FOLDERS or shared or not SLOW_FIXTURES.isdisjoint(item.fixturenames)
 
 
 def _beyond_each_once(forms: list[pytest.Function]) -> Iterator[pytest.Function]:

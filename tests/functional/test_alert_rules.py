@@ -25,6 +25,8 @@ from proxy.telemetry import metrics as i
 from tests.functional.harness import ROOT, RunningWeir, free_port, opening
 from tests.functional.test_traces import NAMED, TOO_LONG, TRACE, ask, scene
 
+pytestmark = pytest.mark.slow
+
 RULES = re.findall(r"## Alert rules.*?```yaml\n(.*?)```", (ROOT / "docs/operating.md").read_text(), re.DOTALL)[0]
 NAMES = [rule["alert"] for rule in yaml.safe_load(RULES)["groups"][0]["rules"]]
 QUIET, LASTING = 30, 60

@@ -26,6 +26,8 @@ from tests.profile import tried
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
+pytestmark = pytest.mark.slow
+
 YAML = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
 models: [{{match: '*', upstream: main, window: {window}, tokenizer: o200k_base}}]

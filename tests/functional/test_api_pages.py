@@ -12,6 +12,8 @@ from proxy.http.table import ROUTES
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
 from tests.functional.harness import SHARED, Deployment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def api(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Api]:

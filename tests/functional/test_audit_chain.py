@@ -21,6 +21,8 @@ from tests.functional.harness import ALONE, COUNTER, EVICTING, SHARED, Deploymen
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
+pytestmark = pytest.mark.slow
+
 ADMIN = "admin-0123456789"
 CANARY = "zanzibarcanary"
 KEY = f"sk-{CANARY}-7391"

@@ -17,6 +17,8 @@ from tests.proxy.store_rows import change, url
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 HOUR, DAY = 3_600, 86_400
 

@@ -17,6 +17,7 @@ from tests.functional.harness import ROOT
 
 pytestmark = [
     pytest.mark.skipif(not can_unshare("--mount", "--net"), reason="this machine gives no namespaces: run it as root"),
+    pytest.mark.slow,
 ]
 ASK = """
 import json, sys, urllib.error, urllib.request

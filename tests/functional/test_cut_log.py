@@ -10,6 +10,8 @@ import pytest
 
 from tests.functional.harness import WeirProcess, free_port, opening
 
+pytestmark = pytest.mark.slow
+
 
 @asynccontextmanager
 async def breaking_upstream() -> AsyncIterator[str]:

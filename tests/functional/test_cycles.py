@@ -12,6 +12,8 @@ from proxy.upstream.connection import PooledConnection, PooledResponse
 from tests.functional.harness import Talk, opening, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted, whole
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 20
 HOLDS_A_REQUEST = ("proxy.", "policies.")
 AIOHTTPS_OWN = (PooledConnection, PooledResponse)

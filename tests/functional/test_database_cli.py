@@ -23,6 +23,8 @@ from tests.proxy.test_store_of_before import unpacked
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 NAME = "support-4711"
 
 

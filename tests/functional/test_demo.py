@@ -17,6 +17,8 @@ from proxy.cli import main
 from proxy.cli.demo import load_recording
 from tests.functional.harness import ROOT
 
+pytestmark = pytest.mark.slow
+
 STEPS = 36
 SECONDS = 60
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.functional.harness import ROOT, free_port
 
+pytestmark = pytest.mark.slow
+
 LIMITED = 'ulimit -n 128; exec "$@"'
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n"
 

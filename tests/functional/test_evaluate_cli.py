@@ -18,6 +18,8 @@ from tests.policies.judging import fenced
 from tests.upstream import Request, SimulatedAnswer, SimulatorSettings
 from tests.upstream.app import serve_simulator
 
+pytestmark = pytest.mark.slow
+
 DEMO = str(files("proxy.cli").joinpath("data", "recorded_run.jsonl"))
 ONE_BATCH = ("--window", 8192, "--max-tokens", 512)
 

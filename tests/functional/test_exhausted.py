@@ -15,6 +15,8 @@ from tests.functional.harness import COUNTER, WeirProcess, free_port, opening
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 
 async def post(http: aiohttp.ClientSession, target: WeirProcess, body: bytes, key: str = "sk-test") -> int | str:
     """The status of an answer, or what became of the connection."""

@@ -17,6 +17,8 @@ from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, pros
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
+pytestmark = pytest.mark.slow
+
 WORDS = prose(400, seed=1).split()
 GRACE = 0.2
 STARTED = 0.9  # seconds of a processor: more than starting takes

@@ -15,6 +15,8 @@ import yaml
 from tests.functional.harness import ROOT
 from tests.profile import soak
 
+pytestmark = pytest.mark.slow
+
 PIP = ["-m", "pip", "--disable-pip-version-check", "-q"]
 INSTALL = ["install", "--no-deps", "--no-index", "--no-warn-script-location", "--ignore-installed", "--no-compile"]
 DEPENDENCIES = sysconfig.get_path("purelib")

@@ -16,6 +16,8 @@ from benchmarks.facts import Limit, counted, limit_of, rows_of
 from benchmarks.retention import OWN, Plan, measure
 from benchmarks.sets import load
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[1] / "policies" / "data"
 """Holds no chats to carry written sets: they are the same wherever the shared data is and is not."""
 POINTS = 0.02

@@ -20,6 +20,8 @@ from tests.functional.test_store_failures import moved_away
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 STRANGER = "sk-stranger"
 
 

@@ -22,6 +22,8 @@ from tests.profile import tried
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
+pytestmark = pytest.mark.slow
+
 KILLS = tried(6, 200)
 MAX_DELAY = 1.6
 KILLS_A_TALK = 8

@@ -41,6 +41,8 @@ from tests.functional.canaries import (
 from tests.functional.harness import RunningWeir, free_port, weir
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, as_asked, completion, events, scripted, whole
 
+pytestmark = pytest.mark.slow
+
 YAML = """
 upstreams:
   main: {{base_url: "{url}", api_key: "{upstream}", timeout: {{connect: 1s, first_byte: 500ms, idle: 500ms}}}}

@@ -37,8 +37,8 @@ models:
 
 pytestmark = [
     pytest.mark.requirement("P16", "P5"),
-    # litellm silences pydantic about its own types when it is imported; pytest undoes that after the test that did it
     pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier"),
+    pytest.mark.slow,
 ]
 
 

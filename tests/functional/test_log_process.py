@@ -24,6 +24,8 @@ from tests.functional.test_leaks import echo
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 OTLP = "canary7f3a-otlp-header-0b"
 OTLP_QUERY = "canary7f3a-otlp-query-77"
 CONFIG = """

@@ -24,6 +24,8 @@ from tests.golden.cli import session
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 PAGES = (
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "examples" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),

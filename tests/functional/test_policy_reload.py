@@ -22,6 +22,8 @@ from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_por
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 ADMIN = "admin-0123456789"
 YAML = """
 upstreams: {{main: {{base_url: "{upstream}"}}}}

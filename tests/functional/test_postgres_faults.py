@@ -22,6 +22,8 @@ from tests.proxy.store_rows import change, exchange
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT = 2.0
 PATIENCE = 120.0
 """For eight requests while the server is away: a single one took 60 s where nothing limited its statements."""

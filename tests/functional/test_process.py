@@ -17,6 +17,8 @@ from tests.functional.test_store_failures import until
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 upstreams: {{main: {{base_url: "{upstream}"}}}}
 window: 8192

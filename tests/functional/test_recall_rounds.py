@@ -21,6 +21,8 @@ from tests.profile import each_once, soak
 from tests.upstream import Dialect, Problem, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 8192
 SECRET = "the deployment token is zx-4471-quebec"
 TOLD = "The token is zx-4471-quebec."

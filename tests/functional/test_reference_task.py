@@ -20,6 +20,8 @@ from tests.profile import each_once
 from tests.upstream import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 8_192
 MAX_TOKENS = 512
 STEPS = 50

@@ -36,6 +36,8 @@ from tests.postgres import Postgres
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = SimulatorSettings(window=8192, summary_model="summariser")
 STEPS = 60
 

@@ -19,6 +19,8 @@ from tests.functional.scripted import Asked, Reply, as_asked, completion, script
 from tests.upstream import SimulatedAnswer, SimulatedCall, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 8_192
 
 

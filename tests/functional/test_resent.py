@@ -31,6 +31,8 @@ from tests.functional.test_store_failures import until
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 STALLED = {"x-sim-fault": "stall"}
 
 

@@ -25,6 +25,8 @@ from tests.functional.harness import (
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = SimulatorSettings(window=8192, summary_model="summariser")
 MAX_TURNS = 24
 

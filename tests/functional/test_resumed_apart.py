@@ -15,6 +15,8 @@ from tests.profile import each_once
 from tests.upstream import Request, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 8192
 CONFIG = """
 upstreams: {sim: {base_url: URL, api_key: pass}}

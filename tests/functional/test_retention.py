@@ -17,6 +17,8 @@ from policies.settings import ContextSettings
 from policies.strategies.recall import HEADING
 from policies.summary.material import render_summary
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[1] / "policies" / "data"
 FILLER = " ".join(f"and ferry {n} went by" for n in range(120))
 

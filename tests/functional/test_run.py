@@ -18,6 +18,8 @@ from tests.functional.harness import COUNTER, ROOT, RunningWeir, free_port, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
 ASK = """
 from openai import OpenAI

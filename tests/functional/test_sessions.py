@@ -22,6 +22,8 @@ from tests.profile import each_once
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 STEPS = 30
 MIN_REUSE = 0.82
 

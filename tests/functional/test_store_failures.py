@@ -31,6 +31,8 @@ from tests.functional.harness import (
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 BEFORE, DURING, AFTER = 12, 4, 2
 BACK = "the store is written again: what waited in memory goes into it"
 BATCHES = "SELECT count(*) FROM (SELECT version FROM cuts UNION SELECT version FROM edits)"

@@ -14,6 +14,8 @@ from tests.proxy.test_store_size import fill
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 upstreams: {{main: {{base_url: "{upstream}"}}}}
 store: {{max_size: 700KB, retention: null}}

@@ -13,6 +13,8 @@ import pytest
 from tests.functional.bare_root import LOOPBACK_UP, can_unshare
 from tests.functional.harness import ROOT
 
+pytestmark = pytest.mark.slow
+
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 ALLOWED_PTH = {
     r"__editable__\.weir_proxy-[\d.]+\.pth",  # this checkout

@@ -12,6 +12,8 @@ from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, array
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
+pytestmark = pytest.mark.slow
+
 TOLD = "go on from"
 YAML = """
 upstreams:

@@ -20,6 +20,8 @@ from tests.inflated import Steps, all_runs
 from tests.profile import SOAK, tried
 from tests.properties.test_planning import FEW, random_policies
 
+pytestmark = pytest.mark.slow
+
 NO_RUNS = "the captured runs are not at hand"
 PRESETS = sorted(name for name, policy in preset_policies().items() if policy.mode is not Mode.OFF)
 WINDOWS = (3_000, 6_000)

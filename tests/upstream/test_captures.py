@@ -9,6 +9,8 @@ from tests import violations
 from tests.captures import ALL, Capture, everything, sample
 from tests.upstream import Dialect, SimulatorSettings, run_simulator
 
+pytestmark = pytest.mark.slow
+
 ENDPOINTS = (
     "/v1/responses",
     "/v1/responses/compact",

@@ -19,6 +19,8 @@ from tests.upstream import (
     serve_simulator,
 )
 
+pytestmark = pytest.mark.slow
+
 TOOL = {
     "type": "function",
     "function": {

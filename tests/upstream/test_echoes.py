@@ -16,6 +16,8 @@ from tests.captures import Capture, everything
 from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 from tests.upstream.responses_rules import is_model, items_of, kind_of
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("rs_", "msg_", "fc_", "ctc_", "gAAAA", "Eq")
 Step = tuple[SimulatedAnswer, list[str]]
 

@@ -14,6 +14,8 @@ from tests.upstream import Dialect, RunningSimulator, SimulatorSettings, run_sim
 from tests.upstream.delivery import parse_fault
 from tests.wordings import WORDINGS
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "Hello there"}]
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 
+pytestmark = pytest.mark.slow
+
 TOOL = {"name": "get_weather", "description": "w", "input_schema": {"type": "object", "properties": {}}}
 HELLO = [{"role": "user", "content": "Hello there"}]
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.upstream import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 
+pytestmark = pytest.mark.slow
+
 SEARCH = {
     "type": "function",
     "name": "search",

@@ -6,6 +6,8 @@ import pytest
 
 from tests import violations
 
+pytestmark = pytest.mark.slow
+
 ASK = {"type": "message", "role": "user", "content": "go"}
 CALL = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
 DONE = {"type": "function_call_output", "call_id": "call_1", "output": ""}

@@ -12,6 +12,8 @@ import pytest
 
 from tests.upstream import Dialect, RunningSimulator, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 
+pytestmark = pytest.mark.slow
+
 SEARCH = {"type": "function", "name": "search", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"name": "search", "description": "s", "input_schema": {"type": "object", "properties": {}}}
 STEPS = (

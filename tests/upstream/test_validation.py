@@ -17,6 +17,8 @@ from tests.upstream.messages import SimulatedMessages
 from tests.upstream.model import Model, RecordedRequest
 from tests.upstream.responses import SimulatedResponses
 
+pytestmark = pytest.mark.slow
+
 
 def call(name: str, at: str = "f") -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": at, "arguments": "{}"}}

@@ -14,6 +14,8 @@ from tests.upstream import Dialect, SimulatorSettings, run_simulator
 from tests.upstream.window import PromptCounter, PromptPart, image_tokens
 from tests.wordings import WORDINGS
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Words:
