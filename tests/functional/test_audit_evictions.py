@@ -28,6 +28,8 @@ from tests.functional.harness import (
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 NAME = "audited"
 
 

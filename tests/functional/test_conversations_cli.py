@@ -19,6 +19,8 @@ from tests.functional.harness import COUNTER, ROOT, SHARED, TOOLS, Deployment, o
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 WINDOW = 4096
 NAME = "support-4711"

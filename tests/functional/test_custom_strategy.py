@@ -29,6 +29,8 @@ from tests.functional.harness import (
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 8_192
 FUNCTIONS = '''
 def newest(messages, budget):

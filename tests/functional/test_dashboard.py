@@ -22,6 +22,8 @@ from proxy.store.inspections import ref_of
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
 from tests.functional.harness import ALONE, SHARED, Deployment, Talk, prose, weir
 
+pytestmark = pytest.mark.slow
+
 TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
 HOSTILE = "<script>alert(1)</script>"
 KEPT = 4

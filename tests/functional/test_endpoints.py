@@ -20,6 +20,8 @@ from tests.upstream import Dialect, RecordedRequest, RunningSimulator, Simulated
 from tests.upstream.app import serve_simulator
 from tests.upstream.delivery import SummaryWriter
 
+pytestmark = pytest.mark.slow
+
 STEPS = 30
 WINDOW = 8_192
 SHAPE = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}

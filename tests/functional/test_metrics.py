@@ -53,6 +53,8 @@ from tests.functional.harness import (
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 YAML = """
 upstreams:
   sim: {{kind: openai, base_url: "{upstream}", api_key: sk-upstream}}

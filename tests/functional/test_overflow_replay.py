@@ -27,6 +27,8 @@ from tests.upstream import Dialect, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.wordings import WORDINGS
 
+pytestmark = pytest.mark.slow
+
 BELIEVED, REAL = 32_768, 8_192
 NUMBERLESS = ("openai-no-numbers", "groq", "bedrock", "vllm-0.15")  # the last one states wrong numbers in some builds
 PROMPT_ONLY = ("openai-gpt5", "llamacpp", "mistral", "gemini", "xai")  # these servers count no answer in advance

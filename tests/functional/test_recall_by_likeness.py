@@ -31,6 +31,8 @@ from tests.upstream import Request, SimulatedAnswer, SimulatedCall
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 8192
 CONFIG = """
 upstreams:

@@ -19,6 +19,8 @@ from tests.functional.harness import COUNTER, TOOLS, answered, arrays_of, openin
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 STEPS = 30
 MARKER = "invoice-88231-zulu"
 

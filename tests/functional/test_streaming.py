@@ -15,6 +15,8 @@ from tests.misbehaving import ALL_FAULTS
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 CHUNKS = 5
 PATIENCE = 30.0
 

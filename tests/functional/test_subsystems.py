@@ -33,6 +33,8 @@ from tests.functional.test_reference_task import restored
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
+pytestmark = pytest.mark.slow
+
 WINDOW, MAX_TOKENS = 8_192, 512
 CONFIG = """
 upstreams: {{sim: {{kind: openai, base_url: "{upstream}", api_key: sk-upstream}}}}

@@ -11,6 +11,8 @@ from policies.quality.fidelity import ANSWER, JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.summary.prompts import PROMPTS, Prompt
 
+pytestmark = pytest.mark.slow
+
 RENEW = "a prompt was changed: look at the scores, then run python -m benchmarks.prompt_gate --accept"
 
 

@@ -18,6 +18,8 @@ from policies.text.segments import Readings, literals, sentences
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, remember, step, talk, user, window, words
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = Path(__file__).parent / "data" / "canary_sessions.jsonl"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 ROUNDS = 10

@@ -22,6 +22,8 @@ from proxy.store.records import ConversationRow, KeyRow, StoreError
 from tests.proxy.audit_writer import PART
 from tests.proxy.store_rows import change, edit, eviction, exchange, note, original, saved, url
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = Path(__file__).with_name("audit_writer.py")
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -15,6 +15,8 @@ import pytest
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
 from proxy.custom import CustomFunctions, check_custom
 
+pytestmark = pytest.mark.slow
+
 FUNCTIONS = '''
 import json, os, subprocess, sys, time
 

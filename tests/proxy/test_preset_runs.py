@@ -19,6 +19,8 @@ from tests.functional.harness import prose
 from tests.policies.play import Said, assistant, remember, step, system, talk, user, words
 from tests.upstream.delivery import summarize
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 PRESETS = preset_policies()
 Grow = Callable[[random.Random, int], Iterable[Said]]

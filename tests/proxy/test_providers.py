@@ -41,8 +41,8 @@ SPOKEN = "The quick brown fox jumps over the lazy dog and goes home again."
 
 pytestmark = [
     pytest.mark.requirement("P16"),
-    # litellm silences pydantic about its own types when it is imported; pytest undoes that after the test that did it
     pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier"),
+    pytest.mark.slow,
 ]
 
 

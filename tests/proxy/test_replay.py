@@ -30,6 +30,8 @@ from proxy.replay.scenarios import (
 from proxy.replay.script import BadRecording, Fact, Recording, Script, read_recordings, recording_of
 from tests.functional.harness import COUNTER, opening, prefix_reuse, prose, tool_step
 
+pytestmark = pytest.mark.slow
+
 PRICES = TokenPrices(1.0, 0.1, 1.25, 5.0)
 BALANCED = ContextSettings()
 MARKER = "invoice-88231-zulu"

@@ -24,6 +24,8 @@ import uvloop
 from proxy.server import Server, ServerLimits, Shutdown, serve
 from proxy.server.protocol import ServerConfig
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SHORT = ServerLimits(header_timeout=0.3, body_timeout=0.5, keep_alive=0.4, stall=0.4, linger=0.2, body_bytes=2_000_000)
 HOST = b"Host: weir\r\n"

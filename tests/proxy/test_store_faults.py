@@ -18,6 +18,8 @@ from tests.profile import tried
 from tests.proxy.store_rows import chain, change, exchange, original, sha, url
 from tests.proxy.store_writer import big_state
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 FULL = 2  # the log is flushed before a commit is acknowledged (sqlite.org/pragma.html, synchronous)
 WRITER = Path(__file__).with_name("store_writer.py")

@@ -37,6 +37,8 @@ from proxy.wire.responses import RESPONSES
 from proxy.wire.transcripts import Transcripts, skimmed
 from tests.functional.harness import TOOLS, prose
 
+pytestmark = pytest.mark.slow
+
 COUNTER = Tokenizer().counter("o200k_base")
 SETTINGS = load_config(env={}).policy("balanced")
 
