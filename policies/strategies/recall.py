@@ -65,7 +65,7 @@ MAX_REPLY = 2
 LABEL = 5
 MAX_RANKED = 1_000
 """Passages, the best, of which is looked for what was said later."""
-MAX_HELD = 32 << 20
+MAX_HELD = 24 << 20
 SIZE = 8
 """Bytes that a character takes, words included, and passages, which only some messages have."""
 

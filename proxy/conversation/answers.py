@@ -18,7 +18,7 @@ from proxy.wire.raw import Raw
 
 log = logging.getLogger("weir.conversation")
 
-MAX_BYTES = 24 * 1024 * 1024
+MAX_BYTES = 12 * 1024 * 1024
 Key = tuple[str, str]
 
 
