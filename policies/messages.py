@@ -245,7 +245,8 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
     index = start
     while index < len(messages):
         stop, message = index + 1, messages[index]
-        waiting, begin = Counter(message.call_ids) if message.call_ids else Counter[str](), index
+        waiting = Counter(message.call_ids) if message.call_ids else Counter[str]()
+        begin = index
         if message.call_ids or message.is_result:
             while stop < len(messages) and messages[stop].is_result:
                 stop += 1

@@ -357,7 +357,8 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
     gone = [i for i in said if i not in shown and transcript.messages[i].role != "system"]
     sources, visible = sources_of(transcript, gone, bounds.transcript.calls), [_text(bounds, i) for i in shown]
     task, newest = bounds.protection.task, bounds.protection.current
-    goal, before = _own(bounds, task), known_summary(bounds, most=len(transcript.chain))
+    goal = _own(bounds, task)
+    before = known_summary(bounds, most=len(transcript.chain))
     tools, past = settings.notes, previous_state(known, sources)
     state = read_state(sources, goal=goal, previous=past, tools=tools, readings=bounds.readings)
     told = before

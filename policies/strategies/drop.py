@@ -178,9 +178,11 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
 
     A result counts twice its size in the order, since it can be asked for again.
     """
-    edits, tokens = dict[int, Edit](), draft.tokens
+    edits = dict[int, Edit]()
+    tokens = draft.tokens
     for piece in _clippable(draft, bounds):
-        index, excess = piece.index or 0, tokens - target
+        index = piece.index or 0
+        excess = tokens - target
         if excess <= 0:
             break
         allowed = piece.tokens - excess - SLACK
@@ -199,7 +201,8 @@ def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
     Protected word for word it leaves no room for the steps that follow: every one of them would be a batch.
     """
     usable, protection = bounds.budget.soft_limit, bounds.protection
-    standing, edits = protection.standing - protection.active, dict[int, Edit]()
+    standing = protection.standing - protection.active
+    edits = dict[int, Edit]()
     for piece in draft.pieces:
         index = piece.index or 0
         stands = piece.tokens > MAX_STANDING * usable and piece.index in standing

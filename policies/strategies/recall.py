@@ -395,7 +395,8 @@ def _candidates(read: Sequence[_ReadMessage], strengths: Sequence[float], liked:
 
 
 def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: str, wide: int) -> list[_Place]:
-    places, shown_words = list[_Place](), frozenset(words_of(shown))
+    places = list[_Place]()
+    shown_words = frozenset(words_of(shown))
     for read in candidates:
         for number, passage in enumerate(read.page.passages(wide)):
             has, weight, strength = _shared(terms, frozenset(passage.marks))

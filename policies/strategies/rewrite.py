@@ -370,7 +370,8 @@ def level_now(piece: PlannedMessage) -> int:
 def _at_level(
     bounds: Bounds, piece: PlannedMessage, index: int, level: int, call: ToolCall | None
 ) -> RewriteTask | None:
-    message, count = bounds.transcript.messages[index], bounds.counter.count
+    message = bounds.transcript.messages[index]
+    count = bounds.counter.count
     body = bounds.transcript.read(index)
     text = body.whole
     if message.role not in {"user", "assistant"} and not message.is_result:

@@ -332,7 +332,8 @@ class Neighbours:
             self._find_blanks()
 
     def _find_blanks(self) -> None:
-        before, at = "", -1
+        before = ""
+        at = -1
         for chunk in self._text.split(" "):
             words = chunk.split() or [""]
             if at >= 0:

@@ -172,11 +172,15 @@ def _has_stop(line: str) -> bool:
 
 def _spans(line: str) -> Iterator[tuple[int, int]]:
     """Where the library's sentences begin and end in a line, which has no surrogates: half a pair is no text to it."""
-    short, cuts = line, list[tuple[int, int]]()
+    short = line
+    cuts = list[tuple[int, int]]()
     if len(line) > MAX_RUN and (runs := [*_RUN_OF_MARKS.finditer(line)]):
-        parts, before, removed = list[str](), 0, 0
+        parts = list[str]()
+        before = 0
+        removed = 0
         for run in runs:
-            middle, rest = run.start() + MAX_RUN // 2, run.end() - MAX_RUN // 2
+            middle = run.start() + MAX_RUN // 2
+            rest = run.end() - MAX_RUN // 2
             parts.append(line[before:middle])
             cuts.append((middle - removed, rest - middle))
             removed += rest - middle
@@ -187,7 +191,8 @@ def _spans(line: str) -> Iterator[tuple[int, int]]:
     cut, size = next(left)
     for sentence in unicode_sentences(short):
         at = short.find(sentence, at)
-        begin, at = at, at + len(sentence)
+        begin = at
+        at += len(sentence)
         places = list[int]()
         for place in (begin, at):
             while place > cut:

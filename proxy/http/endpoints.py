@@ -169,11 +169,13 @@ class RelayedRequest:
 
     async def _judge(self, destination: Destination, body: bytes | None) -> None:
         """Raises NotFound for what is not the caller's, Busy, InvalidRequest."""
-        caller, route = destination.caller, self.route
+        caller = destination.caller
+        route = self.route
         if not is_judged(caller, destination.upstream):
             return
         named = self.runtime.provider_ids.require_relayed
-        query, headers = self.scope.get("query_string", b""), self.scope["headers"]
+        query = self.scope.get("query_string", b"")
+        headers = self.scope["headers"]
         await named(caller, route, query=query, headers=headers, body=body)
         is_file = route.path.rstrip("/").endswith(CONTENT)  # whatever its owner has written there
         self.remembers = route.path == VIDEOS or (route.kind == "other" and not is_file)
@@ -329,7 +331,8 @@ async def _told_whole(
     chunks: AsyncGenerator[bytes, None], remember: Callable[[Iterable[str]], None]
 ) -> AsyncGenerator[bytes, None]:
     """A JSON answer, the last piece of which waits until it is known whose all of it is."""
-    held, last = bytearray(), b""
+    held = bytearray()
+    last = b""
     async with aclosing(chunks) as going:
         async for chunk in going:
             held += chunk if len(held) < MAX_ANSWER else b""

@@ -83,7 +83,8 @@ def work() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     side.answer("ready")
     while True:
-        seconds, asked = int(side.frames.get()), side.frames.get()
+        seconds = int(side.frames.get())
+        asked = side.frames.get()
         buffers = [side.frames.get() for _ in range(int(side.frames.get()))]
         _take_at_most(seconds)
         try:

@@ -284,7 +284,9 @@ class Transcripts:
             self._huge.release()
 
     async def _see(self, unseen: Sequence[tuple[bytes, Raw]], counting: _Counting) -> Mapping[bytes, Message]:
-        counter, characters, tokens = counting.counter, 0, 0
+        counter = counting.counter
+        characters = 0
+        tokens = 0
         read: dict[bytes, Message] = {}
         for part in _parts(unseen, SAMPLED_AT_ONCE if counting.sampled else READ_AT_ONCE):
             raws = [raw for _, raw in part]
@@ -367,7 +369,8 @@ async def _apart(work: Callable[[], T], *, is_long: bool) -> T:
 def _messages_of(
     keys: Sequence[bytes], values: Sequence[Mapping[str, Any]], counts: Sequence[int], counting: _Counting
 ) -> dict[bytes, Message]:
-    files, is_chat = counting.files, counting.codec is CHAT
+    files = counting.files
+    is_chat = counting.codec is CHAT
     made: dict[bytes, Message] = {}
     for key, value, counted in zip(keys, values, counts, strict=True):
         counted += sum(files.get(name, 0) for name in named_files(value)) if files else 0
