@@ -55,10 +55,8 @@ class SimulatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request that was answered: its path, model and body, and the tokens of its prompt."""
+    """A request that was answered: its body, and the tokens of its prompt."""
 
-    path: str
-    model: str
     body: bytes
     prompt_tokens: int
 
@@ -108,7 +106,7 @@ class Endpoint:
         """The same as the events of a stream; bytes go as they are."""
         raise NotImplementedError
 
-    def overflow(self, *, prompt: int, asked: int, window: int) -> Refused:
+    def overflow(self, *, prompt: int, completion: int, window: int) -> Refused:
         """The provider's refusal of a request that does not fit its window; all in tokens."""
         raise NotImplementedError
 
@@ -142,13 +140,13 @@ class Chat(Endpoint):
             yield {**head, "choices": [], "usage": self._usage(answer)}
         yield b"data: [DONE]\n\n"
 
-    def overflow(self, *, prompt: int, asked: int, window: int) -> Refused:
+    def overflow(self, *, prompt: int, completion: int, window: int) -> Refused:
         said = f"This model's maximum context length is {window} tokens. However, "
         if prompt > window:
             said += f"your messages resulted in {prompt} tokens. Please reduce the length of the messages."
         else:
-            said += f"you requested {prompt + asked} tokens ({prompt} in the messages, {asked} in the completion). "
-            said += "Please reduce the length of the messages or completion."
+            said += f"you requested {prompt + completion} tokens ({prompt} in the messages, {completion} in the "
+            said += "completion). Please reduce the length of the messages or completion."
         return self.error(400, said, "context_length_exceeded")
 
     def _head(self, answer: Answer, kind: str) -> Body:
@@ -198,7 +196,7 @@ class Responses(Endpoint):
         for number, (kind, event) in enumerate(events):
             yield {"type": kind, "sequence_number": number, **event}
 
-    def overflow(self, *, prompt: int, asked: int, window: int) -> Refused:
+    def overflow(self, *, prompt: int, completion: int, window: int) -> Refused:
         said = "Your input exceeds the context window of this model. Please adjust your input and try again."
         return self.error(400, said, "context_length_exceeded")
 
@@ -255,10 +253,10 @@ class Messages(Endpoint):
         yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": answer.completion}}
         yield {"type": "message_stop"}
 
-    def overflow(self, *, prompt: int, asked: int, window: int) -> Refused:
+    def overflow(self, *, prompt: int, completion: int, window: int) -> Refused:
         if prompt > window:
             return self.error(400, f"prompt is too long: {prompt} tokens > {window} maximum")
-        said = f"input length and `max_tokens` exceed context limit: {prompt} + {asked} > {window}, "
+        said = f"input length and `max_tokens` exceed context limit: {prompt} + {completion} > {window}, "
         return self.error(400, f"{said}decrease input length or `max_tokens` and try again")
 
     def error(self, status: int, message: str, code: str | None = None) -> Refused:
@@ -326,49 +324,49 @@ class Simulator:
         self._counter = counter
         self._prefixes: OrderedDict[bytes, None] = OrderedDict()
         self._answered = 0
-        routes = [Route(e.path, self._asked(e), methods=["POST"]) for e in (Chat(), Responses(), Messages())]
+        routes = [Route(e.path, self._serves(e), methods=["POST"]) for e in (Chat(), Responses(), Messages())]
         routes.append(Route("/v1/messages/count_tokens", self._counted, methods=["POST"]))
         routes.append(Route("/v1/models", self._models, methods=["GET"]))
         self.app = Starlette(routes=routes)
 
-    def _asked(self, endpoint: Endpoint) -> Callable[[HTTPRequest], Any]:
+    def _serves(self, endpoint: Endpoint) -> Callable[[HTTPRequest], Any]:
         async def answer(request: HTTPRequest) -> Response:
             body = await request.body()
             try:
-                asked = _parsed(endpoint, body)
-                answer = self._answer(endpoint, asked, body)
+                fields = _parsed(endpoint, body)
+                answer = self._answer(endpoint, fields, body)
             except Refused as refused:
                 return JSONResponse(refused.body, refused.status)
             await asyncio.sleep(self.settings.latency)
-            if not asked.get("stream"):
+            if not fields.get("stream"):
                 return JSONResponse(endpoint.whole(answer))
-            return StreamingResponse(_stream(endpoint, answer, asked), media_type="text/event-stream")
+            return StreamingResponse(_stream(endpoint, answer, fields), media_type="text/event-stream")
 
         return answer
 
-    def _answer(self, endpoint: Endpoint, asked: Body, body: bytes) -> Answer:
-        model = str(asked.get("model") or self.settings.models[0])
+    def _answer(self, endpoint: Endpoint, fields: Body, body: bytes) -> Answer:
+        model = str(fields.get("model") or self.settings.models[0])
         if model in FAULTS:
             said = "Rate limit reached." if FAULTS[model] == 429 else "The server had an error."
             raise endpoint.error(FAULTS[model], said)
-        prompt, cached = self._read(endpoint, asked)
-        limits = (asked.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
+        prompt, cached = self._read(endpoint, fields)
+        limits = (fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
         most = next((limit for limit in limits if isinstance(limit, int)), 1)
         if prompt + max(most, 1) > self.settings.window:
-            raise endpoint.overflow(prompt=prompt, asked=most, window=self.settings.window)
-        self.received.append(Received(endpoint.path, model, body, prompt))
+            raise endpoint.overflow(prompt=prompt, completion=most, window=self.settings.window)
+        self.received.append(Received(body, prompt))
         self._answered += 1
         text = f"Understood. This is answer {self._answered}; I go on from there."
         name = f"{endpoint.prefix}{blake2b(b'%d' % self._answered, digest_size=12).hexdigest()}"
         return Answer(name, model, text, prompt, cached, self._counter.count(text))
 
-    def _read(self, endpoint: Endpoint, asked: Body) -> tuple[int, int]:
+    def _read(self, endpoint: Endpoint, fields: Body) -> tuple[int, int]:
         """The tokens of a prompt, and those of its longest prefix that an earlier one began with."""
         total = PRIMING
         cached = 0
         key = endpoint.path.encode()
         is_known = True
-        for part in endpoint.prompt(asked):
+        for part in endpoint.prompt(fields):
             tokens = tokens_of(part, self._counter.count)
             key = blake2b(key + json.dumps(part, sort_keys=True).encode(), digest_size=16).digest()
             is_known = is_known and key in self._prefixes
@@ -382,10 +380,10 @@ class Simulator:
     async def _counted(self, request: HTTPRequest) -> Response:
         endpoint = Messages()
         try:
-            asked = _parsed(endpoint, await request.body())
+            fields = _parsed(endpoint, await request.body())
         except Refused as refused:
             return JSONResponse(refused.body, refused.status)
-        tokens = sum(tokens_of(part, self._counter.count) for part in endpoint.prompt(asked))
+        tokens = sum(tokens_of(part, self._counter.count) for part in endpoint.prompt(fields))
         return JSONResponse({"input_tokens": PRIMING + tokens})
 
     async def _models(self, _: HTTPRequest) -> Response:
@@ -398,20 +396,20 @@ class Simulator:
 
 def _parsed(endpoint: Endpoint, body: bytes) -> Body:
     try:
-        asked = json.loads(body)
+        fields = json.loads(body)
     except ValueError:
         raise endpoint.error(400, "We could not parse the JSON body of your request.") from None
     array = "input" if isinstance(endpoint, Responses) else "messages"
-    if not isinstance(asked, dict) or (array == "messages" and not isinstance(asked.get(array), list)):
+    if not isinstance(fields, dict) or (array == "messages" and not isinstance(fields.get(array), list)):
         raise endpoint.error(400, f"Missing required parameter: '{array}'.", "missing_required_parameter")
-    return asked
+    return fields
 
 
-async def _stream(endpoint: Endpoint, answer: Answer, asked: Body) -> AsyncIterator[bytes]:
+async def _stream(endpoint: Endpoint, answer: Answer, fields: Body) -> AsyncIterator[bytes]:
     is_named = not isinstance(endpoint, Chat)
-    for number, event in enumerate(endpoint.events(answer, asked)):
-        if asked.get("model") == CUT and number == 2:
-            raise ConnectionResetError("the stream breaks off, as it was asked to")
+    for number, event in enumerate(endpoint.events(answer, fields)):
+        if fields.get("model") == CUT and number == 2:
+            raise ConnectionResetError("the stream breaks off, as its model is called")
         if isinstance(event, bytes):
             yield event
             continue
@@ -445,12 +443,10 @@ def _server(simulator: Simulator) -> uvicorn.Server:
 
 
 @contextlib.asynccontextmanager
-async def serve_simulator(
-    settings: SimulatorSettings, *, counter: WordCounter, listener: socket.socket | None = None
-) -> AsyncIterator[RunningSimulator]:
-    """A simulator on ``listener``, or on a free port of loopback, until the block ends."""
+async def serve_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> AsyncIterator[RunningSimulator]:
+    """A simulator on a free port of loopback, until the block ends."""
     simulator = Simulator(settings, counter=counter)
-    bound = listener or socket.create_server(("127.0.0.1", 0))
+    bound = socket.create_server(("127.0.0.1", 0))
     server = _server(simulator)
     # not Server.serve(), which takes the signals of the program that this runs in
     server.config.load()

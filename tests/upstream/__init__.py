@@ -1,6 +1,6 @@
-"""A strict OpenAI-compatible upstream with a real window, for the demo, the tests and people who try policies."""
+"""A strict OpenAI-compatible upstream with a real window, for the tests and the benchmarks."""
 
-from tests.upstream.app import RunningSimulator, run_simulator, serve_simulator, serve_until_stopped
+from tests.upstream.app import RunningSimulator, run_simulator, serve_simulator
 from tests.upstream.delivery import SimulatedAnswer, SimulatedCall
 from tests.upstream.model import RecordedRequest, SimulatorSettings
 from tests.upstream.window import Dialect, Problem, Request
@@ -16,5 +16,4 @@ __all__ = [
     "SimulatorSettings",
     "run_simulator",
     "serve_simulator",
-    "serve_until_stopped",
 ]

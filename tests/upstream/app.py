@@ -391,28 +391,11 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def _configure(
-    settings: SimulatorSettings, counter: WordCounter, log_level: str | None = None
-) -> tuple[uvicorn.Config, Simulator]:
+def _configure(settings: SimulatorSettings, counter: WordCounter) -> tuple[uvicorn.Config, Simulator]:
     simulator = Simulator(settings, counter=counter)
     app = _application(simulator)
-    config = uvicorn.Config(
-        app, log_config=None, log_level=log_level, access_log=False, lifespan="off", timeout_graceful_shutdown=1
-    )
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     return config, simulator
-
-
-def serve_until_stopped(
-    settings: SimulatorSettings,
-    *,
-    counter: WordCounter,
-    host: str,
-    listener: socket.socket,
-    ready: Callable[[RunningSimulator], None],
-) -> None:
-    config, simulator = _configure(settings, counter, "critical")
-    ready(RunningSimulator(simulator, host, listener.getsockname()[1]))
-    uvicorn.Server(config).run(sockets=[listener])
 
 
 @contextlib.asynccontextmanager
