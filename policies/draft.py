@@ -31,7 +31,6 @@ from policies.ledger import (
     Edit,
     EditKind,
     PlannedMessage,
-    occurrence_of_round,
 )
 from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, shape_for
 from policies.lines import beside_data, in_one_line
@@ -80,7 +79,7 @@ class Draft:
     def changed(self) -> bool:
         if self.pruned or len(self.pieces) != len(self.transcript.messages):
             return True
-        return any(p.text is not None or p.rounds is not None or p.index != i for i, p in enumerate(self.pieces))
+        return any(p.text is not None or p.index != i for i, p in enumerate(self.pieces))
 
     @property
     def has_removed(self) -> bool:
@@ -89,8 +88,7 @@ class Draft:
 
     @property
     def applied(self) -> dict[str, int]:
-        kinds = (each for p in self.pieces for each in (p.kind, None if p.rounds is None else p.rounds.kind))
-        counts = dict(Counter(kind.value for kind in kinds if kind is not None))
+        counts = dict(Counter(p.kind.value for p in self.pieces if p.kind is not None))
         if self.active_cut is not None:
             counts[self.active_cut.layer] = 1
         if self.pruned:
@@ -148,8 +146,7 @@ def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMe
         return (piece,)
     if edit.kind is EditKind.RECALL:
         return (PlannedMessage(None, edit.tokens, edit.text, edit.kind), piece)
-    beside = piece.tokens - piece.own_tokens
-    return (PlannedMessage(piece.index, edit.tokens + beside, edit.text, edit.kind, piece.rounds),)
+    return (PlannedMessage(piece.index, edit.tokens, edit.text, edit.kind),)
 
 
 def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
@@ -219,7 +216,6 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
     cut = applicable_cut(transcript, known.cuts, protection)
     draft = _replayed(transcript, known, protection, cut=cut)
     added = sum(p.tokens for p in draft.pieces if p.kind is EditKind.RECALL)
-    added += sum(p.rounds.tokens for p in draft.pieces if p.rounds is not None)
     if cut is not None and cut.origin == "resume":
         added += cut.tokens
     if draft.tokens - added > transcript.tokens:  # what the summary stood for was longer than what is there now
@@ -273,22 +269,7 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
         if edit.kind is EditKind.REASONING and index > (protection.current or 0):
             continue  # the turn is open again: what the model thought in it has to go back
         found[index] = edit
-    return _with_rounds(draft.with_edits(found, new=False), edits)
-
-
-def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit]) -> Draft:
-    if not any(edit.kind is EditKind.ROUND for edit in edits.values()):
-        return draft
-    messages, occurrences = draft.transcript.messages, draft.transcript.occurrences
-    pieces: list[PlannedMessage] = []
-    for piece in draft.pieces:
-        if piece.index is not None and messages[piece.index].role == "assistant":
-            rounds = edits.get((messages[piece.index].digest, occurrence_of_round(occurrences[piece.index])))
-            before = draft.transcript.chain[max(0, piece.index - draft.transcript.head - 1)]
-            if rounds is not None and rounds.chain in (b"", before):  # another run's answer may say the same
-                piece = replace(piece, tokens=piece.tokens + rounds.tokens, rounds=rounds)
-        pieces.append(piece)
-    return replace(draft, pieces=tuple(pieces))
+    return draft.with_edits(found, new=False)
 
 
 def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:

@@ -34,8 +34,7 @@ class EditKind(StrEnum):
 
     ``reasoning`` leaves out only thinking, ``unbound_reasoning`` thinking that was signed for what stood before it and
     changed. ``prune_tools`` is found by the digest of a tool's name. ``recall`` puts ``text`` in front of the message,
-    ``pin`` has it stay. ``round`` puts back an answer's hidden calls and what they returned: ``text`` is their JSON,
-    ``tokens`` are theirs.
+    ``pin`` has it stay.
     """
 
     INGEST_CAP = "ingest_cap"
@@ -55,16 +54,11 @@ class EditKind(StrEnum):
     DELEGATE = "delegate"
     RECALL = "recall"
     PIN = "pin"
-    ROUND = "round"
 
 
 SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.TRUNCATE, EditKind.CLIP})
 
-ADDING = frozenset({EditKind.RECALL, EditKind.PIN, EditKind.ROUND})
-
-
-def occurrence_of_round(occurrence: int) -> int:
-    return -1 - occurrence
+ADDING = frozenset({EditKind.RECALL, EditKind.PIN})
 
 
 CONDENSED = frozenset({EditKind.SUMMARY, EditKind.PROGRESSIVE, EditKind.DELEGATE})
@@ -140,18 +134,13 @@ class Prepared:
 class PlannedMessage:
     """``index`` points at the client's message, None for a summary or (kind ``recall``) what was brought back.
 
-    Without ``text`` the client's bytes stay. ``tokens`` include those of the hidden ``rounds``.
+    Without ``text`` the client's bytes stay.
     """
 
     index: int | None
     tokens: int
     text: str | None = None
     kind: EditKind | None = None
-    rounds: Edit | None = None
-
-    @property
-    def own_tokens(self) -> int:
-        return self.tokens - (0 if self.rounds is None else self.rounds.tokens)
 
     @property
     def is_summary(self) -> bool:

@@ -292,8 +292,8 @@ class Reasoning(Strategy):
             body = read(index)
             if not body.reasoning or not (body.text.strip() or body.calls):
                 continue
-            left = max(MESSAGE_OVERHEAD, piece.own_tokens - bounds.counter.count(body.reasoning))
-            if left < piece.own_tokens:
+            left = max(MESSAGE_OVERHEAD, piece.tokens - bounds.counter.count(body.reasoning))
+            if left < piece.tokens:
                 edits[index] = replace(bounds.edited(index, "", EditKind.REASONING), tokens=left)
         return draft.with_edits(edits)
 
@@ -314,7 +314,7 @@ def leave_out_unbound(draft: Draft, bounds: Bounds, *, all_of_it: bool = False) 
             continue
         message = draft.transcript.messages[piece.index]
         if message.thought:
-            left = max(MESSAGE_OVERHEAD, piece.own_tokens - message.thought)
+            left = max(MESSAGE_OVERHEAD, piece.tokens - message.thought)
             edits[piece.index] = replace(bounds.edited(piece.index, "", EditKind.UNBOUND), tokens=left)
     return draft.with_edits(edits)
 

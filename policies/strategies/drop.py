@@ -191,7 +191,7 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
         edit = _clipped(draft, bounds, piece, max(MIN_CLIPPED_TOKENS, allowed))
         if edit is not None:
             edits[index] = edit
-            tokens -= piece.own_tokens - edit.tokens
+            tokens -= piece.tokens - edit.tokens
     return draft.with_edits(edits)
 
 

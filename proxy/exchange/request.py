@@ -22,7 +22,7 @@ from proxy.store.records import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
 from proxy.telemetry.names import service_at
 from proxy.wire.codec import NOTHING, OWN, ClientRequest, Segments, opening_of, with_history
-from proxy.wire.raw import Raw, is_object
+from proxy.wire.raw import Raw
 from proxy.wire.render import without_marks
 
 log = logging.getLogger("weir.settlement")
@@ -143,7 +143,6 @@ async def record_answer(
     body: bytes,
     *,
     at: float,
-    joined: bool,
 ) -> None:
     codec, recognized = client.codec, plan.recognized
     try:
@@ -154,7 +153,7 @@ async def record_answer(
         messages = () if recognized is None else recognized.transcript.messages
         row = AnswerRow(
             tenant=tenant,
-            id=f"{given.id}+" if joined and not is_object(body) else given.id,
+            id=given.id,
             parent=held.parent,
             conversation="" if recognized is None else recognized.thread.branch.conversation,
             at=at,
@@ -167,11 +166,7 @@ async def record_answer(
             items=tuple(codec.named(given.elements, 0)),
         )
         repeats = any(m.role == "assistant" for m in messages)  # a client that does will hardly go on from an answer
-        is_joined = row.id != given.id  # a stream of rounds has the first one's name: its provider cannot go on from it
-        lasting = held.parent is not None or bool(held.known) or not repeats or is_joined
+        lasting = held.parent is not None or bool(held.known) or not repeats
         await answers.keep(row, lasting=lasting)
-        if is_joined:
-            other = msgspec.structs.replace(row, id=given.id, parent=row.id, given=b"", output=b"", items=())
-            await answers.keep(other, lasting=lasting)
     except Exception:
         log.exception("an answer that its provider keeps could not be recorded")

@@ -46,7 +46,7 @@ from proxy.exchange.compaction import (
 )
 from proxy.exchange.record import ExchangeProgress, evicted_count, listened
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
-from proxy.exchange.send import Attempts, Recalling, is_linked, learn_from_answer, learn_from_error
+from proxy.exchange.send import Attempts, Recalling, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Relaying, Rounds, follow_whole
@@ -308,7 +308,7 @@ class ExchangeHandler:
             progress.trace,
             None if asked is None else asked.settings,
         )
-        if asked is None or not asked.settings.recall.tool or is_linked(request.client):
+        if asked is None or not asked.settings.recall.tool:
             return attempts, None
         return attempts, Recalling(asked, attempts, runtime.planner, runtime.without_tools)
 
@@ -405,9 +405,8 @@ class ExchangeHandler:
             remember(bytes(progress.listener.held))
         if request.held.keeps and progress.listener is not None and (progress.status or 0) < 400:
             tenant, body, at = request.destination.caller.tenant, bytes(progress.listener.held), runtime.planner.clock()
-            joined = self.codec.link == "previous_response_id" and bool(progress.attempts and progress.attempts.rounds)
             held, client, plan = request.held, request.client, progress.plan
-            await record_answer(runtime.answers, held, client, plan, tenant, body, at=at, joined=joined)
+            await record_answer(runtime.answers, held, client, plan, tenant, body, at=at)
         recognized = progress.plan.recognized
         if recognized is None or not runtime.planner.conversations.shared:
             return
@@ -432,7 +431,6 @@ class ExchangeHandler:
         try:
             if received.chunks is None:
                 received = await follow_whole(received, rounds, ask, recalling.note_round)
-                await recalling.keep(rounds, progress.plan)
             if received.chunks is not None:
                 relaying = Relaying(
                     rounds=rounds,
@@ -441,7 +439,6 @@ class ExchangeHandler:
                     headers=self._stream_headers,
                     explain=self._explain,
                     ended=recalling.note_round,
-                    whole=partial(recalling.keep, rounds, progress.plan),
                 )
                 result = await relaying.run(received)
                 if isinstance(result, Tap):

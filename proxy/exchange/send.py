@@ -18,9 +18,8 @@ from proxy.models.limits import ModelLimitsResolver, cut_at, stays_cut
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.archive import Archive
-from proxy.recall.elements import ListRecall, MessagesRecall, ResponsesRecall
-from proxy.recall.rounds import RecallSurface, Rounds, Unseen
-from proxy.recall.tool import ChatRecall, Offer, offer_for, with_more
+from proxy.recall.rounds import Rounds
+from proxy.recall.tool import Offer, offer_for, with_more
 from proxy.stream import (
     IN_THE_MIDDLE,
     MAX_WHOLE,
@@ -48,8 +47,7 @@ from proxy.upstream.overflow import (
     is_cut_short,
     plausible_limit,
 )
-from proxy.wire.codec import CHAT, ClientRequest, with_fields
-from proxy.wire.responses import RESPONSES
+from proxy.wire.codec import ClientRequest, with_fields
 from proxy.wire.transcripts import Transcripts
 
 MIN_OUTPUT = 16
@@ -360,8 +358,6 @@ class Recalling(msgspec.Struct):
         before, self.offer, asked = self.offer, None, self.asked
         if plan.recognized is None or not is_due(plan) or plan.recognized.limits.scope in self.without_tools:
             return plan
-        if asked.request.codec is not CHAT and not self.planner.store.keeps_content:
-            return plan  # after a restart nothing would be known of hidden rounds that its answers depend on
         offer = before or offer_for(asked.request, asked.settings, asked.counter)
         if offer is None or not plan.recognized.limits.budget.hard_fits(plan.sent + offer.tokens):
             return plan
@@ -388,13 +384,6 @@ class Recalling(msgspec.Struct):
         attempts.count_call(seen=seen)
         attempts.rounds.append(seen.usage or NO_USAGE)
 
-    async def keep(self, rounds: Rounds, plan: Plan) -> None:
-        recognized = plan.recognized
-        if recognized is None or rounds.unseen is None:
-            return
-        if (edit := rounds.unseen.edit(recognized.transcript)) is not None:
-            await self.planner.remember(recognized, edit, request=self.asked.id)
-
     def _carrying(self, body: bytes) -> bytes:
         return body if self.offer is None else with_more(body, "tools", [self.offer.definition])
 
@@ -418,10 +407,7 @@ class Recalling(msgspec.Struct):
             model=asked.settings.embeddings,
             embeddings=asked.settings.recall.embeddings,
         )
-        surface = surface_of(asked.request)
         return Rounds(
-            surface=surface,
-            unseen=Unseen(surface, asked.counter, asked.request.model) if isinstance(surface, ListRecall) else None,
             offer=offer,
             archive=archive,
             counter=asked.counter,
@@ -431,21 +417,8 @@ class Recalling(msgspec.Struct):
             room=recognized.limits.budget.hard_limit - plan.sent,
             most=recall.rounds,
             max_tokens=recall.max_tokens,
+            joins="response_format" not in asked.request.fields,
         )
-
-
-def surface_of(request: ClientRequest) -> RecallSurface:
-    if request.codec is CHAT:
-        return ChatRecall(joins="response_format" not in request.fields)
-    joins = request.codec.schema_of(request) is None
-    if request.codec is RESPONSES:
-        return ResponsesRecall(joins=joins, stateless=request.value("store") is False)
-    return MessagesRecall(joins=joins)
-
-
-def is_linked(request: ClientRequest) -> bool:
-    link = request.codec.link
-    return link is not None and bytes(request.fields.get(link, b"null")) != b"null"
 
 
 def is_due(plan: Plan) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Returned, Save, StateSaved, step
-from policies.ledger import ConversationState, Decision, Edit, PlannedMessage
+from policies.ledger import ConversationState, Decision, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import notes_of
@@ -504,14 +504,6 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         thread.apply(change, change.expected + 1)
         return False
 
-    async def remember(self, recognized: Recognized, edit: Edit, *, request: str) -> None:
-        thread = recognized.thread
-        async with thread.lock:
-            for _ in range(MAX_REPLANS):
-                change = msgspec.structs.replace(empty_change(recognized, self.clock()), edits=(edit,), request=request)
-                if await self._store(thread, change) is not None:
-                    return
-
     def _written(self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None) -> Plan:
         decision = None if decided is None else decided.decision
         body, sent = self._body(asked, recognized, decision)
@@ -604,6 +596,4 @@ def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
 
 
 def _is_as_it_came(pieces: Sequence[PlannedMessage], length: int) -> bool:
-    return len(pieces) == length and all(
-        p.index == i and p.kind is None and p.rounds is None for i, p in enumerate(pieces)
-    )
+    return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))

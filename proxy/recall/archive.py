@@ -20,7 +20,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 
 import msgspec
 
@@ -46,6 +46,7 @@ MAX_TOKEN_LEN = 12  # characters, on the average of any text worth reading
 MAX_READ = 2_000_000  # characters of one text
 GAP = "[…]"
 
+MAX_NUMBER_LEN = 3
 MAX_TERM_LEN = 64  # characters of a word that is looked for: a text is compared with all of them at each of its own
 
 _WORD = re.compile(r"\S+")
@@ -75,14 +76,23 @@ class Passages(msgspec.Struct, frozen=True):
 def terms_of(query: str) -> tuple[Term, ...]:
     cleaned = (m.group().strip(_EDGES).casefold() for m in _WORD.finditer(query))
     words = list(dict.fromkeys(w[:MAX_TERM_LEN] for w in cleaned if w))
-    telling = [w for w in words if len(w) > 1 or not w.isascii()] or words
+    telling = [w for w in words if len(w) > 1 or w.isdigit() or not w.isascii()] or words
     found: list[Term] = []
     for word in telling:
         runs = _SCRIPTS_WITHOUT_BLANKS.findall(word)
         pairs = [run[i : i + 2] for run in runs for i in range(len(run) - 1)] if runs else [word]
         weight = IDENTIFIER_WEIGHT if _is_identifier(word) else 1.0
         found += (Term(part, weight, _pattern(part)) for part in dict.fromkeys(pairs))
-    return tuple(found[:MAX_TERMS])
+    return tuple([*found, *_numbered(words)][:MAX_TERMS])
+
+
+def _numbered(words: Sequence[str]) -> Iterator[Term]:
+    """A short number says little alone: "invoice 3" is looked for as one, too."""
+    for word, number in pairwise(words):
+        if number.isdigit() and len(number) <= MAX_NUMBER_LEN and not word.isdigit():
+            text = f"{word} {number}"
+            pattern = rf"(?<![^\W_]){re.escape(word)}[\W_]{{1,3}}0{{0,3}}{number}(?!\d)"
+            yield Term(text, IDENTIFIER_WEIGHT, re.compile(pattern, re.IGNORECASE))
 
 
 def _is_identifier(word: str) -> bool:
@@ -91,7 +101,8 @@ def _is_identifier(word: str) -> bool:
 
 def _pattern(word: str) -> re.Pattern[str]:
     edge = r"(?<![^\W_])" if word[0].isalnum() and not _SCRIPTS_WITHOUT_BLANKS.match(word) else ""
-    return re.compile(edge + re.escape(word), re.IGNORECASE)
+    end = r"(?![^\W_])" if word.isdigit() and len(word) <= MAX_NUMBER_LEN else ""  # 3 is not the beginning of 300
+    return re.compile(edge + re.escape(word) + end, re.IGNORECASE)
 
 
 def rank(terms: Sequence[Term], texts: Sequence[str]) -> list[Hit]:

@@ -12,22 +12,19 @@ none. Where it refuses the round for another reason of its own, the client's own
 were no such tool. What a client can mend by waiting (429, 5xx) it is told.
 
 A client that streams sees one answer that goes on. Nothing is sent while all that an upstream has said is a call of the
-recall tool: until then its next answer may still be an error with a status of its own. After ``PATIENCE`` seconds the
-stream is opened all the same, and comments keep it alive.
+recall tool: until then its next answer may still be an error with a status of its own.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 
-from policies.ledger import Edit, EditKind, occurrence_of_round
-from policies.messages import Transcript
 from policies.tokens import TokenCounter
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.recall.archive import (
@@ -42,24 +39,30 @@ from proxy.recall.archive import (
     tell_page,
     tell_problem,
 )
-from proxy.recall.elements import ListRecall, ListView
-from proxy.recall.tool import ChatRecall, Offer, RecallCall, RecallTurn, RoundView, decoded, with_more
+from proxy.recall.tool import (
+    Earlier,
+    Offer,
+    RecallCall,
+    RecallTurn,
+    RoundView,
+    answer_in,
+    decoded,
+    joined,
+    turn_of,
+    with_more,
+)
 from proxy.store.records import StoreError
 from proxy.stream import Headers, Send, StreamCut, UpstreamResponse, send_more, send_start, to_its_end
 from proxy.tap import StreamTap, Tap, read_completion
 from proxy.upstream.connection import StreamBroken
 from proxy.upstream.overflow import Verdict
-from proxy.wire.chat import digest_of
-from proxy.wire.codec import HiddenRound, write_rounds
-from proxy.wire.raw import write_value
+from proxy.wire.codec import CHAT
+from proxy.wire.counting import count_message
+from proxy.wire.raw import unnamed_event, write_value
 
 SHARES = (1.0, 0.5, 0.0)
-PATIENCE = 10.0
-KEEP_ALIVE = b": keep-alive\n\n"
 NOT_OURS = frozenset({401, 402, 403, 408, 409, 425, 429})
 
-T = TypeVar("T")
-RecallSurface = ChatRecall | ListRecall
 AskAgain = Callable[[bytes], Awaitable[tuple[UpstreamResponse, Verdict]]]
 Ended = Callable[[UpstreamResponse, Tap | None], None]
 """RecallAnswer of each answer that another round follows, with what the upstream said of itself in it."""
@@ -80,12 +83,11 @@ class Rounds:
         body: the forwarded request with the tool, ``plain`` the same without it.
         room: uncalibrated tokens that the window has left beside that request and its answer.
         most: rounds that are answered, ``max_tokens`` the most tokens of one answer.
+        joins: whether the client gets what the model said before a call; not where its answer has a schema.
         number: rounds so far; ``over`` once the tool is offered no more.
         recalled: what was answered.
-        unseen: what goes up again with the answer, None where nothing has to.
     """
 
-    surface: RecallSurface
     offer: Offer
     archive: Archive
     counter: TokenCounter
@@ -95,10 +97,10 @@ class Rounds:
     room: int
     most: int
     max_tokens: int
+    joins: bool
     number: int = 0
     over: bool = False
     recalled: list[Recalled] = field(default_factory=list)
-    unseen: "Unseen | None" = None
     _sent: list[bytes] = field(default_factory=list)
     _turn: RecallTurn | None = None
     _found: list[SearchResult | Past | None] = field(default_factory=list)
@@ -136,10 +138,10 @@ class Rounds:
 
     async def _ask(self, turn: RecallTurn) -> bytes:
         self._told = await asyncio.to_thread(self._tell, turn)
-        return with_more(self.body, self.surface.codec.array, [*self._sent, *self._messages(turn)])
+        return with_more(self.body, CHAT.array, [*self._sent, *self._messages(turn)])
 
     def _tell(self, turn: RecallTurn) -> list[RecallAnswer]:
-        overhead = self.surface.overhead(turn, self.counter, model=self.model)
+        overhead = count_message(turn.message, self.counter, model=self.model)
         room = int(min(self.room - overhead, self.max_tokens * len(turn.calls)) * SHARES[self._share])
         told: list[RecallAnswer] = []
         for number, (call, found) in enumerate(zip(turn.calls, self._found, strict=True)):
@@ -165,76 +167,19 @@ class Rounds:
         return RecallAnswer(text, self.counter.count(text), told.hits)
 
     def _messages(self, turn: RecallTurn) -> list[bytes]:
-        return [write_value(each) for each in self.surface.sent(turn, [told.text for told in self._told])]
+        return [write_value(each) for each in turn.sent([told.text for told in self._told])]
 
     def _keep(self) -> None:
         if self._turn is None:
             return
         self._sent += self._messages(self._turn)
-        overhead = self.surface.overhead(self._turn, self.counter, model=self.model)
+        overhead = count_message(self._turn.message, self.counter, model=self.model)
         self.room -= overhead + sum(told.tokens + 4 for told in self._told)
-        if self.unseen is not None:
-            self.unseen.add(self._turn, self._told)
         self.recalled += (
             Recalled(self.number, _hash(call), told.hits, told.tokens)
             for call, told in zip(self._turn.calls, self._told, strict=True)
         )
         self._turn = None
-
-
-@dataclass(slots=True)
-class Unseen:
-    """What of an answer its client has not seen: it goes up again with it, as long as the client sends it back.
-
-    ``shown`` are the elements that the client has got, ``whole`` says that these are all.
-    """
-
-    surface: ListRecall
-    counter: TokenCounter
-    model: str
-    shown: list[Mapping[str, Any]] = field(default_factory=list)
-    rounds: list[HiddenRound] = field(default_factory=list)
-    tokens: int = 0
-    skipped: int = 0
-    whole: bool = False
-
-    def give_up(self) -> None:
-        self.rounds.clear()
-        self.tokens, self.skipped = 0, len(self.shown)
-
-    def add(self, turn: RecallTurn, answers: Sequence[RecallAnswer]) -> None:
-        self.shown += turn.shown
-        said = sum(not self.surface.is_thought(element) for element in self.shown)
-        outputs = self.surface.outputs(turn, [told.text for told in answers])
-        self.rounds.append(HiddenRound(len(self.shown), said, turn.hidden, outputs))
-        calls = msgspec.structs.replace(turn, shown=())
-        self.tokens += self.surface.overhead(calls, self.counter, model=self.model)
-        self.tokens += sum(told.tokens + 4 for told in answers)
-
-    def end(self, shown: Sequence[Mapping[str, Any]], dropped: RecallTurn | None) -> None:
-        self.shown, self.whole = [*shown], True
-        if dropped is not None and shown and self.surface.is_thought(shown[-1]):
-            refusal = RecallAnswer(REFUSED, self.counter.count(REFUSED))
-            self.add(msgspec.structs.replace(dropped, shown=()), [refusal] * len(dropped.calls))
-
-    def edit(self, transcript: Transcript) -> Edit | None:
-        """What has the rounds go up again; None where there are none, or the answer goes on with one that was given."""
-        last = transcript.messages[-1] if transcript.messages else None
-        if not self.whole or not (self.rounds or self.skipped) or last is None or last.role == "assistant":
-            return None
-        digest = digest_of(self.surface.codec.view(self.surface.segment(self.shown)))
-        ids = [element["id"] for element in self.shown if "id" in element]
-        nth = sum(message.digest == digest for message in transcript.messages)
-        return Edit(
-            digest=digest,
-            occurrence=occurrence_of_round(nth),
-            kind=EditKind.ROUND,
-            text=write_rounds(self.rounds, len(self.shown), self.skipped, ids),
-            ref=digest.hex()[:12],
-            tokens=self.tokens,
-            chain=b"".join(transcript.chain[-1:]),
-            length=len(transcript.chain),
-        )
 
 
 def _hash(call: RecallCall) -> str:
@@ -253,43 +198,37 @@ async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> Upstre
     if 400 <= received.answer.status < 500 and received.answer.status not in NOT_OURS:
         received.answer.close()
         rounds.finish()
-        if rounds.unseen is not None:
-            rounds.unseen.give_up()
         received, _ = await ask(rounds.plain)
     return received
 
 
 async def follow_whole(received: UpstreamResponse, rounds: Rounds, ask: AskAgain, ended: Ended) -> UpstreamResponse:
     """The answer to relay once the model has what it recalled; the same one where it recalled nothing."""
-    surface, name = rounds.surface, rounds.offer.name
-    before, turns = list[Mapping[str, Any]](), list[RecallTurn]()
+    name = rounds.offer.name
+    before = list[Mapping[str, Any]]()
     turn = None
-    while (value := _answer(received, surface, name)) is not None:
-        turn = surface.turn(value, name)
+    while (value := _answer(received, name)) is not None:
+        turn = turn_of(value["choices"][0]["message"], name)
         if turn is None or not rounds.may_go_on:
             break
         before.append(value)
-        turns.append(turn)
         received.answer.close()
         ended(received, received.seen)
         received = await next_answer(rounds, turn, ask)
     rounds.finish()
-    value = _answer(received, surface, "")
+    value = _answer(received, "")
     if value is None or not (before or turn):
         return received
-    final = surface.final([*before, value], turns, name)
-    if rounds.unseen is not None:
-        rounds.unseen.end(rounds.unseen.surface.elements(final), turn)
-    written = write_value(final)
-    seen = read_completion(written, surface.codec)
+    written = write_value(joined([*before, value], name, with_text=rounds.joins))
+    seen = read_completion(written, CHAT)
     return msgspec.structs.replace(received, body=written, seen=seen, rewritten=True)
 
 
-def _answer(received: UpstreamResponse, surface: RecallSurface, name: str) -> dict[str, Any] | None:
+def _answer(received: UpstreamResponse, name: str) -> dict[str, Any] | None:
     body = received.body
     if body is None or received.answer.status >= 400 or not received.answer.ended or name.encode() not in body:
         return None
-    return surface.answer(decoded(body))
+    return answer_in(body)
 
 
 @dataclass(slots=True)
@@ -318,28 +257,9 @@ class Gate:
             held, self._held = bytes(self._held), bytearray()
             await self.write(held)
 
-    async def keep_alive(self) -> None:
-        await self.open()
-        await send_more(self.send, KEEP_ALIVE)
-
     async def close(self) -> None:
         await self.open()
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def patiently(work: Coroutine[Any, Any, T], waiting: Callable[[], Awaitable[None]], *, every: float) -> T:
-    task = asyncio.ensure_future(work)
-    try:
-        while True:
-            await asyncio.wait({task}, timeout=every)
-            if task.done():
-                return task.result()
-            await waiting()
-    finally:
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
 
 
 @dataclass(slots=True, kw_only=True)
@@ -350,8 +270,6 @@ class Relaying:
         headers: the client's response headers for an upstream's answer.
         explain: what a client is told whose stream broke off.
         ended: told what each round that is followed by another one has said of itself.
-        whole: waited for before the client gets the piece by which it knows that the answer is whole.
-        patience: seconds before a client that waits is told so.
     """
 
     rounds: Rounds
@@ -360,89 +278,76 @@ class Relaying:
     headers: Callable[[UpstreamResponse], Headers]
     explain: Callable[[Exception], ProxyError]
     ended: Ended
-    whole: Callable[[], Awaitable[None]]
-    patience: float = PATIENCE
 
     async def run(self, received: UpstreamResponse) -> Tap | UpstreamResponse:
         """What the client saw, or an answer that is to be relayed instead, nothing having been sent.
 
         Raises Cut if the stream broke off, ProxyError if the upstream could not be asked again and nothing was sent.
         """
-        surface = self.rounds.surface
-        gate = Gate(self.send, self.headers, received, StreamTap(codec=surface.codec))
-        earlier: Any = None
+        gate = Gate(self.send, self.headers, received, StreamTap(codec=CHAT))
+        earlier: Earlier | None = None
         while True:
-            view = surface.view(self.rounds.offer.name, earlier, may_recall=self.rounds.may_go_on)
+            view = RoundView(self.rounds.offer.name, earlier, may_recall=self.rounds.may_go_on)
             seen = await self._round(gate, view, received)
             turn = view.turn() if view.recalling and seen.error is None else None
             if turn is None:
                 break
             earlier = view.leaves()
             self.ended(received, seen)
-            gate.received = received = await self._next(gate, next_answer(self.rounds, turn, self.ask), earlier)
+            gate.received = received = await self._next(gate, turn)
             if received.chunks is None:
                 if not gate.is_open:
                     return received
                 received.answer.close()
-                await self._fail(gate, self._refusal(received, earlier))
+                await self._fail(gate, _refusal(received))
         await gate.close()
         return gate.tap.seen
 
-    async def _round(self, gate: Gate, view: RoundView[Any], received: UpstreamResponse) -> Tap:
-        tap = StreamTap(codec=self.rounds.surface.codec)
+    async def _round(self, gate: Gate, view: RoundView, received: UpstreamResponse) -> Tap:
+        tap = StreamTap(codec=CHAT)
         try:
             with to_its_end(tap):
                 async with aclosing(_chunks(received)) as chunks:
                     async for chunk in chunks:
                         if chunk is not None:
                             tap.feed(chunk)
-                            await self._show(gate, view, view.feed(chunk))
+                            await gate.write(view.feed(chunk))
                         if view.visible or (chunk is None and not view.recalling):
                             await gate.open()
-            await self._show(gate, view, view.end())
+            await gate.write(view.end())
             if not view.recalling:
                 await gate.open()
         except (StreamBroken, UpstreamTimeout) as error:
             if not gate.is_open:
                 raise self.explain(error) from error
-            await self._fail(gate, self._broken(self.explain(error), view.leaves()), error)
+            await self._fail(gate, self.explain(error).event(), error)
         finally:
             received.answer.close()
         return tap.seen
 
-    async def _show(self, gate: Gate, view: RoundView[Any], data: bytes) -> None:
-        unseen = self.rounds.unseen
-        if isinstance(view, ListView) and view.complete and unseen is not None and not unseen.whole:
-            self.rounds.finish()
-            unseen.end(view.shown, view.turn())
-            await self.whole()
-        await gate.write(data)
-
-    async def _next(self, gate: Gate, asking: Coroutine[Any, Any, UpstreamResponse], earlier: Any) -> UpstreamResponse:
+    async def _next(self, gate: Gate, turn: RecallTurn) -> UpstreamResponse:
         try:
-            return await patiently(asking, gate.keep_alive, every=self.patience)
+            # a task of its own, so that a process that ends can cancel the question and not the request
+            return await asyncio.ensure_future(next_answer(self.rounds, turn, self.ask))
         except (ProxyError, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # the client has gone; else it was the question alone that was cancelled: the process ends
-            told = self.explain(StreamBroken("cancelled")) if isinstance(error, asyncio.CancelledError) else error
+            reason = self.explain(StreamBroken("cancelled")) if isinstance(error, asyncio.CancelledError) else error
             if gate.is_open:
-                await self._fail(gate, self._broken(told, earlier), error)
-            raise told from error
+                await self._fail(gate, reason.event(), error)
+            raise reason from error
 
     async def _fail(self, gate: Gate, event: bytes, cause: BaseException | None = None) -> NoReturn:
         await gate.write(event)
         raise StreamCut("the answer broke off between two rounds") from cause
 
-    def _broken(self, error: ProxyError, earlier: Any) -> bytes:
-        return self.rounds.surface.broken(error, earlier)
 
-    def _refusal(self, received: UpstreamResponse, earlier: Any) -> bytes:
-        said = decoded(received.body or b"")
-        if said is not None and said.get("error"):
-            return self.rounds.surface.refused(said, earlier)
-        error = UpstreamUnreachable(f"The upstream answered {received.answer.status} inside this answer.")
-        return self._broken(error, earlier)
+def _refusal(received: UpstreamResponse) -> bytes:
+    error = decoded(received.body or b"")
+    if error is not None and error.get("error"):
+        return b"\n\n" + unnamed_event(write_value(error))
+    return UpstreamUnreachable(f"The upstream answered {received.answer.status} inside this answer.").event()
 
 
 async def _chunks(received: UpstreamResponse) -> AsyncGenerator[bytes | None, None]:

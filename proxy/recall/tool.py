@@ -1,4 +1,6 @@
-"""The recall tool: its definition, when a request carries it, and the model's calls of it; those of chat completions.
+"""The recall tool of chat completions: its definition, when a request carries it, and the model's calls of it.
+
+Other endpoints have the MCP server (:mod:`proxy.recall.mcp`).
 
 The definition is constant and stands behind the client's own tools, so that after the batch that brings it every
 request of the conversation begins alike.
@@ -17,18 +19,16 @@ later rounds                            in the first round's name, without a sec
 ======================================  ==========================================================
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
 from policies.settings import ContextSettings
 from policies.tokens import TEXT_OF, TokenCounter
-from proxy.errors import ProxyError
-from proxy.wire.codec import CHAT, ClientRequest, Codec, array_of, tool_definitions
-from proxy.wire.counting import count_message, count_tools
+from proxy.wire.codec import CHAT, ClientRequest, array_of, tool_definitions
+from proxy.wire.counting import count_tools
 from proxy.wire.raw import (
     DONE,
     EventFrame,
@@ -57,13 +57,13 @@ class Offer(msgspec.Struct, frozen=True):
     tokens: int
 
 
-def definition_of(name: str, codec: Codec = CHAT) -> dict[str, object]:
+def definition_of(name: str) -> dict[str, object]:
     arguments = {
         "query": {"type": "string", "description": "words or identifiers"},
         "ref": {"type": "string"},
         "cursor": {"type": "integer"},
     }
-    return codec.function(name, DESCRIPTION, {"type": "object", "properties": arguments})
+    return CHAT.function(name, DESCRIPTION, {"type": "object", "properties": arguments})
 
 
 def definition_tokens(definition: Mapping[str, object], counter: TokenCounter, *, model: str, alone: bool) -> int:
@@ -79,7 +79,7 @@ def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenC
     tool keeps the model from calling this one; its definition stays for the prefix.
     """
     recall = settings.recall
-    if not recall.tool or settings.observes or "functions" in request.fields:
+    if not recall.tool or settings.observes or request.codec is not CHAT or "functions" in request.fields:
         return None
     several, choice = request.value("n"), request.value("tool_choice")
     own = _own_tools(request)
@@ -89,7 +89,7 @@ def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenC
         return None
     if own and recall.name in tool_definitions(request):
         return None
-    definition = definition_of(recall.name, request.codec)
+    definition = definition_of(recall.name)
     tokens = definition_tokens(definition, counter, model=request.model, alone=not own)
     return Offer(recall.name, write_value(definition), tokens)
 
@@ -122,52 +122,15 @@ class RecallCall(msgspec.Struct, frozen=True):
 
 
 class RecallTurn(msgspec.Struct, frozen=True):
-    """An answer with calls of the recall tool, as far as it goes back upstream, and those calls.
-
-    ``shown`` is what the client has got of it, ``hidden`` the rest with the calls in it; of a chat all is hidden, since
-    nothing of it is put back later.
-    """
+    """An answer with calls of the recall tool: those calls, and the message that goes back upstream with them."""
 
     calls: tuple[RecallCall, ...]
-    hidden: tuple[Mapping[str, Any], ...]
-    shown: tuple[Mapping[str, Any], ...] = ()
+    message: Mapping[str, Any]
 
-
-E = TypeVar("E")
-
-
-@dataclass(slots=True)
-class RoundView(ABC, Generic[E]):
-    """One round of a streamed answer. Feed it the stream; it gives the bytes for the client.
-
-    ``earlier`` is what the rounds before it leave, None in the first one. ``may_recall`` is False where a call is not
-    answered any more, and has to vanish. ``recalling`` says that another round follows, ``visible`` that the client has
-    got to see something, ``dropped`` that a call of the recall tool was left out.
-    """
-
-    name: str
-    earlier: E | None
-    may_recall: bool
-    recalling: bool = False
-    visible: bool = False
-    dropped: bool = False
-    usage: Mapping[str, Any] | None = None
-    _frames: Frames = field(default_factory=Frames)
-
-    def feed(self, chunk: bytes) -> bytes:
-        return b"".join(map(self._pass, self._frames.feed(chunk)))
-
-    def end(self) -> bytes:
-        return self._pass(self._frames.rest())
-
-    @abstractmethod
-    def turn(self) -> RecallTurn | None: ...
-
-    @abstractmethod
-    def leaves(self) -> E: ...
-
-    @abstractmethod
-    def _pass(self, frame: EventFrame) -> bytes: ...
+    def sent(self, results: Sequence[str]) -> list[Mapping[str, Any]]:
+        """The messages that follow the client's: this one, and a result a call."""
+        answers = zip(self.calls, results, strict=True)
+        return [self.message, *({"role": "tool", "tool_call_id": call.id, "content": text} for call, text in answers)]
 
 
 def read_call(identity: str, arguments: str) -> RecallCall:
@@ -197,18 +160,17 @@ def decoded(data: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def added_up(
-    usage: Mapping[str, Any], before: Sequence[Mapping[str, Any]], *, kind: str = "completion", asked: str = "prompt"
-) -> dict[str, Any]:
-    result, words, details_name = dict(usage), f"{kind}_tokens", f"{kind}_tokens_details"
+def added_up(usage: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last round's usage with the tokens that all rounds generated."""
+    words, details_name = "completion_tokens", "completion_tokens_details"
+    result = dict(usage)
     result[words] = _sum(words, (*before, usage))
     details = [d for each in (*before, usage) if isinstance(d := each.get(details_name), dict)]
     if details:
         names = dict.fromkeys(name for each in details for name in each)
         summed = {n: _sum(n, details) for n in names if any(isinstance(each.get(n), int) for each in details)}
         result[details_name] = {**details[-1], **summed}
-    if kind == "completion" or "total_tokens" in usage:
-        result["total_tokens"] = _sum(f"{asked}_tokens", (usage,)) + result[words]
+    result["total_tokens"] = _sum("prompt_tokens", (usage,)) + result[words]
     return result
 
 
@@ -249,7 +211,7 @@ def turn_of(message: Mapping[str, Any], name: str) -> RecallTurn | None:
             call["function"]["arguments"] = write_value(call["function"].get("arguments") or {}).decode()
     message = {"role": "assistant", "content": content, **kept, "tool_calls": echoed}
     read = (read_call(call["id"], call["function"]["arguments"]) for call in echoed)
-    return RecallTurn(tuple(read), (message,))
+    return RecallTurn(tuple(read), message)
 
 
 def without_calls(message: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -258,59 +220,33 @@ def without_calls(message: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**kept, "tool_calls": calls} if calls else kept
 
 
-class ChatRecall:
-    """The rounds of a chat: nothing of them is put back later, since nothing that a client sends depends on them."""
+def answer_in(body: bytes) -> dict[str, Any] | None:
+    """A whole answer with one choice; None for anything else."""
+    value = decoded(body)
+    choices = value.get("choices") if value is not None else None
+    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    return value if isinstance(first, dict) and isinstance(first.get("message"), dict) else None
 
-    codec: Codec = CHAT
 
-    def __init__(self, *, joins: bool = True) -> None:
-        self._joins = joins
-
-    def answer(self, value: Any) -> dict[str, Any] | None:
-        choices = value.get("choices") if isinstance(value, dict) else None
-        first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-        return value if isinstance(first, dict) and isinstance(first.get("message"), dict) else None
-
-    def turn(self, answer: Mapping[str, Any], name: str) -> RecallTurn | None:
-        return turn_of(answer["choices"][0]["message"], name)
-
-    def sent(self, turn: RecallTurn, told: Sequence[str]) -> list[Mapping[str, Any]]:
-        answers = zip(turn.calls, told, strict=True)
-        return [*turn.hidden, *({"role": "tool", "tool_call_id": call.id, "content": text} for call, text in answers)]
-
-    def overhead(self, turn: RecallTurn, counter: TokenCounter, *, model: str) -> int:
-        return sum(count_message(message, counter, model=model) for message in turn.hidden)
-
-    def final(self, answers: Sequence[Mapping[str, Any]], turns: Sequence[RecallTurn], name: str) -> dict[str, Any]:
-        del turns
-        *before, value = answers
-        choice = dict(value["choices"][0])
-        said = dict(choice["message"])
-        message = without_calls(said, name)
-        if "tool_calls" in said and "tool_calls" not in message and choice.get("finish_reason") == "tool_calls":
-            choice["finish_reason"] = "stop"
-            message["content"] = message.get("content") or ""
-        for key in JOINED if self._joins else ():
-            earlier = [each["choices"][0]["message"].get(key) for each in before]
-            texts = [text for text in (*earlier, message.get(key)) if isinstance(text, str) and text.strip()]
-            if len(texts) > 1 or (texts and not message.get(key)):
-                message[key] = APART.join(texts)
-        final = {**value, "choices": [{**choice, "message": message}]}
-        usages = [each["usage"] for each in before if isinstance(each.get("usage"), dict)]
-        if usages and isinstance(value.get("usage"), dict):
-            final["usage"] = added_up(value["usage"], usages)
-        return final
-
-    def view(self, name: str, earlier: "Earlier | None", *, may_recall: bool) -> "Filter":
-        return Filter(name, earlier, may_recall)
-
-    def refused(self, said: Mapping[str, Any], earlier: object) -> bytes:
-        del earlier
-        return b"\n\n" + unnamed_event(write_value(said))
-
-    def broken(self, error: ProxyError, earlier: object) -> bytes:
-        del earlier
-        return error.event()
+def joined(answers: Sequence[Mapping[str, Any]], name: str, *, with_text: bool) -> dict[str, Any]:
+    """The last answer without calls of the tool, with what the ones before it said (``with_text``) and used."""
+    *before, value = answers
+    choice = dict(value["choices"][0])
+    said = dict(choice["message"])
+    message = without_calls(said, name)
+    if "tool_calls" in said and "tool_calls" not in message and choice.get("finish_reason") == "tool_calls":
+        choice["finish_reason"] = "stop"
+        message["content"] = message.get("content") or ""
+    for key in JOINED if with_text else ():
+        earlier = [each["choices"][0]["message"].get(key) for each in before]
+        texts = [text for text in (*earlier, message.get(key)) if isinstance(text, str) and text.strip()]
+        if len(texts) > 1 or (texts and not message.get(key)):
+            message[key] = APART.join(texts)
+    final = {**value, "choices": [{**choice, "message": message}]}
+    usages = [each["usage"] for each in before if isinstance(each.get("usage"), dict)]
+    if usages and isinstance(value.get("usage"), dict):
+        final["usage"] = added_up(value["usage"], usages)
+    return final
 
 
 @dataclass(slots=True)
@@ -338,13 +274,34 @@ class Earlier(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Filter(RoundView[Earlier]):
+class RoundView:
+    """One round of a streamed answer. Feed it the stream; it gives the bytes for the client.
+
+    ``earlier`` is what the rounds before it leave, None in the first one. ``may_recall`` is False where a call is not
+    answered any more, and has to vanish. ``recalling`` says that another round follows, ``visible`` that the client has
+    got to see something, ``dropped`` that a call of the recall tool was left out.
+    """
+
+    name: str
+    earlier: Earlier | None
+    may_recall: bool
+    recalling: bool = False
+    visible: bool = False
+    dropped: bool = False
+    usage: Mapping[str, Any] | None = None
+    _frames: Frames = field(default_factory=Frames)
     _kept: list[bytes] = field(default_factory=list)
     _size: int = 0
     _names: dict[int, str] = field(default_factory=dict)
     _numbers: CallNumbers = field(default_factory=CallNumbers)
     _own: list[int] = field(default_factory=list)
     _apart: bool = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        return b"".join(map(self._pass, self._frames.feed(chunk)))
+
+    def end(self) -> bytes:
+        return self._pass(self._frames.rest())
 
     def turn(self) -> RecallTurn | None:
         return turn_of(assembled(self._chunks()), self.name)

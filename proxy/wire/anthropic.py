@@ -33,7 +33,6 @@ from proxy.wire.codec import (
     RawSegment,
     SystemField,
     array_of,
-    cuts_of,
     first_object,
     like,
     message_of,
@@ -45,7 +44,6 @@ from proxy.wire.raw import (
     DONE,
     Decoder,
     Raw,
-    elements_of,
     is_object,
     named_event,
     read_as,
@@ -230,23 +228,6 @@ class MessagesCodec(Codec):
 
     def stored(self, raw: Raw) -> bytes:
         return run_as_json(raw)
-
-    def with_rounds(self, raw: Raw, text: str) -> Raw:
-        messages = elements_of(raw)
-        blocks = raw_blocks(messages[0]) if len(messages) == 1 else ()
-        start, cuts = cuts_of(blocks, text, THINKING_TYPES) if len(messages) == 1 else (0, [])
-        if not cuts and not 0 < start < len(blocks):
-            return raw
-        found = list[bytes]()
-        for place, each in cuts:
-            asked = [*blocks[start:place], *map(write_value, each.calls)]
-            found.append(message_of("assistant", array_of(asked)))
-            found.append(message_of("user", write_value(each.outputs)))
-            start = place
-        if start < len(blocks):
-            whole = bytes(messages[0])
-            found.append(replace_fields(whole, split_object(whole), {"content": array_of(blocks[start:])}))
-        return b",".join(found)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
         return {"name": name, "description": description, "input_schema": parameters}

@@ -322,9 +322,6 @@ class Codec:
     def stored(self, raw: Raw) -> bytes:
         return bytes(raw)
 
-    def with_rounds(self, raw: Raw, text: str) -> Raw:
-        return raw
-
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
         return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
@@ -594,42 +591,3 @@ def chosen_tools(request: ClientRequest) -> frozenset[str]:
 
 def with_fields(body: bytes, **values: object) -> bytes:
     return replace_fields(body, split_object(body), {k: write_value(v) for k, v in values.items()})
-
-
-class HiddenRound(msgspec.Struct, frozen=True):
-    """What of one round the client has not seen: ``calls`` as the model made them, ``outputs`` as they went back.
-
-    The client has seen ``after`` elements of the answer before it, ``said`` of them no reasoning.
-    """
-
-    after: int
-    said: int
-    calls: Sequence[Mapping[str, Any]]
-    outputs: Sequence[Mapping[str, Any]]
-
-
-def write_rounds(rounds: Sequence[HiddenRound], shown: int, skipped: int = 0, ids: Sequence[str] = ()) -> str:
-    """The rounds of an answer of which the client has seen ``shown`` elements, with these ids, as JSON text.
-
-    The first ``skipped`` of them are of an answer that was given up: what follows was not made behind them.
-    """
-    kept = {"of": shown, "ids": ids, "skipped": skipped, "rounds": [msgspec.structs.asdict(each) for each in rounds]}
-    return write_value(kept).decode("utf-8", "surrogatepass")
-
-
-def cuts_of(elements: Sequence[Raw], text: str, thoughts: Collection[str]) -> tuple[int, list[tuple[int, HiddenRound]]]:
-    """What is to be skipped of the answer as its client sends it back, and the rounds with the place of each in it.
-
-    A client may leave reasoning out: then the other elements tell. Nothing where nobody can tell, or ids are others.
-    """
-    kept = read_value(text.encode("utf-8", "surrogatepass"))
-    values = [read_value(element) for element in elements]
-    ids = {value["id"] for value in values if isinstance(value, dict) and isinstance(value.get("id"), str)}
-    if not isinstance(kept, dict) or (ids and not ids.intersection(kept.get("ids") or ids)):
-        return 0, []
-    rounds = [HiddenRound(**each) for each in kept["rounds"]]
-    if len(elements) == kept["of"]:
-        return kept["skipped"], [(each.after, each) for each in rounds]
-    if any(isinstance(value, dict) and value.get("type") in thoughts for value in values):
-        return 0, []
-    return 0, [(min(each.said, len(elements)), each) for each in rounds]

@@ -51,7 +51,7 @@ def _render(piece: PlannedMessage, raw: Raw, *, marked: bool, codec: Codec) -> R
         raw = codec.edited(raw, piece.kind, piece.text)
     elif marked:
         raw = codec.unmarked(raw)
-    return raw if piece.rounds is None else codec.with_rounds(raw, piece.rounds.text)
+    return raw
 
 
 def rewritten(

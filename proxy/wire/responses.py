@@ -30,7 +30,6 @@ from proxy.wire.codec import (
     LimitField,
     NamingRun,
     RawSegment,
-    cuts_of,
     first_object,
     like,
     message_of,
@@ -260,13 +259,6 @@ class ResponsesCodec(Codec):
 
     def stored(self, raw: Raw) -> bytes:
         return run_as_json(_meant(raw))
-
-    def with_rounds(self, raw: Raw, text: str) -> Raw:
-        items = list(elements_of(raw))
-        start, cuts = cuts_of(items, text, THOUGHTS)
-        for place, each in reversed(cuts):
-            items[place:place] = map(write_value, (*each.calls, *each.outputs))
-        return b",".join(items[start:] or items)
 
     def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
         return {"type": "function", "name": name, "description": description, "parameters": parameters, "strict": False}

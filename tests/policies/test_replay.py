@@ -11,7 +11,7 @@ from policies.draft import (
     replay,
     tokens_kept_verbatim,
 )
-from policies.ledger import Cut, Edit, EditKind, Trend, occurrence_of_round
+from policies.ledger import Cut, Edit, EditKind, Trend
 from policies.limits import limits_for
 from policies.messages import ToolCall, Transcript, protect
 from policies.planner import is_needless
@@ -73,40 +73,15 @@ def test_what_was_brought_back_stays_behind_the_history_that_it_was_brought_back
     before, after = [*GROWN, user("go on"), assistant("done")], [*GROWN[:-1], assistant("other"), user("go on")]
     transcript = talk(*before)
     recalled = replace(edit_of(transcript, len(GROWN)), kind=EditKind.RECALL)
-    rounds = replace(edit_of(transcript, len(GROWN) + 1), kind=EditKind.ROUND, occurrence=occurrence_of_round(0))
-    rounds = replace(rounds, text="{}", chain=transcript.chain[-2])
-    own, other = (replayed(array, edits=[recalled, rounds]) for array in (before, [*after, assistant("done")]))
-    assert own.applied == {"recall": 1, "round": 1}
+    own, other = (replayed(array, edits=[recalled]) for array in (before, [*after, assistant("done")]))
+    assert own.applied == {"recall": 1}
     assert not other.changed
     theirs = edit_of(talk(*after), len(GROWN), EditKind.RECALL)
     beside = [recalled, replace(theirs, digest=theirs.chain, occurrence=0)]
     assert [replayed(array, edits=beside).applied for array in (before, after)] == [{"recall": 1}] * 2
-    old = [replace(each, chain=b"") for each in (recalled, rounds)]  # stored before it was noted
+    old = [replace(recalled, chain=b"")]  # stored before it was noted
     for array in (before, [*after, assistant("done")]):
-        assert replayed(array, edits=old).applied == {"recall": 1, "round": 1}
-
-
-@pytest.mark.requirement("P2", "A4.25")
-def test_hidden_rounds_stay_beside_another_edit_of_their_answer_and_cost_what_they_cost() -> None:
-    transcript = talk(*GROWN)
-    other = edit_of(transcript, 4)
-    before = transcript.chain[3 - transcript.head]
-    rounds = replace(other, kind=EditKind.ROUND, occurrence=occurrence_of_round(0), text="{}", tokens=40, chain=before)
-    alone, both = replayed(GROWN, edits=[rounds]), replayed(GROWN, edits=[rounds, other])
-    assert alone.changed
-    assert (alone.pieces[4].text, alone.pieces[4].kind, alone.pieces[4].rounds) == (None, None, rounds)
-    assert alone.tokens == transcript.tokens + 40
-    assert alone.applied == {"round": 1}
-    assert (both.pieces[4].text, both.pieces[4].rounds) == ("gone", rounds)
-    assert both.pieces[4].tokens == other.tokens + 40
-    again = both.with_edits({4: replace(other, text="-", tokens=1)})
-    assert (again.pieces[4].rounds, again.pieces[4].tokens) == (rounds, 41)
-    assert again.pieces[4].own_tokens == 1
-    known = ConversationState(edits={rounds.key: rounds})
-    assert not known.has_removed
-    cut = replayed(GROWN, edits=[rounds], cuts=(cut_of(transcript, 3),))
-    assert cut.active_cut is not None
-    assert sum(p.rounds is not None for p in cut.pieces) == 1
+        assert replayed(array, edits=old).applied == {"recall": 1}
 
 
 @pytest.mark.requirement("P1")

@@ -1,6 +1,5 @@
 """Recall in its parts: what of a stream is shown, how texts rank, what is brought back unasked."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -25,8 +24,16 @@ from proxy.recall.archive import (
     tell_page,
     terms_of,
 )
-from proxy.recall.rounds import patiently
-from proxy.recall.tool import Earlier, Filter, added_up, definition_of, definition_tokens, offer_for, turn_of, with_more
+from proxy.recall.tool import (
+    Earlier,
+    RoundView,
+    added_up,
+    definition_of,
+    definition_tokens,
+    offer_for,
+    turn_of,
+    with_more,
+)
 from proxy.store import Store
 from proxy.store.records import Change, Original
 from proxy.wire.chat import body_of, message_of
@@ -63,7 +70,7 @@ ROUND = [
 ]
 
 
-def shown(events: Sequence[bytes], view: Filter) -> bytes:
+def shown(events: Sequence[bytes], view: RoundView) -> bytes:
     return b"".join(map(view.feed, events)) + view.end()
 
 
@@ -78,13 +85,13 @@ def payloads(stream: bytes) -> list[Any]:
 def test_any_chunking_shows_the_same_bytes(cuts: list[int]) -> None:
     stream, places = b"".join(ROUND), sorted({0, *cuts, len(b"".join(ROUND))})
     chunks = [stream[a:b] for a, b in zip(places, places[1:], strict=False)]
-    view = Filter("recall", None, may_recall=True)
+    view = RoundView("recall", None, may_recall=True)
     assert shown(chunks, view) == b"".join(ROUND[:3])
     assert view.recalling
     turn = view.turn()
     assert turn is not None
-    assert turn.hidden[0]["content"] == "Let me look, caf\u00e9. "
-    assert [c["function"] for c in turn.hidden[0]["tool_calls"]] == [{"name": "recall", "arguments": '{"query": "x"}'}]
+    assert turn.message["content"] == "Let me look, caf\u00e9. "
+    assert [c["function"] for c in turn[0]["tool_calls"]] == [{"name": "recall", "arguments": '{"query": "x"}'}]
     assert view.usage == {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
 
 
@@ -121,7 +128,7 @@ def test_frames_are_the_bytes_that_came(stream: bytes) -> None:
     ids=["all in one chunk", "no index", "interleaved"],
 )
 def test_calls_are_withheld_however_a_provider_spells_them(events: list[bytes]) -> None:
-    view = Filter("recall", None, may_recall=True)
+    view = RoundView("recall", None, may_recall=True)
     deltas = [chunk["choices"][0] for chunk in payloads(shown([*events, DONE], view))]
     assert all(each["delta"] == {"role": "assistant"} and each["finish_reason"] is None for each in deltas)
     turn = view.turn()
@@ -134,7 +141,7 @@ def test_a_later_round_goes_on_under_the_first_ones_name() -> None:
     usage = {"prompt_tokens": 20, "completion_tokens": 3, "completion_tokens_details": {"reasoning_tokens": 2}}
     before = {"prompt_tokens": 9, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 1}}
     earlier = Earlier({"id": "first", "created": 7, "model": "m-1"}, spoke=True, usages=(before,))
-    view = Filter("recall", earlier, may_recall=True)
+    view = RoundView("recall", earlier, may_recall=True)
     events = [
         event({"role": "assistant", "content": ""}),
         event({"content": "Here."}),
@@ -159,7 +166,7 @@ def test_a_later_round_goes_on_under_the_first_ones_name() -> None:
 
 @pytest.mark.requirement("P5")
 def test_a_call_that_is_not_answered_any_more_vanishes_with_its_finish_reason() -> None:
-    view = Filter("recall", None, may_recall=False)
+    view = RoundView("recall", None, may_recall=False)
     events = [event({"content": "So."}), event({"tool_calls": [call("recall", "{}")]}), event({}, finish="tool_calls")]
     found = payloads(shown([*events, DONE], view))
     assert [c["choices"][0]["finish_reason"] for c in found] == [None, "stop"]
@@ -169,34 +176,6 @@ def test_a_call_that_is_not_answered_any_more_vanishes_with_its_finish_reason() 
 def test_usage_of_one_round_is_its_own() -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "other": "x"}
     assert added_up(usage, []) == usage
-
-
-async def test_who_waits_is_told_so_and_the_work_ends_with_its_waiter() -> None:
-    told: list[int] = []
-    started, ended = asyncio.Event(), asyncio.Event()
-
-    async def tell() -> None:
-        told.append(1)
-
-    async def until_told_thrice() -> str:
-        while len(told) < 3:
-            await asyncio.sleep(0)
-        return "done"
-
-    async def endless() -> None:
-        try:
-            started.set()
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    assert await patiently(until_told_thrice(), tell, every=0.001) == "done"
-    waiting = asyncio.create_task(patiently(endless(), tell, every=10))
-    await started.wait()
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert ended.is_set()
 
 
 def offered(policy: Recall = Recall(tool=True), **fields: Any) -> str | None:
@@ -263,10 +242,10 @@ def test_what_a_provider_wants_back_goes_back_with_the_call() -> None:
     message = {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": None, "tool_calls": [made]}
     turn = turn_of(message, "recall")
     assert turn is not None
-    assert turn.hidden[0]["reasoning_content"] == "hm"
-    assert "refusal" not in turn.hidden[0]
-    assert turn.hidden[0]["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
-    assert "index" not in turn.hidden[0]["tool_calls"][0]
+    assert turn.message["reasoning_content"] == "hm"
+    assert "refusal" not in turn.message
+    assert turn.message["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
+    assert "index" not in turn.message["tool_calls"][0]
 
 
 @pytest.mark.requirement("A4.25")
