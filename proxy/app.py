@@ -28,6 +28,7 @@ from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
 from proxy.exchange.run import answering
 from proxy.http.endpoints import Api, HealthRoutes
+from proxy.http.mcp import McpServer
 from proxy.http.reports import store_growth
 from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
@@ -75,6 +76,7 @@ SERVED = (
     (re.compile(r"/v1/.*|/openai/deployments/.*"), "api"),
     (re.compile(r"/healthz|/readyz|/metrics"), "health"),
     (re.compile(r"/weir/ui.*"), "dashboard"),
+    (re.compile(r"/weir/mcp/?"), "mcp"),
     (re.compile(r"/weir/.*"), "management"),
 )
 
@@ -111,7 +113,7 @@ class App:
     async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         path = scope["path"]
         name = next((name for pattern, name in SERVED if pattern.fullmatch(path)), None)
-        if name in ("dashboard", "management"):
+        if name in ("dashboard", "mcp", "management"):
             answer = partial(self._served[name], scope, receive)
             await counted(self._telemetry.metrics, OWN, scope, send, answer)
         elif name is not None:
@@ -131,6 +133,7 @@ class App:
                 health=HealthRoutes(runtime),
                 management=Management(runtime),
                 dashboard=Dashboard(runtime),
+                mcp=McpServer(runtime),
             )
             read = self._reload
             async with contextlib.nullcontext() if read is None else reloading(_reload(runtime, read)):

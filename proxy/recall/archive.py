@@ -74,7 +74,7 @@ class Passages(msgspec.Struct, frozen=True):
 
 
 def terms_of(query: str) -> tuple[Term, ...]:
-    cleaned = (m.group().strip(_EDGES).casefold() for m in _WORD.finditer(query))
+    cleaned = (m.group().strip(_EDGES).removeprefix("#").casefold() for m in _WORD.finditer(query))
     words = list(dict.fromkeys(w[:MAX_TERM_LEN] for w in cleaned if w))
     telling = [w for w in words if len(w) > 1 or w.isdigit() or not w.isascii()] or words
     found: list[Term] = []
@@ -179,7 +179,8 @@ class Past(msgspec.Struct, frozen=True):
     """One text out of the window: where it is in the archive, whose it was, and what it says.
 
     ``origin`` is in words (``result of read_file``), ``position`` the number of the message in the client's array
-    from 1 on and ``of`` how many that has; None where the client no longer sends it.
+    from 1 on and ``of`` how many that has; None where the client no longer sends it. ``conversation`` is the name of
+    its conversation where that is not the one that is asked for.
     """
 
     ref: str
@@ -188,10 +189,14 @@ class Past(msgspec.Struct, frozen=True):
     text: str
     position: int | None = None
     of: int = 0
+    conversation: str = ""
 
     @property
     def place(self) -> str:
-        return "an earlier message" if self.position is None else f"message {self.position} of {self.of}"
+        if self.position is not None:
+            return f"message {self.position} of {self.of}"
+        where = f" of conversation {harmless(self.conversation)}" if self.conversation else ""
+        return f"an earlier message{where}"
 
 
 class RecallAnswer(msgspec.Struct, frozen=True):
@@ -424,7 +429,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
                 found |= {original.ref: original for original in hits if original.ref not in known}
         except StoreError as error:
             log.warning("the archive cannot be searched, only what the client sends is: %s", error)
-        return [_past_of(original) for original in found.values()]
+        return [past_of(original) for original in found.values()]
 
     async def _and_alike(
         self, query: str, pasts: tuple[Past, ...], hits: list[Hit]
@@ -435,7 +440,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
         for original, _ in near:
             if original.ref not in places and self.named:
                 places[original.ref] = len(pasts)
-                pasts = (*pasts, _past_of(original))
+                pasts = (*pasts, past_of(original))
             if (place := places.get(original.ref)) is not None and place not in seen:
                 hits = [*hits, Hit(place, frozenset(), 0.0)]
                 seen.add(place)
@@ -461,9 +466,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
             lines = [(self.transcript.messages[i].role, self.transcript.read(i).everything) for i in places]
             tokens = sum(self.transcript.messages[i].tokens for i in places)
             return _summarised(cut.ref, lines, tokens)
-        originals = await self.store.covered(self.tenant, cut.ref)
-        lines = [(o.role, _text_of(o.body)) for o in originals]
-        return _summarised(cut.ref, lines, sum(o.tokens for o in originals)) if originals else None
+        return covered_by(cut.ref, await self.store.covered(self.tenant, cut.ref))
 
     async def _holds(self, ref: str) -> bool:
         if len(ref) != 12 or not ref.isalnum():
@@ -484,15 +487,22 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
             value = view_of_stored(waiting)
             return Past(ref, _role_in_words(str(value.get("role", ""))), 0, body_of(value).everything)
         original = await self.store.original(self.tenant, ref)
-        return None if original is None else _past_of(original)
+        return None if original is None else past_of(original)
 
 
 def _text_of(raw: bytes) -> str:
     return body_of(view_of_stored(raw)).everything
 
 
-def _past_of(original: Original) -> Past:
-    return Past(original.ref, _role_in_words(original.role), original.tokens, _text_of(original.body))
+def past_of(original: Original, *, conversation: str = "") -> Past:
+    text = _text_of(original.body)
+    return Past(original.ref, _role_in_words(original.role), original.tokens, text, conversation=conversation)
+
+
+def covered_by(ref: str, originals: Sequence[Original]) -> Past | None:
+    """The texts that a summary covers, as one; None where there are none."""
+    lines = [(o.role, _text_of(o.body)) for o in originals]
+    return _summarised(ref, lines, sum(o.tokens for o in originals)) if originals else None
 
 
 def _role_in_words(role: str) -> str:

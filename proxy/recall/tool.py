@@ -141,11 +141,15 @@ def read_call(identity: str, arguments: str) -> RecallCall:
         return RecallCall(identity, problem="The arguments are not JSON.")
     if not isinstance(given, dict):
         return RecallCall(identity, problem="The arguments are not an object.")
+    call = call_of(given, identity)
+    return call if call.query or call.ref else RecallCall(identity, problem="Give query or ref.")
+
+
+def call_of(given: Mapping[str, Any], identity: str = "") -> RecallCall:
+    """The call that these arguments make, whatever else is in them."""
     query, ref = given.get("query"), given.get("ref")
     query = query.strip()[:MAX_QUERY_LEN] if isinstance(query, str) else ""
     ref = ref.strip().removesuffix(TEXT_OF)[:64] if isinstance(ref, str) else ""
-    if not query and not ref:
-        return RecallCall(identity, problem="Give query or ref.")
     return RecallCall(identity, query=query, ref=ref, cursor=_cursor(given.get("cursor")))
 
 

@@ -91,7 +91,7 @@ def test_any_chunking_shows_the_same_bytes(cuts: list[int]) -> None:
     turn = view.turn()
     assert turn is not None
     assert turn.message["content"] == "Let me look, caf\u00e9. "
-    assert [c["function"] for c in turn[0]["tool_calls"]] == [{"name": "recall", "arguments": '{"query": "x"}'}]
+    assert [c["function"] for c in turn.message["tool_calls"]] == [{"name": "recall", "arguments": '{"query": "x"}'}]
     assert view.usage == {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
 
 
