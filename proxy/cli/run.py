@@ -23,6 +23,8 @@ STARTS_WITHIN = 60.0
 STOPS_WITHIN = 35.0  # limits.grace and a little
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 TYPED, ENDING = (signal.SIGINT, signal.SIGQUIT), (signal.SIGTERM, signal.SIGHUP)
+MCP = "/weir/mcp"
+CLAUDE_KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 
 
@@ -32,11 +34,15 @@ PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 @click.option("--url", metavar="URL", help="Weir's address, http://host:port; defaults to the configuration's.")
 @click.option("--key", help="The key to send, where Weir asks for one; defaults to what the environment has.")
 @click.option("--serve", "serves", is_flag=True, help="Start a Weir for the time of the command if none answers.")
-def run(command: tuple[str, ...], path: Path | None, url: str | None, key: str | None, *, serves: bool) -> int:
+@click.option("--mcp/--no-mcp", "mcp", default=True, help="Whether to register Weir's MCP server with the command.")
+def run(
+    command: tuple[str, ...], path: Path | None, url: str | None, key: str | None, *, serves: bool, mcp: bool
+) -> int:
     """Start a command with the environment that points it at a running Weir, and exit as it does.
 
     Set are OPENAI_BASE_URL, OPENAI_API_BASE, ANTHROPIC_BASE_URL, and for opencode OPENCODE_CONFIG_CONTENT; codex is
-    given its provider by -c. A placeholder stands in for an OPENAI_API_KEY that is not set.
+    given its provider by -c. A placeholder stands in for an OPENAI_API_KEY that is not set. claude, codex and opencode
+    get Weir's MCP server, with which the model looks up what was removed; --no-mcp leaves it out.
 
     \b
     Example:
@@ -46,14 +52,14 @@ def run(command: tuple[str, ...], path: Path | None, url: str | None, key: str |
     config = loaded(path)
     root = weir_address(url, config)
     with _weir_at(root, path, serves=serves) as started:
-        changes = _changes(root, command[0], key, environment())
-        arguments = [command[0], *_arguments(root, command[0]), *command[1:]]
+        changes = _changes(root, command[0], key, environment(), mcp=mcp)
+        env = {**environment(), **changes}
+        arguments = [command[0], *_arguments(root, command[0], env, mcp=mcp), *command[1:]]
         shown = {name: "***" if name.endswith("_KEY") and value == key else value for name, value in changes.items()}
         for name, value in shown.items():
             click.echo(f"weir: {name}={shlex.quote(value)}", err=True)
         if arguments[1:] != list(command[1:]):
             click.echo(f"weir: {shlex.join(arguments)}", err=True)
-        env = {**environment(), **changes}
         if not started:
             return _replaced(arguments, env)
         return _supervised(arguments, env)
@@ -64,7 +70,7 @@ def weir_address(url: str | None, config: Config) -> str:
     return (url or f"http://{host}:{config.listen.port}").rstrip("/").removesuffix("/v1")
 
 
-def _changes(root: str, program: str, key: str | None, env: Mapping[str, str]) -> dict[str, str]:
+def _changes(root: str, program: str, key: str | None, env: Mapping[str, str], *, mcp: bool) -> dict[str, str]:
     base = f"{root}/v1"
     changes = {"OPENAI_BASE_URL": base, "OPENAI_API_BASE": base, "ANTHROPIC_BASE_URL": root}
     if key is not None:
@@ -73,20 +79,39 @@ def _changes(root: str, program: str, key: str | None, env: Mapping[str, str]) -
         changes["OPENAI_API_KEY"] = "any"  # SDKs do not start without one
     if Path(program).name == "opencode":  # reads no base URL from the environment, but a whole configuration
         providers = {name: {"options": {"baseURL": base}} for name in ("openai", "anthropic")}
-        changes["OPENCODE_CONFIG_CONTENT"] = json.dumps({"provider": providers})
+        content: dict[str, object] = {"provider": providers}
+        if mcp:
+            headers = {"Authorization": "Bearer {env:OPENAI_API_KEY}"}
+            content["mcp"] = {"weir": {"type": "remote", "url": f"{root}{MCP}", "headers": headers, "oauth": False}}
+        changes["OPENCODE_CONFIG_CONTENT"] = json.dumps(content)
     if any(name.lower() in PROXIES and value for name, value in env.items()):
         around = ",".join(filter(None, (env.get("NO_PROXY") or env.get("no_proxy"), "127.0.0.1,localhost")))
         changes |= {"NO_PROXY": around, "no_proxy": around}
     return changes
 
 
-def _arguments(root: str, program: str) -> list[str]:
-    """Options for a program that looks at no variable: Codex has its provider from its configuration."""
-    if Path(program).name != "codex":
-        return []
-    provider = {"name": "Weir", "base_url": f"{root}/v1", "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
-    values = {"model_provider": "weir"} | {f"model_providers.weir.{name}": value for name, value in provider.items()}
-    return [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+def _arguments(root: str, program: str, env: Mapping[str, str], *, mcp: bool) -> list[str]:
+    """Options for programs that read no variable: Codex's provider, and the MCP server of Codex and Claude Code.
+
+    Keys stay in the environment: arguments can be seen by everybody on the machine.
+    """
+    name = Path(program).name
+    if name == "codex":
+        provider = {"name": "Weir", "base_url": f"{root}/v1", "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
+        values = {"model_provider": "weir"} | {
+            f"model_providers.weir.{name}": value for name, value in provider.items()
+        }
+        if mcp:
+            values["mcp_servers.weir.url"] = f"{root}{MCP}"
+            values["mcp_servers.weir.bearer_token_env_var"] = "OPENAI_API_KEY"  # noqa: S105 - a name
+        return [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+    if name == "claude" and mcp:
+        variable = next((each for each in CLAUDE_KEYS if env.get(each)), None)
+        headers = {"Authorization": f"Bearer ${{{variable}}}"} if variable is not None else {}
+        servers = {"weir": {"type": "http", "url": f"{root}{MCP}", "headers": headers}}
+        # with =, since a value after a blank would take the words behind it with it
+        return [f"--mcp-config={json.dumps({'mcpServers': servers})}", "--allowedTools=mcp__weir"]
+    return []
 
 
 @contextlib.contextmanager
