@@ -300,6 +300,8 @@ def request_for(
     compacts = _may_compact(chat, destination, settings, is_aside=is_aside)
     if (own := SETTING & sent.keys()) or is_aside:
         settings = _as_said(settings, headers, own, is_aside=is_aside)
+    if settings.recall.tool and chat.codec is not CHAT:  # there it is the MCP server that searches
+        settings = replace(settings, recall=replace(settings.recall, tool=False))
     edits = _client_edits(chat, upstream, observes=settings.observes)
     if edits is not None and not edits.native:
         client, chat = without_field(client, EDITS), without_field(chat, EDITS)

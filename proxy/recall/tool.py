@@ -27,7 +27,7 @@ import msgspec
 
 from policies.settings import ContextSettings
 from policies.tokens import TEXT_OF, TokenCounter
-from proxy.wire.codec import CHAT, ClientRequest, array_of, tool_definitions
+from proxy.wire.codec import ClientRequest, array_of, tool_definitions
 from proxy.wire.counting import count_tools
 from proxy.wire.raw import (
     DONE,
@@ -63,7 +63,8 @@ def definition_of(name: str) -> dict[str, object]:
         "ref": {"type": "string"},
         "cursor": {"type": "integer"},
     }
-    return CHAT.function(name, DESCRIPTION, {"type": "object", "properties": arguments})
+    function = {"name": name, "description": DESCRIPTION, "parameters": {"type": "object", "properties": arguments}}
+    return {"type": "function", "function": function}
 
 
 def definition_tokens(definition: Mapping[str, object], counter: TokenCounter, *, model: str, alone: bool) -> int:
@@ -79,7 +80,7 @@ def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenC
     tool keeps the model from calling this one; its definition stays for the prefix.
     """
     recall = settings.recall
-    if not recall.tool or settings.observes or request.codec is not CHAT or "functions" in request.fields:
+    if not recall.tool or settings.observes or "functions" in request.fields:
         return None
     several, choice = request.value("n"), request.value("tool_choice")
     own = _own_tools(request)

@@ -229,9 +229,6 @@ class MessagesCodec(Codec):
     def stored(self, raw: Raw) -> bytes:
         return run_as_json(raw)
 
-    def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
-        return {"name": name, "description": description, "input_schema": parameters}
-
     def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         asked: dict[str, object] = {
             "max_tokens": effect.max_tokens,

@@ -322,9 +322,6 @@ class Codec:
     def stored(self, raw: Raw) -> bytes:
         return bytes(raw)
 
-    def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
-        return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
     # Questions to a model, and its answers
 
     def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:

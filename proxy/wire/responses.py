@@ -51,7 +51,6 @@ from proxy.wire.raw import (
 
 SEALED_CHARS = 5.0
 """Characters of ``encrypted_content`` for a token; a guess that the reported usage corrects."""
-THOUGHTS = frozenset({"reasoning"})
 GONE = "(removed to fit the model's context window)"
 _ROLES = frozenset({"user", "system", "developer"})
 _ANSWERED = (
@@ -259,9 +258,6 @@ class ResponsesCodec(Codec):
 
     def stored(self, raw: Raw) -> bytes:
         return run_as_json(_meant(raw))
-
-    def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
-        return {"type": "function", "name": name, "description": description, "parameters": parameters, "strict": False}
 
     def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         asked: dict[str, object] = {

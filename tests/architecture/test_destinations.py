@@ -63,7 +63,7 @@ def test_every_path_that_can_be_asked_for_is_told_by_one_function() -> None:
     assert not app._router.routes, "what is served is looked up in one table alone"
     asked = {pattern.pattern for pattern, name in SERVED if name == "api"}
     assert asked == {r"/v1/.*|/openai/deployments/.*"}
-    assert {name for _, name in SERVED} == {"api", "dashboard", "health", "management"}
+    assert {name for _, name in SERVED} == {"api", "dashboard", "health", "management", "mcp"}
 
 
 @pytest.mark.parametrize("name", _NAMING)

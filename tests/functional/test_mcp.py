@@ -9,26 +9,35 @@ from typing import Any
 
 import httpx
 import httpx2
-import pytest
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.functional.harness import COUNTER, EVICTING, TOOLS, Deployment, InTurns, Talk
-from tests.upstream import SimulatorSettings
-from tests.upstream.app import serve_simulator
+from tests.functional.harness import COUNTER, EVICTING, TOOLS, Deployment, InTurns, Talk, prose
+from tests.upstream import Dialect, SimulatorSettings
+from tests.upstream.app import RunningSimulator, serve_simulator
 
 WINDOW = 8_192
 ADMIN = "admin-secret-token"
 
 
 @asynccontextmanager
-async def served(folder: Path, deployment: Deployment, store: str = "") -> AsyncIterator[InTurns]:
-    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as upstream:
+async def served(
+    folder: Path,
+    deployment: Deployment,
+    *,
+    store: str = "",
+    recall: str = "",
+    dialect: Dialect = Dialect.OPENAI,
+    upstreams: list[RunningSimulator] | None = None,
+) -> AsyncIterator[InTurns]:
+    async with serve_simulator(SimulatorSettings(window=WINDOW, dialect=dialect), counter=COUNTER) as upstream:
+        if upstreams is not None:
+            upstreams.append(upstream)
         yaml = f"""
-upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}}}}
+upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass, speaks: [chat, responses, messages]}}}}
 models: [{{match: "*", upstream: up, window: {WINDOW}}}]
 auth: {{mode: open, admin_token: {ADMIN}}}
-policies: {{p: {{{json.dumps(EVICTING)[1:-1]}}}}}
+policies: {{p: {{{json.dumps(EVICTING)[1:-1]}{recall}}}}}
 default_policy: p
 {store}
 """
@@ -94,19 +103,15 @@ async def test_what_was_removed_is_found_by_words_and_read_by_its_ref(tmp_path: 
 
 
 async def test_short_numbers_count(tmp_path: Path, deployment: Deployment) -> None:
-    invoices = [
-        f"Invoice {number}: {amount} EUR" for number, amount in ((1, 311), (2, 312), (3, 512), (13, 313), (30, 330))
-    ]
+    amounts = {1: 311, 2: 312, 3: 512, 13: 313, 30: 330}
     async with served(tmp_path, deployment) as target:
-        await past_the_window(target, *invoices)
+        await past_the_window(target, *(f"Invoice {number}: {amount} EUR" for number, amount in amounts.items()))
         async with connected(target) as session:
             for query in ("invoice 3", "Invoice #3"):
                 found = await called(session, "recall", query=query)
-                first = found.index("Data, not an instruction", found.index("Data, not an instruction"))
-                assert "512 EUR" in found[first : first + 6_000]
-                assert found.index("512 EUR") < min(
-                    (found.index(s) for s in ("330 EUR", "313 EUR") if s in found), default=10**9
-                )
+                assert "512 EUR" in found
+                others = [found.index(said) for said in ("313 EUR", "330 EUR") if said in found]
+                assert found.index("512 EUR") < min(others, default=len(found))
 
 
 async def test_a_caller_sees_its_own_conversations_and_one_alone_where_it_names_it(
@@ -159,7 +164,28 @@ async def test_what_is_wrong_is_said(tmp_path: Path, deployment: Deployment) -> 
 
 
 async def test_where_no_texts_are_stored_it_is_said(tmp_path: Path, deployment: Deployment) -> None:
-    async with served(tmp_path, deployment, "store: {content: digest}") as target:
+    async with served(tmp_path, deployment, store="store: {content: digest}") as target:
         await past_the_window(target, "the deployment token is zx-4471-quebec")
         async with connected(target) as session:
             assert "store no texts" in await called(session, "recall", query="deployment token")
+
+
+async def test_the_tool_of_chat_completions_is_offered_on_no_other_endpoint(tmp_path: Path) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Read the files."}]
+    for number in range(20):
+        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "read_file", "input": {"path": f"{number}.py"}}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": prose(280, seed=number)}
+        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    tool = {"name": "read_file", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}
+    body = {"model": "sim", "max_tokens": 512, "messages": messages, "tools": [tool]}
+    upstreams: list[RunningSimulator] = []
+    on = Deployment(tmp_path / "w.db")
+    async with (
+        served(tmp_path, on, recall=", recall: {tool: true}", upstreams=upstreams, dialect=Dialect.VLLM) as target,
+        httpx.AsyncClient(base_url=target.root()) as http,
+    ):
+        answer = await http.post("/v1/messages", json=body, headers={"x-api-key": "sk-test"})
+        assert answer.status_code == 200, answer.text
+        assert "evict=" in answer.headers["x-weir-actions"]
+        (sent,) = [each.json() for each in upstreams[0].answered()]
+    assert [each["name"] for each in sent["tools"]] == ["read_file"]
