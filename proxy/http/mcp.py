@@ -70,7 +70,7 @@ class McpServer:
         self._runtime = runtime
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; ``mcp`` is loaded with the first one, since it takes a second and 60 MB."""
+        """Answer one request; ``mcp`` is loaded with the first one, since it takes a second and 25 MB."""
         try:
             caller = self._caller(scope)
             if scope["method"] != "POST":
