@@ -36,6 +36,8 @@ NOT_RUN = {
     "mkdir ": "downloads clients from registries",
     "for each ": "downloads clients from registries",
     "cd .. && python -m benchmarks.broken_streams": "drives those clients; needs what was downloaded",
+    "claude mcp add ": "needs Claude Code; tests/real/test_mcp.py runs it with what weir run gives it",
+    "codex mcp add ": "needs Codex; as above",
     "OTEL_EXPORTER_OTLP_ENDPOINT=": "needs a collector; test_traces.py starts one",
 }
 """Commands that are not run, by how they begin, and why."""
