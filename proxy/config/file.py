@@ -249,9 +249,12 @@ class _Reader:
 Value = typing.TypeVar("Value")
 
 GONE: Mapping[str, str] = types.MappingProxyType(
-    {"listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)"}
+    {
+        "listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)",
+        "evaluate": "weir evaluate measures recorded conversations",
+    }
 )
-"""Keys that there were once, to what is to be done instead."""
+"""Keys that there were once, with those of a policy as they are in it, to what is to be done instead."""
 
 
 def typed(
@@ -277,7 +280,7 @@ def typed(
     for path, known in unknown:
         word = str(path[-1])
         hint = f"; it is {legacy[word]} now" if word in legacy else nearest(word, known)
-        instead = GONE.get(dotted((*at, *path)))
+        instead = GONE.get(dotted((*at, *path))) or GONE.get(dotted(path))
         said = f"unknown key{hint}" if instead is None else f"this key has gone; {instead}"
         problems.append(document.problem((*at, *path), said))
     try:

@@ -1,8 +1,8 @@
 """Recorded conversations, read from a file of any size, request by request, each message read and counted once.
 
-A line is one conversation: an object with ``messages`` and perhaps ``tools`` and ``meta`` (``id``, ``facts``), or a
-bare array of messages. A file that is one JSON document over several lines may be such an object, or an array of
-messages or of conversations; it is read whole. Message ``i`` from the assistant answered a request with
+A line is one conversation: an object with ``messages`` and perhaps ``tools`` and ``meta`` (``id``, ``task``,
+``facts``), or a bare array of messages. A file that is one JSON document over several lines may be such an object, or
+an array of messages or of conversations; it is read whole. Message ``i`` from the assistant answered a request with
 ``messages[:i]``.
 """
 
@@ -52,6 +52,7 @@ class Recording:
     tools: object = None
     facts: tuple[Fact, ...] = ()
     source: str = ""
+    task: str = ""
 
     @property
     def requests(self) -> tuple[int, ...]:
@@ -172,6 +173,7 @@ def _recording(fields: Mapping[str, Raw], *, line: int, number: int) -> Recordin
         tools=read_value(fields["tools"]) if "tools" in fields else None,
         facts=tuple(fact for each in (listed if isinstance(listed, list) else ()) for fact in _facts(each)),
         source=str(meta.get("source") or ""),
+        task=str(meta.get("task") or ""),
     )
 
 
@@ -201,7 +203,6 @@ def _strings(value: object) -> tuple[str, ...]:
 
 
 PROBE: Mapping[str, object] = {"role": "user", "content": "Go on."}
-BUCKETS = ("system", "tools", "summary", "history", "tool_outputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,13 +266,6 @@ class Script:
             return self.text(piece.index) if piece.index is not None else ""
         calls = self._bodies[piece.index].calls if piece.index is not None else ()
         return Body(piece.text, calls).said.lower()
-
-    def buckets(self, pieces: Sequence[PlannedMessage], *, priming: int) -> dict[str, int]:
-        result = dict.fromkeys(BUCKETS, 0)
-        result["tools"], result["history"] = self.tools, priming
-        for piece in pieces:
-            result["summary" if piece.index is None else self.messages[piece.index].bucket] += piece.tokens
-        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

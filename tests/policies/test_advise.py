@@ -1,5 +1,4 @@
 import pytest
-
 from policies.quality.advise import (
     ADVISED,
     GEMINI_CLIFF,
@@ -18,6 +17,7 @@ from policies.quality.advise import (
     request_cost,
     worst_tools,
 )
+
 from policies.settings import BALANCED_SHAPES
 
 PRICES = TokenPrices(1.0, 0.1, 1.25, 5.0)

@@ -12,14 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from policies.effects import Failed, Summarize, Summary
-from policies.health import HealthRules, Sample, check, trend_of
-from policies.ledger import Identifier, Note, PlannedMessage, Status, Subtask, TaskDecision
-from policies.memory.checkpoint import Checkpoint
-from policies.memory.notes import flaw, notes_in, read_notes, render_notes
-from policies.memory.state import merge_states, read_state
-from policies.messages import ToolCall
 from policies.quality.advise import (
     PROVIDERS,
     BucketUse,
@@ -30,6 +22,14 @@ from policies.quality.advise import (
     recommend,
     worst_tools,
 )
+
+from policies.effects import Failed, Summarize, Summary
+from policies.health import HealthRules, Sample, check, trend_of
+from policies.ledger import Identifier, Note, PlannedMessage, Status, Subtask, TaskDecision
+from policies.memory.checkpoint import Checkpoint
+from policies.memory.notes import flaw, notes_in, read_notes, render_notes
+from policies.memory.state import merge_states, read_state
+from policies.messages import ToolCall
 from policies.quality.coverage import Contexts, coverage_of, questions_for
 from policies.quality.fidelity import Terms, evaluate
 from policies.settings import NoteTaking

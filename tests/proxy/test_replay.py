@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from policies.quality.advise import OPENAI_CLIFF, PROVIDERS, TokenPrices, recommend
+from proxy.replay.report import MAX_TICKS, ReplayReport, render_report, scale
+
 from policies.settings import ContextSettings, Mode
 from proxy.models.facts import BadPrices, ModelFacts, PriceList, price_list
 from proxy.replay.play import Replayed, ScenarioResult, Tally, replay
-from proxy.replay.report import MAX_TICKS, ReplayReport, render_report, scale
 from proxy.replay.scenarios import (
     SLIDING,
     UNMANAGED,
