@@ -1,11 +1,11 @@
 """What a compaction keeps of a conversation, looked up without a model, and questions that a model is asked about it.
 
 The contexts are what the client sent and what went up instead, both without the head. A question that code makes leaves
-out what it asks for: the value is a gap, or is asked for by the name of a tool's argument.
+a gap for the value that it asks for.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, zip_longest
@@ -17,14 +17,14 @@ from policies.settings import NoteTaking
 from policies.summary.ask import lines_of
 from policies.summary.material import MaterialLine, harmless
 from policies.summary.provenance import normal_text
-from policies.text.segments import Source, literals, parse, sentences, sources_of, structured
+from policies.text.segments import Source, literals, sources_of
 from policies.tokens import shorten
 
 MAX_QUOTE_LEN = 240
 VALUE_LEN = range(4, 121)
 MAX_VALUES = 4
-MAX_MISSING = 40
 MAX_READ = 20_000
+_KEY = re.compile(r'"[^"]{0,200}"\s{0,9}:')
 
 
 class Dimension(StrEnum):
@@ -38,7 +38,7 @@ class Question:
     """``expected`` are values that the answer has to have, where the whole conversation's answer has them."""
 
     text: str
-    dimension: Dimension
+    dimension: Dimension = Dimension.FACTS
     expected: tuple[str, ...] = ()
 
 
@@ -46,9 +46,7 @@ MINIMUM = (
     Question("What is the goal of this conversation: what does the user want done?", Dimension.STATE),
     Question("Which step is being worked on at the end, and what is to be done next?", Dimension.STATE),
     Question("Which decisions were made, and why?", Dimension.DECISIONS),
-    Question(
-        "What blocks the work or is unsolved at the end: errors, open problems, missing answers?", Dimension.STATE
-    ),
+    Question("What blocks the work or is unsolved: errors, open problems, missing answers?", Dimension.STATE),
 )
 
 
@@ -67,88 +65,63 @@ class Contexts:
         return tuple(lines_of(self.sources))
 
 
-def contexts_of(
-    transcript: Transcript, pieces: Sequence[PlannedMessage], *, later: tuple[ToolCall, ...] = ()
-) -> Contexts:
-    head = transcript.head
-    indices = range(head, len(transcript.messages))
+def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage], later: tuple[ToolCall, ...]) -> Contexts:
+    indices = range(transcript.head, len(transcript.messages))
     sources = tuple(sources_of(transcript, indices, transcript.calls))
-    by_index = dict(zip(indices, sources, strict=True))
-    sent = [piece for piece in pieces if piece.index is None or piece.index >= head]
-    lines = tuple(line for piece in sent for line in _lines_of(piece, by_index))
     before = sum(transcript.messages[i].tokens for i in indices)
-    return Contexts(sources, lines, before, sum(piece.tokens for piece in sent), later)
+    sent = [piece for piece in pieces if piece.index is None or piece.index >= transcript.head]
+    lines: list[MaterialLine] = []
+    for piece in sent:
+        if piece.index is None:
+            origin = "recalled earlier message" if piece.kind is EditKind.RECALL else "notes on earlier messages"
+            lines.append(MaterialLine(origin, piece.text or ""))
+        else:
+            source = sources[piece.index - transcript.head]
+            lines += lines_of([source if piece.text is None else replace(source, text=piece.text)])
+    return Contexts(sources, tuple(lines), before, sum(piece.tokens for piece in sent), later)
 
 
-def _lines_of(piece: PlannedMessage, by_index: Mapping[int, Source]) -> list[MaterialLine]:
-    if piece.index is None:
-        origin = "recalled earlier message" if piece.kind is EditKind.RECALL else "notes on earlier messages"
-        return [MaterialLine(origin, piece.text or "")]
-    source = by_index[piece.index]
-    return lines_of([source if piece.text is None else replace(source, text=piece.text)])
-
-
-def questions_for(
-    contexts: Contexts, *, count: int, recorded: Iterable[str] = (), tools: NoteTaking
-) -> tuple[Question, ...]:
-    """At most ``count`` questions, the four that suit any conversation first; ``recorded`` are values it needs."""
+def questions_for(contexts: Contexts, *, count: int, tools: NoteTaking) -> tuple[Question, ...]:
+    """At most ``count`` questions: four that suit any conversation, and more about what was said in this one."""
     state = read_state(contexts.sources, goal="", tools=tools)
     kinds = (
-        _recorded(contexts.sources, recorded),
-        _arguments(contexts),
-        (_about(rule, Dimension.FACTS) for rule in reversed(state.constraints)),
-        (_about(each.text, Dimension.DECISIONS) for each in reversed(state.decisions)),
+        [_about_calls(tool, values) for tool, values in _used(contexts).items()],
+        [_about(rule, Dimension.FACTS) for rule in reversed(state.constraints)],
+        [_about(decision.text, Dimension.DECISIONS) for decision in reversed(state.decisions)],
     )
     made = (question for each in zip_longest(*kinds) for question in each if question is not None)
     found = {question.text.lower(): question for question in chain(MINIMUM, made)}
     return tuple(found.values())[:count]
 
 
-def _recorded(sources: Sequence[Source], values: Iterable[str]) -> Iterator[Question]:
-    said = [s for s in sources if not s.is_result and s.role in ("user", "assistant")]
-    short = [text for each in said for text in sentences(each.text) if len(text) <= MAX_QUOTE_LEN]
-    for value in dict.fromkeys(values):
-        sentence = next((text for text in short if value in text and len(text) > len(value) + 8), None)
-        if sentence is not None:
-            yield _gap(sentence, value, Dimension.FACTS)
-
-
-def _arguments(contexts: Contexts) -> Iterator[Question]:
-    for (tool, key), values in _used(contexts).items():
-        text = f"Which {_quoted(key)} did the conversation name that the tool {_quoted(tool)} needs? Name each of them."
-        yield Question(text, Dimension.FACTS, tuple(values[:MAX_VALUES]))
+def _about_calls(tool: str, values: Sequence[str]) -> Question:
+    text = f"Which identifiers did the conversation name that the tool {_quoted(tool)} needs? Name each of them."
+    return Question(text, Dimension.FACTS, tuple(values[:MAX_VALUES]))
 
 
 def _about(said: str, dimension: Dimension) -> Question:
     value = max(literals(said), key=len, default="")
     if value and len(said) <= MAX_QUOTE_LEN and value != said:
-        return _gap(said, value, dimension)
+        return Question(f"What stands in the gap: {_quoted(said.replace(value, '____'))}?", dimension, (value,))
     begin = _quoted(shorten(said, max(12, len(said) // 3)))
     return Question(f"What was said in full in the words that begin with {begin}?", dimension)
-
-
-def _gap(sentence: str, value: str, dimension: Dimension) -> Question:
-    return Question(f"What stands in the gap: {_quoted(sentence.replace(value, '____'))}?", dimension, (value,))
 
 
 def _quoted(text: str) -> str:
     return f"\u00ab{shorten(' '.join(harmless(text).split()), MAX_QUOTE_LEN)}\u00bb"
 
 
-def _used(contexts: Contexts) -> dict[tuple[str, str], list[str]]:
-    """By tool and argument the identifiers that calls took from what was said before them, the newest call first."""
+def _used(contexts: Contexts) -> dict[str, list[str]]:
+    """By tool the identifiers that its calls took from what was said before them, those of the newest call first."""
     end = max((source.position for source in contexts.sources), default=0) + 1
     made = [(source.position, call) for source in contexts.sources for call in source.calls]
-    found: dict[tuple[str, str], dict[str, None]] = {}
+    found: dict[str, dict[str, None]] = {}
     for position, call in reversed([*made, *((end, call) for call in contexts.later)]):
-        document = parse(call.arguments)
-        for value, _, key, _ in structured(document) if document is not None else ():
-            is_identifier = 2 * max(map(len, literals(value)), default=0) >= len(value)
-            if not key.strip() or len(value) not in VALUE_LEN or not is_identifier:
-                continue
-            if any(value in source.text for source in contexts.sources if source.position < position):
-                found.setdefault((call.name, key), {})[value] = None
-    return {name: list(values) for name, values in found.items()}
+        said = [source.text for source in contexts.sources if source.position < position]
+        for value in literals(_KEY.sub(" ", call.arguments)):
+            if len(value) in VALUE_LEN and any(value in text for text in said):
+                found.setdefault(call.name, {})[value] = None
+    return {tool: list(values) for tool, values in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +147,7 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """``facts`` are values that the conversation is known to need later, ``identifiers`` what its calls used and its
-    user named, ``rules`` what the user stated; nothing is counted twice. ``missing`` are the first that are not kept.
+    user named, ``rules`` what the user stated; nothing is counted twice. ``missing`` are those that are not kept.
     """
 
     facts: Share = Share()
@@ -187,7 +160,7 @@ class Coverage:
             self.facts + other.facts,
             self.identifiers + other.identifiers,
             self.rules + other.rules,
-            (*self.missing, *other.missing)[:MAX_MISSING],
+            tuple(dict.fromkeys((*self.missing, *other.missing))),
         )
 
     @property
@@ -198,7 +171,7 @@ class Coverage:
 def coverage_of(
     contexts: Contexts, *, facts: Iterable[Sequence[str]] = (), archived: str = "", tools: NoteTaking
 ) -> Coverage:
-    """Each of ``facts`` is kept if all of its values are; only what stands in the whole context is wanted.
+    """Each of ``facts`` is kept if all of its values are; only what the whole context has is wanted.
 
     ``archived`` is the text of originals that can be fetched back.
     """
@@ -208,32 +181,25 @@ def coverage_of(
     missing: list[str] = []
 
     def share(wanted: Sequence[tuple[str, ...]]) -> Share:
-        gone = [values for values in wanted if not _stand(values, kept)]
+        gone = [values for values in wanted if not _has(kept, values)]
         missing.extend(" ".join(values) for values in gone)
         there = len(wanted) - len(gone)
-        return Share(len(wanted), there, there + sum(_stand(values, archive) for values in gone))
+        return Share(len(wanted), there, there + sum(_has(archive, values) for values in gone))
 
-    needed = [values for values in dict.fromkeys(tuple(each) for each in facts if each) if _stand(values, whole)]
+    needed = [values for values in dict.fromkeys(tuple(each) for each in facts if each) if _has(whole, values)]
     known = {value.lower() for values in needed for value in values}
-    named = [(value,) for value in _identifiers(contexts) if value.lower() not in known and _stand((value,), whole)]
-    rules = [(rule,) for rule in read_state(contexts.sources, goal="", tools=tools).constraints]
-    return Coverage(share(needed), share(named), share(rules), tuple(missing[:MAX_MISSING]))
-
-
-def _identifiers(contexts: Contexts) -> dict[str, None]:
     users = (literals(source.text[:MAX_READ]) for source in contexts.sources if source.is_users)
-    named = (value for values in users for value in values if len(value) in VALUE_LEN)
-    return dict.fromkeys(chain(chain.from_iterable(_used(contexts).values()), named))
+    named = dict.fromkeys(chain(*_used(contexts).values(), *users))
+    others = [(v,) for v in named if v.lower() not in known and len(v) in VALUE_LEN and _has(whole, (v,))]
+    rules = [(rule,) for rule in read_state(contexts.sources, goal="", tools=tools).constraints]
+    return Coverage(share(needed), share(others), share(rules), tuple(missing))
 
 
-def _stand(values: Sequence[str], text: str) -> bool:
-    return all(_stands(" ".join(normal_text(value).split()), text) for value in values)
-
-
-def _stands(value: str, text: str) -> bool:
-    """Whether the text has the value, and not as a part of a longer word or number."""
-    if value not in text:
-        return False
-    before = r"(?<![^\W_])" if value[:1].isalnum() else ""
-    after = r"(?![^\W_])" if value[-1:].isalnum() else ""
-    return re.search(f"{before}{re.escape(value)}{after}", text) is not None
+def _has(text: str, values: Sequence[str]) -> bool:
+    """Whether the text has each value, and not as a part of a longer word or number."""
+    for value in (" ".join(normal_text(each).split()) for each in values):
+        before = r"(?<![^\W_])" if value[:1].isalnum() else ""
+        after = r"(?![^\W_])" if value[-1:].isalnum() else ""
+        if value not in text or re.search(f"{before}{re.escape(value)}{after}", text) is None:
+            return False
+    return True

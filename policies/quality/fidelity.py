@@ -79,9 +79,7 @@ MAX_READ_LEN = 4_000
 _NUMBERED = re.compile(r"^[\s*>#-]{0,8}(?:question |answer |q|a)?(\d{1,2})\s{0,2}[:.)\u2013-]\s{0,9}", re.IGNORECASE)
 _NOT_STATED = re.compile(r"\W{0,6}not[ _]stated\W{0,6}\Z", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A\s*<think(?:ing)?>[\s\S]{0,200000}?</think(?:ing)?>", re.IGNORECASE)
-_WORD = re.compile(r"(?:not\s{1,3}yes|yes|no|unknown)(?![\w'\u2019-])")
-_EDGES = " \t\r\n\"'`*_.,:;!#>(){}[]\u201c\u201d\u2018\u2019"
-_BOTH = re.compile(r"\A(?:yes|no|unknown)\s{0,3}(?:[/|,]|\bor\b|\band\b|\bbut\b|-)?\s{0,3}(?:yes|no|unknown)\b")
+_WORDS = re.compile(r"[\w'\u2019-]+")
 
 
 class AnswerVerdict(StrEnum):
@@ -224,14 +222,15 @@ def _by_code(question: Question, a: _Said, b: _Said) -> tuple[AnswerVerdict | No
 
 
 def read_verdict(reply: Reply) -> tuple[AnswerVerdict, str]:
-    """What a judge said in one word, and why it is unknown; prose, or two words at once, are no verdict."""
+    """What a judge said in one word, and why it is unknown; prose, or two verdicts at once, are none."""
     if isinstance(reply, Failed):
         return AnswerVerdict.UNKNOWN, reply.reason
-    if not isinstance(reply, Summary) or reply.tool_calls:
+    text = reply.text if isinstance(reply, Summary) and not reply.tool_calls else ""
+    words = _WORDS.findall(_THOUGHT.sub("", text, count=1)[:MAX_READ_LEN].lower())[:3]
+    if words[:2] == ["not", "yes"]:
+        return AnswerVerdict.NO, ""
+    said = {word for word in words if word in set(AnswerVerdict)}
+    if len(said) != 1 or words[0] not in said:
         return AnswerVerdict.UNKNOWN, "unreadable"
-    said = _THOUGHT.sub("", reply.text, count=1)[:MAX_READ_LEN].lower().strip(_EDGES)
-    found = _WORD.match(said)
-    if found is None or _BOTH.match(said):
-        return AnswerVerdict.UNKNOWN, "unreadable"
-    word = "no" if found.group().startswith("not") else found.group()
-    return AnswerVerdict(word), "undecided" if word == AnswerVerdict.UNKNOWN else ""
+    verdict = AnswerVerdict(words[0])
+    return verdict, "undecided" if verdict is AnswerVerdict.UNKNOWN else ""

@@ -117,16 +117,54 @@ def _own_question(given: str | _OwnQuestion) -> Question:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
+    """One compaction, or several together; ``request`` is how many messages its request had, or how many they are."""
+
     conversation: str
     request: int
-    contexts: Contexts
+    before: int
+    after: int
     coverage: Coverage
-    fidelity: Fidelity
+    fidelity: Fidelity = field(default_factory=Fidelity)
+
+    def values(self) -> dict[str, Any]:
+        coverage = self.coverage
+        fidelity = self.fidelity
+        kinds = {"facts": coverage.facts, "identifiers": coverage.identifiers, "rules": coverage.rules}
+        return {
+            "conversation": self.conversation,
+            "request": self.request,
+            "tokens_before": self.before,
+            "tokens_after": self.after,
+            "compression_ratio": self.before / self.after if self.after else None,
+            "coverage": coverage.whole.value,
+            "recoverable": coverage.whole.recoverable,
+            "score": fidelity.score(),
+            **{dimension.value: fidelity.score(dimension) for dimension in Dimension},
+            "consistent": fidelity.count(AnswerVerdict.YES),
+            "inconsistent": fidelity.count(AnswerVerdict.NO),
+            "unknown": fidelity.count(AnswerVerdict.UNKNOWN),
+            "unknown_because": fidelity.unknown,
+            **{kind: msgspec.to_builtins(share) for kind, share in kinds.items()},
+        }
+
+    def row(self) -> tuple[str, ...]:
+        values = self.values()
+        verdicts = "/".join(str(values[name]) for name in ("consistent", "inconsistent", "unknown"))
+        shares = [values[name] for name in ("coverage", "recoverable", "score", *Dimension)]
+        return (
+            self.conversation,
+            str(self.request),
+            f"{self.before:,}",
+            f"{self.after:,}",
+            f"{values['compression_ratio'] or 0:.2f}x",
+            *("null" if share is None else f"{share:.1%}" for share in shares),
+            verdicts if self.fidelity.judged else "null",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
 class Evaluation:
-    """One run: ``models`` are asked where there are any, and judge where ``judges``; ``done`` fills."""
+    """One run; ``models`` write summaries if the policy has any, and answer questions where ``judges``."""
 
     settings: ContextSettings
     conditions: Conditions
@@ -135,60 +173,49 @@ class Evaluation:
     max_input: int
     suites: Mapping[str, tuple[Question, ...]]
     count: int
-    done: list[Evaluated] = field(default_factory=list)
 
-    async def run(self, file: Path, limit: int | None) -> None:
+    async def run(self, file: Path, limit: int | None) -> list[Evaluated]:
+        done: list[Evaluated] = []
         async with store_in_memory() as store:
             with progress("conversations") as progressed:
                 for place in recorded(file, limit, progressed):
                     writes = self.models if self.settings.summarizer is not None else None
                     scenario = Managed(self.settings, self.conditions, store, ask=writes)
-                    async for each in self._compactions(place.recording, scenario):
-                        self.done.append(each)
+                    done += [each async for each in self._compactions(place.recording, scenario)]
+                    await scenario.close()
         if self.models is not None:
             await self.models.aclose()
+        return done
 
     async def _compactions(self, recording: Recording, scenario: Managed) -> AsyncIterator[Evaluated]:
         script = Script(recording, counter=self.conditions.counter, model="")
         archived: set[int] = set()
         for request in script.requests:
-            sent = await scenario.forward(script, request.length)
+            length = request.length
+            sent = await scenario.forward(script, length)
             archived |= set(sent.removed)
             if not sent.new or sent.pieces is None:
                 continue
-            length = request.length
-            facts = [f.needles for f in recording.facts if not f.needed_at or any(at >= length for at in f.needed_at)]
             later = tuple(call for at in range(length, len(recording.values)) for call in script.read(at).calls)
-            contexts = contexts_of(script.transcript(length), sent.pieces, later=later)
+            contexts = contexts_of(script.transcript(length), sent.pieces, later)
+            facts = [f.needles for f in recording.facts if not f.needed_at or any(at >= length for at in f.needed_at)]
             text = "\n".join(script.text(index) for index in sorted(archived))
             coverage = coverage_of(contexts, facts=facts, archived=text, tools=self.settings.notes)
-            fidelity = await self._judged(recording.task, contexts, facts)
-            yield Evaluated(recording.id, length, contexts, coverage, fidelity)
-        await scenario.close()
+            fidelity = await self._judged(contexts, recording.task)
+            yield Evaluated(recording.id, length, contexts.tokens_before, contexts.tokens_after, coverage, fidelity)
 
-    async def _judged(self, task: str, contexts: Contexts, facts: Sequence[tuple[str, ...]]) -> Fidelity:
+    async def _judged(self, contexts: Contexts, task: str) -> Fidelity:
         if self.models is None or not self.judges:
             return Fidelity()
         questions = self.suites.get(task) or self.suites.get(ANY_TASK)
-        if questions is None:
-            single = [values[0] for values in facts if len(values) == 1]
-            questions = questions_for(contexts, count=self.count, recorded=single, tools=self.settings.notes)
         flow = answers_judged(
             contexts.original,
             contexts.compacted,
-            questions=questions,
+            questions=questions or questions_for(contexts, count=self.count, tools=self.settings.notes),
             counter=self.conditions.counter,
             max_input=self.max_input,
         )
         return await drive(flow, step(flow), self.models)
-
-    @property
-    def total(self) -> Evaluated:
-        before = sum(each.contexts.tokens_before for each in self.done)
-        after = sum(each.contexts.tokens_after for each in self.done)
-        coverage = sum((each.coverage for each in self.done), Coverage())
-        fidelity = sum((each.fidelity for each in self.done), Fidelity())
-        return Evaluated("all", len(self.done), Contexts((), (), before, after), coverage, fidelity)
 
 
 @click.command()
@@ -218,15 +245,15 @@ def evaluate(
     policy: str,
     window: int | None,
     max_tokens: int | None,
+    model: str | None,
+    model_window: int | None,
     questions: Path | None,
     count: int,
     limit: int | None,
-    gate: float | None,
-    gate_coverage: float | None,
     answers: bool,
     path: Path | None,
     as_json: bool,
-    **asking: Any,
+    **given: Any,
 ) -> None:
     """Score what a policy's compactions keep of recorded conversations: coverage by code, fidelity by a model.
 
@@ -240,145 +267,98 @@ def evaluate(
       weir evaluate runs.jsonl --policy balanced --window 8192 --gate-coverage 0.85
       weir evaluate runs.jsonl --model gpt-5-mini --judge gpt-5 --questions suite.yaml --gate 0.85
     """
-    model = asking["model"]
-    if gate is not None and not model:
+    if given["gate"] is not None and model is None:
         raise click.UsageError("--gate is about judged answers and needs --model; see --gate-coverage")
-    config = loaded(path, Flags(upstream=asking["upstream"], summarizer=asking["summarizer"]))
+    config = loaded(path, Flags(upstream=given["upstream"], summarizer=given["summarizer"]))
     settings = policy_named(policy, config)
     conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
-    reads = asking["model_window"] or conditions.facts.window or settings.window or USUAL_WINDOW
+    reads = model_window or conditions.facts.window or settings.window or USUAL_WINDOW
+    models = _models_of(config, settings, model, given)
     run = Evaluation(
         settings=settings,
         conditions=replace(conditions, model="", facts=ModelFacts()),
-        models=_models_of(config, settings, asking),
+        models=models,
         judges=model is not None,
         max_input=int(INPUT_SHARE * reads),
         suites={} if questions is None else suites_in(questions),
         count=count,
     )
-    asyncio.run(run.run(file, limit))
-    total = run.total
-    scores = (("fidelity", total.fidelity.score(), gate), ("coverage", total.coverage.whole.value, gate_coverage))
-    failures = [text for name, score, least in scores for text in _below(name, score, least)]
+    done = asyncio.run(run.run(file, limit))
+    total = Evaluated(
+        "all",
+        len(done),
+        sum(each.before for each in done),
+        sum(each.after for each in done),
+        sum((each.coverage for each in done), Coverage()),
+        sum((each.fidelity for each in done), Fidelity()),
+    )
+    scores = {"fidelity": total.fidelity.score(), "coverage": total.coverage.whole.value}
+    gates = {"fidelity": given["gate"], "coverage": given["gate_coverage"]}
+    failures = [text for name, least in gates.items() for text in _below(name, scores[name], least)]
     if as_json:
-        print_json(_report(run, total, failures, answers=answers))
+        print_json(_report(done, total, models, failures, answers=answers) | {"policy": policy})
     else:
-        _show(run, total, answers=answers)
+        print_table(TITLES, [each.row() for each in (*done, total)], numbers=1)
+        for line in _lines(done, total, models, answers=answers):
+            print_line(line)
     for failure in failures:
         click.echo(f"weir: {failure}", err=True)
     if failures:
         raise click.exceptions.Exit(1)
 
 
-def _models_of(config: Config, settings: ContextSettings, asking: Mapping[str, Any]) -> Models | None:
+def _models_of(config: Config, settings: ContextSettings, model: str | None, given: Mapping[str, Any]) -> Models | None:
     """None where no model is to answer questions or to write summaries."""
-    model = asking["model"] or ""
     writer = None if settings.summarizer == "same" else settings.summarizer
-    if not model and (asking["summarizer"] is None or writer is None):
+    if model is None and (given["summarizer"] is None or writer is None):
         return None
     if not config.upstreams:
         raise click.UsageError("--model needs an --upstream, a configuration with one, or OPENAI_API_KEY")
-    by_purpose = {ANSWER.purpose: model, JUDGE.purpose: asking["judge"] or model}
-    return Models(config=config, default=writer or model, by_purpose=by_purpose, tokens=asking["budget"])
+    answers = model or ""
+    by_purpose = {ANSWER.purpose: answers, JUDGE.purpose: given["judge"] or answers}
+    return Models(config=config, default=writer or answers, by_purpose=by_purpose, tokens=given["budget"])
 
 
 def _below(name: str, score: float | None, least: float | None) -> Iterator[str]:
-    if least is None:
-        return
-    if score is None:
+    if least is not None and score is None:
         yield f"{name} was not measured, and the gate is {least:g}"
-    elif score < least:
+    elif least is not None and score is not None and score < least:
         yield f"{name} {score:.3f} is below the gate of {least:g}"
 
 
-def _show(run: Evaluation, total: Evaluated, *, answers: bool) -> None:
-    print_table(TITLES, [_row(each) for each in (*run.done, total)], numbers=1)
-    if not run.done:
-        return print_line("Nothing was compacted, so nothing was measured.")
-    score = total.fidelity.score()
-    kept = (f"{share['kept']} of {share['wanted']} {name}" for name, share in _shares(total.coverage).items())
-    print_line(f"Kept: {', '.join(kept)}.")
+def _lines(done: Sequence[Evaluated], total: Evaluated, models: Models | None, *, answers: bool) -> Iterator[str]:
+    if not done:
+        yield "Nothing was compacted, so nothing was measured."
     if total.coverage.missing:
-        print_line(f"Not kept, but archived or gone: {'; '.join(total.coverage.missing[:MAX_MISSING])}")
+        yield f"Not kept, but archived or gone: {'; '.join(total.coverage.missing[:MAX_MISSING])}"
+    score = total.fidelity.score()
     if score is not None and score < TOO_AGGRESSIVE:
-        print_line(f"Fidelity under {TOO_AGGRESSIVE} says that too much is taken: raise low_water, tail or extract.")
-    if run.models is not None:
-        spent = run.models.spent
-        print_line(f"The models took {spent.calls} calls, {spent.asked:,} tokens asked, {spent.answered:,} answered.")
-        reasons = total.fidelity.unknown | {f"call: {code}": n for code, n in run.models.failures.items()}
-        if reasons:
-            print_line("Not decided: " + ", ".join(f"{n} {why}" for why, n in reasons.items()) + ".")
-    for each in run.done if answers else ():
+        yield f"Fidelity under {TOO_AGGRESSIVE} says that too much is taken: raise low_water, tail or extract."
+    if models is not None:
+        spent = models.spent
+        yield f"The models took {spent.calls} calls, {spent.asked:,} tokens asked, {spent.answered:,} answered."
+    if reasons := total.fidelity.unknown:
+        yield "Not decided: " + ", ".join(f"{count} {why}" for why, count in reasons.items()) + "."
+    for each in done if answers else ():
         for judged in each.fidelity.judged:
-            print_line(f"\n{each.conversation}, request {each.request}: {judged.question.text}")
-            print_line(f"  whole:     {' '.join(judged.original.split())}")
-            print_line(f"  compacted: {' '.join(judged.compacted.split())}")
-            print_line(f"  verdict:   {judged.verdict}{f' ({judged.why})' if judged.why else ''}")
-    return None
+            yield f"\n{each.conversation}, request {each.request}: {judged.question.text}"
+            yield f"  whole:     {' '.join(judged.original.split())}"
+            yield f"  compacted: {' '.join(judged.compacted.split())}"
+            yield f"  verdict:   {judged.verdict}{f' ({judged.why})' if judged.why else ''}"
 
 
-def _row(each: Evaluated) -> tuple[str, ...]:
-    values = _figures(each)
-    counts = "/".join(str(values[name]) for name in ("consistent", "inconsistent", "unknown"))
-    ratio = values["compression_ratio"]
-    return (
-        each.conversation,
-        str(each.request),
-        f"{each.contexts.tokens_before:,}",
-        f"{each.contexts.tokens_after:,}",
-        "null" if ratio is None else f"{ratio:.2f}x",
-        *(_percent(values[name]) for name in ("coverage", "recoverable", "score", *Dimension)),
-        counts if each.fidelity.judged else "null",
-    )
-
-
-def _percent(value: Any) -> str:
-    return "null" if value is None else f"{value:.1%}"
-
-
-def _figures(each: Evaluated) -> dict[str, Any]:
-    contexts = each.contexts
-    fidelity = each.fidelity
-    after = contexts.tokens_after
+def _report(
+    done: Sequence[Evaluated], total: Evaluated, models: Models | None, failures: Sequence[str], *, answers: bool
+) -> dict[str, object]:
     return {
-        "tokens_before": contexts.tokens_before,
-        "tokens_after": after,
-        "compression_ratio": contexts.tokens_before / after if after else None,
-        "coverage": each.coverage.whole.value,
-        "recoverable": each.coverage.whole.recoverable,
-        "score": fidelity.score(),
-        **{dimension.value: fidelity.score(dimension) for dimension in Dimension},
-        "consistent": fidelity.count(AnswerVerdict.YES),
-        "inconsistent": fidelity.count(AnswerVerdict.NO),
-        "unknown": fidelity.count(AnswerVerdict.UNKNOWN),
-        "unknown_because": fidelity.unknown,
-        **_shares(each.coverage),
-    }
-
-
-def _shares(coverage: Coverage) -> dict[str, dict[str, Any]]:
-    shares = {"facts": coverage.facts, "identifiers": coverage.identifiers, "rules": coverage.rules}
-    return {
-        name: {"wanted": share.wanted, "kept": share.kept, "share": share.value, "recoverable": share.recoverable}
-        for name, share in shares.items()
-    }
-
-
-def _report(run: Evaluation, total: Evaluated, failures: Sequence[str], *, answers: bool) -> dict[str, object]:
-    models = run.models
-    return {
-        "policy": run.settings.name,
         "prompts": {prompt.purpose: prompt.digest for prompt in PROMPTS.values()},
-        "conversations": len({each.conversation for each in run.done}),
         "compactions": [
-            {"conversation": each.conversation, "request": each.request, **_figures(each)}
-            | ({"answers": [msgspec.to_builtins(judged) for judged in each.fidelity.judged]} if answers else {})
-            for each in run.done
+            each.values() | ({"answers": msgspec.to_builtins(each.fidelity.judged)} if answers else {}) for each in done
         ],
-        "total": _figures(total),
-        "missing": list(total.coverage.missing),
+        "total": total.values(),
+        "missing": total.coverage.missing,
         "spent": msgspec.structs.asdict(Spent() if models is None else models.spent),
-        "failures": {} if models is None else dict(models.failures),
+        "failures": {} if models is None else models.failures,
         "passed": not failures,
-        "below": list(failures),
+        "below": failures,
     }

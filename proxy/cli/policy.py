@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import textwrap
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +18,7 @@ from proxy.cli.output import print_table, progress
 from proxy.cli.replay import conditions_for, recorded
 from proxy.cli.shared import FILE, Findings, config_option, configured, counted, json_option, print_json, reading
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of, nearest, read_document
-from proxy.config.importing import imported, known_keys
+from proxy.config.importing import imported
 from proxy.config.loading import environment, load_config, public
 from proxy.config.presets import (
     DEFAULT_PRESET,
@@ -134,15 +133,6 @@ BUSY_TIMEOUT = 1.0
 """Seconds for which a database that somebody writes is waited for: without it the list is short of what it holds."""
 FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileValues))
 POLICY_KEYS = frozenset(each.name for each in dataclasses.fields(ContextSettings))
-KEY_SETS = (
-    "Keys of the set that divides the window into shares",
-    "Keys of the flat set",
-    "Keys of the set that gives each bucket its tokens",
-)
-IMPORT_KEYS = "\n\n".join(
-    "\b\n" + textwrap.fill(f"{title}: {', '.join(keys)}.", 76, break_on_hyphens=False)
-    for title, keys in zip(KEY_SETS, known_keys(), strict=True)
-)
 
 
 @click.group()
@@ -253,14 +243,14 @@ def lint(file: str, *, strict: bool, as_json: bool) -> None:
         raise click.exceptions.Exit(EXIT_WARNINGS)
 
 
-@policy.command("import", epilog=IMPORT_KEYS)
+@policy.command("import")
 @click.argument("file", type=FILE)
 @click.option("--name", default="imported", help="The name of the new policy.")
 def import_policy(file: Path, *, name: str) -> None:
     """Convert another tool's settings to a policy: YAML on stdout, what could not be converted on stderr.
 
     The output is a complete file. To use it in a weir.yaml that already has policies, add the lines below `policies:`
-    to that file's own. Three sets of keys are known, see below; any other key is an error.
+    to that file's own. Two declarations are known, see docs/policies.md; any other key is an error.
 
     \b
     Example:
