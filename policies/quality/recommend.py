@@ -1,7 +1,7 @@
 """Which eviction policy recorded traffic suggests, and how much of the window each bucket of it takes."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,18 +21,17 @@ UNNAMED = "unknown"
 class Traffic:
     """Conversations as they were recorded.
 
-    ``requests`` and ``turns`` (messages of users) are counts, ``marked`` messages that are not to be lost. ``buckets``
-    has the tokens of each bucket in each request, ``tools`` the tokens of results by tool, ``repeated`` the tokens of
-    results that were there before or that a call made before gave.
+    ``turns`` are messages of users, ``marked`` messages that are not to be lost. ``requests`` has the tokens of each
+    request by bucket, ``tools`` the tokens of results by tool, ``repeated`` those of results that were there before or
+    that a call gave which was made before.
     """
 
     conversations: int = 0
-    requests: int = 0
     turns: int = 0
     marked: int = 0
     tokens: int = 0
     repeated: int = 0
-    buckets: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    requests: list[Counter[str]] = field(default_factory=list)
     tools: Counter[str] = field(default_factory=Counter)
 
     def add(self, whole: Transcript, *, requests: tuple[int, ...]) -> None:
@@ -48,9 +47,7 @@ class Traffic:
             used[message.bucket] += message.tokens
             self.tokens += message.tokens
             if length in ends:
-                self.requests += 1
-                for bucket, tokens in used.items():
-                    self.buckets[bucket].append(tokens)
+                self.requests.append(used.copy())
 
     def _add_results(self, whole: Transcript) -> None:
         calls: dict[str, ToolCall] = {}
@@ -81,8 +78,9 @@ class Traffic:
         A bucket that takes the whole window or more is left out: it needs no cap but the window.
         """
         found = {}
-        for bucket, sizes in sorted(self.buckets.items()):
-            tokens = sorted(sizes)[math.ceil(PERCENTILE * len(sizes)) - 1]
+        for bucket in sorted({name for request in self.requests for name in request}):
+            sizes = sorted(each[bucket] for each in self.requests)
+            tokens = sizes[math.ceil(PERCENTILE * len(sizes)) - 1]
             percent = STEP_PERCENT * math.ceil(100 * tokens / usable / STEP_PERCENT)
             if 0 < percent < 100:
                 found[bucket] = percent / 100
@@ -115,7 +113,7 @@ CHOICES: Mapping[str, tuple[Mapping[str, str], str]] = MappingProxyType(
 def recommend(traffic: Traffic) -> Recommendation:
     results = traffic.results_share
     repeats = traffic.repeated_share
-    steps = traffic.requests / max(1, traffic.turns)
+    steps = len(traffic.requests) / max(1, traffic.turns)
     share = f"{results:.0%} of the tokens are tool results"
     if traffic.marked >= max(1, traffic.conversations):
         kind = "mission-critical"

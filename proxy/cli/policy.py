@@ -301,7 +301,7 @@ def recommend(config: Config, *, file: Path, window: int | None, model: str | No
     def value() -> dict[str, object]:
         return {
             "conversations": traffic.conversations,
-            "requests": traffic.requests,
+            "requests": len(traffic.requests),
             "window": budget.window,
             "usable": budget.usable,
             "kind": choice.kind,
@@ -313,7 +313,7 @@ def recommend(config: Config, *, file: Path, window: int | None, model: str | No
 
     def show() -> None:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in list(tools.items())[:TOOLS_NAMED])
-        played = f"{counted(traffic.conversations, 'conversation')}, {counted(traffic.requests, 'request')}"
+        played = f"{counted(traffic.conversations, 'conversation')}, {counted(len(traffic.requests), 'request')}"
         for line in (
             f"{played}, a window of {budget.window:,} tokens ({budget.usable:,} usable)",
             f"{choice.kind}: {choice.reason}",
