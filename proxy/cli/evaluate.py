@@ -181,13 +181,13 @@ class Evaluation:
                 for place in recorded(file, limit, progressed):
                     writes = self.models if self.settings.summarizer is not None else None
                     scenario = Managed(self.settings, self.conditions, store, ask=writes)
-                    done += [each async for each in self._compactions(place.recording, scenario)]
+                    done += [each async for each in self.compactions(place.recording, scenario)]
                     await scenario.close()
         if self.models is not None:
             await self.models.aclose()
         return done
 
-    async def _compactions(self, recording: Recording, scenario: Managed) -> AsyncIterator[Evaluated]:
+    async def compactions(self, recording: Recording, scenario: Managed) -> AsyncIterator[Evaluated]:
         script = Script(recording, counter=self.conditions.counter, model="")
         archived: set[int] = set()
         for request in script.requests:
