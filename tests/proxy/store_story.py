@@ -109,7 +109,6 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     asked = ((branch, digest("call", 2)),)
     detail = {**rows[0].detail, "alike": 0.5}
     await store.record([msgspec.structs.replace(rows[0], id="req_00cc", at=3000.0, asked_again=asked, detail=detail)])
-    await store.evaluated(tenant, "req_00cc", {"score": 0.875, "judged": 3}, 3001.0)
     await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", proposal="{}", purpose="compact-1", calls=2))
     await store.want(tenant, branch, "compact", 3002.0)
     found = await store.branch(tenant, branch)
