@@ -130,7 +130,7 @@ def test_the_sample_of_a_division_by_shares_is_the_preset_key_by_key() -> None:
     assert alike == preset
 
 
-@pytest.mark.requirement("A0.137")
+@pytest.mark.requirement("A0.137", "A0.24")
 def test_every_value_of_the_sample_arrives() -> None:
     changed = PRINTED_BY_SHARES
     for old, new in (
