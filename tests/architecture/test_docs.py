@@ -14,7 +14,6 @@ from policies.settings import (
     Bucket,
     Checkpoints,
     ContextSettings,
-    Evaluation,
     ExtractShape,
     Ingest,
     Memory,
@@ -77,7 +76,7 @@ def in_code() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "part", [Bucket, Checkpoints, Evaluation, HealthRules, Ingest, Memory, NoteTaking, Recall, ExtractShape, Summaries]
+    "part", [Bucket, Checkpoints, HealthRules, Ingest, Memory, NoteTaking, Recall, ExtractShape, Summaries]
 )
 def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
     assert names(part) <= in_code()
