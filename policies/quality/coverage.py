@@ -5,8 +5,8 @@ a gap for the value that it asks for.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, zip_longest
 
@@ -146,26 +146,21 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """``facts`` are values that the conversation is known to need later, ``identifiers`` what its calls used and its
-    user named, ``rules`` what the user stated; nothing is counted twice. ``missing`` are those that are not kept.
+    """What is kept of each kind: ``facts`` are values that the conversation is known to need later, ``identifiers``
+    what its calls used and its user named, ``rules`` what the user stated; nothing is counted twice. ``missing`` are
+    those that are not kept.
     """
 
-    facts: Share = Share()
-    identifiers: Share = Share()
-    rules: Share = Share()
+    kinds: Mapping[str, Share] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
     def __add__(self, other: "Coverage") -> "Coverage":
-        return Coverage(
-            self.facts + other.facts,
-            self.identifiers + other.identifiers,
-            self.rules + other.rules,
-            tuple(dict.fromkeys((*self.missing, *other.missing))),
-        )
+        kinds = {name: self.kinds.get(name, Share()) + share for name, share in other.kinds.items()}
+        return Coverage(kinds, tuple(dict.fromkeys((*self.missing, *other.missing))))
 
     @property
     def whole(self) -> Share:
-        return self.facts + self.identifiers + self.rules
+        return sum(self.kinds.values(), Share())
 
 
 def coverage_of(
@@ -192,7 +187,8 @@ def coverage_of(
     named = dict.fromkeys(chain(*_used(contexts).values(), *users))
     others = [(v,) for v in named if v.lower() not in known and len(v) in VALUE_LEN and _has(whole, (v,))]
     rules = [(rule,) for rule in read_state(contexts.sources, goal="", tools=tools).constraints]
-    return Coverage(share(needed), share(others), share(rules), tuple(missing))
+    kinds = {"facts": share(needed), "identifiers": share(others), "rules": share(rules)}
+    return Coverage(kinds, tuple(missing))
 
 
 def _has(text: str, values: Sequence[str]) -> bool:

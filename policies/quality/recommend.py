@@ -15,6 +15,7 @@ STEPS_WITHOUT_A_USER = 4
 PERCENTILE = 0.90
 STEP_PERCENT = 5
 UNNAMED = "unknown"
+REPEATED = "repeated outputs"
 
 
 @dataclass(slots=True)
@@ -89,13 +90,12 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """``evict`` are the parameters of the layer of that name; ``merges``: similar results are merged before it."""
+    """``evict`` are the parameters of the layer of that name; ``then`` is what to consider later."""
 
     kind: str
     reason: str
     evict: Mapping[str, str]
     then: str
-    merges: bool = False
 
 
 CHOICES: Mapping[str, tuple[Mapping[str, str], str]] = MappingProxyType(
@@ -103,7 +103,7 @@ CHOICES: Mapping[str, tuple[Mapping[str, str], str]] = MappingProxyType(
         "chat": ({"scorer": "fifo"}, "nothing else is needed"),
         "exploration": ({"scorer": "type_based"}, "lru, if dead ends accumulate"),
         "heterogeneous": ({"scorer": "priority"}, "hybrid, after its weights are tuned"),
-        "repeated outputs": ({"scorer": "type_based"}, "priority"),
+        REPEATED: ({"scorer": "type_based"}, "priority"),
         "mission-critical": ({"scorer": "hybrid", "weights": "equal"}, "other weights, by `weir audit evictions`"),
     }
 )
@@ -119,7 +119,7 @@ def recommend(traffic: Traffic) -> Recommendation:
         kind = "mission-critical"
         reason = f"{traffic.marked} messages in {traffic.conversations} conversations are marked as not to be lost"
     elif results >= FEW_RESULTS and repeats >= MANY_REPEATS:
-        kind = "repeated outputs"
+        kind = REPEATED
         reason = f"{repeats:.0%} of the tool results' tokens repeat an earlier result or call"
     elif results < FEW_RESULTS:
         kind = "chat"
@@ -131,4 +131,4 @@ def recommend(traffic: Traffic) -> Recommendation:
         kind = "heterogeneous"
         reason = f"{share} among {traffic.turns} user messages"
     evict, then = CHOICES[kind]
-    return Recommendation(kind=kind, reason=reason, evict=evict, then=then, merges=kind == "repeated outputs")
+    return Recommendation(kind=kind, reason=reason, evict=evict, then=then)

@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from policies.effects import Failed, Summarize, Summary, step
 from policies.quality.coverage import Contexts, Coverage, Dimension, Question, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, AnswerVerdict, Fidelity
 from policies.quality.fidelity import evaluate as answers_judged
-from policies.settings import ContextSettings
+from policies.settings import ContextSettings, NoteTaking
 from proxy.access.destination import CHAT_PATH, Caller, by_weir, upstream_for
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded
@@ -26,8 +26,8 @@ from proxy.config.values import Config, Flags
 from proxy.effects.perform import EffectHandler, Spent, drive
 from proxy.effects.summarizer import Summarizer, SummarizerTerms
 from proxy.models.facts import ModelFacts
-from proxy.replay.scenarios import Conditions, Managed, store_in_memory
-from proxy.replay.script import Recording, Script
+from proxy.replay.scenarios import Managed, store_in_memory
+from proxy.replay.script import Script
 from proxy.upstream.client import Client, Upstreams
 from proxy.upstream.providers import providers_for
 
@@ -58,7 +58,6 @@ class Models(EffectHandler):
     by_purpose: Mapping[str, str] = field(default_factory=dict)
     tokens: int = UNLIMITED
     spent: Spent = field(default_factory=Spent)
-    failures: Counter[str] = field(default_factory=Counter)
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     _upstreams: Upstreams = field(init=False)
     _summarizer: Summarizer = field(init=False, default_factory=Summarizer)
@@ -87,8 +86,6 @@ class Models(EffectHandler):
             self.spent += Spent(calls=1, asked=done.usage.prompt or 0, answered=done.usage.completion or 0)
         elif done.source == "asked":
             self.spent += Spent(calls=1)
-        if done.result != "ok":
-            self.failures[done.result] += 1
         return done.reply
 
 
@@ -124,32 +121,27 @@ class Evaluated:
     before: int
     after: int
     coverage: Coverage
-    fidelity: Fidelity = field(default_factory=Fidelity)
+    fidelity: Fidelity
 
     def values(self) -> dict[str, Any]:
-        coverage = self.coverage
         fidelity = self.fidelity
-        kinds = {"facts": coverage.facts, "identifiers": coverage.identifiers, "rules": coverage.rules}
         return {
             "conversation": self.conversation,
             "request": self.request,
             "tokens_before": self.before,
             "tokens_after": self.after,
             "compression_ratio": self.before / self.after if self.after else None,
-            "coverage": coverage.whole.value,
-            "recoverable": coverage.whole.recoverable,
+            "coverage": self.coverage.whole.value,
+            "recoverable": self.coverage.whole.recoverable,
             "score": fidelity.score(),
             **{dimension.value: fidelity.score(dimension) for dimension in Dimension},
-            "consistent": fidelity.count(AnswerVerdict.YES),
-            "inconsistent": fidelity.count(AnswerVerdict.NO),
-            "unknown": fidelity.count(AnswerVerdict.UNKNOWN),
+            **{verdict.value: fidelity.count(verdict) for verdict in AnswerVerdict},
             "unknown_because": fidelity.unknown,
-            **{kind: msgspec.to_builtins(share) for kind, share in kinds.items()},
+            "kinds": msgspec.to_builtins(self.coverage.kinds),
         }
 
     def row(self) -> tuple[str, ...]:
         values = self.values()
-        verdicts = "/".join(str(values[name]) for name in ("consistent", "inconsistent", "unknown"))
         shares = [values[name] for name in ("coverage", "recoverable", "score", *Dimension)]
         return (
             self.conversation,
@@ -158,64 +150,27 @@ class Evaluated:
             f"{self.after:,}",
             f"{values['compression_ratio'] or 0:.2f}x",
             *("null" if share is None else f"{share:.1%}" for share in shares),
-            verdicts if self.fidelity.judged else "null",
+            "/".join(str(values[verdict]) for verdict in AnswerVerdict) if self.fidelity.judged else "null",
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class Evaluation:
-    """One run; ``models`` write summaries if the policy has any, and answer questions where ``judges``."""
-
-    settings: ContextSettings
-    conditions: Conditions
-    models: Models | None
-    judges: bool
-    max_input: int
-    suites: Mapping[str, tuple[Question, ...]]
-    count: int
-
-    async def run(self, file: Path, limit: int | None) -> list[Evaluated]:
-        done: list[Evaluated] = []
-        async with store_in_memory() as store:
-            with progress("conversations") as progressed:
-                for place in recorded(file, limit, progressed):
-                    writes = self.models if self.settings.summarizer is not None else None
-                    scenario = Managed(self.settings, self.conditions, store, ask=writes)
-                    done += [each async for each in self.compactions(place.recording, scenario)]
-                    await scenario.close()
-        if self.models is not None:
-            await self.models.aclose()
-        return done
-
-    async def compactions(self, recording: Recording, scenario: Managed) -> AsyncIterator[Evaluated]:
-        script = Script(recording, counter=self.conditions.counter, model="")
-        archived: set[int] = set()
-        for request in script.requests:
-            length = request.length
-            sent = await scenario.forward(script, length)
-            archived |= set(sent.removed)
-            if not sent.new or sent.pieces is None:
-                continue
-            later = tuple(call for at in range(length, len(recording.values)) for call in script.read(at).calls)
-            contexts = contexts_of(script.transcript(length), sent.pieces, later)
-            facts = [f.needles for f in recording.facts if not f.needed_at or any(at >= length for at in f.needed_at)]
-            text = "\n".join(script.text(index) for index in sorted(archived))
-            coverage = coverage_of(contexts, facts=facts, archived=text, tools=self.settings.notes)
-            fidelity = await self._judged(contexts, recording.task)
-            yield Evaluated(recording.id, length, contexts.tokens_before, contexts.tokens_after, coverage, fidelity)
-
-    async def _judged(self, contexts: Contexts, task: str) -> Fidelity:
-        if self.models is None or not self.judges:
-            return Fidelity()
-        questions = self.suites.get(task) or self.suites.get(ANY_TASK)
-        flow = answers_judged(
-            contexts.original,
-            contexts.compacted,
-            questions=questions or questions_for(contexts, count=self.count, tools=self.settings.notes),
-            counter=self.conditions.counter,
-            max_input=self.max_input,
-        )
-        return await drive(flow, step(flow), self.models)
+async def compactions(
+    script: Script, scenario: Managed, *, tools: NoteTaking
+) -> AsyncIterator[tuple[int, Contexts, Coverage]]:
+    """For each batch the messages of its request, what was sent for them, and what that has of the whole."""
+    recording = script.recording
+    archived: set[int] = set()
+    for length in (request.length for request in script.requests):
+        sent = await scenario.forward(script, length)
+        archived |= set(sent.removed)
+        if not sent.new or sent.pieces is None:
+            continue
+        later = tuple(call for at in range(length, len(recording.values)) for call in script.read(at).calls)
+        contexts = contexts_of(script.transcript(length), sent.pieces, later)
+        facts = [f.needles for f in recording.facts if not f.needed_at or any(at >= length for at in f.needed_at)]
+        text = "\n".join(script.text(index) for index in sorted(archived))
+        yield length, contexts, coverage_of(contexts, facts=facts, archived=text, tools=tools)
+    await scenario.close()
 
 
 @click.command()
@@ -226,9 +181,7 @@ class Evaluation:
 @click.option("--model", help="The model that answers questions; without it only coverage is scored.")
 @click.option("--judge", help="The model that compares the answers; defaults to --model.")
 @click.option("--summarizer", help="The model that writes summaries, `same` for --model; defaults to the policy's.")
-@click.option(
-    "--upstream", metavar="URL", help="The models' server; defaults to the configuration's. OPENAI_API_KEY is sent."
-)
+@click.option("--upstream", metavar="URL", help="The models' server, not the configuration's; gets OPENAI_API_KEY.")
 @click.option("--model-window", type=click.IntRange(min=1024), help="The models' context window, tokens.")
 @click.option("--questions", type=FILE, help="Your own questions, YAML: a list for each task type, or `default`.")
 @click.option("--count", type=click.IntRange(4, 20), default=10, help="Generated questions per compaction.")
@@ -236,7 +189,6 @@ class Evaluation:
 @click.option("--limit", type=POSITIVE, help="Only the first so many conversations.")
 @click.option("--gate", type=click.FloatRange(0, 1), help="Exit with 1 if fidelity is lower, or nothing was judged.")
 @click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit with 1 if coverage is lower. Needs no model.")
-@click.option("--answers", is_flag=True, help="Print every question with both answers, to check the judge.")
 @config_option
 @json_option
 def evaluate(
@@ -250,7 +202,6 @@ def evaluate(
     questions: Path | None,
     count: int,
     limit: int | None,
-    answers: bool,
     path: Path | None,
     as_json: bool,
     **given: Any,
@@ -260,7 +211,7 @@ def evaluate(
     FILE is as for weir replay. At every batch the whole conversation is compared with what was sent instead: which
     facts, identifiers and rules are still there, and with --model, which questions get the same answer. Questions are
     generated, or your own: a conversation's `meta.task` names its type. Fidelity is the share of consistent answers
-    among those judged, and null if none was judged.
+    among those judged, and null if none was judged. With --json every answer is there, to check the judge.
 
     \b
     Example:
@@ -273,17 +224,37 @@ def evaluate(
     settings = policy_named(policy, config)
     conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
     reads = model_window or conditions.facts.window or settings.window or USUAL_WINDOW
+    conditions = replace(conditions, model="", facts=ModelFacts())
+    suites = {} if questions is None else suites_in(questions)
     models = _models_of(config, settings, model, given)
-    run = Evaluation(
-        settings=settings,
-        conditions=replace(conditions, model="", facts=ModelFacts()),
-        models=models,
-        judges=model is not None,
-        max_input=int(INPUT_SHARE * reads),
-        suites={} if questions is None else suites_in(questions),
-        count=count,
-    )
-    done = asyncio.run(run.run(file, limit))
+    done: list[Evaluated] = []
+
+    async def judged(contexts: Contexts, task: str) -> Fidelity:
+        if models is None or model is None:
+            return Fidelity()
+        own = suites.get(task) or suites.get(ANY_TASK)
+        flow = answers_judged(
+            contexts.original,
+            contexts.compacted,
+            questions=own or questions_for(contexts, count=count, tools=settings.notes),
+            counter=conditions.counter,
+            max_input=int(INPUT_SHARE * reads),
+        )
+        return await drive(flow, step(flow), models)
+
+    async def run() -> None:
+        async with store_in_memory() as store, nullcontext() if models is None else aclosing(models):
+            with progress("conversations") as progressed:
+                for place in recorded(file, limit, progressed):
+                    script = Script(place.recording, counter=conditions.counter, model="")
+                    writes = models if settings.summarizer is not None else None
+                    scenario = Managed(settings, conditions, store, ask=writes)
+                    async for length, contexts, coverage in compactions(script, scenario, tools=settings.notes):
+                        fidelity = await judged(contexts, place.recording.task)
+                        sizes = (contexts.tokens_before, contexts.tokens_after)
+                        done.append(Evaluated(place.recording.id, length, *sizes, coverage, fidelity))
+
+    asyncio.run(run())
     total = Evaluated(
         "all",
         len(done),
@@ -292,14 +263,28 @@ def evaluate(
         sum((each.coverage for each in done), Coverage()),
         sum((each.fidelity for each in done), Fidelity()),
     )
-    scores = {"fidelity": total.fidelity.score(), "coverage": total.coverage.whole.value}
-    gates = {"fidelity": given["gate"], "coverage": given["gate_coverage"]}
-    failures = [text for name, least in gates.items() for text in _below(name, scores[name], least)]
+    failures = [
+        *_below("fidelity", total.fidelity.score(), given["gate"]),
+        *_below("coverage", total.coverage.whole.value, given["gate_coverage"]),
+    ]
+    spent = Spent() if models is None else models.spent
     if as_json:
-        print_json(_report(done, total, models, failures, answers=answers) | {"policy": policy})
+        print_json(
+            {
+                "policy": policy,
+                "prompts": {prompt.purpose: prompt.digest for prompt in PROMPTS.values()},
+                "compactions": [
+                    each.values() | {"answers": msgspec.to_builtins(each.fidelity.judged)} for each in done
+                ],
+                "total": total.values(),
+                "missing": total.coverage.missing,
+                "spent": msgspec.structs.asdict(spent),
+                "passed": not failures,
+            }
+        )
     else:
         print_table(TITLES, [each.row() for each in (*done, total)], numbers=1)
-        for line in _lines(done, total, models, answers=answers):
+        for line in _lines(total, spent):
             print_line(line)
     for failure in failures:
         click.echo(f"weir: {failure}", err=True)
@@ -326,39 +311,15 @@ def _below(name: str, score: float | None, least: float | None) -> Iterator[str]
         yield f"{name} {score:.3f} is below the gate of {least:g}"
 
 
-def _lines(done: Sequence[Evaluated], total: Evaluated, models: Models | None, *, answers: bool) -> Iterator[str]:
-    if not done:
+def _lines(total: Evaluated, spent: Spent) -> Iterator[str]:
+    score = total.fidelity.score()
+    if not total.request:
         yield "Nothing was compacted, so nothing was measured."
     if total.coverage.missing:
         yield f"Not kept, but archived or gone: {'; '.join(total.coverage.missing[:MAX_MISSING])}"
-    score = total.fidelity.score()
     if score is not None and score < TOO_AGGRESSIVE:
         yield f"Fidelity under {TOO_AGGRESSIVE} says that too much is taken: raise low_water, tail or extract."
-    if models is not None:
-        spent = models.spent
+    if spent.calls:
         yield f"The models took {spent.calls} calls, {spent.asked:,} tokens asked, {spent.answered:,} answered."
-    if reasons := total.fidelity.unknown:
-        yield "Not decided: " + ", ".join(f"{count} {why}" for why, count in reasons.items()) + "."
-    for each in done if answers else ():
-        for judged in each.fidelity.judged:
-            yield f"\n{each.conversation}, request {each.request}: {judged.question.text}"
-            yield f"  whole:     {' '.join(judged.original.split())}"
-            yield f"  compacted: {' '.join(judged.compacted.split())}"
-            yield f"  verdict:   {judged.verdict}{f' ({judged.why})' if judged.why else ''}"
-
-
-def _report(
-    done: Sequence[Evaluated], total: Evaluated, models: Models | None, failures: Sequence[str], *, answers: bool
-) -> dict[str, object]:
-    return {
-        "prompts": {prompt.purpose: prompt.digest for prompt in PROMPTS.values()},
-        "compactions": [
-            each.values() | ({"answers": msgspec.to_builtins(each.fidelity.judged)} if answers else {}) for each in done
-        ],
-        "total": total.values(),
-        "missing": total.coverage.missing,
-        "spent": msgspec.structs.asdict(Spent() if models is None else models.spent),
-        "failures": {} if models is None else models.failures,
-        "passed": not failures,
-        "below": failures,
-    }
+    if total.fidelity.unknown:
+        yield "Not decided: " + ", ".join(f"{n} {why}" for why, n in total.fidelity.unknown.items()) + "."

@@ -10,7 +10,7 @@ from typing import Any, cast
 import click
 import yaml
 
-from policies.quality.recommend import Recommendation, Traffic
+from policies.quality.recommend import REPEATED, Recommendation, Traffic
 from policies.quality.recommend import recommend as choose
 from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
@@ -331,7 +331,7 @@ def _recommended(choice: Recommendation, caps: Mapping[str, float]) -> dict[str,
     cascade: list[dict[str, object]] = []
     preset = preset_documents()[DEFAULT_PRESET].data["cascade"]
     for layer in cast("list[dict[str, object]]", preset):
-        if layer["layer"] == "evict" and choice.merges:
+        if layer["layer"] == "evict" and choice.kind == REPEATED:
             cascade.append({"layer": "semantic_merge"})
         cascade.append({**layer, "params": dict(choice.evict)} if layer["layer"] == "evict" else dict(layer))
     buckets = {name: {"cap": cap} for name, cap in caps.items()}

@@ -21,20 +21,9 @@ from proxy.replay.script import BadRecording, Place, Script, read_recordings
 from proxy.wire.counting import Tokenizer
 
 COLUMNS = (
-    "policy",
-    "requests",
-    "fit",
-    "refused",
-    "batches",
-    "largest",
-    "prefix reuse",
-    "tokens sent",
-    "tokens saved",
-    "cost",
-    "vs unmanaged",
-    "facts in window",
-    "or archive",
-)
+    "policy", "requests", "fit", "refused", "batches", "largest", "prefix reuse", "tokens sent", "tokens saved",
+    "cost", "vs unmanaged", "facts in window", "or archive",
+)  # fmt: skip
 
 
 @click.command()
@@ -144,39 +133,29 @@ def policy_named(name: str, effective: Config) -> ContextSettings:
 
 def _row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
     kept = tally.retention
+    counts = (tally.requests, tally.fit, tally.refused, tally.batches, tally.largest)
     compared = f"– ({tally.unanswered:,})" if tally.unanswered else f"{tally.ratio:.2f}"  # noqa: RUF001 - a dash
     return (
         name,
-        f"{tally.requests:,}",
-        f"{tally.fit:,}",
-        f"{tally.refused:,}",
-        f"{tally.batches:,}",
-        f"{tally.largest:,}",
+        *(f"{count:,}" for count in counts),
         f"{tally.reuse:.1%}",
         f"{tally.tokens:,}",
         f"{tally.saved:,}",
         prices.shown(tally.cost),
         compared,
-        _share(kept.kept, kept.needed),
-        _share(kept.recoverable, kept.needed),
+        *(f"{part / kept.needed:.1%}" if kept.needed else "-" for part in (kept.kept, kept.recoverable)),
     )
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "-"
-
-
 def _remarks(tally: Tally) -> Iterator[str]:
+    of = f"of {tally.requests:,} requests"
+    unfit = tally.unanswered - tally.refused
     if tally.refused:
         reasons = ", ".join(f"{bucket} {count:,} x" for bucket, count in tally.refused_by.most_common())
-        yield (
-            f"{tally.refused:,} of {tally.requests:,} requests could not be made to fit and would have been refused "
-            f"({reasons}). They are in no sum, and no cost is compared."
-        )
-    unfit = tally.unanswered - tally.refused
+        yield f"{tally.refused:,} {of} would have been refused ({reasons}): they are in no sum, no cost is compared."
     if unfit:
-        yield f"{unfit:,} of {tally.requests:,} requests do not fit the window: no cost is compared."
+        yield f"{unfit:,} {of} do not fit the window: no cost is compared."
     if tally.failed:
-        yield f"{tally.failed:,} requests could not be planned and went up as they came."
+        yield f"{tally.failed:,} {of} could not be planned and went up as they came."
     if tally.asked:
         yield f"a model would have been asked {tally.asked:,} times; here code wrote every summary."

@@ -5,13 +5,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+import msgspec
+
+from policies.ledger import PlannedMessage
 from policies.quality.prices import TokenPrices, request_cost
 from policies.settings import ContextSettings
 from proxy.replay.scenarios import (
     SLIDING,
     UNMANAGED,
     Conditions,
-    Forwarded,
     Scenario,
     SlidingWindow,
     Unmanaged,
@@ -30,7 +32,7 @@ class Tally:
     """Sums over requests; tokens are uncalibrated, costs in the unit of the price list.
 
     ``fit`` counts requests that were forwarded and fit the window, ``batches`` those that did not begin with the one
-    before. What was refused is in no sum of tokens or costs but ``before``, and ``left_out`` is its part of that.
+    before. What was refused is in no sum of tokens or costs; ``before`` are the tokens unmanaged.
     ``peak`` is the largest ratio of ``cost`` to ``unmanaged``, cumulative within a conversation and not before its
     first batch, ``early`` the largest before it. ``asked`` counts questions to a model, ``refused_by`` refusals by
     bucket.
@@ -43,7 +45,6 @@ class Tally:
     failed: int = 0
     batches: int = 0
     before: int = 0
-    left_out: int = 0
     tokens: int = 0
     reused: int = 0
     largest: int = 0
@@ -69,7 +70,7 @@ class Tally:
 
     @property
     def saved(self) -> int:
-        return self.before - self.left_out - self.tokens
+        return self.before - self.tokens
 
     @property
     def unanswered(self) -> int:
@@ -85,33 +86,17 @@ class Tally:
         return self.cost / self.sliding if self.sliding else 1.0
 
     def values(self) -> dict[str, object]:
-        kept = self.retention
+        """Every figure, and what follows from them: shares and savings; no comparison where a request did not fit."""
         is_compared = not self.unanswered
+        figures = msgspec.to_builtins(self)
+        del figures["seconds"]
         return {
-            "conversations": self.conversations,
-            "requests": self.requests,
-            "fit": self.fit,
-            "refused": self.refused,
-            "refused_by": dict(self.refused_by),
-            "failed": self.failed,
-            "batches": self.batches,
-            "tokens_unmanaged": self.before,
-            "tokens": self.tokens,
-            "tokens_saved": self.saved,
-            "largest": self.largest,
-            "prefix_reuse": round(self.reuse, 4),
-            "cost": self.cost,
+            **figures,
+            "saved": self.saved,
             "cost_saved": self.unmanaged - self.cost,
+            "prefix_reuse": round(self.reuse, 4),
             "cost_against_unmanaged": round(self.ratio, 4) if is_compared else None,
             "cost_against_sliding_window": round(self.against_sliding, 4) if is_compared else None,
-            "peak_cost_against_unmanaged": round(self.peak, 4) if is_compared else None,
-            "model_calls_asked": self.asked,
-            "facts": {
-                "needed": kept.needed,
-                "in_window": kept.kept,
-                "recoverable": kept.recoverable,
-                "stale": kept.stale,
-            },
         }
 
 
@@ -153,45 +138,39 @@ class _Meter:
         script = self._script
         started = time.perf_counter()
         sent = await self._scenario.forward(script, request.length)
-        seconds = time.perf_counter() - started
         self._archived.update(sent.removed)
-        before = script.transcript(request.length).tokens
-        pieces = sent.pieces or ()
         one = Tally(
             requests=1,
-            before=before,
             asked=sent.asked,
-            seconds=seconds,
-            retention=judge(script, request.facts, length=request.length, sent=pieces, archived=self._archived),
+            seconds=time.perf_counter() - started,
+            retention=judge(
+                script, request.facts, length=request.length, sent=sent.pieces or (), archived=self._archived
+            ),
         )
         if sent.pieces is None:
             one.refused = 1
-            one.left_out = before
             one.refused_by[sent.refused_by] += 1
             return one
-        reused, broke = self._compare(sent)
+        one.reused, one.batches = self._compare(sent.pieces)
         one.fit = int(sent.tokens <= self._room)
         one.failed = int(sent.failed)
-        one.batches = int(broke)
-        one.tokens = sent.tokens
-        one.largest = sent.tokens
-        one.reused = reused
-        one.cost = request_cost(self._prices, tokens=sent.tokens, cached=reused)
+        one.before = script.transcript(request.length).tokens
+        one.tokens = one.largest = sent.tokens
+        one.cost = request_cost(self._prices, tokens=sent.tokens, cached=one.reused)
         return one
 
-    def _compare(self, sent: Forwarded) -> tuple[int, bool]:
-        """Tokens of the longest common prefix with the request before, and whether that one is no prefix of this."""
-        pieces = sent.pieces or ()
+    def _compare(self, pieces: Sequence[PlannedMessage]) -> tuple[int, int]:
+        """Tokens of the longest common prefix with the request before, and 1 where that one is no prefix of this."""
         array = self._script.rendered(pieces)
         same = 0
         for old, new in zip(self._sent, array, strict=False):
             if old is not new and bytes(old) != bytes(new):
                 break
             same += 1
-        broke = same < len(self._sent)
+        is_batch = same < len(self._sent)
         tools = self._script.tools if self._sent else 0
         self._sent = array
-        return tools + sum(piece.tokens for piece in pieces[:same]), broke
+        return tools + sum(piece.tokens for piece in pieces[:same]), int(is_batch)
 
     def count(self, one: Tally, request: ScriptRequest, *, unmanaged: float, sliding: float) -> None:
         tally = self.tally

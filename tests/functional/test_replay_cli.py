@@ -126,8 +126,8 @@ def test_programs_are_told_the_figures_of_every_policy(recorded: Path) -> None:
     assert list(told_of["policies"]) == ["unmanaged", "sliding window", "balanced"]
     balanced, raw = told_of["policies"]["balanced"], told_of["policies"]["unmanaged"]
     assert (balanced["requests"], balanced["fit"], balanced["refused"]) == (36, 36, 0)
-    assert balanced["tokens_saved"] == raw["tokens"] - balanced["tokens"] > 0
-    assert balanced["facts"]["needed"] == balanced["facts"]["recoverable"] == 1
+    assert balanced["saved"] == raw["tokens"] - balanced["tokens"] > 0
+    assert balanced["retention"]["needed"] == balanced["retention"]["recoverable"] == 1
     assert balanced["conversations"] == 2
 
 
@@ -149,8 +149,8 @@ def test_a_policy_that_refuses_is_not_the_cheapest_and_says_why(recorded: Path, 
 
     refused = strict["refused"]
     assert 0 < refused < strict["requests"] == strict["fit"] + refused
-    assert strict["tokens_saved"] == 0 == round(strict["cost_saved"], 6)
-    assert strict["cost_against_unmanaged"] is strict["peak_cost_against_unmanaged"] is None
+    assert strict["saved"] == 0 == round(strict["cost_saved"], 6)
+    assert strict["cost_against_unmanaged"] is strict["cost_against_sliding_window"] is None
     assert strict["refused_by"] == {"tool_outputs": refused}
     assert f"would have been refused (tool_outputs {refused} x)" in shown
     row = next(line for line in shown.splitlines() if line.startswith("strict "))

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from policies.effects import Answers, Effect, Reply, Summarize, Summary, Together
-from policies.quality.coverage import Dimension
-from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Judged
+from policies.effects import Answers, Effect, Reply, Summarize, Summary, Together, step
+from policies.quality.coverage import Dimension, questions_for
+from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Judged, evaluate
 from proxy.cli import main
-from proxy.cli.evaluate import Evaluated, Evaluation, Models
+from proxy.cli.evaluate import Evaluated, Models, compactions
 from proxy.config.loading import load_config
 from proxy.config.presets import preset_policies
 from proxy.config.values import Flags
+from proxy.effects.perform import drive
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
-from proxy.replay.script import read_recordings
+from proxy.replay.script import Script, read_recordings
 from tests.functional.harness import COUNTER
 from tests.real.environments import Unavailable
 from tests.real.llama import Llama
@@ -92,20 +93,21 @@ async def judge(llama: Llama, model: str) -> Judging:
     settings = preset_policies()["balanced"]
     conditions = Conditions(counter=COUNTER, window=WINDOW, max_tokens=256)
     (place,) = read_recordings(RECORDED)
+    script = Script(place.recording, counter=COUNTER, model="")
     done = []
     heard = Heard(config=config, default=model)
-    run = Evaluation(
-        settings=settings,
-        conditions=conditions,
-        models=heard,
-        judges=True,
-        max_input=int(SHARE * READS),
-        suites={},
-        count=QUESTIONS,
-    )
     async with aclosing(heard), store_in_memory() as store:
-        async for each in run.compactions(place.recording, Managed(settings, conditions, store)):
-            done.append(each)
+        scenario = Managed(settings, conditions, store)
+        async for length, contexts, coverage in compactions(script, scenario, tools=settings.notes):
+            flow = evaluate(
+                contexts.original,
+                contexts.compacted,
+                questions=questions_for(contexts, count=QUESTIONS, tools=settings.notes),
+                counter=COUNTER,
+                max_input=int(SHARE * READS),
+            )
+            fidelity = await drive(flow, step(flow), heard)
+            done.append(Evaluated("one", length, contexts.tokens_before, contexts.tokens_after, coverage, fidelity))
             if len(done) == BATCHES:
                 break
     return Judging(tuple(done), heard, time.monotonic() - begun, model, llama.base_url)
