@@ -13,13 +13,14 @@ from policies.settings import ContextSettings
 from proxy.cli.output import Progressed, print_line, print_table, progress
 from proxy.cli.shared import FILE, POSITIVE, Findings, configured, counted, known_policy, loaded
 from proxy.config.values import Config
-from proxy.models.facts import BadPrices, ModelRegistry, PriceList, price_list
-from proxy.replay.play import Tally
+from proxy.models.facts import BadPrices, ModelFacts, ModelRegistry, PriceList, price_list
+from proxy.replay.play import UNMANAGED, Tally
 from proxy.replay.play import replay as play
-from proxy.replay.scenarios import UNMANAGED, Conditions, store_in_memory
+from proxy.replay.scenarios import Conditions, store_in_memory
 from proxy.replay.script import BadRecording, Place, Script, read_recordings
 from proxy.wire.counting import Tokenizer
 
+DEFAULT_ENCODING = "o200k_base"
 COLUMNS = (
     "policy", "requests", "fit", "refused", "batches", "largest", "prefix reuse", "tokens sent", "tokens saved",
     "cost", "vs unmanaged", "facts in window", "or archive",
@@ -106,8 +107,11 @@ def conditions_for(
 ) -> Conditions:
     tokenizer = Tokenizer()
     click.get_current_context().call_on_close(tokenizer.close)
-    models = ModelRegistry(config.models)
-    return Conditions.of(model or "", tokenizer, models, window=window or config.window, max_tokens=max_tokens)
+    facts = ModelRegistry(config.models).facts(model, settings=ContextSettings()) if model else ModelFacts()
+    counter = tokenizer.counter(model or DEFAULT_ENCODING)
+    return Conditions(
+        counter=counter, model=model or "", facts=facts, window=window or config.window, max_tokens=max_tokens
+    )
 
 
 def recorded(file: Path, limit: int | None, progressed: Progressed) -> Iterator[Place]:

@@ -9,20 +9,14 @@ import msgspec
 
 from policies.ledger import PlannedMessage
 from policies.quality.prices import TokenPrices, request_cost
-from policies.settings import ContextSettings
-from proxy.replay.scenarios import (
-    SLIDING,
-    UNMANAGED,
-    Conditions,
-    Scenario,
-    SlidingWindow,
-    Unmanaged,
-    scenario_of,
-)
+from policies.settings import ContextSettings, Mode
+from proxy.replay.scenarios import Conditions, Managed, Scenario, SlidingWindow
 from proxy.replay.script import Retention, Script, ScriptRequest, judge
 from proxy.store import Store
 from proxy.wire.raw import Raw
 
+UNMANAGED = "unmanaged"
+SLIDING = "sliding window"
 LARGEST = frozenset({"largest", "peak", "early"})
 """Figures of a tally of which the largest counts; all others are sums."""
 
@@ -110,9 +104,10 @@ async def replay(
     enough.
     """
     budget = conditions.budget(policies[0])
-    named: dict[str, Scenario] = {UNMANAGED: Unmanaged(budget), SLIDING: SlidingWindow(budget)}
+    named: dict[str, Scenario] = {UNMANAGED: Scenario(), SLIDING: SlidingWindow(budget)}
     for number, settings in enumerate(policies):
-        named[settings.name] = scenario_of(settings, conditions, store, number)
+        is_off = settings.mode is Mode.OFF
+        named[settings.name] = Scenario() if is_off else Managed(settings, conditions, store, number=number)
     room = budget.window - budget.reserve
     meters = {name: _Meter(script, scenario, prices, room=room) for name, scenario in named.items()}
     for request in script.requests:

@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Self
 
 from policies.effects import Failed, Summarize, Summary
 from policies.ledger import Decision, PlannedMessage
 from policies.limits import Calibration, TokenBudget, divide
-from policies.settings import ContextSettings, Mode
+from policies.settings import ContextSettings
 from proxy.conversation.book import Conversations
 from proxy.effects.perform import Ask, EffectHandler, Patience
 from proxy.errors import ContextLengthExceeded
-from proxy.models.facts import ModelFacts, ModelRegistry
+from proxy.models.facts import ModelFacts
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
@@ -25,13 +24,10 @@ from proxy.planning.values import PlanRequest
 from proxy.replay.script import Script
 from proxy.store import Store, WriteBehindQueue
 from proxy.wire.codec import parse_chat
-from proxy.wire.counting import TextCounter, Tokenizer
+from proxy.wire.counting import TextCounter
 from proxy.wire.transcripts import Transcripts
 
-UNMANAGED = "unmanaged"
-SLIDING = "sliding window"
 WHOLE_REQUEST = "total"
-DEFAULT_ENCODING = "o200k_base"
 SECONDS_BETWEEN = 5.0
 """Between two requests of a recording, which has no times: an agent's follow one another while caches are warm."""
 STARTED = 1_000_000_000.0
@@ -47,19 +43,10 @@ class Conditions:
     window: int | None = None
     max_tokens: int | None = None
 
-    @classmethod
-    def of(cls, model: str, tokenizer: Tokenizer, models: ModelRegistry, **stated: int | None) -> Self:
-        """Those of a model, which may be none that is named."""
-        facts = models.facts(model, settings=ContextSettings()) if model else ModelFacts()
-        return cls(counter=tokenizer.counter(model or DEFAULT_ENCODING), model=model, facts=facts, **stated)
-
-    def window_of(self, settings: ContextSettings) -> int:
-        return self.window or settings.window or self.facts.window or UNKNOWN_WINDOW
-
     def budget(self, settings: ContextSettings, *, margin: float | None = None) -> TokenBudget:
         return divide(
             settings,
-            window=self.window_of(settings),
+            window=self.window or settings.window or self.facts.window or UNKNOWN_WINDOW,
             max_input=None if self.window else self.facts.max_input,
             max_output=self.facts.max_output,
             requested=self.max_tokens,
@@ -90,19 +77,14 @@ class Forwarded:
 
 
 class Scenario:
+    """Every request goes up as it came."""
+
     async def forward(self, script: Script, length: int) -> Forwarded:
-        raise NotImplementedError
+        """What becomes of the request with the first ``length`` messages."""
+        return Forwarded(pieces=script.raw_pieces(length), tokens=script.transcript(length).tokens)
 
     async def close(self) -> None:
         """Give up what is kept for the requests so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unmanaged(Scenario):
-    budget: TokenBudget
-
-    async def forward(self, script: Script, length: int) -> Forwarded:
-        return Forwarded(pieces=script.raw_pieces(length), tokens=script.transcript(length).tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +223,3 @@ async def store_in_memory() -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
-
-
-def scenario_of(settings: ContextSettings, conditions: Conditions, store: Store, number: int) -> Scenario:
-    if settings.mode is Mode.OFF:
-        return Unmanaged(conditions.budget(settings))
-    return Managed(settings, conditions, store, number=number)

@@ -137,7 +137,7 @@ async def test_a_job_fails_below_the_gate_of_085(generated: Path, wrong: int, sc
     async with serve_simulator(SimulatorSettings(window=32_768, answer=answer), counter=COUNTER) as simulator:
         options = ("--window", 5_000, "--max-tokens", 256, "--count", 20, "--gate", 0.85)
         models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768)
-        result = await run_beside(generated, *options, *models, "--json", "--answers")
+        result = await run_beside(generated, *options, *models, "--json")
 
     report = json.loads(result.stdout)
     (one,) = report["compactions"]
@@ -226,7 +226,7 @@ async def test_own_questions_are_asked_by_the_task_of_a_conversation(
     )
     answer, _ = panel(0)
     async with serve_simulator(SimulatorSettings(window=32_768, answer=answer), counter=COUNTER) as simulator:
-        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768, "--answers")
+        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768)
         result = await run_beside(generated, "--window", 5_000, *models, "--questions", suite, "--json")
 
     (one,) = json.loads(result.stdout)["compactions"]

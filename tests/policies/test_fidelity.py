@@ -237,16 +237,16 @@ def test_coverage_counts_what_is_kept_and_what_can_be_fetched_back() -> None:
         tools=TOOLS,
     )
 
-    assert (found.facts.wanted, found.facts.kept, found.facts.recoverable) == (1, 0, 1.0)
-    assert (found.identifiers.wanted, found.identifiers.kept, found.identifiers.reachable) == (2, 1, 1)
-    assert (found.rules.wanted, found.rules.kept) == (2, 1)
+    assert (found.kinds["facts"].wanted, found.kinds["facts"].kept, found.kinds["facts"].recoverable) == (1, 0, 1.0)
+    assert (found.kinds["identifiers"].wanted, found.kinds["identifiers"].kept, found.kinds["identifiers"].reachable) == (2, 1, 1)
+    assert (found.kinds["rules"].wanted, found.kinds["rules"].kept) == (2, 1)
     assert found.whole.value == 0.4
     assert set(found.missing) == {"HAT136", "credit_card_7815826", "My reservation is ZK81QX."}
 
 
 def test_a_value_inside_a_longer_one_is_not_kept() -> None:
-    assert coverage_of(context("HAT1367"), facts=[("HAT136",)], tools=TOOLS).facts.kept == 0
-    assert coverage_of(context("hat136!"), facts=[("HAT136",)], tools=TOOLS).facts.kept == 1
+    assert coverage_of(context("HAT1367"), facts=[("HAT136",)], tools=TOOLS).kinds["facts"].kept == 0
+    assert coverage_of(context("hat136!"), facts=[("HAT136",)], tools=TOOLS).kinds["facts"].kept == 1
 
 
 def test_coverage_of_a_conversation_that_needs_nothing_is_null() -> None:
@@ -265,8 +265,8 @@ def test_what_the_user_stated_is_wanted_in_any_language(rule: str) -> None:
     contexts = Contexts(sources, (MaterialLine("notes", sources[1].text),))
     found = coverage_of(contexts, tools=TOOLS)
 
-    assert (found.rules.wanted, found.rules.kept, found.missing) == (2, 1, (rule,))
-    assert found.identifiers.wanted == found.identifiers.kept == 1
+    assert (found.kinds["rules"].wanted, found.kinds["rules"].kept, found.missing) == (2, 1, (rule,))
+    assert found.kinds["identifiers"].wanted == found.kinds["identifiers"].kept == 1
     questions = questions_for(contexts, count=20, tools=TOOLS)
     assert sum(q.dimension is Dimension.FACTS for q in questions) == 2
     assert not any(rule in q.text for q in questions)

@@ -12,10 +12,8 @@ from policies.quality.prices import OPENAI_CLIFF, PROVIDERS, TokenPrices
 from policies.settings import ContextSettings, Mode
 from proxy.dashboard.charts import MAX_TICKS, scale
 from proxy.models.facts import BadPrices, ModelFacts, price_list
-from proxy.replay.play import Tally, replay
+from proxy.replay.play import SLIDING, UNMANAGED, Tally, replay
 from proxy.replay.scenarios import (
-    SLIDING,
-    UNMANAGED,
     Conditions,
     Forwarded,
     Managed,
