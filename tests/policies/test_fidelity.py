@@ -238,7 +238,11 @@ def test_coverage_counts_what_is_kept_and_what_can_be_fetched_back() -> None:
     )
 
     assert (found.kinds["facts"].wanted, found.kinds["facts"].kept, found.kinds["facts"].recoverable) == (1, 0, 1.0)
-    assert (found.kinds["identifiers"].wanted, found.kinds["identifiers"].kept, found.kinds["identifiers"].reachable) == (2, 1, 1)
+    assert (
+        found.kinds["identifiers"].wanted,
+        found.kinds["identifiers"].kept,
+        found.kinds["identifiers"].reachable,
+    ) == (2, 1, 1)
     assert (found.kinds["rules"].wanted, found.kinds["rules"].kept) == (2, 1)
     assert found.whole.value == 0.4
     assert set(found.missing) == {"HAT136", "credit_card_7815826", "My reservation is ZK81QX."}
