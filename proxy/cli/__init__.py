@@ -16,13 +16,12 @@ COMMANDS = {
     "doctor": "Check upstream, key, model, store, vocabulary, clock and port.",
     "watch": "Watch requests as they pass.",
     "demo": "Play a recorded agent run with and without Weir; needs no key and no network.",
-    "replay": "Try policies on recorded or stored conversations: a dry run with costs.",
+    "replay": "Try policies on recorded conversations: a dry run with costs.",
     "evaluate": "Score what compactions keep: coverage, and fidelity by a judge.",
     "simulate": "Start the simulator alone: a strict upstream with a small window.",
     "conversations": "List, inspect, export and delete conversations.",
     "health": "Show a conversation's health: metrics, trend, alerts.",
     "usage": "Show tokens and dollars by key.",
-    "budget": "Advise on how to divide the window, from recorded traffic.",
     "audit": "Verify and read the audit log; list evictions.",
     "policy": "List, show, check, import and recommend policies.",
     "keys": "Create, list, limit, rotate and revoke API keys.",
@@ -31,7 +30,7 @@ COMMANDS = {
     "completion": "Print the completion script of a shell.",
 }
 """Each command with its line in ``weir --help``; ``proxy.cli.NAME``, or its home, has it under the same name."""
-HOMES = {"health": "usage", "budget": "usage", "audit": "db", "config": "policy", "completion": "init"}
+HOMES = {"health": "usage", "audit": "db", "config": "policy", "completion": "init"}
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import textwrap
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -11,18 +10,18 @@ from typing import Any, cast
 import click
 import yaml
 
-from policies.quality.advise import PROVIDERS, Traffic, worst_tools
-from policies.quality.advise import recommend as choose
+from policies.quality.recommend import REPEATED, Recommendation, Traffic
+from policies.quality.recommend import recommend as choose
 from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
-from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.replay import conditions_for, priced, recorded
-from proxy.cli.shared import FILE, Findings, config_option, configured, json_option, known_policy, print_json, reading
-from proxy.cli.usage import worst_json
+from proxy.cli.output import print_table, progress
+from proxy.cli.replay import conditions_for, recorded
+from proxy.cli.shared import FILE, Findings, config_option, configured, counted, json_option, print_json, reading
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of, nearest, read_document
-from proxy.config.importing import imported, known_keys
+from proxy.config.importing import imported
 from proxy.config.loading import environment, load_config, public
 from proxy.config.presets import (
+    DEFAULT_PRESET,
     SetPolicy,
     about,
     policies_in,
@@ -38,7 +37,6 @@ from proxy.config.presets import (
     with_set_policies,
 )
 from proxy.config.values import Config, FileValues, as_written
-from proxy.replay.scenarios import Conditions, Pace, TrafficCount, advice_for, pace_of
 from proxy.replay.script import Script
 from proxy.store import Store
 from proxy.store.records import PolicyRow
@@ -128,21 +126,13 @@ def _warn(effective: Config) -> None:
 
 EXIT_ERRORS = 2
 EXIT_WARNINGS = 1
+TOOLS_NAMED = 3
 NARROW, WIDE = 120, 300
 WINDOWS = (8_192, 32_768, 131_072)
 BUSY_TIMEOUT = 1.0
 """Seconds for which a database that somebody writes is waited for: without it the list is short of what it holds."""
 FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileValues))
 POLICY_KEYS = frozenset(each.name for each in dataclasses.fields(ContextSettings))
-KEY_SETS = (
-    "Keys of the set that divides the window into shares",
-    "Keys of the flat set",
-    "Keys of the set that gives each bucket its tokens",
-)
-IMPORT_KEYS = "\n\n".join(
-    "\b\n" + textwrap.fill(f"{title}: {', '.join(keys)}.", 76, break_on_hyphens=False)
-    for title, keys in zip(KEY_SETS, known_keys(), strict=True)
-)
 
 
 @click.group()
@@ -253,14 +243,14 @@ def lint(file: str, *, strict: bool, as_json: bool) -> None:
         raise click.exceptions.Exit(EXIT_WARNINGS)
 
 
-@policy.command("import", epilog=IMPORT_KEYS)
+@policy.command("import")
 @click.argument("file", type=FILE)
 @click.option("--name", default="imported", help="The name of the new policy.")
 def import_policy(file: Path, *, name: str) -> None:
     """Convert another tool's settings to a policy: YAML on stdout, what could not be converted on stderr.
 
     The output is a complete file. To use it in a weir.yaml that already has policies, add the lines below `policies:`
-    to that file's own. Three sets of keys are known, see below; any other key is an error.
+    to that file's own. Two declarations are known, see docs/policies.md; any other key is an error.
 
     \b
     Example:
@@ -282,97 +272,70 @@ def import_policy(file: Path, *, name: str) -> None:
 
 @policy.command()
 @click.argument("file", type=FILE)
-@click.option("--policy", "name", default="balanced", help="The policy whose trigger to advise on.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
-@click.option("--model", help="The model, for its tokenizer, window and prices.")
-@click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
+@click.option("--model", help="The model, for its tokenizer and window.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @configured
-def recommend(
-    config: Config,
-    *,
-    file: Path,
-    name: str,
-    window: int | None,
-    model: str | None,
-    stated: str | None,
-    limit: int | None,
-) -> Findings:
-    """Recommend a scorer and a trigger for recorded conversations, with reasons.
+def recommend(config: Config, *, file: Path, window: int | None, model: str | None, limit: int | None) -> Findings:
+    """Recommend a policy for recorded conversations, as YAML: what to evict first, and a cap for each bucket.
 
-    FILE has one conversation per line, {"messages": […]}. Nothing is sent anywhere and nothing is changed.
+    FILE is as for weir replay. A cap is what nine of ten requests keep to, as a share of the usable window. It only
+    warns, unless `enforce: bucket` is added. Nothing is sent anywhere and nothing is changed.
 
     \b
     Example:
-      weir policy recommend sessions.jsonl --model gpt-5
+      weir policy recommend sessions.jsonl --model gpt-5 > recommended.yaml
+      weir replay sessions.jsonl --policy recommended.yaml:recommended
     """
-    settings = config.policy(known_policy(name, config))
     conditions = conditions_for(config, model=model, window=window)
-    prices = priced(stated, conditions)
-    traffic, pace = _measured(file, conditions, limit)
-    choice, budget = choose(traffic), conditions.budget(settings)
-    advice = advice_for(pace, settings, conditions, prices.prices)
-    tools = worst_tools(traffic)
-
-    value = {
-        "traffic": _figures_of(traffic, pace),
-        "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
-        "advice": {
-            "policy": name,
-            "window": budget.window,
-            "usable": budget.usable,
-            "prices": prices.source,
-            "trigger": advice.shape.trigger,
-            "low_water": advice.shape.low_water,
-            "optimum": advice.optimum,
-            "reason": advice.reason,
-        },
-        "worst_tools": worst_json(tools, "tokens"),
-    }
-
-    def show() -> None:
-        print_line(
-            f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
-            f"{round(pace.growth, 1):,.0f} more with each request"
-        )
-        best = "-" if advice.optimum is None else f"{advice.optimum:,}"
-        print_table(
-            ("advice", "value", "why"),
-            [
-                ("scorer", ", then ".join(choice.policies), f"{choice.kind}: {choice.reason}"),
-                ("trigger", f"{advice.shape.trigger:.2f} of {budget.usable:,}", advice.reason),
-                ("low water", f"{advice.shape.low_water:.2f} of room", f"where a batch of {name} should end"),
-                ("H*", best, f"the cheapest trigger by {prices.source} alone"),
-                *((f"tool {t.tool.name}", f"{t.share:.0%} of results", t.advice) for t in tools),
-            ],
-        )
-
-    return Findings(lambda: value, show)
-
-
-def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Traffic, Pace]:
-    count = TrafficCount()
-    growth, fixed, requests = 0.0, 0, 0
+    traffic = Traffic()
     with progress("conversations") as progressed:
         for place in recorded(file, limit, progressed):
             script = Script(place.recording, counter=conditions.counter, model=conditions.model)
-            count.add(script)
-            pace, weight = pace_of(script), max(1, len(script.requests))
-            growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
-    return count.traffic, Pace(growth / max(1, requests), fixed)
+            traffic.add(script.transcript(len(script.recording.raws)), requests=script.recording.requests)
+    choice = choose(traffic)
+    budget = conditions.budget(ContextSettings())
+    made = _recommended(choice, traffic.caps(budget.usable))
+    tools = {name: round(tokens / max(1, traffic.tools.total()), 4) for name, tokens in traffic.tools.most_common()}
+
+    def value() -> dict[str, object]:
+        return {
+            "conversations": traffic.conversations,
+            "requests": len(traffic.requests),
+            "window": budget.window,
+            "usable": budget.usable,
+            "kind": choice.kind,
+            "reason": choice.reason,
+            "then": choice.then,
+            "tools": tools,
+            "policy": made,
+        }
+
+    def show() -> None:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in list(tools.items())[:TOOLS_NAMED])
+        played = f"{counted(traffic.conversations, 'conversation')}, {counted(len(traffic.requests), 'request')}"
+        for line in (
+            f"{played}, a window of {budget.window:,} tokens ({budget.usable:,} usable)",
+            f"{choice.kind}: {choice.reason}",
+            f"then consider: {choice.then}",
+            *([f"tool results by tool: {shares}"] if shares else []),
+        ):
+            click.echo(f"# {line}")
+        click.echo(_section_text({"policies": {"recommended": made}}), nl=False)
+
+    return Findings(value, show)
 
 
-def _figures_of(traffic: Traffic, pace: Pace) -> dict[str, object]:
-    return {
-        "conversations": traffic.conversations,
-        "requests": traffic.requests,
-        "turns": traffic.turns,
-        "tokens": traffic.tokens,
-        "tool_results": round(traffic.results_share, 4),
-        "repeated": round(traffic.repeated_share, 4),
-        "growth": round(pace.growth, 1),
-        "fixed": pace.fixed,
-    }
+def _recommended(choice: Recommendation, caps: Mapping[str, float]) -> dict[str, object]:
+    """A policy's section: the default's cascade with the recommended eviction, and the caps."""
+    cascade: list[dict[str, object]] = []
+    preset = preset_documents()[DEFAULT_PRESET].data["cascade"]
+    for layer in cast("list[dict[str, object]]", preset):
+        if layer["layer"] == "evict" and choice.kind == REPEATED:
+            cascade.append({"layer": "semantic_merge"})
+        cascade.append({**layer, "params": dict(choice.evict)} if layer["layer"] == "evict" else dict(layer))
+    buckets = {name: {"cap": cap} for name, cap in caps.items()}
+    return {"preset": DEFAULT_PRESET, "buckets": buckets, "cascade": cascade}
 
 
 def _section_text(section: Mapping[str, object]) -> str:

@@ -1,24 +1,19 @@
-"""What conversations took and how they fare: ``weir usage`` by key, ``weir budget`` by bucket, ``weir health``."""
+"""What conversations took and how they fare: ``weir usage`` by key, ``weir health``."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import get_args
 
 import click
 
 from policies.health import KEPT, HealthTrend, Snapshot, trend_of
-from policies.pressure import SOFT
-from policies.quality.advise import BucketUse, ToolAdvice, ToolUse, Traffic, advise_budget, worst_tools
 from proxy.cli.output import print_columns, print_table
 from proxy.cli.shared import Findings, found, key_names, moment, reads, since_option, tame
 from proxy.config.values import Config
-from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import alert_of, conversation_health, open_alerts, taken, taken_by
 from proxy.http.request import Page
 from proxy.store import Store
 from proxy.store.exchanges import By
-from proxy.store.records import AlertRow, ConversationRow, ExchangeRow
+from proxy.store.records import AlertRow, ConversationRow
 
 
 @click.command()
@@ -64,113 +59,6 @@ def _cells(figures: Mapping[str, object]) -> list[str]:
     counts = [f"{figures[name]:,}" for name in ("requests", "failed", "tokens_before", "tokens_after")]
     dollars = ["-" if figures[n] is None else f"{figures[n]:.4f}" for n in ("cost", "cost_saved", "summarizer_cost")]
     return [*counts, share, f"{figures['cached']:,}", f"{figures['completion']:,}", *dollars]
-
-
-REQUESTS_READ = 1_000
-
-
-@click.group()
-def budget() -> None:
-    """Advise on how to divide the window.
-
-    \b
-    Example:
-      weir budget advise
-    """
-
-
-@budget.command()
-@click.option("--limit", type=click.IntRange(min=1), default=200, help="How many conversations, newest first.")
-@click.option("--policy", metavar="P", help="Only requests with this policy.")
-@reads
-async def advise(store: Store, config: Config, *, limit: int, policy: str | None) -> Findings:
-    """Show which bucket keeps exceeding its soft limit, and which tools take the most tokens.
-
-    A bucket counts if it exceeds its limit in half of the requests of half of the conversations; at least ten
-    conversations must be recorded. Nothing is changed.
-
-    \b
-    Example:
-      weir budget advise --policy support
-    """
-    use = _Use()
-    for row in await store.conversations(None, limit=limit):
-        requests = await store.timeline(row, limit=REQUESTS_READ)
-        use.add([each for each in requests if policy is None or each.policy == policy], config)
-    traffic, advice = use.traffic, advise_budget(tuple(use.buckets))
-    tools = worst_tools(traffic)
-
-    value = {
-        "conversations": traffic.conversations,
-        "requests": traffic.requests,
-        "ready": advice.ready,
-        "enlarge": list(advice.enlarge),
-        "reason": advice.reason,
-        "worst_tools": worst_json(tools, "calls", "tokens", "largest"),
-    }
-
-    def show() -> None:
-        click.echo(advice.reason)
-        if tools:
-            click.echo()
-            print_columns(tools, TOOLS)
-
-    return Findings(lambda: value, show)
-
-
-def worst_json(tools: Iterable[ToolAdvice], *figures: str) -> list[dict[str, object]]:
-    """What is advised on tools, with so many of their figures."""
-    return [
-        {
-            "tool": each.tool.name,
-            **{name: getattr(each.tool, name) for name in figures},
-            "share": round(each.share, 4),
-            "advice": each.advice,
-        }
-        for each in tools
-    ]
-
-
-TOOLS = {
-    "tool": lambda each: each.tool.name,
-    "results": lambda each: f"{each.tool.calls:,}",
-    "tokens": lambda each: f"{each.tool.tokens:,}",
-    "share": lambda each: f"{each.share:.0%}",
-    "largest": lambda each: f"{each.tool.largest:,}",
-    "note": lambda each: each.advice,
-}
-
-
-@dataclass(slots=True)
-class _Use:
-    buckets: list[BucketUse] = field(default_factory=list)
-    tools: dict[str, ToolUse] = field(default_factory=dict)
-
-    @property
-    def traffic(self) -> Traffic:
-        requests = sum(each.requests for each in self.buckets)
-        return Traffic(
-            conversations=len(self.buckets), requests=requests, turns=requests, tools=tuple(self.tools.values())
-        )
-
-    def add(self, requests: Sequence[ExchangeRow], config: Config) -> None:
-        over, tokens = Counter[str](), dict[str, int]()
-        for row in requests:
-            used, soft = tokens_by_bucket(row.detail.get("buckets")), config.soft_shares(row.policy)
-            caps = tokens_by_bucket(row.detail.get("caps"))
-            over.update(name for name, cap in caps.items() if used.get(name, 0) >= soft.get(name, SOFT) * cap)
-            tokens = used or tokens
-            self._add_tools(row)
-        if requests:
-            self.buckets.append(BucketUse(requests=len(requests), over=over, tokens=tokens))
-
-    def _add_tools(self, row: ExchangeRow) -> None:
-        found = row.detail.get("tools")
-        for name, (calls, tokens, largest) in found.items() if isinstance(found, Mapping) else ():
-            tool = self.tools.setdefault(name, ToolUse(name=name))
-            tool.calls += int(calls)
-            tool.tokens += int(tokens)
-            tool.largest = max(tool.largest, int(largest))
 
 
 ALERTS_SHOWN = 20

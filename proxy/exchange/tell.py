@@ -106,8 +106,6 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
     checkup = record.checkup
     save = CRITICAL if checkup is not None and checkup.opened and checkup.is_critical else None
     runtime.preparation.after(exchange.asked, exchange.plan, save=save, trace=exchange.trace)
-    if exchange.asked.ask_about is not None:
-        runtime.evaluation.after(exchange.asked, exchange.plan, exchange.trace)
 
 
 def _inspection(record: ExchangeRecord, recognized: Recognized, keep: Inspect) -> Inspection:

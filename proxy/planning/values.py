@@ -37,24 +37,21 @@ CLAIMED = 60.0
 
 
 class Paid(Protocol):
-    """Answers, and says what the answers took and what those who answer can read."""
+    """Answers, and says what the answers took."""
 
     trace: Trace
     spent: Spent
 
     async def __call__(self, effect: Effect) -> Reply: ...
 
-    def reads(self, purpose: str) -> int | None:
-        """The tokens that the model for a purpose can read at once, None where its window is not known."""
-
 
 class PlanRequest(msgspec.Struct, kw_only=True):
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``resume`` is the conversation that the client wants to go on from, ``resumes`` the one that it may;
-    ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards, ``ask_about`` does where a
-    summary of it is evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the
-    conversation's requests go without, for questions in place; ``edits`` is what the client asks to have taken out;
+    ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards; ``patience`` is how long it
+    may wait for models; ``pruned`` are the tools that the conversation's requests go without, for questions in place;
+    ``edits`` is what the client asks to have taken out;
     ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds`` says that the model
     signs what it thinks for what stands before it, ``unbinds`` that no such thinking is valid any more.
     """
@@ -68,7 +65,6 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     ask: Ask
     patience: Patience
     ask_later: Callable[..., Ask] | None = None
-    ask_about: Paid | None = None
     pruned: set[str] = msgspec.field(default_factory=set)
     summarizer_input: int | None = None
     resume: str | None = None

@@ -209,7 +209,6 @@ class Store:
 
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)
-    evaluated = writing(exchanges.evaluated)
     snapshots = reading(conversations_.snapshots)
     alerts = reading(conversations_.alerts_of)
     open_alerts = reading(conversations_.open_alerts)

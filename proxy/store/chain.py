@@ -36,7 +36,6 @@ class AuditType(StrEnum):
     PIN = "pin"
     NOTE = "note"
     ALERT = "alert"
-    EVALUATION = "evaluation"
     CLOSE = "close"
     DELETE = "delete"
     POLICY_CHANGE = "policy_change"

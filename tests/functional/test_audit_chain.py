@@ -41,7 +41,6 @@ policies:
     shapes: {shapes}
     summarizer: summariser
     summaries: {{wait: 20}}
-    evaluate: {{sample: 1.0, questions: 4}}
   turning: {{cascade: [{{layer: rollover}}]}}
   watched: {{enforce: global, buckets: {{tool_outputs: {{cap: 900, soft: 0.5, on_overflow: warn}}}}}}
   strict: {{enforce: bucket, buckets: {{tool_outputs: {{cap: 900, on_overflow: reject}}}}}}
@@ -124,7 +123,6 @@ def facts(row: AuditRow) -> dict[str, Any]:
 async def do_everything(run: Run) -> None:
     """One thing of every kind that the audit knows."""
     await compacted(run, policy="written")
-    await run.target.runtime.evaluation.settled()
     await run.talk("next", **{"x-weir-resume": NAME}).chat(1)
     ref = (await run.ask("GET", f"conversations/{NAME}/removed")).json()["data"][-1]["ref"]
     await run.ask("POST", f"conversations/{NAME}/notes", {"text": f"never forget {CANARY}"})

@@ -182,7 +182,6 @@ def test_wrong_words_are_a_usage_error(words: tuple[str, ...], said: str) -> Non
         ("health", "x"),
         ("conversations", "list"),
         ("conversations", "show", "x"),
-        ("budget", "advise"),
     ],
 )
 def test_a_database_that_is_not_there_is_said_in_a_line_and_not_made(words: tuple[str, ...], tmp_path: Path) -> None:
@@ -195,9 +194,7 @@ def test_a_database_that_is_not_there_is_said_in_a_line_and_not_made(words: tupl
     assert not where.exists()
 
 
-@pytest.mark.parametrize(
-    "words", [("usage",), ("health",), ("conversations",), ("conversations", "show"), ("budget", "advise")]
-)
+@pytest.mark.parametrize("words", [("usage",), ("health",), ("conversations",), ("conversations", "show")])
 def test_every_command_has_help_with_an_example(words: tuple[str, ...]) -> None:
     ran = CliRunner().invoke(main, [*words, "--help"])
     assert ran.exit_code == 0

@@ -105,9 +105,6 @@ usage --since 1 --by model
 usage --since 0s
 usage --since soon
 usage --since 1 --key nobody
-budget advise
-budget advise --json
-budget advise --policy own
 audit list
 audit list --json
 audit list --tenant operator --limit 2
@@ -139,14 +136,11 @@ policy lint nothing.yaml
 policy import broken.yaml
 policy recommend runs.jsonl
 policy recommend runs.jsonl --json --model gpt-4o-mini
-policy recommend runs.jsonl --policy balancd
-policy recommend runs.jsonl --prices gold
 policy recommend nothing.jsonl
 replay runs.jsonl --window 4096 --max-tokens 256
-replay runs.jsonl --window 4096 --max-tokens 256 --json --compare off --advise
-replay runs.jsonl --window 4096 --max-tokens 256 --steps --policy strict --config weir.yaml
-replay runs.jsonl --window 4096 --max-tokens 256 --steps --limit 1 --json
-replay runs.jsonl --window 4096 --max-tokens 256 --limit 1 --html report.html
+replay runs.jsonl --window 4096 --max-tokens 256 --json --policy balanced --policy off
+replay runs.jsonl --window 4096 --max-tokens 256 --policy strict --config weir.yaml
+replay runs.jsonl --window 4096 --prices gold
 replay nothing.jsonl
 evaluate runs.jsonl --window 4096 --max-tokens 256
 evaluate runs.jsonl --window 4096 --max-tokens 256 --json --limit 1
@@ -216,7 +210,6 @@ def outputs() -> Iterator[str]:
             )  # on a slow machine only
             aside = f"--- stderr\n{said}" if said else ""
             yield f"=== weir {line}\n{_short(_masked(result.stdout + aside, line))}--- exit {result.exit_code}\n"
-        yield f"=== report.html\n{_short(Path('report.html').read_text(encoding='utf-8'))}"
 
 
 def _masked(text: str, line: str) -> str:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -107,9 +107,12 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     await store.commit(second)
     await store.commit(msgspec.structs.replace(saved(2, at=2002.0), **home, length=5))
     asked = ((branch, digest("call", 2)),)
-    detail = {**rows[0].detail, "alike": 0.5}
+    measured = {"score": 0.875, "judged": 3}
+    detail = {**rows[0].detail, "alike": 0.5, "fidelity": measured}
     await store.record([msgspec.structs.replace(rows[0], id="req_00cc", at=3000.0, asked_again=asked, detail=detail)])
-    await store.evaluated(tenant, "req_00cc", {"score": 0.875, "judged": 3}, 3001.0)
+    # a kind of row that is not written any more
+    of_before = AuditEvent(tenant, 3001.0, cast("AuditType", "evaluation"), conversation, branch, "req_00cc")
+    await store.note_changes([msgspec.structs.replace(of_before, facts=measured)])
     await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", proposal="{}", purpose="compact-1", calls=2))
     await store.want(tenant, branch, "compact", 3002.0)
     found = await store.branch(tenant, branch)

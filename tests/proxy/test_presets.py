@@ -173,7 +173,7 @@ def test_turn_atomic_has_a_window_of_four_times_its_output() -> None:
     assert divide(settings, window=128_000).usable == 96_000
 
 
-@pytest.mark.requirement("A3.1", "A3.2", "A3.26", "A3.7", "A3.12", "A3.21")
+@pytest.mark.requirement("A3.1", "A3.2", "A3.3", "A3.25", "A3.26", "A3.7", "A3.12", "A3.21")
 def test_baseagents_numbers_are_exact() -> None:
     values = shown("baseagent-200k")
     settings = PRESETS["baseagent-200k"]

@@ -1,4 +1,4 @@
-"""The store on a real PostgreSQL server: migrations, audit, health and evaluation, and a whole Weir on top of it."""
+"""The store on a real PostgreSQL server: migrations, audit and health, and a whole Weir on top of it."""
 
 import asyncio
 import json
@@ -235,17 +235,12 @@ async def test_a_hundred_snapshots_stay_and_an_alert_opens_and_closes(store: Sto
     assert (await store.open_alerts(None)) == ([], {})
 
 
-@pytest.mark.requirement("A0.125", "A0.122")
-async def test_a_fidelity_is_added_to_its_exchange_and_notes_and_deletion_are_audited(store: Store) -> None:
+async def test_notes_and_deletion_are_audited(store: Store) -> None:
     await store.record([exchange(1)])
-    assert await store.evaluated(TENANT, exchange(1).id, {"score": None}, 4000.0)
-    assert not await store.evaluated(TENANT, "nobody", {"score": 1.0}, 4000.0)
     row = await row_of(store)
-    (found,) = await store.timeline(row)
-    assert found.detail["fidelity"] == {"score": None}
     assert await store.add_notes(TENANT, "c1", [note(1)]) == 1
     assert await store.delete(row, 5000.0)
-    told = [AuditType.DELETE, AuditType.NOTE, AuditType.EVALUATION]
+    told = [AuditType.DELETE, AuditType.NOTE]
     assert [each.type for each in await store.audit(TENANT)] == told
     assert (await store.verify()).chains[0].broken is None
 
