@@ -23,7 +23,7 @@ COMMANDS = {
     "health": "Show a conversation's health: metrics, trend, alerts.",
     "usage": "Show tokens and dollars by key.",
     "budget": "Advise on how to divide the window, from recorded traffic.",
-    "audit": "Verify and read the audit log; list evictions.",
+    "audit": "Verify the audit log, and list what it says of a conversation.",
     "policy": "List, show, check, import and recommend policies.",
     "keys": "Create, list, limit, rotate and revoke API keys.",
     "config": "Check and show the configuration.",
@@ -31,7 +31,7 @@ COMMANDS = {
     "completion": "Print the completion script of a shell.",
 }
 """Each command with its line in ``weir --help``; ``proxy.cli.NAME``, or its home, has it under the same name."""
-HOMES = {"health": "usage", "budget": "usage", "audit": "db", "config": "policy", "completion": "init"}
+HOMES = {"health": "usage", "budget": "usage", "config": "policy", "completion": "init"}
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
