@@ -74,7 +74,7 @@ async def list_rows(store: Store, _: Config, *, conversation: str) -> Findings:
         "at (UTC)": lambda row: moment(row.at),
         "row": lambda row: row.seq,
         "type": lambda row: row.type,
-        "facts": lambda row: json.dumps(row.told)[:FACTS_SHOWN],
+        "facts": lambda row: _shortened(json.dumps(row.told)),
         "request": lambda row: row.request or "-",
     }
 
@@ -82,3 +82,7 @@ async def list_rows(store: Store, _: Config, *, conversation: str) -> Findings:
         return {**msgspec.structs.asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}
 
     return table(rows, columns, plain=plain, empty="The audit log has no such rows.")
+
+
+def _shortened(facts: str) -> str:
+    return facts if len(facts) <= FACTS_SHOWN else f"{facts[:FACTS_SHOWN]}…"
