@@ -104,7 +104,7 @@ CHOICES: Mapping[str, tuple[Mapping[str, str], str]] = MappingProxyType(
         "exploration": ({"scorer": "type_based"}, "lru, if dead ends accumulate"),
         "heterogeneous": ({"scorer": "priority"}, "hybrid, after its weights are tuned"),
         REPEATED: ({"scorer": "type_based"}, "priority"),
-        "mission-critical": ({"scorer": "hybrid", "weights": "equal"}, "other weights, by `weir audit evictions`"),
+        "mission-critical": ({"scorer": "hybrid", "weights": "equal"}, "other weights, by what is recalled"),
     }
 )
 """By kind of traffic what to start with, and what to consider then (docs/development/requirements.md, row A0.40)."""

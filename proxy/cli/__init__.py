@@ -22,7 +22,7 @@ COMMANDS = {
     "conversations": "List, inspect, export and delete conversations.",
     "health": "Show a conversation's health: metrics, trend, alerts.",
     "usage": "Show tokens and dollars by key.",
-    "audit": "Verify and read the audit log; list evictions.",
+    "audit": "Verify the audit log, and list what it says of a conversation.",
     "policy": "List, show, check, import and recommend policies.",
     "keys": "Create, list, limit, rotate and revoke API keys.",
     "config": "Check and show the configuration.",
@@ -30,7 +30,7 @@ COMMANDS = {
     "completion": "Print the completion script of a shell.",
 }
 """Each command with its line in ``weir --help``; ``proxy.cli.NAME``, or its home, has it under the same name."""
-HOMES = {"health": "usage", "audit": "db", "config": "policy", "completion": "init"}
+HOMES = {"health": "usage", "config": "policy", "completion": "init"}
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

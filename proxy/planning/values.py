@@ -7,7 +7,6 @@ after it, placeholders, markers and summaries included.
 import datetime as dt
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
@@ -16,7 +15,7 @@ from policies.effects import Effect, Reply
 from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import HASH_SIZE, ToolCall, ToolDefinition, Transcript, answered_calls, same_call
+from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
 from proxy.conversation.thread import Thread
@@ -102,9 +101,8 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
 
     ``limits`` are the model's, ``policy_limits`` what the policy makes of them. An earlier request has sent ``length``
     messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is the growth before this request;
-    ``asked_again`` are calls in it whose results are out of the window, as (branch, hash); ``listens`` says that the
-    answer will tell the conversation from others; ``new`` are the raw messages at its end that were not seen before;
-    ``sampled``: its tokens are right within ``MAX_ERROR``.
+    ``listens`` says that the answer will tell the conversation from others; ``new`` are the raw messages at its end
+    that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Transcript
@@ -115,7 +113,6 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     trend: Trend
     marked: frozenset[int] = frozenset()
     has_media: bool = False
-    asked_again: tuple[tuple[str, bytes], ...] = ()
     listens: bool = False
     degraded: tuple[str, ...] = ()
     new: Sequence[Raw] = ()
@@ -198,8 +195,6 @@ def change_of(
     rules, messages = asked.settings.checkpoints, recognized.transcript.messages
     state = decision.checkpoint if rules.enabled else None
     base = max(1, recognized.limits.budget.base(asked.settings))
-    gone = [row for row in evictions if row.call_hash and (row.kind in GONE or row.kind == CUT)]
-    thread.evicted |= {row.call_hash: thread.branch.branch for row in gone}
     return msgspec.structs.replace(
         nothing,
         edits=decision.edits,
@@ -257,12 +252,6 @@ GONE = frozenset({EditKind.EVICT, EditKind.PRUNE})
 CUT = "cut"
 
 
-def call_hash(call: ToolCall) -> bytes:
-    """16 bytes that two calls of one tool with the same arguments share, however these are spelt."""
-    name, arguments = same_call(call)
-    return blake2b(f"{name}\0{arguments}".encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).digest()
-
-
 def evictions_of(
     transcript: Transcript, decision: Decision, known: ConversationState, *, settings: ContextSettings
 ) -> tuple[EvictionRow, ...]:
@@ -270,28 +259,6 @@ def evictions_of(
         return ()
     batch = _Batch(transcript, decision, known, settings)
     return (*batch.edits(), *batch.covered())
-
-
-def asked_again(evicted: Mapping[bytes, str], transcript: Transcript, length: int) -> tuple[tuple[str, bytes], ...]:
-    """The evicted calls that are among the messages after the first ``length``, as (branch, hash).
-
-    Nothing but new messages is read unless one of them matches: then the array must hold the earlier call too,
-    because a conversation that was rewound makes its calls anew.
-    """
-    if not evicted:
-        return ()
-    head, new = transcript.head, transcript.head + length
-    found = {call: evicted[call] for call in _calls(transcript, new, len(transcript.messages)) if call in evicted}
-    if not found:
-        return ()
-    earlier = set(_calls(transcript, head, new))
-    return tuple((branch, call) for call, branch in found.items() if call in earlier)
-
-
-def _calls(transcript: Transcript, start: int, stop: int) -> Iterator[bytes]:
-    for index in range(start, stop):
-        if transcript.messages[index].call_ids:
-            yield from map(call_hash, transcript.read(index).calls)
 
 
 class _Batch:
@@ -358,7 +325,6 @@ class _Batch:
             policy=self._settings.name,
             scorer=self._scorer(layer),
             tool=tool if call is None else call.name,
-            call_hash=b"" if call is None else call_hash(call),
             tokens_before=before,
             tokens_after=after,
             tokens_remaining=self._decision.raw_after,

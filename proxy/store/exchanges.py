@@ -19,7 +19,6 @@ from proxy.store import conversations as conversations_
 from proxy.store import inspections
 from proxy.store.audit import REFUSED, append, of_exchange
 from proxy.store.conversations import add_checkups, follow_others, open_conversations, touch_chains
-from proxy.store.ledger import mark_asked_again
 from proxy.store.memory import add_answers, add_provider_ids
 from proxy.store.records import (
     DAY,
@@ -109,7 +108,6 @@ def record(
     if shared:
         rows = follow_others(tx, rows, home)
     _touch_conversations(tx, rows, home)
-    mark_asked_again(tx, rows)
     add_checkups(tx, rows, home)
     tx.columns(ADD, _columns(rows, home))
     tx.ask_each(ADD_TO_DAYS, ((row.tenant, row.id) for row in rows))

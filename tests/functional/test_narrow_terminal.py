@@ -64,8 +64,7 @@ COMMANDS = (
     "usage",
     "usage --by model",
     f"health {NAME}",
-    "audit list",
-    "audit evictions",
+    f"audit list {NAME}",
     "audit verify",
     "config show",
     "policy list",
@@ -117,7 +116,7 @@ def test_a_column_without_a_title_is_left_out_with_a_word_too() -> None:
 
 @pytest.mark.requirement("P7")
 @pytest.mark.parametrize(
-    "command", ["conversations list", f"conversations show {NAME}", "usage", "audit list", "audit verify"]
+    "command", ["conversations list", f"conversations show {NAME}", "usage", f"audit list {NAME}", "audit verify"]
 )
 def test_a_key_goes_by_its_name_everywhere(command: str) -> None:
     assert "support-bot" in shown(*command.split(), "--config", "weir.yaml")

@@ -243,10 +243,7 @@ async def archive(place: Place) -> None:
 
 
 async def offline(place: Place, line: str) -> None:
-    """Commands about the database and recordings; a head that is only an example is one of this database."""
-    if "--head" in line:
-        head = re.findall(r"\d+:[0-9a-f]{64}", await place.invoked("weir audit verify"))[-1]
-        line = re.sub(r"--head \S+", f"--head {head}", line)
+    """Commands about the database and recordings."""
     if "weir.yaml:coding" in line:
         page = (ROOT / "docs" / "cookbook.md").read_text()
         (policy,) = re.findall(r"^```yaml\npolicies:\n(  coding:\n.*?)^```", page, re.MULTILINE | re.DOTALL)

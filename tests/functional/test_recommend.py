@@ -55,7 +55,7 @@ MARKED = [*opening(), {"role": "user", "content": "DO_NOT_EVICT: the account is 
             MARKED,
             "mission-critical",
             {"scorer": "hybrid", "weights": "equal"},
-            "other weights, by `weir audit evictions`",
+            "other weights, by what is recalled",
         ),
     ],
 )

@@ -105,19 +105,11 @@ usage --since 1 --by model
 usage --since 0s
 usage --since soon
 usage --since 1 --key nobody
-audit list
-audit list --json
-audit list --tenant operator --limit 2
-audit list --tenant nobody
-audit list --type conversation_deleted
+audit list {NAME}
+audit list {NAME} --json
+audit list nobody
 audit verify
 audit verify --json
-audit verify --head 412
-audit verify --head {"9f" * 32}
-audit evictions
-audit evictions --json
-audit evictions --policy own
-audit evictions --conversation nobody
 policy list
 policy list --json
 policy list --wide

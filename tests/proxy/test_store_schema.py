@@ -353,10 +353,8 @@ async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path)
     await store.timeline(row)
     await store.checkpoints(row)
     await store.evictions("tenant-a", conversation=row)
-    await store.eviction_sums("tenant-a", conversation=row)
-    await store.record(
-        [msgspec.structs.replace(exchange(2), asked_again=(("b1", b"c" * 16),), parent_conversation="c0")]
-    )
+    await store.count_evictions(row)
+    await store.record([msgspec.structs.replace(exchange(2), parent_conversation="c0")])
     await store.search("tenant-a", "output", conversation=row.id)
     await store.checkpoint_at(row, 1)
     await store.latest_checkpoint("tenant-a", "c1")
