@@ -286,7 +286,8 @@ async def test_two_processes_and_two_hundred_commits_make_one_line(postgres_url:
     for _ in range(100 // PART):
         for writer in writers:
             assert writer.stdout is not None
-            assert await writer.stdout.readline() == b"ready\n"
+            line = await writer.stdout.readline()
+            assert line == b"ready\n", (await writer.communicate())[1].decode()[-1500:]
         for writer in writers:
             assert writer.stdin is not None
             writer.stdin.write(b"go\n")

@@ -309,5 +309,3 @@ def test_shares_of_amounts_in_tokens_need_a_window() -> None:
 
     assert shares_of(five)["history"] == 0.375
     assert shares_of(ContextSettings(buckets=five.buckets, reserve=16_000)) == {}
-
-
