@@ -341,8 +341,8 @@ async def test_the_commands_tell_the_same_and_advise_after_ten_conversations(
     said = await asyncio.to_thread(run, tmp_path, "budget", "advise")
     assert re.match(r"Constantly over the soft limit: tool_outputs \(in (9|10) of 10 conversations\)", said)
     assert "read_file" in said
-    table = await asyncio.to_thread(run, tmp_path, "health", "task-3")
-    assert "under 60%" in table
-    assert "Trend: rising: utilization +" in table
-    told = json.loads(await asyncio.to_thread(run, tmp_path, "health", "task-3", "--json"))
+    table = await asyncio.to_thread(run, tmp_path, "conversations", "show", "task-3")
+    assert re.search(r"health +\w+; trend rising", table)
+    assert re.search(r"utilization +\d+%", table)
+    told = json.loads(await asyncio.to_thread(run, tmp_path, "conversations", "show", "task-3", "--json"))["health"]
     assert (len(told["history"]), told["trend"]["trend"]) == (7, "rising")

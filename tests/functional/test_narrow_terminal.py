@@ -63,11 +63,10 @@ COMMANDS = (
     f"conversations show {NAME} --removed",
     "usage",
     "usage --by model",
-    f"health {NAME}",
     "audit list",
     "audit evictions",
     "audit verify",
-    "config show",
+    "doctor --values",
     "policy list",
     "keys list",
 )
@@ -108,11 +107,6 @@ def test_a_row_stays_on_one_line_and_the_columns_left_out_are_named(command: str
     assert len([line for line in wide if line.strip()]) == len(narrow.splitlines())
     assert shorter == titles[: len(shorter)]
     assert " ".join(note.split()).partition(": ")[0] == ", ".join(titles[len(shorter) :])
-
-
-@pytest.mark.requirement("A0.3")
-def test_a_column_without_a_title_is_left_out_with_a_word_too() -> None:
-    assert "\n(more: in a wider terminal" in shown("health", NAME, "--config", "weir.yaml", **TERMINAL)
 
 
 @pytest.mark.requirement("P7")

@@ -98,7 +98,7 @@ async def test_a_database_without_a_schema_and_one_of_before_the_first_release_a
 ) -> None:
     path = tmp_path / "w.db"
     path.touch()
-    with pytest.raises(StoreError, match=r"schema none.*weir db upgrade"):
+    with pytest.raises(StoreError, match=r"schema none.*weir db migrate"):
         await Store.open(url(path), read_only=True)
     await (await Store.open(url(path))).close()
     with sqlite3.connect(path) as connection:
