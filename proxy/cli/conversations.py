@@ -258,7 +258,8 @@ def _metric(snapshot: Any, name: str) -> str:
 
 
 def _facts(row: ExchangeRow) -> dict[str, object]:
-    before = row.pressure if row.pressure_before is None else row.pressure_before
+    before = f"{row.pressure if row.pressure_before is None else row.pressure_before:.2f} > "
+    after = f"{row.pressure:.2f}"
     used = tokens_by_bucket(row.detail.get("buckets"))
     caps = tokens_by_bucket(row.detail.get("caps"))
     buckets = [
@@ -266,8 +267,8 @@ def _facts(row: ExchangeRow) -> dict[str, object]:
     ]
     left = "" if row.turns_until_red is None else f", red in {row.turns_until_red:g}"
     return {
-        "tokens": f"{_tokens(row)}, {row.zone}",
-        "pressure": f"{before:.2f} > {row.pressure:.2f}" if before != row.pressure else f"{before:.2f}",
+        "tokens": _tokens(row),
+        "pressure": f"{before if before != f'{after} > ' else ''}{after}, {row.zone}; {row.action}",
         "growth": "not known yet" if row.velocity is None else f"{row.velocity:,.1f} tokens per request{left}",
         "buckets": ", ".join(buckets) or None,
         "actions": actions_of(row.actions),

@@ -13,7 +13,7 @@ from policies.quality.advise import PROVIDERS, Traffic, worst_tools
 from policies.quality.advise import recommend as choose
 from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
-from proxy.cli.output import print_line, print_table, progress, table
+from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, priced, recorded
 from proxy.cli.shared import FILE, Findings, configured, in_yaml, json_option, known_policy, print_json, reading
 from proxy.cli.usage import worst_json
@@ -83,13 +83,16 @@ def list_policies(config: Config) -> Findings:
     config, stored = _with_stored(config)
     purposes = _purposes(config, stored)
     rows = [_row(name, config, purposes.get(name, ""), stored) for name in config.policies]
-    columns = {
-        "policy": lambda row: f"{row['name']}{' (default)' if row['default'] else ''}",
-        "window": lambda row: _window_words(config.policy(row["name"])),
-        "acts": lambda row: row["acts"],
-        "for": lambda row: row["for"],
-    }
-    return table(rows, columns)
+
+    def show() -> None:
+        lines = [
+            (f"{row['name']}{' (default)' if row['default'] else ''}", _window_words(config.policy(row["name"])),
+             row["acts"], row["for"])
+            for row in rows
+        ]  # fmt: skip
+        print_table(("policy", "window", "acts", "for"), lines, width=NARROW)
+
+    return Findings(lambda: rows, show)
 
 
 @policy.command()

@@ -85,7 +85,7 @@ def test_show_says_how_full_a_conversation_is_and_what_is_gone(written: Path) ->
     assert status["removed"]["messages"] == len(gone) > 0
     assert status["removed"]["tokens"] == sum(row["tokens"] for row in gone)
     assert f"{STEPS} on 1 branch" in page.stdout
-    assert f"{status['tokens_before']:,} > {status['tokens_after']:,} of {status['limit']:,}, " in page.stdout
+    assert f"{status['tokens_before']:,} > {status['tokens_after']:,} of {status['limit']:,} " in page.stdout
     assert f"show {NAME} --removed --store {url(written)}" in page.stderr
 
 

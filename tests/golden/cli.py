@@ -184,7 +184,7 @@ def outputs() -> Iterator[str]:
     """What every line of :data:`COMMANDS` says, on stdout and on stderr, and its exit code."""
     with tempfile.TemporaryDirectory() as folder, _inside(Path(folder)):
         Path("w.db").write_bytes(gzip.decompress(STORE.read_bytes()))
-        CliRunner().invoke(main, ["db", "upgrade"])
+        CliRunner().invoke(main, ["db", "migrate"])
         variables = {"REQUEST": _ids()[-1], "FIRST": _ids()[0], "REF": _refs()[-1]}
         for line in COMMANDS.strip().splitlines():
             arguments = [variables.get(each, each) for each in shlex.split(line)]

