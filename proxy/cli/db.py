@@ -1,4 +1,4 @@
-"""``weir db``: a copy of the database, what is in it, what is old, its schema."""
+"""``weir db``: a copy of the database, what is old, its schema."""
 
 import time
 from pathlib import Path
@@ -6,19 +6,17 @@ from pathlib import Path
 import click
 
 from proxy.cli import Failure
-from proxy.cli.output import print_facts
-from proxy.cli.shared import Findings, confirm, counted, moment, reading, reads, stored, writing
-from proxy.config.values import Config, as_written, masked_url, moment_in
+from proxy.cli.shared import Findings, confirm, counted, moment, reading, stored, writing
+from proxy.config.values import Config, masked_url, moment_in
 from proxy.store import Store
 
 
 @click.group()
 def db() -> None:
-    """Back up, inspect, prune and migrate the database.
+    """Back up, prune and migrate the database.
 
     \b
     Example:
-      weir db status
       weir db backup /backup/weir-monday.db
     """
 
@@ -45,29 +43,6 @@ def backup(config: Config, *, target: Path) -> Findings:
     return Findings(
         lambda: {"path": str(target), "bytes": size}, lambda: click.echo(f"{target}: {size:,} bytes, checked.")
     )
-
-
-@db.command()
-@reads
-async def status(store: Store, config: Config) -> Findings:
-    """Show what is in the database, how large it is, and how much of it is older than the retention.
-
-    \b
-    Example:
-      weir db status --store sqlite+aiosqlite:///weir.db
-    """
-    kept, most = config.store.retention, config.store.max_size
-    counts = await store.counts(before=0.0 if kept is None else time.time() - kept)
-    found = {"store": masked_url(config.store.url), "schema": store.schema, **counts}
-
-    def show() -> None:
-        for name in ("oldest", "newest"):
-            found[name] = f"{moment(at)} UTC" if isinstance(at := found[name], float) else None
-        limit = f" of {as_written('max_size', most)}" if most else ""
-        found["bytes"] = f"{found['bytes']:,}{limit}"
-        print_facts({**found, "retention": as_written("retention", kept) or "for ever"})
-
-    return Findings(lambda: {**found, "retention": kept, "max_size": most}, show)
 
 
 @db.command()
@@ -101,14 +76,14 @@ def prune(config: Config, *, older_than: str | None, yes: bool) -> Findings:
 
 @db.command()
 @stored
-def upgrade(config: Config) -> Findings:
+def migrate(config: Config) -> Findings:
     """Migrate the database to the latest schema, or create it; `weir serve` does the same when it starts.
 
     A database written by a newer version of Weir is refused.
 
     \b
     Example:
-      weir db upgrade --store sqlite+aiosqlite:///weir.db
+      weir db migrate --store sqlite+aiosqlite:///weir.db
     """
 
     async def state(store: Store) -> tuple[str, str, tuple[str, ...]]:

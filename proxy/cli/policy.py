@@ -1,9 +1,7 @@
-"""``weir policy`` and ``weir config``: every value and where it comes from, what is wrong, which policy to try."""
+"""``weir policy``: every value of a policy, what is wrong with it, which one to try."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +14,19 @@ from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
 from proxy.cli.output import print_table, progress
 from proxy.cli.replay import conditions_for, recorded
-from proxy.cli.shared import FILE, Findings, config_option, configured, counted, json_option, print_json, reading
+from proxy.cli.shared import (
+    FILE,
+    Findings,
+    configured,
+    counted,
+    in_yaml,
+    json_option,
+    print_json,
+    reading,
+)
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of, nearest, read_document
 from proxy.config.importing import imported
-from proxy.config.loading import environment, load_config, public
+from proxy.config.loading import environment
 from proxy.config.presets import (
     DEFAULT_PRESET,
     SetPolicy,
@@ -36,93 +43,10 @@ from proxy.config.presets import (
     uses_shapes,
     with_set_policies,
 )
-from proxy.config.values import Config, FileValues, as_written
+from proxy.config.values import Config, FileValues
 from proxy.replay.script import Script
 from proxy.store import Store
 from proxy.store.records import PolicyRow
-
-
-def shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-@click.group()
-def config() -> None:
-    """Check and show the configuration.
-
-    \b
-    Example:
-      weir config check --config weir.yaml && weir config show --config weir.yaml
-    """
-
-
-@config.command("show")
-@configured
-def show_config(config: Config) -> Findings:
-    """Show every effective value and where it came from; secrets are shown as ***.
-
-    \b
-    Example:
-      WEIR_PORT=9000 weir config show
-    """
-    data = cast("dict[str, object]", public(config))
-
-    def show() -> None:
-        rows = [
-            (dotted(at), shown(as_written(str(at[-1]), value)), config.places.get(at, "default"))
-            for key, section in data.items()
-            for at, value in leaves_of(section, (key,))
-            if key not in {"policies", "warnings"}
-        ]
-        for name in config.policies:
-            source = config.places.get(("policies", name), "default")
-            rows.append((f"policies.{name}", f"weir policy show {name}", source))
-        print_table(("value", "", "from"), rows)
-        _warn(config)
-
-    return Findings(lambda: data, show)
-
-
-@config.command()
-@config_option
-@json_option
-def check(path: Path | None, *, as_json: bool) -> None:
-    """Check a file as `weir serve` reads it; each problem is one line with file, line and path.
-
-    \b
-    Example:
-      weir config check --config weir.yaml
-    """
-    try:
-        effective = load_config(path, env=environment())
-    except ConfigError as fault:
-        if as_json:
-            print_json({"ok": False, "problems": list(fault.problems), "warnings": []})
-        else:
-            for problem in fault.problems:
-                click.echo(problem, err=True)
-        raise click.exceptions.Exit(1) from fault
-    if as_json:
-        return print_json({"ok": True, "problems": [], "warnings": list(effective.warnings)})
-    click.echo(f"{effective.path or 'no file, the defaults'}: ok")
-    return _warn(effective)
-
-
-@config.command()
-def example() -> None:
-    """Print a commented file with every key and its default, as a start for your own.
-
-    \b
-    Example:
-      weir config example > weir.yaml
-    """
-    click.echo((files("proxy") / "defaults" / "weir.yaml").read_text(encoding="utf-8"), nl=False)
-
-
-def _warn(effective: Config) -> None:
-    for warning in effective.warnings:
-        click.echo(f"warning: {warning}", err=True)
-
 
 EXIT_ERRORS = 2
 EXIT_WARNINGS = 1
@@ -147,9 +71,8 @@ def policy() -> None:
 
 
 @policy.command("list")
-@click.option("--wide", is_flag=True, help="Also show each policy's layers.")
 @configured
-def list_policies(config: Config, *, wide: bool) -> Findings:
+def list_policies(config: Config) -> Findings:
     """List presets, the configuration's own policies, and those set over HTTP.
 
     \b
@@ -161,14 +84,12 @@ def list_policies(config: Config, *, wide: bool) -> Findings:
     rows = [_row(name, config, purposes.get(name, ""), stored) for name in config.policies]
 
     def show() -> None:
-        lines = []
-        for row in rows:
-            layers = " > ".join(row["cascade"]) if row["mode"] != "off" else ""
-            name = f"{row['name']}{' (default)' if row['default'] else ''}"
-            window = _window_words(config.policy(row["name"]))
-            lines.append((name, window, row["acts"], row["for"], (layers or "-") if wide else ""))
-        titles = ("policy", "window", "acts", "for", "layers")
-        print_table(titles, lines, optional=("layers",), width=WIDE if wide else NARROW)
+        lines = [
+            (f"{row['name']}{' (default)' if row['default'] else ''}", _window_words(config.policy(row["name"])),
+             row["acts"], row["for"])
+            for row in rows
+        ]  # fmt: skip
+        print_table(("policy", "window", "acts", "for"), lines, width=NARROW)
 
     return Findings(lambda: rows, show)
 
@@ -178,7 +99,7 @@ def list_policies(config: Config, *, wide: bool) -> Findings:
 @click.option("--window", type=click.IntRange(min=64), help="The window for which to show shares in tokens.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print a section of weir.yaml that loads to the same policy.")
 @configured
-def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Findings | None:
+def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Findings:
     """Show every effective value of a policy, with the keys of the YAML file.
 
     Shares are also shown in tokens: for the policy's own window, or for three common ones. Shapes are left out if no
@@ -193,10 +114,6 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Fin
     config, stored = _with_stored(config)
     if name not in config.policies:
         raise Failure(f"no policy {name}{nearest(name, sorted(config.policies))}")
-    if as_yaml:
-        purpose = _purposes(config, stored).get(name, "")
-        click.echo(_section_text(policy_section(config.policies[name], purpose)), nl=False)
-        return None
     settings = config.policy(name)
     values = policy_values(settings)
     if not uses_shapes(settings):
@@ -206,11 +123,19 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Fin
         values["tokens"] = policy_amounts(settings, size)
     else:
         values["tokens"] = {str(each): policy_amounts(settings, each) for each in WINDOWS}
+    section = _section_text(policy_section(config.policies[name], _purposes(config, stored).get(name, "")))
     lines = [
-        (dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else shown(value))
+        (dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else in_yaml(value))
         for at, value in leaves_of(values)
     ]
-    return Findings(lambda: values, lambda: print_table(("key", "value"), lines, width=WIDE))
+
+    def show() -> None:
+        if as_yaml:
+            click.echo(section, nl=False)
+        else:
+            print_table(("key", "value"), lines, width=WIDE)
+
+    return Findings(lambda: values, show)
 
 
 @policy.command()

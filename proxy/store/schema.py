@@ -336,7 +336,7 @@ def make(connection: sa.Connection) -> None:
 
 NOT_MIGRATED = (
     "its schema could not be brought from {found} to {head} ({why}); nothing in it was changed. Go on with the Weir "
-    "that wrote it; or take a copy (weir db backup COPY; of PostgreSQL: pg_dump), mend that, and run weir db upgrade"
+    "that wrote it; or take a copy (weir db backup COPY; of PostgreSQL: pg_dump), mend that, and run weir db migrate"
 )
 
 
@@ -359,7 +359,7 @@ def check(connection: sa.Connection) -> None:
     found = _known(connection)
     if found != HEAD:
         raise StoreError(
-            f"the database has schema {found or 'none'}, this Weir needs {HEAD}: run `weir db upgrade`", reason="schema"
+            f"the database has schema {found or 'none'}, this Weir needs {HEAD}: run `weir db migrate`", reason="schema"
         )
 
 

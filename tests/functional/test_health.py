@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -325,8 +326,8 @@ async def test_the_command_tells_the_same(tmp_path: Path, deployment: Deployment
         await ask(target, "conversations", key=ADMIN)
     with (tmp_path / "weir.yaml").open("a") as file:
         file.write(f'store: {{url: "{deployment.url}"}}\n')
-    table = await asyncio.to_thread(run, tmp_path, "health", "task-3")
-    assert "under 60%" in table
-    assert "Trend: rising: utilization +" in table
-    told = json.loads(await asyncio.to_thread(run, tmp_path, "health", "task-3", "--json"))
+    table = await asyncio.to_thread(run, tmp_path, "conversations", "show", "task-3")
+    assert re.search(r"health +\w+; trend rising", table)
+    assert re.search(r"utilization +\d+%", table)
+    told = json.loads(await asyncio.to_thread(run, tmp_path, "conversations", "show", "task-3", "--json"))["health"]
     assert (len(told["history"]), told["trend"]["trend"]) == (7, "rising")

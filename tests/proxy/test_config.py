@@ -448,7 +448,7 @@ def test_times_and_sizes_are_taken_and_printed_as_people_write_them(key, given, 
     section, name = key.split(": {")[0], key.split("{")[1].split(":")[0]
 
     config = load_config(tmp_path / "weir.yaml", env={})
-    said = CliRunner().invoke(main, ["config", "show", "--config", str(tmp_path / "weir.yaml")]).stdout
+    said = CliRunner().invoke(main, ["doctor", "--values", "--config", str(tmp_path / "weir.yaml")]).stdout
 
     assert getattr(getattr(config, section), name) == value
     assert re.search(rf"^{section}\.{name} +{shown} ", said, re.MULTILINE)
