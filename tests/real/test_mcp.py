@@ -16,7 +16,9 @@ from tests.real.test_clients import AGENTS, unavailable_skips
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
-STEPS = 60
+STEPS = 30
+WINDOWS = {"Codex": 28_672, "Claude Code": 36_864}
+"""Little more than what the client always sends and a few steps."""
 LOST = "2"
 """A step whose result is long out of the window when the last one is done."""
 LINE = result(LOST).splitlines()[0]
@@ -62,9 +64,10 @@ class Forgetful(Script):
 
 @pytest.mark.parametrize("client", [AGENTS[0], AGENTS[-1]], ids=lambda client: client.name)
 async def test_an_agent_looks_up_what_was_removed(client: Client, tmp_path: Path) -> None:
-    script = Forgetful(window=client.window, steps=STEPS)
+    window = WINDOWS[client.name]
+    script = Forgetful(window=window, steps=STEPS)
     with unavailable_skips():
-        async with through_weir(client, tmp_path, scripted, script, window=client.window) as setting:
+        async with through_weir(client, tmp_path, scripted, script, window=window) as setting:
             place = setting.place
             (place.folder / ".codex" / "config.toml").unlink(missing_ok=True)
             place.led = (sys.executable, "-m", "proxy", "run", "--url", setting.weir.root, "--key", "sk-test", "--")
