@@ -249,9 +249,28 @@ class _Reader:
 Value = typing.TypeVar("Value")
 
 GONE: Mapping[str, str] = types.MappingProxyType(
-    {"listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)"}
+    {
+        "listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)",
+        "cache_ttl": "it is always 300 seconds",
+        "note_min": "it is always 200 tokens",
+        "note_max": "it is always 2000 tokens",
+        "checkpoints.keep": "it is always 100",
+        "checkpoints.window_tokens": "it is always 4000",
+        "health.eviction_window": "it is always 5",
+        "health.compressions": "it is always 3",
+        "health.compactions": "it is always 3",
+        "health.compaction_window": "it is always 20",
+        "health.loop": "it is always 3",
+        "memory.patterns": "declare a tag that the text begins with: memory.tags",
+        "notes.fences": "they are always note, notes, todo, decision and adr",
+        "shapes.extract_max": "it is always 64000 tokens",
+        "trend.burn_window": "it is always 20",
+        "trend.ema_alpha": "it is always 0.3",
+        "trend.urgent_turns": "it is always 3",
+        "trend.warning_turns": "it is always 10",
+    }
 )
-"""Keys that there were once, to what is to be done instead."""
+"""Keys that there were once, of the file or of a policy, to what is to be done instead."""
 
 
 def typed(
@@ -277,7 +296,7 @@ def typed(
     for path, known in unknown:
         word = str(path[-1])
         hint = f"; it is {legacy[word]} now" if word in legacy else nearest(word, known)
-        instead = GONE.get(dotted((*at, *path)))
+        instead = GONE.get(".".join(key for key in path if isinstance(key, str)))
         said = f"unknown key{hint}" if instead is None else f"this key has gone; {instead}"
         problems.append(document.problem((*at, *path), said))
     try:
