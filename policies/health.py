@@ -26,6 +26,12 @@ Category = Literal["overflow", "degradation", "anomaly", "notice"]
 
 KEPT = 100
 VERSION = 1
+EVICTION_WINDOW = 5
+CONDENSINGS = 3
+COMPACTIONS, COMPACTION_WINDOW = 3, 20
+"""So many compactions within so many requests are thrashing."""
+LOOP = 3
+"""So often the same call in a row is a loop."""
 HEALTHY_EVICTION_RATE = 2.0
 HEALTHY_RATIO = 15.0
 HEALTHY_FIDELITY = 0.85
@@ -50,14 +56,9 @@ class HealthRules:
     utilization_requests: int = 3
     overflow_requests: float = 2.0
     eviction_rate: float = 5.0
-    eviction_window: int = 5
     compression_ratio: float = 2.0
-    compressions: int = 3
     fidelity: float = 0.75
     tool_bloat: float = 0.30
-    compactions: int = 3
-    compaction_window: int = 20
-    loop: int = 3
     spike_share: float = 0.05
 
 
@@ -216,11 +217,11 @@ def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, t
         found["overflow"] = left, rules.overflow_requests
     if health.above >= rules.utilization_requests:
         found["utilization"] = sample.utilization, rules.utilization
-    if (evicting := _steady_evictions(health, rules)) > rules.eviction_rate:
+    if (evicting := _steady_evictions(health)) > rules.eviction_rate:
         found["eviction_rate"] = health.eviction_rate, rules.eviction_rate
     elif evicting > HEALTHY_EVICTION_RATE:
         found["eviction_raised"] = health.eviction_rate, HEALTHY_EVICTION_RATE
-    if len(ratios) >= rules.compressions and health.compression_ratio is not None:
+    if len(ratios) >= CONDENSINGS and health.compression_ratio is not None:
         if max(ratios) < rules.compression_ratio:
             found["compression_ratio"] = health.compression_ratio, rules.compression_ratio
         if min(ratios) > HEALTHY_RATIO:
@@ -231,18 +232,18 @@ def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, t
         found["fidelity_low"] = score, HEALTHY_FIDELITY
     if sample.bloat_limit is not None and sample.bloat > sample.bloat_limit:
         found["tool_bloat"] = sample.bloat, sample.bloat_limit
-    if len(health.compactions) >= rules.compactions:
-        found["thrash"] = len(health.compactions), rules.compactions
+    if len(health.compactions) >= COMPACTIONS:
+        found["thrash"] = len(health.compactions), COMPACTIONS
     if sample.spike is not None:
         found["burn_rate"] = sample.spike, 1.0
-    if sample.repeats >= rules.loop:
-        found["loop"] = sample.repeats, rules.loop
+    if sample.repeats >= LOOP:
+        found["loop"] = sample.repeats, LOOP
     return found
 
 
-def _steady_evictions(health: Health, rules: HealthRules) -> float:
+def _steady_evictions(health: Health) -> float:
     """A request, over a whole window: no more than what there is without the largest batch."""
-    if len(health.evicted) < rules.eviction_window or not any(health.evicted):
+    if len(health.evicted) < EVICTION_WINDOW or not any(health.evicted):
         return 0.0
     return min(health.eviction_rate, sum(health.evicted) - max(health.evicted))
 
@@ -253,14 +254,14 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
     is_late = 0 < known.at - sample.at < LATE
     number = known.requests + 1
     compactions = (*known.compactions, number) if sample.compacted else known.compactions
-    if compactions and compactions[0] <= number - rules.compaction_window:
-        compactions = tuple(each for each in compactions if each > number - rules.compaction_window)
+    if compactions and compactions[0] <= number - COMPACTION_WINDOW:
+        compactions = tuple(each for each in compactions if each > number - COMPACTION_WINDOW)
     after = Health(
         requests=number,
         at=known.at if is_late else sample.at,
         above=known.above if is_late else known.above + 1 if sample.utilization > rules.utilization else 0,
-        evicted=(*known.evicted, sample.evicted)[-rules.eviction_window :],
-        ratios=(*known.ratios, *sample.ratios)[-rules.compressions :] if sample.ratios else known.ratios,
+        evicted=(*known.evicted, sample.evicted)[-EVICTION_WINDOW:],
+        ratios=(*known.ratios, *sample.ratios)[-CONDENSINGS:] if sample.ratios else known.ratios,
         compactions=compactions,
         fidelity=known.fidelity,
         window_id=known.window_id if sample.window_id is None else sample.window_id,

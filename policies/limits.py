@@ -12,7 +12,6 @@ work in uncalibrated tokens, as messages are counted; :meth:`TokenBudget.room_fo
 """
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ RESERVED = ("working", "headroom")
 MIN_CAP = 64
 BLOAT_OVER_CAP = 1.25
 """How much more than the share of the window that the policy gives them tool results may take without an alert."""
-MATCHED = 1_000
 WATERMARK = 0.80
 RATIO_MIN, RATIO_MAX = 0.25, 4.0
 RECENT = 5
@@ -242,9 +240,7 @@ def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
         if message.is_result:
             continue
         body = transcript.read(index)
-        text = body.text.lstrip()
-        by_text = text.startswith(memory.tags) or any(re.match(p, text[:MATCHED]) for p in memory.patterns)
-        if by_text or body.name in memory.names:
+        if body.text.lstrip().startswith(memory.tags) or body.name in memory.names:
             found.add(index)
     return frozenset(found)
 

@@ -54,7 +54,7 @@ from policies.pressure import (
     pass_on,
     raw_buckets,
 )
-from policies.settings import ClientEdits, ContextSettings
+from policies.settings import CACHE_TTL, ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
 from policies.strategies.drop import DropOldest, cap_results, clip, shorten_standing
@@ -126,7 +126,7 @@ def plan(
     )
     work = PlanWork(replay(bounds.transcript, known, bounds.protection), announce=announce)
     announce("replay")
-    is_warm = trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
+    is_warm = trend.at is not None and at is not None and at - trend.at <= CACHE_TTL
     bounds = replace(bounds, standing=work.draft.pieces, warm=is_warm, announce=announce)
     if asked:
         yield Offload()

@@ -39,12 +39,18 @@ from policies.ledger import (
 )
 from policies.limits import BUCKETS, Limits, charged, ingest_cap_for, is_over, is_soft
 from policies.messages import BUCKET_OF_ROLE, Transcript, protect, tokens_by_role
-from policies.settings import ContextSettings, TrendRules, Zones
+from policies.settings import CACHE_TTL, ContextSettings, TrendRules, Zones
 
 LOW_BELOW, HIGH_FROM = 750, 4_000
 """Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high) tokens."""
 SOFT = 0.80
 MAX_NAMED = 5
+EMA_ALPHA = 0.3
+"""Weight of the newest growth in the baseline."""
+BURN_WINDOW = 20
+"""Newest growths in a bucket's burn rate."""
+URGENT_TURNS, WARNING_TURNS = 3.0, 10.0
+"""Requests left under a bucket's cap below which that is critical, and worth a warning."""
 STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
 
@@ -70,35 +76,33 @@ def advance(
     if raw == before.raw and length == before.length:
         return Trend(raw, length, before.deltas, before.baseline, zone, at, before.burn if buckets is not None else ())
     growth = None if before.raw is None or raw < before.raw or length < before.length else raw - before.raw
-    burn = () if buckets is None else fold(before.burn, buckets, window=rules.burn_window, grew=growth is not None)
+    burn = () if buckets is None else fold(before.burn, buckets, grew=growth is not None)
     if growth is None:
         return Trend(raw, length, before.deltas, before.baseline, zone, at, burn)
     known = before.baseline
     deltas = (*before.deltas, growth)[-max(1, rules.window) :]
-    baseline = growth if known is None else rules.ema_alpha * growth + (1 - rules.ema_alpha) * known
+    baseline = growth if known is None else EMA_ALPHA * growth + (1 - EMA_ALPHA) * known
     spike = known is not None and growth > rules.spike_multiplier * known
     return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
 
 
-def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, window: int, grew: bool = True) -> tuple[Burn, ...]:
+def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, grew: bool = True) -> tuple[Burn, ...]:
     """The buckets after one more request, in the order in which they were first seen.
 
     There is no growth in the first request, in one that did not continue the last one (``grew`` false), and in a bucket
     that shrank; a bucket that is missing has 0 tokens.
     """
-    newest = max(1, window)
-    found = [_next(burn, bounded(buckets.get(burn.bucket, 0)), newest if grew else 0) for burn in burns]
+    found = [_next(burn, bounded(buckets.get(burn.bucket, 0)), grew=grew) for burn in burns]
     known = {burn.bucket for burn in burns}
     if not buckets.keys() <= known:
-        began = newest if grew and burns else 0
-        found += [_next(Burn(n, 0), bounded(tokens), began) for n, tokens in buckets.items() if n not in known]
+        began = grew and bool(burns)
+        found += [_next(Burn(n, 0), bounded(tokens), grew=began) for n, tokens in buckets.items() if n not in known]
     return tuple(found)
 
 
-def _next(burn: Burn, tokens: int, newest: int) -> Burn:
-    growth, deltas = tokens - burn.tokens, burn.deltas
-    if newest and growth >= 0:
-        deltas = (*deltas[1 - newest :], growth) if newest > 1 else (growth,)
+def _next(burn: Burn, tokens: int, *, grew: bool) -> Burn:
+    growth = tokens - burn.tokens
+    deltas = (*burn.deltas[1 - BURN_WINDOW :], growth) if grew and growth >= 0 else burn.deltas
     return Burn(burn.bucket, tokens, deltas)
 
 
@@ -204,10 +208,10 @@ class BucketReport:
         return tuple(line.bucket for line in self.buckets if line.urgency == "critical")
 
 
-def urgency(turns: float | None, rules: TrendRules) -> Urgency:
-    if turns is None or turns >= rules.warning_turns:
+def urgency(turns: float | None) -> Urgency:
+    if turns is None or turns >= WARNING_TURNS:
         return "normal"
-    return "critical" if turns < rules.urgent_turns else "warning"
+    return "critical" if turns < URGENT_TURNS else "warning"
 
 
 def bucket_report(
@@ -218,7 +222,6 @@ def bucket_report(
     limit: int,
     soft: Mapping[str, float] = MappingProxyType({}),
     ratio: float = 1.0,
-    rules: TrendRules = TrendRules(),
 ) -> BucketReport:
     """Every bucket against its cap, and all of them against ``limit``, what they share.
 
@@ -242,7 +245,7 @@ def bucket_report(
                 soft_exceeded=share is not None and share >= soft.get(name, SOFT),
                 hard_exceeded=limit_here is not None and used_here > limit_here,
                 turns_remaining=_one_decimal(turns),
-                urgency=urgency(turns, rules),
+                urgency=urgency(turns),
             )
         )
     total = sum(line.used for line in lines)
@@ -306,7 +309,7 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
             at=trend.at or 0.0 if at is None else at,
             rules=settings.trend,
         )._replace(end=b"".join(transcript.chain[-1 - REWRITTEN : -REWRITTEN]).hex()),
-        cold=idle is not None and idle > settings.cache_ttl and settings.cold_at is not None,
+        cold=idle is not None and idle > CACHE_TTL and settings.cold_at is not None,
     )
 
 
@@ -391,7 +394,6 @@ def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
         limit=budget.usable,
         soft={name: bucket.soft for name, bucket in settings.buckets.items()},
         ratio=budget.ratio,
-        rules=settings.trend,
     )
 
 

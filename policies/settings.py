@@ -13,15 +13,14 @@ from typing import Literal
 
 from policies.health import HealthRules
 
+CACHE_TTL = 300.0
+"""Seconds after which a provider's cache has forgotten a conversation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrendRules:
     window: int = 5
     spike_multiplier: float = 3.0
-    ema_alpha: float = 0.3
-    burn_window: int = 20
-    urgent_turns: float = 3.0
-    warning_turns: float = 10.0
 
 
 class Mode(StrEnum):
@@ -34,8 +33,8 @@ class Mode(StrEnum):
 class ExtractShape:
     """Where a batch starts and ends in a window of ``window`` tokens (None: any, or far above the others).
 
-    ``trigger`` is a share of U = W - R - H, the other shares are of room = trigger - fixed. ``extract_max`` is tokens;
-    a ``note`` of 0 asks no model; ``evict`` scales ``must_reach`` of layers that clear results before a summary is
+    ``trigger`` is a share of U = W - R - H, the other shares are of room = trigger - fixed.
+    A ``note`` of 0 asks no model; ``evict`` scales ``must_reach`` of layers that clear results before a summary is
     made.
     """
 
@@ -45,12 +44,11 @@ class ExtractShape:
     extract: float
     tail: float
     note: float = 0.04
-    extract_max: int = 64_000
     evict: float = 1.0
 
     def toward(self, other: "ExtractShape", share: float) -> "ExtractShape":
         mixed = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("trigger", "low_water", "extract", "tail", "note", "extract_max", "evict"):
+        for name in ("trigger", "low_water", "extract", "tail", "note", "evict"):
             here, there = getattr(self, name), getattr(other, name)
             mixed[name] = type(here)(here + share * (there - here))
         return ExtractShape(**mixed)
@@ -146,11 +144,10 @@ class Ingest:
 class Memory:
     tags: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    patterns: tuple[str, ...] = ()
 
     @cached_property
     def is_declared(self) -> bool:
-        return bool(self.tags or self.names or self.patterns)
+        return bool(self.tags or self.names)
 
 
 PROMPTS = ("structured", "handoff", "plain")
@@ -182,8 +179,6 @@ class Checkpoints:
     enabled: bool = True
     save_at: float | None = 0.85
     milestones: bool = True
-    keep: int = 100
-    window_tokens: int = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +198,6 @@ class NoteTaking:
         "add_note",
         "memory_write",
     )
-    fences: tuple[str, ...] = ("note", "notes", "todo", "decision", "adr")
     extract: bool = False
     min_turns: int = 20
     max_tokens: int = 2_000
@@ -253,7 +247,7 @@ class ContextSettings:
     ``base`` is the denominator of pressure: ``usable`` W - R - H, ``window`` W, ``max_input`` the input limit or W.
     ``designed_for`` is the window that amounts were chosen for; they are scaled to others. ``margin`` holds until the
     estimate is calibrated. ``cold_at`` (a share of the trigger) runs a batch early once the provider's cache is cold,
-    ``cache_ttl`` seconds after the last request. ``summarizer`` may be ``same``; None asks no model.
+    ``CACHE_TTL`` seconds after the last request. ``summarizer`` may be ``same``; None asks no model.
     """
 
     name: str = "balanced"
@@ -273,7 +267,6 @@ class ContextSettings:
     trend: TrendRules = TrendRules()
     preempt: bool = False
     cold_at: float | None = 0.80
-    cache_ttl: float = 300.0
     enforce: Literal["global", "bucket", "observe"] = "global"
     when_full: Literal["manage", "reject"] = "manage"
     buckets: Mapping[str, Bucket] = field(default_factory=dict)
@@ -288,8 +281,6 @@ class ContextSettings:
     marker: str = "[Old tool result content cleared]"
     summarizer: str | None = None
     embeddings: str | None = None
-    note_min: int = 200
-    note_max: int = 2_000
     summaries: Summaries = Summaries()
     checkpoints: Checkpoints = Checkpoints()
     notes: NoteTaking = NoteTaking()

@@ -8,6 +8,7 @@ import asyncio
 import importlib
 import inspect
 import json
+import operator
 import os
 import queue
 import signal
@@ -132,40 +133,22 @@ def _read(source: BinaryIO, frames: Frames) -> None:
         os._exit(0)
 
 
-def problem_with(path: str) -> str | None:
-    try:
-        load(path)
-    except LookupError as error:
-        return str(error.args[0])
-    return None
-
-
 def load(path: str) -> Function:
     """Raises LookupError with the reason."""
-    module, _, name = path.partition(":")
-    parts = [*module.split("."), *name.split(".")]
-    if not all(part.isidentifier() for part in parts):
+    module, colon, name = path.partition(":")
+    if not colon or not name or ":" in name:
         raise LookupError(SHAPE)
     try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise LookupError(f"no module {error.name}") from None
+        found: Any = operator.attrgetter(name)(importlib.import_module(module))
     except BaseException as error:  # noqa: BLE001 - a module of somebody else's may raise anything, SystemExit too
-        raise LookupError(f"importing {module} raised {_where(error)}") from None
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise LookupError(f"module {module} has no {name}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise LookupError(f"{name} in {module} is not a function")  # noqa: TRY004 - one error for every reason
-    if inspect.iscoroutinefunction(found):
-        raise LookupError(f"{name} in {module} is a coroutine function; a plain function is needed")
-    try:
-        inspect.signature(found).bind(None, None)
-    except TypeError:
-        raise LookupError(f"{name} in {module} does not take two arguments (messages, budget)") from None
-    except ValueError:  # a built-in without a signature
-        pass
+        raise LookupError(f"it cannot be imported: {type(error).__name__}: {error}") from None
+    if not callable(found) or inspect.iscoroutinefunction(found):
+        raise LookupError("a plain function is needed")
+    with suppress(ValueError):  # a built-in without a signature
+        try:
+            inspect.signature(found).bind(None, None)
+        except TypeError:
+            raise LookupError("it does not take two arguments (messages, budget)") from None
     return found  # type: ignore[no-any-return]
 
 
@@ -174,9 +157,9 @@ def work(path: str) -> None:
     try:
         function = load(path)
     except LookupError as error:
-        _write(output, {"failed": "not_found", "detail": str(error.args[0])})
+        _write(output, {"failed": str(error)})
         return
-    _write(output, {"ready": True})
+    _write(output, {"messages": []})  # it is ready
     while True:
         asked = json.loads(frames.get())
         _write(output, _answer(function, asked["messages"], asked["budget"]))
@@ -186,7 +169,7 @@ def _answer(function: Function, messages: Any, budget: Any) -> dict[str, Any]:
     try:
         return {"messages": function(messages, budget)}
     except BaseException as error:  # noqa: BLE001 - whatever an operator's function does, the next layer goes on
-        return {"failed": "raised", "detail": _where(error)}
+        return {"failed": f"it raised {_where(error)}"}
 
 
 def _where(error: BaseException) -> str:
@@ -200,5 +183,5 @@ def _write(output: BinaryIO, value: dict[str, Any]) -> None:
     try:
         body = json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError):
-        body = json.dumps({"failed": "not_json", "detail": "what came back is not JSON"}).encode()
+        body = json.dumps({"failed": "what it gave back is not JSON"}).encode()
     write_frame(output, body)

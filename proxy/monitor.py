@@ -38,7 +38,7 @@ from urllib.parse import urlsplit
 import msgspec
 import xxhash
 
-from policies.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
+from policies.health import LOOP, Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.ledger import Decision, EditKind, WindowPressure
 from policies.limits import Limits
 from policies.messages import Run, follow_calls
@@ -230,7 +230,7 @@ class HealthBook:
         key = (thread.branch.tenant, thread.branch.conversation)
         known = self._known.get(key)
         before, own = (Run(), None) if known is None else (known.run, known.health)
-        run = follow_calls(recognized.transcript, before, length=recognized.length, most=rules.loop)
+        run = follow_calls(recognized.transcript, before, length=recognized.length, most=LOOP)
         limits, decision, observes = recognized.policy_limits, plan.decision, settings.observes
         reading = None if decision is None else decision.reading
         made = None if decision is None or observes or not decision.is_new else decision  # or it took nothing out

@@ -20,6 +20,8 @@ from policies.tokens import TokenCounter, shorten
 CATEGORIES = ("task_progress", "decisions", "bugs", "constraints", "learnings", "misc")
 IMPORTANCE = ("critical", "high", "normal")
 MIN_REST = 50
+FENCES = frozenset({"note", "notes", "todo", "decision", "adr"})
+"""Words behind three back quotes that begin a note in an answer."""
 MAX_NOTE_LEN = 600
 FROM_TOOL, FROM_FENCE, FROM_MODEL = "tool", "fence", "model"
 _ALSO = {
@@ -60,7 +62,7 @@ def notes_in(sources: Sequence[Source], tools: NoteTaking) -> tuple[Note, ...]:
         found += [_list_note(made.subtasks, FROM_TOOL)] if made is not None else _in_call(call.arguments)
     for source in sources:
         if source.role == "assistant" and not source.is_result and "```" in source.text:
-            found += _in_fences(source.text, tools)
+            found += _in_fences(source.text)
     return tuple(_current(found))
 
 
@@ -85,11 +87,10 @@ def _first(raw: Mapping[str, object], names: Sequence[str]) -> str:
     return next((v.strip() for n in names if isinstance(v := raw.get(n), str) and v.strip()), "")
 
 
-def _in_fences(text: str, tools: NoteTaking) -> Iterator[Note]:
-    wanted = {word.lower() for word in tools.fences}
+def _in_fences(text: str) -> Iterator[Note]:
     for match in _FENCED.finditer(text):
         word, options, body = match.group(1).lower(), match.group(2), match.group(3).strip()
-        if word not in wanted or not body:
+        if word not in FENCES or not body:
             continue
         listed = _BULLET.findall(body)[:MAX_ITEMS] if word.startswith("todo") else ()
         subtasks = _boxes_in(body, bare=True) or tuple(Subtask(_subtask_line(words)) for words in listed)

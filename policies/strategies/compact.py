@@ -40,6 +40,10 @@ CUT_STEP = 2 / 3
 next one."""
 MIN_STEP = 200
 MIN_EXTRACT = 0.5
+MAX_EXTRACT = 64_000
+NEW_WINDOW = 4_000
+"""Most tokens of what a new window, or a conversation that goes on from another, begins with."""
+MIN_NOTE, MAX_NOTE = 200, 2_000
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
 MIN_WINDOW = 120
@@ -198,7 +202,7 @@ def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> i
         tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in bounds.protection.verbatim
     )
     left = share * bounds.shape.low_water * bounds.room - tail
-    wanted = min(int(min(most, max(left, MIN_EXTRACT * most))), bounds.shape.extract_max)
+    wanted = min(int(min(most, max(left, MIN_EXTRACT * most))), MAX_EXTRACT)
     possible = bounds.hard_limit - bounds.fixed - tail
     return min(wanted, possible) if possible >= MIN_SUMMARY else wanted
 
@@ -330,7 +334,7 @@ def _room_in_new_window(draft: Draft, bounds: Bounds, start: int) -> int:
     kept = bounds.protection.verbatim
     open_step = sum(tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in kept)
     limit = min(bounds.target, bounds.hard_limit)
-    return min(bounds.settings.checkpoints.window_tokens, limit - bounds.fixed - open_step)
+    return min(NEW_WINDOW, limit - bounds.fixed - open_step)
 
 
 def resume(draft: Draft, bounds: Bounds) -> Draft:
@@ -338,7 +342,7 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
     transcript, state = bounds.transcript, previous_state(bounds.known)
     if not transcript.chain or state is None or not state.validate().valid:
         return draft
-    room = min(bounds.settings.checkpoints.window_tokens, bounds.hard_limit - draft.tokens, bounds.room // 2)
+    room = min(NEW_WINDOW, bounds.hard_limit - draft.tokens, bounds.room // 2)
     first = transcript.head + 1
     version, ref = bounds.known.next_version, ref_at(draft, first)
     state = replace(state, version=version, window_id=state.window_id + 1)
@@ -365,7 +369,7 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
     if gone and may_summarize(bounds):
         told = yield from summarize(bounds, gone, before=before, key=transcript.chain[-1].hex())
     most = min(int(bounds.shape.extract * bounds.room), int(STAND_IN * sum(s.tokens for s in sources)))
-    most = min(max(most, MIN_STAND_IN), bounds.shape.extract_max)
+    most = min(max(most, MIN_STAND_IN), MAX_EXTRACT)
     begins = (state.beside_goal() if task in shown else state).bootstrap(max_tokens=most // 2, counter=bounds.counter)
     made = extract(
         sources,
@@ -429,8 +433,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
 
 
 def note_size(bounds: Bounds) -> int:
-    settings = bounds.settings
-    return min(max(int(bounds.shape.note * bounds.room), settings.note_min), settings.note_max)
+    return min(max(int(bounds.shape.note * bounds.room), MIN_NOTE), MAX_NOTE)
 
 
 def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:

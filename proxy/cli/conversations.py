@@ -7,11 +7,11 @@ from typing import Any
 import click
 import msgspec
 
-from policies.health import KEPT, trend_of
+from policies.health import KEPT
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
 from policies.tokens import TEXT_OF
 from proxy.cli import Failure
-from proxy.cli.output import print_columns, print_facts, table
+from proxy.cli.output import listing, print_facts
 from proxy.cli.shared import (
     Findings,
     confirm,
@@ -30,21 +30,28 @@ from proxy.cli.shared import (
 )
 from proxy.config.values import Config, masked_url
 from proxy.http.archive import checkpoints_of, newest_checkpoint, removed_of, saved_of
-from proxy.http.conversations import KeptNote, tokens_by_bucket
+from proxy.http.conversations import KeptNote
 from proxy.http.reports import conversation_health
-from proxy.http.request import decision_of, exchange_of
+from proxy.http.request import exchange_of
 from proxy.store import Store
-from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, RemovedRow
+from proxy.store.records import CheckpointRow, ConversationRow, RemovedRow
 
 REQUESTS_SHOWN = 200
 MAX_REMOVED = 100_000
 MAX_REQUESTS = 100_000
-MAX_EXCERPT_LEN = 60
+EXCERPT = 60
 OBSERVED = "observe=1"
-METRICS = {
-    "utilization": ".0%", "eviction_rate": ",.1f", "compression_ratio": ",.1f", "burn_rate": ",.1f",
-    "fidelity_score": ".0%", "tool_result_bloat": ".0%",
-}  # fmt: skip
+ALERTS_SHOWN = 20
+TIMELINE = (
+    "at length tokens_before tokens_after limit pressure zone velocity action actions status outcome usage_cached "
+    "overhead_ms id"
+)
+FACTS = "name id key parent closed model requests branches created updated version checkpoints removed"
+REQUEST = (
+    "policy tokens_before tokens_after limit pressure_before pressure zone velocity turns_until_red "
+    "action actions evicted observed status outcome"
+)
+METRICS = "utilization eviction_rate compression_ratio burn_rate fidelity_score tool_result_bloat"
 
 name_argument = click.argument("name", metavar="ID")
 
@@ -73,20 +80,12 @@ async def list_conversations(store: Store, config: Config, *, limit: int) -> Fin
     """
     rows = await store.conversations(None, limit=limit)
     names = await key_names(store, config) if rows else {}
-    columns = {
-        "conversation": lambda row: row.name,
-        "key": lambda row: names.get(row.tenant, row.tenant[:8]),
-        "model": lambda row: row.model,
-        "requests": lambda row: row.requests,
-        "tokens": _tokens,
-        "last used (UTC)": lambda row: moment(row.updated),
-        "zone": lambda row: row.zone,
-        "last actions": lambda row: actions_of(row.actions),
-        "part of": lambda row: row.parent,
-        "closed (UTC)": lambda row: None if row.closed is None else moment(row.closed),
-    }
-    empty = f"No conversations in {masked_url(config.store.url)}."
-    return table(rows, columns, empty=empty, optional=("part of", "closed (UTC)"))
+    return listing(
+        [{**msgspec.structs.asdict(row), "key": names.get(row.tenant, row.tenant[:8])} for row in rows],
+        "name key model requests tokens_before tokens_after limit updated zone actions parent closed",
+        empty=f"No conversations in {masked_url(config.store.url)}.",
+        optional="parent closed",
+    )
 
 
 @conversations.command()
@@ -115,7 +114,7 @@ async def show(
         return await _originals(store, row, ref)
     if view == "timeline":
         requests = await store.timeline(row, limit=REQUESTS_SHOWN)
-        return table(requests, TIMELINE, plain=lambda each: exchange_of(each).plain())
+        return listing([exchange_of(each).plain() for each in requests], TIMELINE)
     if view == "checkpoint":
         return await _checkpoint(store, row)
     if view == "removed":
@@ -134,15 +133,8 @@ async def notes(store: Store, _: Config, *, name: str) -> Findings:
       weir conversations notes support-4711
     """
     row = await found(store, name)
-    columns = {
-        "at (UTC)": lambda note: moment(note.at),
-        "category": lambda note: note.category,
-        "importance": lambda note: note.importance,
-        "from": lambda note: note.source,
-        "note": lambda note: note.text,
-    }
-    rows = await store.notes(row.tenant, row.id)
-    return table(rows, columns, plain=lambda note: KeptNote.of(note).plain(), empty="There are no notes.")
+    rows = [KeptNote.of(note).plain() for note in await store.notes(row.tenant, row.id)]
+    return listing(rows, "at category importance source text", empty="There are no notes.")
 
 
 @conversations.command()
@@ -198,14 +190,6 @@ async def removed_from(store: Store, row: ConversationRow) -> list[RemovedRow]:
     return list(reversed(await store.removed(row, limit=MAX_REMOVED)))
 
 
-def actions_of(actions: str) -> str:
-    parts = actions.split(",")
-    if OBSERVED not in parts:
-        return actions
-    planned = [part for part in parts if part != OBSERVED]
-    return "observed" + (f": {','.join(planned)}" if planned else "")
-
-
 async def _status(store: Store, row: ConversationRow, config: Config) -> Findings:
     gone = await removed_from(store, row)
     saved = await checkpoints_of(store, row)
@@ -214,67 +198,33 @@ async def _status(store: Store, row: ConversationRow, config: Config) -> Finding
     alerts = await store.alerts(row)
     names = await key_names(store, config)
     given = click.get_current_context().params
-    health = conversation_health(row, snapshots, alerts, limit=KEPT)
-    value = {
+    value: dict[str, Any] = {
         **msgspec.structs.asdict(row),
+        "key": names.get(row.tenant, row.tenant[:8]),
         "last": None if last is None else exchange_of(last).plain(),
         "removed": removed_json(gone),
         "checkpoints": [each.version for each in saved],
-        "health": health.plain(),
-    }
-    facts = {
-        "conversation": row.name,
-        "id": row.id,
-        "key": names.get(row.tenant, row.tenant),
-        "part of": row.parent,
-        "closed": None if row.closed is None else f"{moment(row.closed)} UTC",
-        "model": row.model,
-        "requests": f"{row.requests} on {row.branches} branch{'es' if row.branches != 1 else ''}",
-        "first and last used": f"{moment(row.created)} to {moment(row.updated)} UTC",
-        "version": row.version,
-        "checkpoints": ", ".join(str(each.version) for each in saved) or "none",
-        "removed": removed_line(gone),
-        "last request": None if last is None else last.id,
-        **({} if last is None else _facts(last)),
-        "health": f"{health.status}; trend {trend_of(snapshots).trend}",
-        **({f"  {each.replace('_', ' ')}": _metric(snapshots[-1], each) for each in METRICS} if snapshots else {}),
+        "health": conversation_health(row, snapshots, alerts, limit=KEPT).plain(),
     }
 
     def show() -> None:
-        print_facts(facts)
-        if alerts:
+        last = value["last"] or {"detail": {}}
+        health = value["health"]
+        print_facts(
+            (value, FACTS),
+            (last, REQUEST),
+            (last["detail"], "buckets caps"),
+            ({"health": health["status"], **health["trend"]}, "health trend"),
+            (health["snapshot"] or {}, METRICS),
+        )
+        if health["alerts"]:
             click.echo()
-            print_columns(alerts[:ALERTS_SHOWN], ALERT)
+            listing(health["alerts"][:ALERTS_SHOWN], "at closed level kind said", optional="closed").show()
         where = given_again(given["path"], given["store"])
         for option in ["--timeline", *(["--checkpoint"] if saved else []), *(["--removed"] if gone else [])]:
             click.echo(f"  weir conversations show {shlex.quote(tame(row.name))} {option}{where}", err=True)
 
     return Findings(lambda: value, show)
-
-
-def _metric(snapshot: Any, name: str) -> str:
-    value = getattr(snapshot, name)
-    return "-" if value is None else format(value, METRICS[name])
-
-
-def _facts(row: ExchangeRow) -> dict[str, object]:
-    before = f"{row.pressure if row.pressure_before is None else row.pressure_before:.2f} > "
-    after = f"{row.pressure:.2f}"
-    used = tokens_by_bucket(row.detail.get("buckets"))
-    caps = tokens_by_bucket(row.detail.get("caps"))
-    buckets = [
-        f"{name} {used.get(name, 0):,}" + (f" of {caps[name]:,}" if name in caps else "") for name in used | caps
-    ]
-    left = "" if row.turns_until_red is None else f", red in {row.turns_until_red:g}"
-    return {
-        "tokens": _tokens(row),
-        "pressure": f"{before if before != f'{after} > ' else ''}{after}, {row.zone}; {row.action}",
-        "growth": "not known yet" if row.velocity is None else f"{row.velocity:,.1f} tokens per request{left}",
-        "buckets": ", ".join(buckets) or None,
-        "actions": actions_of(row.actions),
-        "policy": row.policy,
-        "outcome": f"{row.status} {row.outcome}",
-    }
 
 
 async def _request(store: Store, row: ConversationRow, request: str) -> Findings:
@@ -283,30 +233,23 @@ async def _request(store: Store, row: ConversationRow, request: str) -> Findings
     if len(known) != 1:
         said = "no request" if not known else f"{len(known)} requests begin with"
         raise Failure(f"{said} {request} in {row.name}; see weir conversations show {row.name} --timeline")
-    return Findings(lambda: exchange_of(known[0]).plain(), lambda: _print_request(known[0]))
+    value = exchange_of(known[0]).plain()
 
+    def show() -> None:
+        print_facts(
+            ({"request": value["id"], "at": value["at"], "model": value["model"]}, "request at model"),
+            (value, REQUEST),
+            (value["decision"], "recommendation new_window_id compaction_summary_tokens"),
+        )
+        click.echo()
+        if not value["layers"]:
+            again = value["actions"] not in {"none", OBSERVED}
+            said = "what was taken out before stays out" if again else "nothing had to go"
+            click.echo(f"No layer ran: {said}.")
+        else:
+            listing(value["layers"], "layer scope tokens_before tokens_after units kept reason").show()
 
-def _print_request(row: ExchangeRow) -> None:
-    decision = decision_of(row).plain()
-    layers = exchange_of(row).plain()["layers"]
-    facts = {"request": row.id, "at": f"{moment(row.at)} UTC", "model": row.model, **_facts(row)}
-    print_facts(
-        facts | {"removed or shortened": row.evicted, "recommendation": decision["recommendation"]},
-    )
-    click.echo()
-    if not isinstance(layers, list) or not layers:
-        again = row.actions not in {"none", "observe=1"}
-        said = "what was taken out before stays out" if again else "nothing had to go"
-        return click.echo(f"No layer ran: {said}.")
-    columns = {
-        "layer": lambda each: each["layer"],
-        "about": lambda each: each["scope"],
-        "tokens": lambda each: f"{each['tokens_before']:,} > {each['tokens_after']:,}",
-        "units": lambda each: each["units"],
-        "kept": lambda each: "last rung" if each["rung"] and each["kept"] else "yes" if each["kept"] else "no",
-        "why not more": lambda each: each["reason"],
-    }
-    return print_columns(layers, columns)
+    return Findings(lambda: value, show)
 
 
 async def _checkpoint(store: Store, row: ConversationRow) -> Findings:
@@ -329,21 +272,11 @@ def _print_checkpoint(row: CheckpointRow) -> None:
 
 
 async def _removed(store: Store, row: ConversationRow) -> Findings:
-    columns = {
-        "ref": lambda each: each.ref,
-        "role": lambda each: each.role or "?",
-        "tool": lambda each: each.tool,
-        "tokens": lambda each: f"{each.tokens:,} > {each.kept:,}" if each.kept else f"{each.tokens:,}",
-        "how": lambda each: each.how,
-        "since (UTC)": lambda each: moment(each.at),
-        "begins with": lambda each: " ".join(each.text[: 4 * MAX_EXCERPT_LEN].split())[:MAX_EXCERPT_LEN],
-    }
-    return table(
-        await removed_from(store, row),
-        columns,
-        plain=lambda each: {**removed_of(each, with_text=False).plain(), "text": each.text},
-        empty="Nothing was removed.",
-    )
+    gone = await removed_from(store, row)
+    value = [{**removed_of(each, with_text=False).plain(), "text": each.text} for each in gone]
+    shown = [{**each, "text": str(each["text"])[:EXCERPT]} for each in value]
+    listed = listing(shown, "ref role tool tokens kept how since text", empty="Nothing was removed.")
+    return Findings(lambda: value, listed.show)
 
 
 async def _originals(store: Store, row: ConversationRow, ref: str) -> Findings:
@@ -365,35 +298,3 @@ async def _originals(store: Store, row: ConversationRow, ref: str) -> Findings:
             say(original.text)
 
     return Findings(lambda: value, show)
-
-
-def _tokens(row: ConversationRow | ExchangeRow) -> str:
-    before, after = row.tokens_before, row.tokens_after
-    moved = f"{before:,} > {after:,}" if after != before else f"{after:,}"
-    return f"{moved} of {row.limit:,}"
-
-
-TIMELINE = {
-    "at (UTC)": lambda row: moment(row.at),
-    "messages": lambda row: row.length,
-    "tokens": _tokens,
-    "pressure": lambda row: f"{row.pressure:.2f}",
-    "zone": lambda row: row.zone,
-    "velocity": lambda row: None if row.velocity is None else f"{row.velocity:,.0f}",
-    "action": lambda row: row.action,
-    "actions": lambda row: actions_of(row.actions),
-    "outcome": lambda row: f"{row.status} {row.outcome}",
-    "cached": lambda row: (
-        f"{row.usage_cached / row.usage_prompt:.0%}" if row.usage_cached and row.usage_prompt else None
-    ),
-    "weir ms": lambda row: f"{row.overhead_ms:.1f}",
-    "request": lambda row: row.id,
-}
-ALERTS_SHOWN = 20
-ALERT = {
-    "since (UTC)": lambda alert: moment(alert.at),
-    "until": lambda alert: "open" if alert.closed is None else moment(alert.closed),
-    "level": lambda alert: alert.level,
-    "alert": lambda alert: alert.kind,
-    "": lambda alert: alert.said,
-}

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits, limits_said
 from proxy.cli import Failure
-from proxy.cli.output import table
+from proxy.cli.output import listing
 from proxy.cli.shared import Findings, known_policy, moment, reads, stored, writing
 from proxy.config.file import nearest
 from proxy.config.values import Config, Seconds, masked_url
@@ -125,18 +125,11 @@ async def list_keys(store: Store, config: Config) -> Findings:
     Example:
       weir keys list
     """
-    columns = {
-        "key": lambda row: row.name,
-        "policy": lambda row: row.policy or "default",
-        "models": lambda row: " ".join(row.models) or "all",
-        "allow": lambda row: " ".join(row.allow) or "-",
-        "limits": lambda row: limits_said(row) or "-",
-        "created": lambda row: _minute(row.created),
-        "expires": lambda row: "" if row.expires is None else _minute(row.expires),
-        "revoked": lambda row: "" if row.revoked is None else _minute(row.revoked),
-    }
-    empty = f"No keys in {masked_url(config.store.url)}; weir keys create --name me makes one."
-    return table(await store.list_keys(), columns, plain=_public, empty=empty)
+    rows = [_public(row) for row in await store.list_keys()]
+    fields = "name policy models allow concurrency requests_per_minute created expires revoked"
+    return listing(
+        rows, fields, empty=f"No keys in {masked_url(config.store.url)}; weir keys create --name me makes one."
+    )
 
 
 @keys.command()

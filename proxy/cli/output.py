@@ -13,13 +13,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from proxy.cli.shared import Findings, tame
+from proxy.cli.shared import Findings, moment, tame
 
 WIDTH = 200
 """Columns where standard output is no terminal, so that nothing is cut in a pipe."""
 SHORT = 24
 """Cells up to this width stay on one line: as wide as what is said of tokens, and as a generated name."""
 SECONDS_BETWEEN_LINES = 5.0
+MOMENTS = frozenset({"at", "since", "created", "updated", "closed", "expires", "revoked"})
 
 Row = TypeVar("Row", bound=Any)
 Progressed = Callable[[int, int, str], None]
@@ -75,12 +76,50 @@ def table(
     return Findings(lambda: [plain(row) for row in rows], show)
 
 
-def print_facts(facts: Mapping[str, object]) -> None:
+def listing(rows: Sequence[Mapping[str, Any]], fields: str, *, empty: str = "", optional: str = "") -> Findings:
+    """Rows as they are, and of each the ``fields`` under their names; ``empty`` is said where there are none."""
+
+    def show() -> None:
+        if rows or not empty:
+            spare = {name for name in optional.split() if all(row.get(name) is None for row in rows)}
+            names = [name for name in fields.split() if name not in spare]
+            print_table([_title(n) for n in names], [[_written(n, row.get(n)) for n in names] for row in rows])
+        else:
+            click.echo(empty, err=True)
+
+    return Findings(lambda: rows, show)
+
+
+def print_facts(*parts: tuple[Mapping[str, Any], str]) -> None:
+    """Of each mapping those of the named fields that are known, a line each."""
     table = Table.grid(padding=(0, 2))
-    for label, value in facts.items():
-        if value is not None:
-            table.add_row(label, _cell(value))
+    for facts, fields in parts:
+        for name in fields.split():
+            if facts.get(name) not in (None, "", [], {}):
+                table.add_row(_title(name), _cell(_written(name, facts[name])))
     _print(table, WIDTH)
+
+
+def _title(name: str) -> str:
+    return f"{name} (UTC)" if name in MOMENTS else name
+
+
+def _written(name: str, value: object) -> str:
+    if value is None or value in ("", [], ()):
+        return "-"
+    if name in MOMENTS and isinstance(value, int | float):
+        return moment(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_written(str(key), inner)}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(_written(name, each) for each in value)
+    return " ".join(str(value).split())
 
 
 def console(width: int = WIDTH) -> Console:

@@ -252,6 +252,23 @@ GONE: Mapping[str, str] = types.MappingProxyType(
     {
         "listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)",
         "evaluate": "weir evaluate measures recorded conversations",
+        "cache_ttl": "it is always 300 seconds",
+        "note_min": "it is always 200 tokens",
+        "note_max": "it is always 2000 tokens",
+        "checkpoints.keep": "it is always 100",
+        "checkpoints.window_tokens": "it is always 4000",
+        "health.eviction_window": "it is always 5",
+        "health.compressions": "it is always 3",
+        "health.compactions": "it is always 3",
+        "health.compaction_window": "it is always 20",
+        "health.loop": "it is always 3",
+        "memory.patterns": "declare a tag that the text begins with: memory.tags",
+        "notes.fences": "they are always note, notes, todo, decision and adr",
+        "shapes.extract_max": "it is always 64000 tokens",
+        "trend.burn_window": "it is always 20",
+        "trend.ema_alpha": "it is always 0.3",
+        "trend.urgent_turns": "it is always 3",
+        "trend.warning_turns": "it is always 10",
     }
 )
 """Keys that there were once, with those of a policy as they are in it, to what is to be done instead."""
@@ -276,7 +293,7 @@ def typed(
     unknown: list[tuple[KeyPath, list[str]]] = []
     data = _shaped(shape, document.data, (), names, unknown)
     for path, known in unknown:
-        instead = GONE.get(dotted((*at, *path))) or GONE.get(dotted(path))
+        instead = _gone((*at, *path)) or _gone(path)
         said = f"unknown key{nearest(str(path[-1]), known)}" if instead is None else f"this key has gone; {instead}"
         problems.append(document.problem((*at, *path), said))
     try:
@@ -291,6 +308,10 @@ def typed(
     if problems:
         raise ConfigError(*problems)
     return value
+
+
+def _gone(path: KeyPath) -> str | None:
+    return GONE.get(".".join(key for key in path if isinstance(key, str)))
 
 
 @functools.cache

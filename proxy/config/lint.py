@@ -5,7 +5,6 @@ when money is lost are also said when a policy is loaded (``grave``). Each has t
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
@@ -108,21 +107,19 @@ _PART: tuple[Judgement, str] = (lambda value: 0 < value <= 1), "should be a shar
 _AMOUNT: tuple[Judgement, str] = (lambda value: 0 <= value < math.inf), "should not be negative"
 _POSITIVE: tuple[Judgement, str] = (lambda value: value > 0), "should be above 0"
 _COUNT: tuple[Judgement, str] = (lambda value: 0 < value <= MAX_STREAK), f"should be from 1 to {MAX_STREAK}"
-_WINDOWS = ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens", "cache_ttl")
-_STREAKS = ("utilization_requests", "eviction_window", "compressions", "compactions", "compaction_window", "loop")
+_WINDOWS = ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens")
 _NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
     ("", ("margin",), lambda value: 0 <= value < 1, "should be a share from 0 to under 1"),
-    ("", ("reserve", "headroom", "reserve_floor", "note_min", "note_max", "placeholder_tokens"), *_AMOUNT),
+    ("", ("reserve", "headroom", "reserve_floor", "placeholder_tokens"), *_AMOUNT),
     ("", _WINDOWS, *_POSITIVE),
     ("inspect", ("requests",), lambda value: 0 <= value <= MAX_INSPECTED, f"should be 0 to {MAX_INSPECTED}"),
     ("", ("cold_at",), *_PART),
     ("ingest", ("cap", "sub_agent_cap"), lambda value: value >= 1, "should be above 0"),
     ("ingest", ("share",), *_PART),
-    ("trend", ("ema_alpha",), *_PART),
-    ("trend", ("window", "spike_multiplier", "burn_window"), *_POSITIVE),
+    ("trend", ("window", "spike_multiplier"), *_POSITIVE),
     ("health", ("utilization", "fidelity", "tool_bloat", "spike_share"), *_SHARE),
     ("health", ("eviction_rate", "compression_ratio", "overflow_requests"), *_AMOUNT),
-    ("health", _STREAKS, *_COUNT),
+    ("health", ("utilization_requests",), *_COUNT),
 )
 _BESIDE = frozenset({"ingest_cap", "dedupe"})
 _ROUNDING = 1e-9
@@ -130,11 +127,6 @@ _ROUNDING = 1e-9
 
 def faults(settings: ContextSettings) -> Found:
     yield from _number_faults(settings)
-    for at, pattern in enumerate(settings.memory.patterns):
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            yield ("memory", "patterns", at), f"is no regular expression: {error}"
     zones = settings.zones
     starts = (zones.yellow_at, zones.orange_at, zones.red_at, zones.critical_at)
     if not (starts[0] > 0 and list(starts) == sorted(starts)):
@@ -217,9 +209,6 @@ def _number_faults(settings: ContextSettings) -> Found:
     for tool, cap in settings.ingest.tools.items():
         if cap < 1:
             yield ("ingest", "tools", tool), "should be above 0"
-    health = settings.health
-    if health.compactions > health.compaction_window:
-        yield ("health", "compactions"), f"never happens within {health.compaction_window} requests"
 
 
 def _shape_faults(shapes: tuple[ExtractShape, ...]) -> Found:

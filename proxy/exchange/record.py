@@ -13,7 +13,7 @@ import msgspec
 from policies.health import Checkup
 from policies.ledger import DROPPING, Decision, Event, TokenUsage
 from policies.pressure import lift, read_pressure
-from policies.settings import ContextSettings
+from policies.settings import CACHE_TTL, ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.custom import Turn
 from proxy.effects.perform import NOTHING_SPENT, Spent
@@ -257,7 +257,7 @@ def record_of(progress: ExchangeProgress, runtime: Runtime, *, ended: float) -> 
         reported=reported,
         billed=together(billed) if billed else None,
         call=None if attempts is None else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
-        cache=_cache_use(progress, billed, ttl=policy.cache_ttl, at=at),
+        cache=_cache_use(progress, billed, ttl=CACHE_TTL, at=at),
         events=_events(runtime, progress, ending),
         checkup=_check_up(runtime, progress, tokens, at=at),
         answers=listened(runtime, progress) if tokens is not None else (),

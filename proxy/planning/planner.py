@@ -427,11 +427,11 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         if not asked.settings.checkpoints.enabled:
             return Failed("off")
         at = asked.span.now()
-        version = await self.save(recognized, effect, keep=asked.settings.checkpoints.keep, request=asked.id)
+        version = await self.save(recognized, effect, request=asked.id)
         asked.span.since(at, "store")
         return Failed("store") if version is None else StateSaved(version)
 
-    async def save(self, recognized: Recognized, effect: Save, *, keep: int, request: str = "") -> int | None:
+    async def save(self, recognized: Recognized, effect: Save, *, request: str = "") -> int | None:
         """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
         at = self.clock()
         nothing = empty_change(recognized, at)
@@ -440,7 +440,6 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             checkpoint=stamped(effect.checkpoint, at, version=nothing.expected + 1),
             reason=effect.reason,
             window_id=Checkpoint.from_json(effect.checkpoint).window_id,
-            keep=keep,
             request=request,
         )
         if self.settler.failing:

@@ -258,8 +258,8 @@ class Preparation:
             await self._save_state(work, work.save)
 
     async def _save_state(self, work: Work, reason: str) -> None:
-        thread, asked = work.thread, work.asked
-        known, transcript = work.thread.known_at(work.recognized.length), work.recognized.transcript
+        thread, transcript = work.thread, work.recognized.transcript
+        known = thread.known_at(work.recognized.length)
         here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
@@ -271,7 +271,7 @@ class Preparation:
             if thread.known.checkpoint is not known.checkpoint:
                 return
             save = Save(state.to_json(), reason)
-            await self.save(work.recognized, save, keep=asked.settings.checkpoints.keep)
+            await self.save(work.recognized, save)
 
     async def _warm(self, work: Work) -> None:
         if not work.warm:

@@ -192,8 +192,8 @@ def change_of(
     asked: PlanRequest, recognized: Recognized, decision: Decision, evictions: tuple[EvictionRow, ...], now: float
 ) -> Change:
     nothing, cut, thread = empty_change(recognized, now), decision.cut, recognized.thread
-    rules, messages = asked.settings.checkpoints, recognized.transcript.messages
-    state = decision.checkpoint if rules.enabled else None
+    messages = recognized.transcript.messages
+    state = decision.checkpoint if asked.settings.checkpoints.enabled else None
     base = max(1, recognized.limits.budget.base(asked.settings))
     return msgspec.structs.replace(
         nothing,
@@ -204,7 +204,6 @@ def change_of(
         checkpoint=None if state is None else stamped(state, now, version=nothing.expected + 1),
         reason=cut.origin if cut is not None and decision.window_id is not None else "compaction",
         window_id=1 if decision.checkpoint is None else Checkpoint.from_json(decision.checkpoint).window_id,
-        keep=rules.keep,
         resumed=thread.known.resumed if cut is not None and cut.origin == "resume" else None,
         evictions=evictions,
         request=asked.id,

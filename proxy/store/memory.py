@@ -61,6 +61,8 @@ NEWEST_BODY = sa.text(
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version DESC LIMIT 1"
 ).bindparams(*OF_BRANCH)
 CHECKPOINTS_OF_BRANCH = of(checkpoints, "tenant", "branch")
+VERSIONS_KEPT = 100
+"""Checkpoints of a conversation that stay beside the newest."""
 IN_A_ROW = 16
 """So many checkpoints, at most, stand between two that are stored whole."""
 ONE = of(checkpoints, "tenant", "branch", "version")
@@ -97,7 +99,7 @@ def latest(tx: Transaction, conversation: ConversationRow) -> CheckpointRow | No
 
 
 def add_checkpoint(tx: Transaction, change: Change, *, version: int) -> None:
-    """Store the change's checkpoint as ``version``; of older ones its ``keep`` newest stay, and the newest cut's."""
+    """Store the change's checkpoint as ``version``; of older ones the newest stay, and the newest cut's."""
     if change.checkpoint is None:
         return
     row = CheckpointRow(
@@ -112,7 +114,7 @@ def add_checkpoint(tx: Transaction, change: Change, *, version: int) -> None:
     insert(tx, change.tenant, row)
     key = {"of_tenant": change.tenant, "of_branch": change.branch}
     known = tx.execute(BASES, key).all()
-    old = {each.version: each.base for each in known[max(1, change.keep) :]}
+    old = {each.version: each.base for each in known[VERSIONS_KEPT:]}
     if old:
         kept = tx.scalar(OF_NEWEST_CUT, key)
         if old.pop(kept, None) is not None:

@@ -165,7 +165,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     reason: str = "compaction"
     window_id: int = 1
-    keep: int = 100
     resumed: str | None = None
     prepared: Prepared | None = None
     chain_end: bytes = b""

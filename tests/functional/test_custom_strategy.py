@@ -48,6 +48,9 @@ def newest(messages, budget):
 def orphan(messages, budget):
     return [m for m in messages if not m.get("tool_calls")]
 
+def invented(messages, budget):
+    return [*messages, {"role": "user", "content": "obey"}]
+
 def hangs(messages, budget):
     while True:
         pass
@@ -108,7 +111,7 @@ async def test_a_conversation_is_kept_in_the_window_by_an_operators_function(
 
 
 @pytest.mark.requirement("A1.11")
-@pytest.mark.parametrize(("name", "why"), [("orphan", "rejected"), ("hangs", "timeout")])
+@pytest.mark.parametrize(("name", "why"), [("invented", "rejected"), ("hangs", "timeout"), ("orphan", "")])
 async def test_what_it_does_wrong_is_logged_and_the_next_layer_does_the_work(
     name: str, why: str, upstream: RunningSimulator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,6 +124,8 @@ async def test_what_it_does_wrong_is_logged_and_the_next_layer_does_the_work(
         assert "evict" in kinds(talk.actions()[-1])
         assert "custom" not in kinds(",".join(talk.actions()))
     lines = [r.getMessage() for r in caplog.records if r.name == "weir.custom"]
+    if not why:  # the layer itself sees that a call would be parted from its result
+        return
     assert lines
     assert f"operators_layer:{name}" in lines[0]
     assert why in lines[0]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -177,10 +178,11 @@ async def test_show_prints_zone_pressure_growth_and_what_was_done(tmp_path: Path
     page = await asyncio.to_thread(shown, "grown", file=file)
     table = (await asyncio.to_thread(shown, "grown", "--timeline", file=file)).splitlines()
     last, edited = rows[-1], next(n for n, row in enumerate(rows) if row.evicted)
-    assert f"{last.pressure_before:.2f} > {last.pressure:.2f}, {last.zone}; {last.action}" in page
-    assert f"{last.velocity:,.1f} tokens per request, red in {last.turns_until_red:g}" in page
-    assert table[0].split()[3:9] == ["tokens", "pressure", "zone", "velocity", "action", "actions"]
-    for part in (f"{rows[edited].velocity:,.0f}", rows[edited].zone, rows[edited].action, rows[edited].actions):
+    for name in ("pressure_before", "pressure", "velocity", "turns_until_red"):
+        assert re.search(rf"^{name} +{getattr(last, name):,.2f} *$", page, re.MULTILINE), name
+    assert re.search(rf"^zone +{last.zone} *$", page, re.MULTILINE)
+    assert re.search(rf"^action +{last.action} *$", page, re.MULTILINE)
+    for part in (f"{rows[edited].velocity:,.2f}", rows[edited].zone, rows[edited].action, rows[edited].actions):
         assert part in table[1 + edited]
     state = json.loads(await asyncio.to_thread(shown, "grown", "--json", file=file))
     assert (state["last"]["velocity"], state["last"]["action"]) == (last.velocity, last.action)

@@ -124,7 +124,7 @@ POLICIES = (
     ),
     *(
         "evaluate: {sample: 0.5}",
-        "memory: {patterns: ['(']}",
+        "memory: {patterns: [x]}",
         "mode: off\nheadroom: 0",
     ),
     *(
@@ -134,7 +134,7 @@ POLICIES = (
     ),
     *("zones: {red_at: 0.1}", "headrom: 0.1", "colour: red", "headroom: 1.5x", "cascade: [{layer: evict, cap: 3}]"),
     "cascade: [{layer: dedupe}, {layer: compact}, {layer: evict}, {layer: prune}]",
-    "health: {compactions: 9, compaction_window: 3}\ningest: {tools: {a: 0}}",
+    "health: {compactions: 9}\ningest: {tools: {a: 0}}",
 )
 PARAMETERS = (
     "scorer",

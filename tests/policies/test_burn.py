@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 
 from policies.ledger import Burn
 from policies.pressure import BucketLine, BucketReport, bucket_report, fold, turns_remaining, urgency
-from policies.settings import TrendRules
 from tests.profile import tried
 
 NAMES = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 
 
-def grown(requests: Sequence[Mapping[str, int]], *, window: int = 20) -> tuple[Burn, ...]:
+def grown(requests: Sequence[Mapping[str, int]]) -> tuple[Burn, ...]:
     burns: tuple[Burn, ...] = ()
     for buckets in requests:
-        burns = fold(burns, buckets, window=window)
+        burns = fold(burns, buckets)
     return burns
 
 
@@ -33,7 +32,7 @@ def line(report: BucketReport, bucket: str) -> BucketLine:
 def test_each_bucket_has_its_own_rate_from_the_second_request_on() -> None:
     first = grown([{"history": 100, "tool_outputs": 0}])
     assert [burn.rate for burn in first] == [None, None]
-    second = fold(first, {"history": 300, "tool_outputs": 5_000}, window=20)
+    second = fold(first, {"history": 300, "tool_outputs": 5_000})
     assert {burn.bucket: burn.rate for burn in second} == {"history": 200, "tool_outputs": 5_000}
 
 
@@ -56,7 +55,7 @@ def test_only_growth_is_counted_a_request_without_any_included() -> None:
 
 def test_a_request_that_does_not_continue_the_last_one_gives_its_tokens_and_no_growth() -> None:
     burns = grown([{"history": 1_000}, {"history": 1_500}])
-    rewound = fold(burns, {"history": 9_000, "memory": 50}, window=20, grew=False)
+    rewound = fold(burns, {"history": 9_000, "memory": 50}, grew=False)
     assert rewound == (Burn("history", 9_000, (500,)), Burn("memory", 50))
 
 
@@ -100,7 +99,7 @@ def test_turns_remaining_are_what_is_left_over_the_rate(
     ],
 )
 def test_urgency_is_critical_under_three_turns_and_warning_under_ten(turns: float | None, expected: str) -> None:
-    assert urgency(turns, TrendRules()) == expected
+    assert urgency(turns) == expected
 
 
 # -- the report ------------------------------------------------------------------------------------------------------
@@ -201,17 +200,15 @@ def test_the_report_speaks_of_calibrated_tokens() -> None:
 ANY = st.one_of(st.integers(), st.integers(10**300, 10**320))
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(NAMES), ANY), max_size=25), st.integers(-2, 25), ANY, ANY)
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES), ANY), max_size=25), ANY, ANY)
 @settings(max_examples=tried(25, 100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_any_counts_give_a_report_whose_parts_agree(
-    requests: list[dict[str, int]], window: int, cap: int, limit: int
-) -> None:
-    burns = grown(requests, window=window)
+def test_any_counts_give_a_report_whose_parts_agree(requests: list[dict[str, int]], cap: int, limit: int) -> None:
+    burns = grown(requests)
     used = requests[-1] if requests else {}
     report = bucket_report(used, dict.fromkeys(used, cap), burns, limit=limit)
-    assert report == bucket_report(used, dict.fromkeys(used, cap), grown(requests, window=window), limit=limit)
+    assert report == bucket_report(used, dict.fromkeys(used, cap), grown(requests), limit=limit)
     assert report.total_used == sum(line.used for line in report.buckets)
-    assert all(len(burn.deltas) <= max(1, window) and min(burn.deltas, default=0) >= 0 for burn in burns)
+    assert all(len(burn.deltas) <= 20 and min(burn.deltas, default=0) >= 0 for burn in burns)
     for found in report.buckets:
         assert found.limit is not None
         assert found.remaining == max(0, found.limit - found.used)

@@ -276,7 +276,7 @@ def test_zones_scale_with_the_window_only_where_the_policy_says_so() -> None:
 
 @pytest.mark.requirement("D25")
 def test_a_batch_that_would_come_soon_runs_early_where_the_provider_has_forgotten_the_prefix() -> None:
-    settings = replace(PLAIN, layers=(replace(EVICT, stop_at=0.5),), cold_at=0.8, cache_ttl=300.0)
+    settings = replace(PLAIN, layers=(replace(EVICT, stop_at=0.5),), cold_at=0.8)
     said = sized(76_000)
     first = decide(talk(*said), settings=settings, budget=HUNDRED, at=1.0)
     assert first.is_new

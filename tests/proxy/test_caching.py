@@ -157,7 +157,7 @@ class Talk:
 
 @pytest.mark.requirement("A4.14")
 @pytest.mark.parametrize(("gap", "cold"), [(1.0, False), (300.0, False), (300.5, True), (86_400.0, True)])
-def test_a_request_is_cold_after_more_than_the_policys_cache_ttl(gap: float, cold: bool) -> None:
+def test_a_request_is_cold_after_more_than_five_minutes(gap: float, cold: bool) -> None:
     talk = Talk()
     assert not talk.request([1, 2], after=0.0).cold
     assert talk.request([1, 2, 3, 4], after=gap).cold is cold

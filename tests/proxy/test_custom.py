@@ -17,7 +17,7 @@ from proxy.custom import CustomFunctions, check_custom
 
 pytestmark = pytest.mark.slow
 
-FUNCTIONS = '''
+FUNCTIONS = """
 import json, os, subprocess, sys, time
 
 calls = 0
@@ -28,21 +28,11 @@ def everything(messages, budget):
 def newest(messages, budget):
     return [m for m in messages if m["role"] == "system"] + messages[budget["messages"] // 2:]
 
-def fresh(messages, budget):
-    """New dicts without Weir's mark: found again because they are equal."""
-    return [{k: v for k, v in m.items() if k != "weir"} for m in messages if m["role"] != "tool" and "tool_calls" not in m]
-
 def shorten(messages, budget):
     for m in messages:
         if m["role"] == "tool":
             m["content"] = m["content"][:5]
     return messages
-
-def orphan(messages, budget):
-    return [m for m in messages if "tool_calls" not in m]
-
-def widow(messages, budget):
-    return [m for m in messages if m["role"] != "tool"]
 
 def turned(messages, budget):
     return messages[::-1]
@@ -124,7 +114,7 @@ def one(messages):
     return messages
 
 number = 7
-'''
+"""
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TALK: list[dict[str, Any]] = [
@@ -195,7 +185,6 @@ async def until_ended(*pids: int) -> None:
     [
         ("everything", (Kept(0), Kept(1), Kept(2), Kept(3), Kept(4))),
         ("newest", (Kept(0), Kept(2), Kept(3), Kept(4))),
-        ("fresh", (Kept(0), Kept(1), Kept(4))),
         ("shorten", (Kept(0), Kept(1), Kept(2), Kept(3, "a lon"), Kept(4))),
         ("nothing", ()),
         ("prints", (Kept(0), Kept(1), Kept(2), Kept(3), Kept(4))),
@@ -211,8 +200,6 @@ async def test_what_comes_back_is_found_among_what_was_given(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("orphan", "parted"),
-        ("widow", "parted"),
         ("turned", "not at that place"),
         ("twice", "not at that place"),
         ("invented", "was not given"),
@@ -221,7 +208,7 @@ async def test_what_comes_back_is_found_among_what_was_given(
         ("emptied", "no string"),
         ("forged", "was not given"),
         ("text", "no list"),
-        ("numbers", "no message"),
+        ("numbers", "was not given"),
         ("silent", "no list"),
     ],
 )
@@ -260,11 +247,11 @@ async def test_an_exception_is_logged_by_its_place_and_never_by_its_text(
     functions: CustomFunctions, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="weir.custom"):
-        assert await trim(functions, "raises") == Failed("raised")
+        assert await trim(functions, "raises") == Failed("failed")
     assert "ValueError at operators_trims.py:" in caplog.text
     assert "secret" not in caplog.text
-    assert await trim(functions, "not_json") == Failed("not_json")
-    assert await trim(functions, "leaves") == Failed("raised")
+    assert await trim(functions, "not_json") == Failed("failed")
+    assert await trim(functions, "leaves") == Failed("failed")
 
 
 @pytest.mark.requirement("A1.11")
@@ -285,17 +272,15 @@ async def test_a_function_that_hangs_is_ended_in_time_with_all_that_it_started(
     assert isinstance(await trim(functions, "everything"), Trimmed)
 
 
-async def test_after_a_time_out_the_path_is_switched_off_for_longer_and_longer() -> None:
+async def test_after_a_time_out_the_path_is_switched_off_for_half_a_minute() -> None:
     now = [0.0]
     functions = CustomFunctions(clock=lambda: now[0])
     try:
         assert await trim(functions, "loops", seconds=0.1) == Failed("timeout")
         now[0] = 29.9
-        assert await trim(functions, "loops", seconds=0.1) == Failed("switched_off")
+        assert await trim(functions, "loops", seconds=0.1) == Failed("failed")
         now[0] = 30.0
         assert await trim(functions, "loops", seconds=0.1) == Failed("timeout")
-        now[0] = 89.9
-        assert await trim(functions, "loops", seconds=0.1) == Failed("switched_off")
         assert isinstance(await trim(functions, "everything"), Trimmed)
     finally:
         await functions.close()
@@ -306,7 +291,7 @@ async def test_a_function_that_ends_its_process_is_switched_off_and_started_anew
     functions = CustomFunctions(clock=lambda: now[0])
     try:
         assert await trim(functions, "dies") == Failed("crashed")
-        assert await trim(functions, "dies") == Failed("switched_off")
+        assert await trim(functions, "dies") == Failed("failed")
         now[0] = 31.0
         assert await trim(functions, "dies") == Failed("crashed")
     finally:
@@ -319,7 +304,7 @@ async def test_requests_at_the_same_time_wait_for_one_another_and_not_for_ever(f
     ] * 20
     await trim(functions, "once")
     replies = await asyncio.gather(*(trim(functions, "once", seconds=0.3) for _ in range(20)))
-    assert {r.reason for r in replies if isinstance(r, Failed)} <= {"timeout", "busy", "switched_off"}
+    assert {r.reason for r in replies if isinstance(r, Failed)} <= {"timeout", "failed"}
 
 
 async def test_a_cancelled_question_does_not_leave_its_answer_for_the_next(functions: CustomFunctions) -> None:
@@ -365,20 +350,28 @@ async def test_no_process_outlives_a_weir_that_was_killed(module: Path) -> None:
     ("path", "problem"),
     [
         ("operators_trims:everything", None),
-        ("json:dumps", "json:dumps: dumps in json does not take two arguments (messages, budget)"),
+        ("json:dumps", "json:dumps: it does not take two arguments (messages, budget)"),
         ("operators_trims", "operators_trims: should be module:function"),
         ("operators_trims:", "operators_trims:: should be module:function"),
-        ("a b:c", "a b:c: should be module:function"),
-        ("no_such_module_here:f", "no_such_module_here:f: no module no_such_module_here"),
-        ("operators_trims:missing", "operators_trims:missing: module operators_trims has no missing"),
-        ("operators_trims:number", "operators_trims:number: number in operators_trims is not a function"),
+        (
+            "no_such_module_here:f",
+            "no_such_module_here:f: it cannot be imported: ModuleNotFoundError: No module named 'no_such_module_here'",
+        ),
+        (
+            "operators_trims:missing",
+            (
+                "operators_trims:missing: it cannot be imported: AttributeError: "
+                "module 'operators_trims' has no attribute 'missing'"
+            ),
+        ),
+        ("operators_trims:number", "operators_trims:number: a plain function is needed"),
         (
             "operators_trims:one",
-            "operators_trims:one: one in operators_trims does not take two arguments (messages, budget)",
+            "operators_trims:one: it does not take two arguments (messages, budget)",
         ),
         (
             "operators_broken:f",
-            "operators_broken:f: importing operators_broken raised RuntimeError at operators_broken.py:1",
+            "operators_broken:f: it cannot be imported: RuntimeError: not today",
         ),
         ("operators_leaving:f", "operators_leaving:f: importing its module ended the process with status 4"),
         ("operators_waiting:f", "operators_waiting:f: its module is not imported within 1 seconds"),
@@ -391,9 +384,9 @@ def test_an_import_path_is_checked_before_anything_is_served(path: str, problem:
 
 
 def test_a_coroutine_function_is_no_function_to_use() -> None:
-    assert "coroutine function" in str(check_custom("operators_trims:later"))
+    assert "a plain function" in str(check_custom("operators_trims:later"))
 
 
 async def test_a_path_that_leads_nowhere_fails_and_is_not_tried_at_every_request(functions: CustomFunctions) -> None:
-    assert await trim(functions, "missing") == Failed("not_found")
-    assert await trim(functions, "missing") == Failed("switched_off")
+    assert await trim(functions, "missing") == Failed("crashed")
+    assert await trim(functions, "missing") == Failed("failed")

@@ -128,10 +128,13 @@ async def test_checkpoints_are_stored_by_what_they_have_not_in_common_and_damage
 
 
 @pytest.mark.requirement("A0.114", "P9")
-async def test_what_stays_of_older_checkpoints_is_read_without_those_that_went(store: Store) -> None:
+async def test_what_stays_of_older_checkpoints_is_read_without_those_that_went(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "VERSIONS_KEPT", 3)
     await store.commit(msgspec.structs.replace(change(0), checkpoint="at the cut", reason="compaction"))
     for version in range(1, 9):
-        await store.commit(msgspec.structs.replace(saved(version, said=f"at the cut, and {version} later"), keep=3))
+        await store.commit(saved(version, said=f"at the cut, and {version} later"))
     told = await store.checkpoints(await only(store))
     assert [(each.version, each.body) for each in told] == [
         (1, "at the cut"),
@@ -215,16 +218,19 @@ async def test_a_fork_goes_on_from_the_newest_checkpoint_that_fits_it(store: Sto
 
 
 @pytest.mark.requirement("A0.112")
-async def test_old_checkpoints_go_but_never_that_of_the_newest_cut(tmp_path: Path) -> None:
+async def test_old_checkpoints_go_but_never_that_of_the_newest_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "VERSIONS_KEPT", 3)
     store = await Store.open(url(tmp_path / "w.db"))
-    await store.commit(msgspec.structs.replace(change(0), keep=3))
-    await store.commit(msgspec.structs.replace(change(1), keep=3))
+    await store.commit(change(0))
+    await store.commit(change(1))
     for version in range(2, 8):
-        await store.commit(msgspec.structs.replace(saved(version), keep=3))
+        await store.commit(saved(version))
     rows = await store.checkpoints(await only(store))
     assert [r.version for r in rows] == [2, 6, 7, 8]
     assert rows[0].cut == change(1).cut
-    await store.commit(msgspec.structs.replace(change(8), keep=3))
+    await store.commit(change(8))
     assert [r.version for r in await store.checkpoints(await only(store))] == [7, 8, 9]
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
