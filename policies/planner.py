@@ -126,8 +126,7 @@ def plan(
     )
     work = PlanWork(replay(bounds.transcript, known, bounds.protection), announce=announce)
     announce("replay")
-    is_warm = trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
-    bounds = replace(bounds, standing=work.draft.pieces, warm=is_warm, announce=announce)
+    bounds = replace(bounds, standing=work.draft.pieces, announce=announce)
     if asked:
         yield Offload()
         yield from run_asked(work, bounds)
@@ -404,7 +403,7 @@ def prepare(
         transcript, settings, budget, known, counter, summarizer_input=summarizer_input, readings=readings
     )
     draft = replay(bounds.transcript, known, bounds.protection)
-    bounds = replace(bounds, layer=layer, warm=True, standing=draft.pieces)
+    bounds = replace(bounds, layer=layer, standing=draft.pieces)
     if layer.params.get("prepared") is not True:
         batch = next_batch(draft, bounds)
         if batch is None:

@@ -17,7 +17,7 @@ from functools import cache
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, ref_at, whole, word
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
-from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage, Status
+from policies.ledger import Condensed, Cut, Edit, EditKind, Status
 from policies.lines import indented
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import render_notes
@@ -49,8 +49,6 @@ MIN_SUMMARY = 100
 """Tokens, its heading included, from which a summary says anything."""
 MIN_RESUMED = 60
 MIN_ROOM = 2_000
-CACHED_PRICE = 0.1
-QUESTION = 400
 MAX_LIST_LEN = 12
 
 
@@ -417,7 +415,6 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
         max_input=bounds.summarizer_input or bounds.budget.hard_limit,
         counter=bounds.counter,
         by_schema=settings.summaries.by_schema,
-        standing=_standing(bounds, gone, fresh=sum(s.tokens for s in sources)),
         most_chunks=settings.summaries.most_chunks,
         key=key,
         beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
@@ -441,18 +438,6 @@ def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
     if told.origin == "prepared":
         return "prepared+extract"
     return earlier.origin if earlier is not None and earlier.narrative == told.text else "previous+extract"
-
-
-def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[PlannedMessage, ...]:
-    settings, budget = bounds.settings, bounds.budget
-    if settings.summarizer != "same" or not settings.summaries.in_place or not bounds.warm:
-        return ()
-    end = max(gone)
-    pieces = tuple(p for p in bounds.standing if p.index is None or p.index <= end)
-    tokens = sum(p.tokens for p in pieces) + bounds.transcript.tools
-    if tokens + QUESTION + note_size(bounds) > budget.room_for(budget.window) or CACHED_PRICE * tokens >= fresh:
-        return ()
-    return pieces
 
 
 def occurs_in(sources: Sequence[Source]) -> Callable[[str], bool]:

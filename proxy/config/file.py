@@ -249,7 +249,11 @@ class _Reader:
 Value = typing.TypeVar("Value")
 
 GONE: Mapping[str, str] = types.MappingProxyType(
-    {"listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)"}
+    {
+        "listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)",
+        "summaries.in_place": "notes are always written apart from the conversation",
+        "summaries.tokens_per_hour": "limit what the summariser's own key may spend at its provider",
+    }
 )
 """Keys that there were once, to what is to be done instead."""
 
@@ -277,7 +281,7 @@ def typed(
     for path, known in unknown:
         word = str(path[-1])
         hint = f"; it is {legacy[word]} now" if word in legacy else nearest(word, known)
-        instead = GONE.get(dotted((*at, *path)))
+        instead = GONE.get(dotted(path))
         said = f"unknown key{hint}" if instead is None else f"this key has gone; {instead}"
         problems.append(document.problem((*at, *path), said))
     try:

@@ -68,7 +68,6 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     patience: Patience
     ask_later: Callable[..., Ask] | None = None
     ask_about: Paid | None = None
-    pruned: set[str] = msgspec.field(default_factory=set)
     summarizer_input: int | None = None
     resume: str | None = None
     resumes: str | None = None
@@ -220,12 +219,6 @@ def change_of(
 def stamped(checkpoint: str, at: float, *, version: int) -> str:
     moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
     return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
-
-
-def pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
-    edits = thread.known.edits
-    if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
-        yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
 def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
