@@ -131,7 +131,6 @@ class Prepared:
     covers: int
     prefix: bytes
     text: str
-    proposal: str = ""
     purpose: str = ""
     calls: int = 0
 

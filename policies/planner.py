@@ -425,9 +425,8 @@ def prepare(
     told = yield from summarize(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
     if told.origin != "model":
         return Prepared(start - head, transcript.chain[start - head - 1], "")
-    proposal = told.proposal.to_json() if told.proposal is not None else ""
     calls = told.calls + before.calls  # what was prepared before and never used is in it too
-    return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose, calls)
+    return Prepared(start - head, transcript.chain[start - head - 1], told.text, told.purpose, calls)
 
 
 def is_soft(

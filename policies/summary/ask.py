@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from policies.effects import Failed, Flow, Reply, Summarize, together
 from policies.lines import DATA
-from policies.summary.check import Proposal, judge, read_proposal
+from policies.summary.check import judge
 from policies.summary.material import (
     ARCHIVE,
     FENCE_TOKENS,
@@ -53,7 +53,6 @@ class Written:
     """
 
     text: str = ""
-    proposal: Proposal | None = None
     calls: int = 0
     failure: str = ""
     repaired: bool = False
@@ -315,7 +314,6 @@ def _finished(request: _SummaryRequest, take: Written) -> Written:
     return replace(
         take,
         text=f"{prompt.prefix}\n{text}" if prompt.prefix else text,
-        proposal=read_proposal(text) if prompt.schema else None,
         purpose=prompt.purpose,
         answers=0,
     )

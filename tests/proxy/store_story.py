@@ -109,7 +109,7 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     detail = {**rows[0].detail, "alike": 0.5}
     await store.record([msgspec.structs.replace(rows[0], id="req_00cc", at=3000.0, detail=detail)])
     await store.evaluated(tenant, "req_00cc", {"score": 0.875, "judged": 3}, 3001.0)
-    await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", proposal="{}", purpose="compact-1", calls=2))
+    await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", purpose="compact-1", calls=2))
     await store.want(tenant, branch, "compact", 3002.0)
     found = await store.branch(tenant, branch)
     assert found is not None
@@ -121,9 +121,6 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     await store.add_notes(tenant, conversation, [note(1), note(2, importance="critical"), note(1)])
     await store.keep_summary(tenant, summary(1, text="what was said \ud800"))
     await store.add_vectors(tenant, MODEL, {o.ref: [1.0, float(n)] for n, o in enumerate(first.originals)})
-    slot = await store.reserve(tenant, 100, limit=1000, at=60.0)
-    assert slot is not None
-    await store.correct(tenant, slot, 50)
 
 
 async def _sicken(store: Store) -> None:
