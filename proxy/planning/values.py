@@ -52,10 +52,9 @@ class PlanRequest(msgspec.Struct, kw_only=True):
 
     ``resume`` is the conversation that the client wants to go on from, ``resumes`` the one that it may;
     ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards, ``ask_about`` does where a
-    summary of it is evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the
-    conversation's requests go without, for questions in place; ``edits`` is what the client asks to have taken out;
-    ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds`` says that the model
-    signs what it thinks for what stands before it, ``unbinds`` that no such thinking is valid any more.
+    summary of it is evaluated; ``patience`` is how long it may wait for models; ``edits`` is what the client asks to
+    have taken out; ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds`` says
+    that the model signs what it thinks for what stands before it, ``unbinds`` that no such thinking is valid any more.
     """
 
     request: ClientRequest

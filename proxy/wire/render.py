@@ -1,4 +1,4 @@
-"""What was planned as bytes: an array, the body with it, and the request by which its model writes notes in place."""
+"""What was planned as bytes: an array, and the body with it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

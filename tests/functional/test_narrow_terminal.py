@@ -115,16 +115,9 @@ def test_a_column_without_a_title_is_left_out_with_a_word_too() -> None:
 
 
 @pytest.mark.requirement("P7")
-@pytest.mark.parametrize(
-    "command", ["conversations list", f"conversations show {NAME}", "usage", f"audit list {NAME}", "audit verify"]
-)
+@pytest.mark.parametrize("command", ["conversations list", f"conversations show {NAME}", "usage", "audit verify"])
 def test_a_key_goes_by_its_name_everywhere(command: str) -> None:
     assert "support-bot" in shown(*command.split(), "--config", "weir.yaml")
-
-
-@pytest.mark.requirement("P7")
-def test_the_audit_calls_conversations_by_their_names() -> None:
-    assert NAME in shown("audit", "list", "--config", "weir.yaml")
 
 
 @pytest.mark.requirement("P7")
