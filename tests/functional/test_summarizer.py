@@ -381,7 +381,7 @@ async def test_what_a_model_says_that_the_user_decided_is_the_models_word_and_in
         store = target.runtime.store
         assert store is not None
         (conversation,) = await store.conversations(None)
-        (newest,) = (await store.checkpoints(conversation))[:1]
+        newest = (await store.checkpoints(conversation))[-1]
         forwarded = json.dumps(arrays_of(answered(simulator)))
     assert CLAIM in forwarded
     before = forwarded[: forwarded.index(CLAIM)]
