@@ -199,8 +199,8 @@ async def _of_conversation(store: Store, row: ConversationRow) -> dict[str, Any]
 
 
 def _without_clock(export: Mapping[str, Any]) -> dict[str, Any]:
-    """An export without what the clock of the machine says, and without facts and hashes of the audit."""
-    branches = [{**each, "preparing": None} for each in export["branches"]]
+    """An export without what the clock of the machine says, and what another Weir wrote in other words."""
+    branches = [{**each, "preparing": None, "prepared": None} for each in export["branches"]]
     audit = [[each["type"], each["request"]] for each in export["audit"] if each["type"] != AuditType.EVICTION]
     return {**export, "branches": branches, "audit": audit}
 
