@@ -24,7 +24,7 @@ import openai
 from benchmarks.cost import prose, recorded
 from benchmarks.retention import default_data
 from policies.effects import Effect, Failed, Reply, Summarize, Summary
-from policies.settings import ContextSettings, Layer, Summaries
+from policies.settings import ContextSettings, Layer
 from proxy.app import create_app
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
@@ -87,9 +87,9 @@ class Model:
         self.questions = self.asked = self.answered = 0
 
     async def __call__(self, effect: Effect) -> Reply:
-        """The reply to one question; none is written in place here."""
-        if not isinstance(effect, Summarize) or effect.standing:
-            return Failed("not_in_place")
+        """The reply to one question."""
+        if not isinstance(effect, Summarize):
+            return Failed("no_model")
         request: dict[str, object] = {
             "model": "summariser",
             "messages": [{"role": "system", "content": effect.system}, {"role": "user", "content": effect.prompt}],
@@ -157,7 +157,7 @@ def strategies(data: Path, *, most: int, counter: TextCounter) -> dict[str, dict
                 whole = script.transcript(len(script.messages)).tokens
                 window = max(MIN_WINDOW, whole // SHARE)
                 conditions = Conditions(counter=counter, window=window, max_tokens=min(512, window // 8))
-                settings = ContextSettings(layers=layers, summarizer="sim", summaries=Summaries(in_place=False))
+                settings = ContextSettings(layers=layers, summarizer="sim")
                 with_model.append(asyncio.run(play(script, settings, conditions, Model(counter))))
                 plain.append(asyncio.run(play(script, replace(settings, summarizer=None), conditions, None)))
             row, none = added(with_model), added(plain)

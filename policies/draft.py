@@ -288,8 +288,7 @@ class Bounds:
     The result must stay under ``ceiling``, set when an upstream refused what the budget allowed. ``summarizer_input``
     is None for the request's own limit. ``layer`` is the one at work and ``aim`` the total tokens it should end at.
     ``early`` is the share of its trigger from which on a layer is due; ``free_only`` leaves out those that may ask a
-    model. ``standing`` is the array as known edits leave it, which the provider has cached if the conversation is
-    ``warm``.
+    model. ``standing`` is the array as known edits leave it.
     """
 
     transcript: Transcript
@@ -308,7 +307,6 @@ class Bounds:
     early: float = 1.0
     free_only: bool = False
     readings: Readings | None = None
-    warm: bool = False
     standing: tuple[PlannedMessage, ...] = ()
     announce: Announce = unheard
 

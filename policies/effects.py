@@ -7,8 +7,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from policies.ledger import PlannedMessage
-
 
 @dataclass(frozen=True, slots=True)
 class Offload:
@@ -20,9 +18,7 @@ class Summarize:
     """Ask for a text of at most ``max_tokens``; replied to by :class:`Summary`.
 
     ``schema`` is a JSON schema that the reply should follow where the model takes one. ``key`` is the address of what
-    is asked, by content, so that the shell may answer from what it was told before. With ``standing``, the array that
-    the provider has cached, the note is written in place behind it: by the conversation's own model with its own tools,
-    without ``system``, ``prompt`` being the instruction alone.
+    is asked, by content, so that the shell may answer from what it was told before.
     """
 
     system: str
@@ -31,7 +27,7 @@ class Summarize:
     purpose: str
     schema: Mapping[str, object] = field(default_factory=dict)
     key: str = ""
-    standing: tuple[PlannedMessage, ...] = ()
+    standing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

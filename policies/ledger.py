@@ -125,7 +125,6 @@ class Prepared:
     covers: int
     prefix: bytes
     text: str
-    proposal: str = ""
     purpose: str = ""
     calls: int = 0
 

@@ -54,7 +54,7 @@ from policies.pressure import (
     pass_on,
     raw_buckets,
 )
-from policies.settings import CACHE_TTL, ClientEdits, ContextSettings
+from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
 from policies.strategies.drop import DropOldest, cap_results, clip, shorten_standing
@@ -126,8 +126,7 @@ def plan(
     )
     work = PlanWork(replay(bounds.transcript, known, bounds.protection), announce=announce)
     announce("replay")
-    is_warm = trend.at is not None and at is not None and at - trend.at <= CACHE_TTL
-    bounds = replace(bounds, standing=work.draft.pieces, warm=is_warm, announce=announce)
+    bounds = replace(bounds, standing=work.draft.pieces, announce=announce)
     if asked:
         yield Offload()
         yield from run_asked(work, bounds)
@@ -404,7 +403,7 @@ def prepare(
         transcript, settings, budget, known, counter, summarizer_input=summarizer_input, readings=readings
     )
     draft = replay(bounds.transcript, known, bounds.protection)
-    bounds = replace(bounds, layer=layer, warm=True, standing=draft.pieces)
+    bounds = replace(bounds, layer=layer, standing=draft.pieces)
     if layer.params.get("prepared") is not True:
         batch = next_batch(draft, bounds)
         if batch is None:
@@ -426,9 +425,8 @@ def prepare(
     told = yield from summarize(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
     if told.origin != "model":
         return Prepared(start - head, transcript.chain[start - head - 1], "")
-    proposal = told.proposal.to_json() if told.proposal is not None else ""
     calls = told.calls + before.calls  # what was prepared before and never used is in it too
-    return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose, calls)
+    return Prepared(start - head, transcript.chain[start - head - 1], told.text, told.purpose, calls)
 
 
 def is_soft(

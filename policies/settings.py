@@ -158,17 +158,14 @@ class Summaries:
     """How a model writes summaries, and what it may cost.
 
     ``wait`` is the longest that a request waits for a model, 0 for never; ``seconds`` that for one answer after it.
-    ``in_place`` has the conversation's own model write behind its cached prefix where that is cheaper.
-    ``tokens_per_hour`` is a tenant's, asked and answered, 0 without limit. ``prepare_at`` is a share of the trigger.
+    ``prepare_at`` is a share of the trigger.
     """
 
     prompt: Literal["structured", "handoff", "plain"] = "structured"
     by_schema: bool = True
-    in_place: bool = True
     role: Literal["user", "system_append", "system"] = "user"
     wait: float = 0.0
     seconds: float = 20.0
-    tokens_per_hour: int = 2_000_000
     prepare_at: float | None = 0.75
     prepare_messages: int | None = None
     most_chunks: int = 32

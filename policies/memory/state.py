@@ -7,20 +7,19 @@ another conversation added to the last state that was saved is not lost.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 
 from policies.effects import Flow
-from policies.ledger import ConversationState, Note, Status, Subtask, TaskDecision
+from policies.ledger import ConversationState, Note, Status, TaskDecision
 from policies.lines import DATA
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
-from policies.memory.notes import bounded, flaw, notes_in, read_notes, subtasks_of
+from policies.memory.notes import flaw, notes_in, read_notes, subtasks_of
 from policies.messages import ToolCall, Transcript, answered_calls, first_user, same_call, units
 from policies.settings import ContextSettings, NoteTaking
 from policies.summary.ask import condense, lines_of
-from policies.summary.check import Proposal
 from policies.text.choice import Item, Weights, choose
 from policies.text.extract import Links, candidates, extract
 from policies.text.gist import key_argument
@@ -31,7 +30,6 @@ from policies.text.segments import (
     TextReading,
     clipped,
     is_question,
-    literals,
     may_report,
     normal,
     parse,
@@ -45,7 +43,6 @@ MAX_LINE_LEN = 240
 MAX_NOTES = 10
 MAX_DECISIONS = 12
 MAX_LEARNINGS = 10
-MAX_TOLD = 12
 ALIKE = 0.6
 """Share of their terms from which two entries say the same."""
 MIN_PART_LEN = 12
@@ -89,36 +86,6 @@ def read_state(
     )
 
 
-def merge_states(code: Checkpoint, proposal: Proposal | None, *, material: Callable[[str], bool]) -> Checkpoint:
-    """The state that code read with what a model proposed.
-
-    ``material`` says whether an identifier occurs in the source: an entry with another is left out. Goal, constraints
-    and the status of a subtask that code knows are never taken from a model.
-    """
-    if proposal is None:
-        return code
-
-    def is_known(text: str) -> bool:
-        return all(map(material, literals(text)))
-
-    def taken(texts: Sequence[str]) -> tuple[str, ...]:
-        lines = [" ".join(text.split()) for text in texts]
-        return tuple(_line(line) for line in lines if terms_of(line) and is_known(line))[:MAX_TOLD]
-
-    said = [d for d in proposal.decisions if is_known(" ".join((d.text, d.rationale, *d.alternatives)))][:MAX_TOLD]
-    made = [replace(d, text=_line(d.text), rationale=_line(d.rationale)) for d in said]
-    names = {_key_of(line) for line in code.environment}
-    facts = [line for line in taken(proposal.environment) if ": " not in line or _key_of(line) not in names]
-    return replace(
-        code,
-        subtasks=_merged_subtasks(code, proposal, taken),
-        decisions=_with_decisions(code.decisions, made),
-        open_issues=_filled(code.open_issues, taken(proposal.open_issues), most=MAX_ISSUES),
-        environment=_filled(code.environment, facts, most=MAX_FACTS),
-        learnings=_filled(code.learnings, taken(proposal.learnings), most=MAX_LEARNINGS),
-    )
-
-
 def milestone(new: Sequence[Source], *, state: Checkpoint | None, tools: NoteTaking) -> str | None:
     """``subtask_done``, ``decision`` or ``blocker`` where these messages hold one that ``state`` does not."""
     known = state or Checkpoint()
@@ -154,33 +121,6 @@ def _with_decisions(known: Sequence[TaskDecision], made: Sequence[TaskDecision])
         if not any(_alike(decision.text, other.text) for other in board):
             board.append(decision)
     return tuple(board[-MAX_DECISIONS:])
-
-
-def _filled(known: tuple[str, ...], proposed: Sequence[str], *, most: int) -> tuple[str, ...]:
-    board = list(known)
-    for text in proposed:
-        if len(board) < most and not any(_alike(text, other) for other in board):
-            board.append(text)
-    return tuple(board)
-
-
-def _merged_subtasks(
-    code: Checkpoint, proposal: Proposal, taken: Callable[[Sequence[str]], Sequence[str]]
-) -> tuple[Subtask, ...]:
-    told = bool(proposal.done or proposal.current or proposal.remaining or proposal.next_step)
-    board = [s for s in code.subtasks if not (s.told and told and s.status is not Status.DONE)]
-    for status, texts in (
-        (Status.DONE, proposal.done),
-        (Status.IN_PROGRESS, proposal.current),
-        (Status.PLANNED, proposal.next_step),
-        (Status.PLANNED, proposal.remaining),
-    ):
-        for text in taken(texts):
-            if any(_alike(text, s.text) for s in board):
-                continue
-            busy = status is Status.IN_PROGRESS and any(s.status is status for s in board)
-            board.append(Subtask(text, Status.PLANNED if busy else status, told=True))
-    return bounded(board)
 
 
 def _alike(one: str, other: str) -> bool:

@@ -11,25 +11,22 @@ goes behind that prefix, which costs a tenth of sending the same words again.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, ref_at, whole, word
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
-from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage, Status
+from policies.ledger import Condensed, Cut, Edit, EditKind, Status
 from policies.lines import indented
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import render_notes
-from policies.memory.state import merge_states, previous_state, read_state, state_of
+from policies.memory.state import previous_state, read_state, state_of
 from policies.messages import parse_turn_boundaries
 from policies.settings import PROMPTS
 from policies.summary.ask import condense, lines_of
-from policies.summary.check import Proposal
 from policies.summary.material import render_resumed, render_summary
-from policies.summary.provenance import normal_text
 from policies.text.extract import extract
-from policies.text.segments import Source, sources_of, voices
+from policies.text.segments import sources_of, voices
 
 SLACK = 8
 """Tokens that a reference may take more than one of zeros, and a text more within a fence than by itself."""
@@ -53,8 +50,6 @@ MIN_SUMMARY = 100
 """Tokens, its heading included, from which a summary says anything."""
 MIN_RESUMED = 60
 MIN_ROOM = 2_000
-CACHED_PRICE = 0.1
-QUESTION = 400
 MAX_LIST_LEN = 12
 
 
@@ -69,7 +64,6 @@ class SummaryDraft:
     text: str = ""
     covers: int = 0
     origin: str = ""
-    proposal: Proposal | None = None
     calls: int = 0
     failure: str = ""
     purpose: str = ""
@@ -133,8 +127,7 @@ class Compact(Strategy):
         told, version = yield from _told(gone, bounds, state, before, covers=start - head, share=share)
         text = "\n".join(part for part in (lists, made.text) if part)
         cut = _summary_cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
-        checkpoint = merge_states(state, told.proposal, material=occurs_in(sources))
-        checkpoint = replace(checkpoint, narrative=told.text, version=version)
+        checkpoint = replace(state, narrative=told.text, version=version)
         bounds.announce("note")
         compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
         compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])
@@ -393,9 +386,7 @@ def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:
             best = SummaryDraft(cut.narrative, cut.noted, "previous")
     ready = known.prepared
     if ready is not None and best.covers < ready.covers <= most and is_there(ready.covers, ready.prefix):
-        best = SummaryDraft(
-            ready.text, ready.covers, "prepared", Proposal.from_json(ready.proposal), ready.calls, "", ready.purpose
-        )
+        best = SummaryDraft(ready.text, ready.covers, "prepared", ready.calls, "", ready.purpose)
     return best
 
 
@@ -421,7 +412,6 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
         max_input=bounds.summarizer_input or bounds.budget.hard_limit,
         counter=bounds.counter,
         by_schema=settings.summaries.by_schema,
-        standing=_standing(bounds, gone, fresh=sum(s.tokens for s in sources)),
         most_chunks=settings.summaries.most_chunks,
         key=key,
         beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
@@ -429,7 +419,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
     if not written.text:
         return replace(before, calls=written.calls, failure=written.failure, purpose="")
     covers = max(gone) - transcript.head + 1
-    return SummaryDraft(written.text, covers, "model", written.proposal, written.calls, "", written.purpose)
+    return SummaryDraft(written.text, covers, "model", written.calls, "", written.purpose)
 
 
 def note_size(bounds: Bounds) -> int:
@@ -444,27 +434,6 @@ def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
     if told.origin == "prepared":
         return "prepared+extract"
     return earlier.origin if earlier is not None and earlier.narrative == told.text else "previous+extract"
-
-
-def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[PlannedMessage, ...]:
-    settings, budget = bounds.settings, bounds.budget
-    if settings.summarizer != "same" or not settings.summaries.in_place or not bounds.warm:
-        return ()
-    end = max(gone)
-    pieces = tuple(p for p in bounds.standing if p.index is None or p.index <= end)
-    tokens = sum(p.tokens for p in pieces) + bounds.transcript.tools
-    if tokens + QUESTION + note_size(bounds) > budget.room_for(budget.window) or CACHED_PRICE * tokens >= fresh:
-        return ()
-    return pieces
-
-
-def occurs_in(sources: Sequence[Source]) -> Callable[[str], bool]:
-    @cache
-    def whole() -> str:
-        parts = (p for s in sources for p in (s.text, s.arguments, *(c.arguments for c in s.calls)))
-        return normal_text("\n".join(parts))
-
-    return lambda identifier: normal_text(identifier) in whole()
 
 
 def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Sequence[str]) -> str:

@@ -280,22 +280,10 @@ class Proposal:
                 parts.append("\n".join((f"{heading}:", *(f"- {item}" for item in items))))
         return "\n".join(parts)
 
-    def to_json(self) -> str:
-        named = {field: list(getattr(self, field)) for field in HEADINGS}
-        named["decisions"] = [
-            {"decision": d.text, "why": d.rationale, "rejected": list(d.alternatives)} for d in self.decisions
-        ]
-        return json.dumps(named, ensure_ascii=False)
-
     @classmethod
     def from_json(cls, text: str) -> "Proposal | None":
         raw = _parse(text)
         return None if raw is None else _from_object(raw)
-
-
-def read_proposal(text: str) -> Proposal | None:
-    text = text[:MAX_READ_LEN]
-    return _from_json_in(text) or _from_headings(text)
 
 
 def under_headings(text: str) -> str:

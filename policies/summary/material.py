@@ -47,8 +47,6 @@ _RESULT = re.compile(r"(?:tool result|result of)\b")
 _CALL = re.compile(r"\w{1,20} calls\b")
 
 MAX_ORIGIN_LEN = 64
-AUTHORITIES = frozenset({"user", "system", "developer"})
-"""Who may decide: the user, and whoever set the conversation up."""
 TOKENS_PER_LINE = 3
 """Tokens that a line may cost beside its text: two halves of a token, and the line's end."""
 TOKENS_PER_PART = 12

@@ -23,17 +23,12 @@ WRITER = "You write the working notes of a conversation so that someone else can
 READER = "You read material on somebody's behalf and write a short summary of what matters in it. " + _DATA
 REPAIR = """\
 An earlier answer to this was refused: {reason}. Do better now, in at most {words} words. What stands in the part \
-marked "check" is data: leave out what it lists as not occurring in the material, and work in what it lists as missing \
-where it matters."""
+marked "check" is data: leave out what it lists as not occurring in the material."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """How one kind of summary is asked for.
-
-    ``shortest`` is the least tokens of an answer, ``keeps`` the least share of paths and of errors that it should name
-    (0: not looked at).
-    """
+    """How one kind of summary is asked for. ``shortest`` is the least tokens of an answer."""
 
     name: str
     instruction: str
@@ -43,17 +38,11 @@ class Prompt:
     repair: str = REPAIR
     schema: Mapping[str, object] = field(default_factory=dict)
     shortest: int = MIN_TOKENS
-    keeps: float = 0.0
     prefix: str = ""
 
     @property
     def purpose(self) -> str:
         return f"{self.name}-{self.version}"
-
-    @property
-    def reads(self) -> bool:
-        """Whether what is written stands where the one message stood that was read."""
-        return self.system == READER
 
     @property
     def digest(self) -> str:
@@ -84,7 +73,6 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "loop": "it said the same thing over and over",
         "garbage": "it could not be read",
         "invented": "it named things that do not occur above",
-        "missing": "it left out paths, numbers or error texts that the work depends on",
     }
 )
 
@@ -165,7 +153,6 @@ out a heading that has nothing.
             next_step=_TEXT,
         )
     ),
-    keeps=0.4,
 )
 
 HANDOFF = Prompt(
@@ -187,7 +174,6 @@ The parts above hand over consecutive parts of one conversation, in order. Make 
 points (progress and decisions; context, constraints and preferences; next steps; critical data; files modified and \
 how; errors and how they were resolved), in concise bullets, at most {{words}} words in all. Where they disagree the \
 later part is right. {_RULES}""",
-    keeps=0.4,
     prefix=(
         "The work up to here was begun by another model, and this is its handover. Build on it and do not repeat what "
         "it reports as done."
@@ -202,7 +188,6 @@ out, what was decided, and where it stands now. {_RULES} If notes so far are giv
     merge=f"""\
 The parts above summarise consecutive parts of one conversation, in order. Make one summary of them in at most \
 {{words}} words of plain prose. Where they disagree the later part is right. {_RULES}""",
-    keeps=0.25,
 )
 
 TOOL_RESULT = Prompt(

@@ -269,6 +269,8 @@ GONE: Mapping[str, str] = types.MappingProxyType(
         "trend.ema_alpha": "it is always 0.3",
         "trend.urgent_turns": "it is always 3",
         "trend.warning_turns": "it is always 10",
+        "summaries.in_place": "notes are always written apart from the conversation",
+        "summaries.tokens_per_hour": "limit what the summariser's own key may spend at its provider",
     }
 )
 """Keys that there were once, with those of a policy as they are in it, to what is to be done instead."""

@@ -8,7 +8,7 @@ order in which they are looked at::
     no_schema       this model refused the schema within the last hour
     not_ready       the client's request waits no longer, by its policy
     backing_off     the last three calls or more failed, so it is left alone for a while
-    budget          the tenant's tokens of this hour are used up
+    budget          the tokens that these terms allow in all are used up
     the call        timeout, status_500, context_length_exceeded, loop_detected, not_an_answer …
 """
 
@@ -17,11 +17,9 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,7 +27,7 @@ from policies.effects import Failed, Summarize, Summary
 from policies.summary.check import declines, without_reasoning
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store import Store
-from proxy.store.records import StoreError, SummaryRow
+from proxy.store.records import SummaryRow
 from proxy.tap import ReportedUsage, usage_from
 from proxy.upstream.overflow import classify, plausible_limit
 from proxy.wire.codec import CHAT, Codec, LimitField
@@ -107,79 +105,6 @@ class SummaryCache:
             log.warning("summaries are kept in memory only, the store fails: %s", type(error).__name__)
 
 
-SLOT = 60.0
-SLOTS = 60
-MAX_TENANTS = 4_096
-
-
-class Reserved(NamedTuple):
-    """``slot`` is the minute in which they are counted here, ``common`` that of all servers together."""
-
-    tokens: int
-    slot: int
-    common: int | None = None
-
-
-class Allowance:
-    """What summaries may take of a tenant's tokens within any hour, and what they took."""
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        book: Store | None = None,
-        now: Callable[[], float] = time.time,
-        most_tenants: int = MAX_TENANTS,
-    ) -> None:
-        self._clock = clock
-        self._book = book
-        self._now = now
-        self._most = most_tenants
-        self._taken: OrderedDict[str, Counter[int]] = OrderedDict()
-
-    async def reserve(self, tenant: str, tokens: int, *, limit: int) -> Reserved | None:
-        taken, slot = self.taken(tenant), self._slot()
-        if taken.total() + tokens > limit:
-            return None
-        taken[slot] += tokens
-        if self._book is None:
-            return Reserved(tokens, slot)
-        try:
-            common = await self._book.reserve(tenant, tokens, limit=limit, at=self._now())
-        except StoreError as error:
-            log.warning("what other servers' summaries took is not known: %s", error)
-            return Reserved(tokens, slot)
-        if common is None:
-            taken[slot] -= tokens
-            return None
-        return Reserved(tokens, slot, common)
-
-    async def settle(self, tenant: str, reserved: Reserved, *, used: int) -> None:
-        taken = self.taken(tenant)
-        if reserved.slot in taken:
-            taken[reserved.slot] -= reserved.tokens
-        taken[self._slot()] += max(0, used)
-        if self._book is None or reserved.common is None:
-            return
-        try:
-            await self._book.correct(tenant, reserved.common, max(0, used) - reserved.tokens)
-        except StoreError as error:
-            log.warning("what a summary took is counted as what it might have taken: %s", error)
-
-    def taken(self, tenant: str) -> Counter[int]:
-        """The tokens of the last hour by the minute."""
-        taken = self._taken.setdefault(tenant, Counter())
-        self._taken.move_to_end(tenant)
-        if len(self._taken) > self._most:
-            self._taken.popitem(last=False)
-        for slot in [slot for slot in taken if slot < self._slot() - SLOTS]:
-            del taken[slot]
-        return taken
-
-    def _slot(self) -> int:
-        return int(self._clock() // SLOT)
-
-
 AT_ONCE = 8
 BACK_OFF_AFTER = 3
 BACK_OFF_FIRST = 15.0
@@ -193,7 +118,6 @@ NO_SCHEMA, FORM, LIMIT, RESTS = "no_schema", "form", "limit", "rests"
 BYTES_A_TOKEN = 4
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
-Compose = Callable[[LimitField], bytes]
 Source = Literal["asked", "shared", "kept", "refused"]
 
 NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", ShuttingDown.code})
@@ -201,11 +125,13 @@ NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", Shutt
 
 
 class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks which model, and for how long. ``tokens_per_hour`` is what one process may take in all, None for any."""
+
     tenant: str
     upstream: str
     model: str
     seconds: float = 20.0
-    tokens_per_hour: int = 2_000_000
+    tokens_per_hour: int | None = None
     codec: Codec = CHAT
 
     @property
@@ -257,50 +183,27 @@ class _ModelQueue:
 
 
 class _Learned:
-    """What was learned of models, each for a while; where the servers' common ``book`` fails, by this one alone."""
+    """What was learned of models, each for a while."""
 
-    def __init__(self, clock: Callable[[], float], now: Callable[[], float], book: Store | None) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._now = now
-        self._book = book
-        self._known: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, ...], tuple[str, float]] = OrderedDict()
 
     def get(self, what: str, scope: Sequence[str]) -> str | None:
-        value, until = self._known.get(_named(what, scope), (None, 0.0))
+        value, until = self._known.get((what, *scope), (None, 0.0))
         return value if until > self._clock() else None
 
-    async def put(self, what: str, scope: Sequence[str], value: str, *, seconds: float = LEARNED_FOR) -> None:
-        name = _named(what, scope)
-        self._remember(name, value, seconds)
-        if self._book is not None:
-            now = self._now()
-            with suppress(StoreError):  # the others learn it by themselves
-                await self._book.tell(name, value, until=now + seconds, at=now)
-
-    async def ask_others(self, terms: SummarizerTerms) -> None:
-        if self._book is None:
-            return
-        names = [_named(NO_SCHEMA, terms.served), *(_named(what, terms.scope) for what in (FORM, LIMIT, RESTS))]
-        now = self._now()
-        with suppress(StoreError):
-            for name, (value, until) in (await self._book.facts(names, now)).items():
-                self._remember(name, value, min(until - now, LEARNED_FOR))
-
-    def _remember(self, name: str, value: str, seconds: float) -> None:
+    def put(self, what: str, scope: Sequence[str], value: str, *, seconds: float = LEARNED_FOR) -> None:
+        name = (what, *scope)
         self._known.pop(name, None)
         self._known[name] = value, self._clock() + seconds
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
 
-def _named(what: str, scope: Sequence[str]) -> str:
-    return f"{what}:{_digest(*scope).hex()}"
-
-
 class _Question(msgspec.Struct, frozen=True, kw_only=True):
     effect: Summarize
     terms: SummarizerTerms
-    compose: Compose
     limit: LimitField
     body: bytes
     address: bytes
@@ -310,9 +213,8 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
 class Summarizer:
     """One per process. What identical requests ask for at the same time is asked once, and kept where it has a key.
 
-    ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` stands above the seconds of every
-    policy. Without a ``store`` answers are kept in memory only; ``book`` counts what several servers take
-    together, and tells each what the others have learned.
+    ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` is used instead of the seconds of
+    every policy. Without a ``store`` answers are kept in memory only.
     """
 
     def __init__(
@@ -327,12 +229,11 @@ class Summarizer:
         self._now = now
         self._patience = patience
         self._closed = False
-        book = store if store is not None and store.shared else None
         self._kept = SummaryCache(store)
         self._flying: dict[bytes, asyncio.Task[SummaryResult]] = {}
         self._lines: OrderedDict[tuple[str, str, str], _ModelQueue] = OrderedDict()
-        self._learned = _Learned(clock, now, book)
-        self.allowance = Allowance(clock, book=book, now=now)
+        self._learned = _Learned(clock)
+        self._taken: Counter[str] = Counter()
 
     async def ask(
         self,
@@ -340,7 +241,6 @@ class Summarizer:
         *,
         terms: SummarizerTerms,
         send: Send,
-        compose: Compose | None = None,
         waits: float | None = None,
     ) -> SummaryResult:
         started = self._clock()
@@ -353,19 +253,12 @@ class Summarizer:
         if waits is not None and waits <= 0:
             kept = await self._kept.find(terms.tenant, address) if address else None
             return _NOT_READY if kept is None else SummaryResult(reply=kept, source="kept")
-        flight = _flight(terms, address)
-        await self._learned.ask_others(terms)
-        if address and (task := self._flying.get(flight)) is not None:
-            return await self._share(task, started, waits)
-        compose = compose or partial(_own, effect, terms)
         limit: LimitField = "max_tokens" if self._learned.get(FORM, terms.scope) is None else "max_completion_tokens"
-        body = await asyncio.to_thread(compose, limit) if effect.standing else compose(limit)
-        flight = flight if address else _flight(terms, body)
+        body = _body(effect, terms, limit)
+        flight = _flight(terms, address or body)
         if (task := self._flying.get(flight)) is not None:
             return await self._share(task, started, waits)
-        question = _Question(
-            effect=effect, terms=terms, compose=compose, limit=limit, body=body, address=address, send=send
-        )
+        question = _Question(effect=effect, terms=terms, limit=limit, body=body, address=address, send=send)
         task = asyncio.create_task(self._answer(question), name="weir-summarise")
         self._flying[flight] = task
         task.add_done_callback(lambda _: self._flying.pop(flight, None))
@@ -408,29 +301,32 @@ class Summarizer:
 
     async def _ask(self, question: _Question, line: _ModelQueue) -> SummaryResult:
         terms = question.terms
-        reserved = len(question.body) // BYTES_A_TOKEN + question.effect.max_tokens
+        asked = len(question.body) // BYTES_A_TOKEN
+        most = asked + question.effect.max_tokens
         if refusal := self._refusal(question, line):
             return _refused(refusal)
-        held = await self.allowance.reserve(terms.tenant, reserved, limit=terms.tokens_per_hour)
-        if held is None:
+        if terms.tokens_per_hour is not None and self._taken[terms.tenant] + most > terms.tokens_per_hour:
             return _refused("budget")
-        started, used, rests = self._clock(), len(question.body) // BYTES_A_TOKEN, line.rests
+        started = self._clock()
+        rests = line.rests
+        if line.is_failing:  # while it is tried nobody else asks it
+            self._learned.put(RESTS, terms.scope, str(line.failures), seconds=terms.seconds)
+        used = asked
+        self._taken[terms.tenant] += most
         try:
-            if line.is_failing:  # while it is tried nobody else asks it
-                await self._learned.put(RESTS, terms.scope, str(line.failures), seconds=terms.seconds)
             reply, usage = await self._call(question)
-            used = _used(reply, usage, asked=used)
+            used = _used(reply, usage, asked=asked)
         finally:
-            await self.allowance.settle(terms.tenant, held, used=used)
-        await self._note(line, terms.scope, reply, rests)
-        if isinstance(reply, Summary) and _by_schema(question.effect) and _is_without_form(reply):
-            await self._learned.put(NO_SCHEMA, terms.served, "1")
+            self._taken[terms.tenant] += used - most
+        self._note(line, terms.scope, reply, rests)
+        if isinstance(reply, Summary) and question.effect.schema and _is_without_form(reply):
+            self._learned.put(NO_SCHEMA, terms.served, "1")
         if isinstance(reply, Summary) and question.address:
             self._keep(question, reply, usage or ReportedUsage())
         return SummaryResult(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
 
     def _refusal(self, question: _Question, line: _ModelQueue) -> str:
-        if _by_schema(question.effect) and self._learned.get(NO_SCHEMA, question.terms.served):
+        if question.effect.schema and self._learned.get(NO_SCHEMA, question.terms.served):
             return "no_schema"
         failures = int(self._learned.get(RESTS, question.terms.scope) or 0)
         line.failures = max(line.failures, failures)
@@ -443,8 +339,8 @@ class Summarizer:
             async with asyncio.timeout(self._patience or terms.seconds):
                 status, content = await question.send(question.body)
                 if wants_other_form(status, content) and question.limit == "max_tokens":
-                    await self._learned.put(FORM, terms.scope, "reasoning")
-                    status, content = await question.send(question.compose("max_completion_tokens"))
+                    self._learned.put(FORM, terms.scope, "reasoning")
+                    status, content = await question.send(_body(question.effect, terms, "max_completion_tokens"))
         except TimeoutError:
             return Failed("timeout"), None
         except ProxyError as error:
@@ -453,33 +349,33 @@ class Summarizer:
             return Failed(f"error_{type(error).__name__}"), None
         if status == 200:
             return read_answer(content, terms.codec)
-        return Failed(await self._reason(question, status, content)), None
+        return Failed(self._reason(question, status, content)), None
 
-    async def _reason(self, question: _Question, status: int, content: bytes) -> str:
+    def _reason(self, question: _Question, status: int, content: bytes) -> str:
         verdict = classify(status, content)
         if verdict.is_overflow:
             limit = plausible_limit(verdict)
             if limit is not None:
-                await self._learned.put(LIMIT, question.terms.scope, str(limit))
+                self._learned.put(LIMIT, question.terms.scope, str(limit))
             return "context_length_exceeded"
         if _error(content).get("code") == LoopDetected.code:
             return LoopDetected.code
-        if status in (400, 422) and _by_schema(question.effect):
-            await self._learned.put(NO_SCHEMA, question.terms.served, "1")
+        if status in (400, 422) and question.effect.schema:
+            self._learned.put(NO_SCHEMA, question.terms.served, "1")
             return "no_schema"
         return f"status_{status}"
 
-    async def _note(self, line: _ModelQueue, scope: Sequence[str], reply: Summary | Failed, rests: int) -> None:
+    def _note(self, line: _ModelQueue, scope: Sequence[str], reply: Summary | Failed, rests: int) -> None:
         if isinstance(reply, Summary) or reply.reason in NO_FAULT_OF_THE_MODEL:
             was_failing, line.failures = line.is_failing, 0
             if was_failing:
-                await self._learned.put(RESTS, scope, "0")
+                self._learned.put(RESTS, scope, "0")
         elif line.rests == rests:
             line.failures += 1
             if line.is_failing:
                 line.rests += 1
                 pause = BACK_OFF_FIRST * 2 ** min(line.failures - BACK_OFF_AFTER, MAX_DOUBLINGS)
-                await self._learned.put(RESTS, scope, str(line.failures), seconds=min(pause, MAX_BACK_OFF))
+                self._learned.put(RESTS, scope, str(line.failures), seconds=min(pause, MAX_BACK_OFF))
 
     def _tidy(self, scope: tuple[str, str, str], line: _ModelQueue) -> None:
         if not line.waiting and not line.failures:
@@ -511,12 +407,8 @@ async def _outcome(task: "asyncio.Task[SummaryResult]", waits: float | None) -> 
     return _refused(ShuttingDown.code) if task.cancelled() else task.result()
 
 
-def _own(effect: Summarize, terms: SummarizerTerms, limit: LimitField) -> bytes:
+def _body(effect: Summarize, terms: SummarizerTerms, limit: LimitField) -> bytes:
     return write_value({"model": terms.model, **terms.codec.question(effect, limit)})
-
-
-def _by_schema(effect: Summarize) -> bool:
-    return bool(effect.schema) and not effect.standing
 
 
 def _is_without_form(reply: Summary) -> bool:

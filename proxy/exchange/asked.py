@@ -47,17 +47,15 @@ from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import own_headers, read_of
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, LimitField, without_field
+from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, without_field
 from proxy.wire.counting import TextCounter
 from proxy.wire.raw import Raw, read_value
-from proxy.wire.render import forces_a_call, standing_body
 
 log = logging.getLogger("weir.exchange")
 
 CODEX_TURN = b"x-codex-turn-metadata"
 SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
 SUMMARIZER_SHARE = 0.85
-NOT_IN_PLACE = Failed("not_in_place")
 IN_ALL = 2
 """Questions of one plan may take so many times as long as one."""
 
@@ -66,8 +64,7 @@ IN_ALL = 2
 class Replies(EffectHandler):
     """Replies to the effects that planning one request asks for, at the caller's expense.
 
-    ``patience`` is that of the client whose request is open; ``pruned`` are the tools that the forwarded requests go
-    without, for notes in place; ``said`` the client's headers by which its body is read.
+    ``patience`` is that of the client whose request is open, ``said`` the client's headers by which its body is read.
     """
 
     runtime: Runtime
@@ -75,7 +72,6 @@ class Replies(EffectHandler):
     caller: Caller
     settings: ContextSettings
     trace: Trace = NULL_TRACE
-    pruned: Collection[str] = ()
     patience: Patience | None = None
     spent: Spent = NOTHING_SPENT
     said: Sequence[tuple[bytes, bytes]] = ()
@@ -84,8 +80,6 @@ class Replies(EffectHandler):
 
     async def summarize(self, effect: Summarize) -> Summary | Failed:
         model = self._model()
-        if effect.standing and not self._may_write_in_place(model):
-            return NOT_IN_PLACE
         waits = None if self.patience is None else self.patience.left()
         if (seconds := self._seconds_left()) <= 0:
             return Failed("timeout")
@@ -96,7 +90,6 @@ class Replies(EffectHandler):
                 effect,
                 terms=terms,
                 send=partial(self._post, destination, named, span),
-                compose=partial(self._in_place, effect) if effect.standing else None,
                 waits=waits,
             )
             dollars = self._cost(model, told.usage)
@@ -108,12 +101,8 @@ class Replies(EffectHandler):
         self._count(told, terms, dollars)
         return told.reply
 
-    def _may_write_in_place(self, model: str) -> bool:
-        request = self.request
-        return model == request.model and bool(request.messages) and not forces_a_call(request)
-
     def _terms(self, model: str, seconds: float) -> tuple[Destination, SummarizerTerms]:
-        upstream, tokens = upstream_for(self.runtime.config, model), self.settings.summaries.tokens_per_hour
+        upstream = upstream_for(self.runtime.config, model)
         # the client's own endpoint is one that its upstream has; of another upstream's the first is tried
         is_near = model == self.request.model or upstream is upstream_for(self.runtime.config, self.request.model)
         codec = self.request.codec if is_near else CODECS[upstream.endpoints[0]]
@@ -122,7 +111,6 @@ class Replies(EffectHandler):
             upstream=upstream.name,
             model=model,
             seconds=seconds,
-            tokens_per_hour=tokens,
             codec=codec,
         )
 
@@ -136,10 +124,6 @@ class Replies(EffectHandler):
     def _model(self) -> str:
         named = self.settings.summarizer
         return self.request.model if named in (None, "same") else str(named)
-
-    def _in_place(self, effect: Summarize, limit: LimitField) -> bytes:
-        role = self.settings.summaries.role
-        return standing_body(effect, request=self.request, role=role, pruned=self.pruned, limit=limit)
 
     async def _post(
         self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: AnySpan, body: bytes
@@ -295,9 +279,9 @@ def request_for(
     if edits is not None and not edits.native:
         client, chat = without_field(client, EDITS), without_field(chat, EDITS)
     counter = _counter(runtime, settings, chat.model)
-    pruned, patience = set[str](), Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
+    patience = Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
     said = _anthropics_own(chat, headers, sent)
-    replies = Replies(runtime, chat, caller, settings, progress.trace, pruned, patience, said=said)
+    replies = Replies(runtime, chat, caller, settings, progress.trace, patience, said=said)
     name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
     resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
     asked = PlanRequest(
@@ -309,8 +293,7 @@ def request_for(
         limits=_limits_of(runtime, chat, settings, destination, exact=counter.is_exact),
         ask=replies,
         patience=patience,
-        ask_later=partial(Replies, runtime, chat, caller, settings, pruned=pruned, said=said),
-        pruned=pruned,
+        ask_later=partial(Replies, runtime, chat, caller, settings, said=said),
         summarizer_input=summarizer_input(runtime, settings, caller) if settings.summarizer is not None else None,
         resume=resume,
         resumes=_resumes(settings, resume, name),

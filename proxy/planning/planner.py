@@ -37,7 +37,6 @@ from proxy.planning.values import (
     change_of,
     empty_change,
     evictions_of,
-    pruned_tools,
     readable,
     stamped,
     too_long,
@@ -340,7 +339,6 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             await self._take_notes(asked, recognized)
             beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
             span.since(at, "store")
-            asked.pruned.update(pruned_tools(asked, thread))
         planning = partial(
             plan,
             readable(recognized),

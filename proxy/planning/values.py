@@ -49,10 +49,9 @@ class PlanRequest(msgspec.Struct, kw_only=True):
 
     ``resume`` is the conversation that the client wants to go on from, ``resumes`` the one that it may;
     ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards; ``patience`` is how long it
-    may wait for models; ``pruned`` are the tools that the conversation's requests go without, for questions in place;
-    ``edits`` is what the client asks to have taken out;
-    ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds`` says that the model
-    signs what it thinks for what stands before it, ``unbinds`` that no such thinking is valid any more.
+    may wait for models; ``edits`` is what the client asks to have taken out; ``since`` is when one that waited for room
+    could have begun (``time.monotonic``). ``binds`` says that the model signs what it thinks for what stands before it,
+    ``unbinds`` that no such thinking is valid any more.
     """
 
     request: ClientRequest
@@ -64,7 +63,6 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     ask: Ask
     patience: Patience
     ask_later: Callable[..., Ask] | None = None
-    pruned: set[str] = msgspec.field(default_factory=set)
     summarizer_input: int | None = None
     resume: str | None = None
     resumes: str | None = None
@@ -215,12 +213,6 @@ def change_of(
 def stamped(checkpoint: str, at: float, *, version: int) -> str:
     moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
     return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
-
-
-def pruned_tools(asked: PlanRequest, thread: Thread) -> Iterator[str]:
-    edits = thread.known.edits
-    if asked.settings.summarizer == "same" and any(e.kind is EditKind.PRUNE_TOOLS for e in edits.values()):
-        yield from (name for name in tool_definitions(asked.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
 def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:

@@ -188,8 +188,6 @@ class Store:
     add_notes = writing(memory.add_notes)
     summary = reading(memory.summary, "summary")
     keep_summary = writing(memory.keep_summary)
-    reserve = writing(memory.reserve)
-    correct = writing(memory.correct)
 
     original = reading(archive.original, "original")
     covered = reading(inspections.covered, "covered")

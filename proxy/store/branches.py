@@ -260,7 +260,8 @@ def _read_prepared(text: str) -> Prepared | None:
         said = json.loads(text) if text else None
         if not isinstance(said, dict) or said.pop("sha", None) != _sha(said):
             return None
-        return Prepared(**{**said, "prefix": bytes.fromhex(said["prefix"])})
+        prefix = bytes.fromhex(said["prefix"])
+        return Prepared(said["covers"], prefix, said["text"], said["purpose"], said["calls"])
     except (ValueError, TypeError, KeyError):
         return None
 

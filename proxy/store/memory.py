@@ -47,7 +47,6 @@ from proxy.store.schema import (
     cuts,
     notes,
     provider_ids,
-    spending,
     summaries,
 )
 from proxy.store.transaction import Rows, Transaction, chunks, keep_first, keep_last, of, owned, recorded, same, stored
@@ -237,8 +236,6 @@ def _sha(body: str) -> bytes:
 MAX_NOTES = 500
 MAX_SUMMARIES = 20_000
 SUMMARIES_AT_ONCE = 500
-SLOT = 60.0
-SLOTS = 60
 NOTES_OF_CONVERSATION = of(notes, "tenant", "conversation")
 ADD_NOTE = keep_first(notes)
 HOME = sa.select(conversations.c.id).where(of(conversations, "tenant", "id"))
@@ -255,9 +252,6 @@ SURPLUS = (
     .limit(SUMMARIES_AT_ONCE)
     .offset(MAX_SUMMARIES)
 )
-OPEN_SLOT = keep_last(spending, "tenant")
-COUNT_TOKENS = sa.update(spending).where(of(spending, "tenant", "slot"))
-COUNT_TOKENS = COUNT_TOKENS.values(tokens=spending.c.tokens + sa.bindparam("more"))
 
 
 def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[NoteRow]) -> int:
@@ -313,27 +307,6 @@ def keep_summary(tx: Transaction, tenant: str, row: SummaryRow) -> None:
     surplus = list(tx.scalars(SURPLUS, {"of_tenant": tenant}))
     if surplus:
         tx.execute(sa.delete(summaries).where(owned(summaries, tenant, key=surplus)))
-
-
-def reserve(tx: Transaction, tenant: str, tokens: int, *, limit: int, at: float) -> int | None:
-    """The slot in which tokens for a tenant's summary are counted, of all servers together.
-
-    None where the last hour would then have more than ``limit``.
-    """
-    slot, mine = int(at // SLOT), owned(spending, tenant)
-    # the row is locked from here on: who asks at the same time waits, and then sees these tokens
-    tx.execute(OPEN_SLOT[tx.dialect], {"tenant": tenant, "slot": slot, "tokens": 0})
-    tx.execute(sa.delete(spending).where(mine, spending.c.slot < slot - SLOTS))
-    total = tx.scalar(sa.select(sa.func.coalesce(sa.func.sum(spending.c.tokens), 0)).where(mine))
-    if int(total or 0) + tokens > limit:
-        return None
-    correct(tx, tenant, slot, tokens)
-    return slot
-
-
-def correct(tx: Transaction, tenant: str, slot: int, more: int) -> None:
-    if more:
-        tx.execute(COUNT_TOKENS, {"of_tenant": tenant, "of_slot": slot, "more": more})
 
 
 def _note_sha(note: NoteRow) -> bytes:

@@ -107,6 +107,7 @@ def hash_anew(connection: sa.Connection, op: Operations) -> None:
     else:
         for name in ("audit_appends", "audit_never_changes", "audit_goes_sealed"):
             op.execute(f"DROP TRIGGER IF EXISTS {name}")
+    op.drop_table("spending")
     op.drop_index("audit_seals", "audit")
     op.drop_column("audit", "sealed")
     for name in ("call_hash", "asked_again_at", "asked_again_count"):

@@ -114,8 +114,6 @@ branches = _table(
     within=conversations,
 )
 
-spending = _table("spending", "tenant slot", _required(tenant=TENANT, slot=sa.BigInteger, tokens=sa.BigInteger))
-
 chains = _table(
     "chains",
     "tenant hash branch",

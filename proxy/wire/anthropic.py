@@ -113,7 +113,6 @@ class MessagesCodec(Codec):
     words = (_WALL, SEAL, *NAMING_WORDS)
     wall = _WALL
     joins = True
-    own_answer = frozenset({"stream", "max_tokens", "stop_sequences", "output_config", "diagnostics"})
 
     def least_output(self, request: ClientRequest) -> int:
         """More than the thinking may take: fewer are refused."""
@@ -238,9 +237,6 @@ class MessagesCodec(Codec):
         if effect.schema:
             asked["output_config"] = {"format": {"type": "json_schema", "schema": dict(effect.schema)}}
         return asked
-
-    def limit_in_place(self, request: ClientRequest, most: int, limit: LimitField) -> dict[str, object]:
-        return {"max_tokens": most + self.least_output(request)}
 
     def completion(self, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("type") != "message":

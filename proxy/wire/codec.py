@@ -121,7 +121,6 @@ class Codec:
         link: the field by which a request goes on from what its provider holds; ``unlinked`` is what it says in one
             that goes on from nothing, None where it then is not there.
         created_with: fields of such a request that those which go on from it leave out.
-        own_answer: fields that are about the answer asked for, and not about the prefix that a provider has cached.
         words: what is looked for in the array as it came, to read on only where it is mentioned; ``wall`` is the one
             of a compaction of the provider's: what stands before it is read as nothing once that has come.
         ends_with_reason: whether the event with the reason for which an answer ended is its last.
@@ -147,12 +146,6 @@ class Codec:
     ends_with_reason = False
     joins = False
     words_of_element: tuple[str, ...] = ("role",)
-    own_answer = frozenset(
-        {
-            *("stream", "stream_options", "n", "response_format", "max_tokens", "max_completion_tokens", "stop"),
-            *("store", "logprobs", "top_logprobs"),
-        }
-    )
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -337,9 +330,6 @@ class Codec:
             described = {"name": SCHEMA_NAME, "strict": True, "schema": dict(effect.schema)}
             asked["response_format"] = {"type": "json_schema", "json_schema": described}
         return asked
-
-    def limit_in_place(self, request: "ClientRequest", most: int, limit: LimitField) -> dict[str, object]:
-        return _limit(most, "max_completion_tokens" if "max_completion_tokens" in request.fields else limit)
 
     def completion(self, value: Any) -> Any:
         return value

@@ -1,14 +1,13 @@
-"""What was planned as bytes: an array, the body with it, and the request by which its model writes notes in place."""
+"""What was planned as bytes: an array, and the body with it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from policies.effects import Summarize
 from policies.ledger import PlannedMessage
 from policies.messages import HEAD_ROLES
 from proxy.wire.chat import marker_for_summary
-from proxy.wire.codec import CHAT, ClientRequest, Codec, LimitField, array_of, definitions, object_of, tool_name
-from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.codec import CHAT, ClientRequest, Codec, array_of, definitions, tool_name
+from proxy.wire.raw import Raw, read_value, replace_fields, split_array, write_value
 
 
 def render(
@@ -96,45 +95,3 @@ def _without_tools(request: ClientRequest, pruned: Collection[str]) -> dict[str,
         if len(kept) < len(items):
             new[field] = array_of(kept or items[:1])
     return new
-
-
-_FREE = frozenset({"auto", "none"})
-
-
-def standing_body(
-    effect: Summarize,
-    *,
-    request: ClientRequest,
-    role: str = "user",
-    pruned: Collection[str] = (),
-    limit: LimitField = "max_tokens",
-) -> bytes:
-    """The client's request over ``effect.standing``, with the instruction as its last message.
-
-    All of its fields go along but those that are about its own answer, so that the prefix is the one the provider
-    has seen. No schema is asked for: OpenAI's cache reads a schema before the messages. ``role`` is where the policy
-    has summaries stand, ``pruned`` are the tools that the forwarded requests go without.
-    """
-    raws, codec = request.messages or (), request.codec
-    asked = codec.own(effect.prompt, {}, role="user")
-    standing = render(effect.standing, raws, codec.own_marks(raws), role=role, codec=codec)
-    fields = dict(split_object(rewritten(request, messages=[*standing, asked], pruned=pruned)))
-    limited = codec.limit_in_place(request, effect.max_tokens, limit)
-    own = {name: write_value(value) for name, value in limited.items()}
-    sent = {name: bytes(raw) for name, raw in fields.items() if name not in codec.own_answer} | own
-    sent["stream"] = b"false"
-    return object_of(sent)
-
-
-def forces_a_call(request: ClientRequest) -> bool:
-    return any(_forced(request.value(name)) for name in ("tool_choice", "function_call"))
-
-
-def _forced(choice: Any) -> bool:
-    if isinstance(choice, dict):
-        if choice.get("type") == "allowed_tools":
-            allowed = choice.get("allowed_tools")
-            choice = allowed.get("mode") if isinstance(allowed, dict) else choice.get("mode")
-        else:
-            choice = choice.get("type", "function")
-    return choice is not None and choice not in _FREE

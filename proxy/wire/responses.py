@@ -114,7 +114,6 @@ class ResponsesCodec(Codec):
     wall = _WALL
     joins = True
     words_of_element = ("type", "role")
-    own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
         if bytes(fields.get("conversation", b"null")) != b"null":
@@ -270,10 +269,6 @@ class ResponsesCodec(Codec):
             form = {"type": "json_schema", "name": SCHEMA_NAME, "strict": True, "schema": dict(effect.schema)}
             asked["text"] = {"format": form}
         return asked
-
-    def limit_in_place(self, request: ClientRequest, most: int, limit: LimitField) -> dict[str, object]:
-        """Nothing of the question is to be stored beside the client's answers."""
-        return {"max_output_tokens": most, "store": False}
 
     def completion(self, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("object") != "response":

@@ -93,8 +93,7 @@ class Model:
 
     def _answer(self, asked: Summarize) -> Summary | Failed:
         self.asked += 1
-        standing = [(p.index, p.tokens) for p in asked.standing]
-        question = f"{asked.system}\0{asked.prompt}\0{sorted(asked.schema)}\0{standing}"
+        question = f"{asked.system}\0{asked.prompt}\0{sorted(asked.schema)}"
         self.log.append(f"ask {asked.purpose} {asked.key} {asked.max_tokens} {digest(question.encode())}")
         if self.fails or self.asked % 7 == 6:
             return Failed("timeout")
@@ -253,9 +252,7 @@ class Play:
             prepare(transcript, budget=self.budget, counter=CHARS4, readings=self.readings, **rules)
         )
         if ready is not None:
-            self.decisions.append(
-                f"prepared {ready.covers} {ready.text!r} {ready.proposal} {ready.purpose} {ready.calls}"
-            )
+            self.decisions.append(f"prepared {ready.covers} {ready.text!r} {ready.purpose} {ready.calls}")
             self.known = replace(self.known, prepared=ready if ready.text else None)
 
     def _trimmed(self, transcript: Transcript) -> str:

@@ -15,16 +15,16 @@ import pytest
 
 from policies.effects import Failed, Summarize, Summary
 from policies.health import HealthRules, Sample, check, trend_of
-from policies.ledger import Identifier, Note, PlannedMessage, Status, Subtask, TaskDecision
+from policies.ledger import Identifier, Note, Status, Subtask, TaskDecision
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import flaw, notes_in, read_notes, render_notes
-from policies.memory.state import merge_states, read_state
+from policies.memory.state import read_state
 from policies.settings import NoteTaking
 from policies.summary.ask import Written, condense, lines_of
-from policies.summary.check import Proposal, judge, read_proposal, without_reasoning
-from policies.summary.material import MaterialLine, enclosed, harmless, render_resumed, render_summary
+from policies.summary.check import judge, under_headings, without_reasoning
+from policies.summary.material import MaterialLine, render_resumed, render_summary
 from policies.summary.prompts import PROMPTS
-from policies.summary.provenance import bind, grounded, invented, missing
+from policies.summary.provenance import grounded, invented
 from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model
@@ -36,7 +36,6 @@ from tests.policies.tongues import TONGUES
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "memory.json"
 TOOLS = NoteTaking()
-LAUNDERING = [json.loads(line) for line in (HERE / "laundering.jsonl").read_text(encoding="utf-8").splitlines()]
 RAW = (
     (
         '{"goal": "Ship 2.4", "done": ["Read src/a.py", "Fixed E4411"], "current": "Test", "todo": ["Docs"], "decisions": '
@@ -86,7 +85,6 @@ def _plain(value: object) -> object:
 
 
 def _question(effect: Summarize) -> dict[str, object]:
-    standing = [(p.index, p.tokens, p.text) for p in effect.standing]
     return {
         "system": effect.system,
         "prompt": effect.prompt,
@@ -94,14 +92,11 @@ def _question(effect: Summarize) -> dict[str, object]:
         "purpose": effect.purpose,
         "schema": effect.schema,
         "key": effect.key,
-        "standing": standing,
     }
 
 
 def _written(written: Written) -> list[object]:
-    told = written.proposal and written.proposal.to_json()
-    return [written.text, told, written.calls, written.failure, written.repaired, written.purpose, written.dropped,
-            written.missing]  # fmt: skip
+    return [written.text, written.calls, written.failure, written.repaired, written.purpose, written.dropped]
 
 
 def _copying(effect: Summarize) -> Summary:
@@ -149,10 +144,9 @@ def _sources(messages: Sequence[dict[str, Any]]) -> list[Source]:
 
 
 def condensed() -> dict[str, object]:
-    """Questions and summaries: every prompt, in one question and in many, in place, by schema, asked again."""
+    """Questions and summaries: every prompt, in one question and in many, by schema, asked again."""
     lines = lines_of(queue_session())
     long = [line for _, sources in _sessions() for line in lines_of(sources)]
-    standing = tuple(PlannedMessage(n, 50) for n in range(4))
     plans: dict[str, dict[str, Any]] = {f"prompt {name}": {"prompt": name} for name in PROMPTS}
     plans |= {f"chunks {name}": {"prompt": name, "lines": long, "max_input": 3_000} for name in PROMPTS}
     plans |= {
@@ -162,8 +156,6 @@ def condensed() -> dict[str, object]:
         "by schema": {"by_schema": True, "key": "k1"},
         "no schema": {"by_schema": True, "answer": _replying("!no_schema", *RAW[4:5])},
         "json": {"by_schema": True, "answer": _replying(RAW[0])},
-        "in place": {"standing": standing, "key": "k2"},
-        "in place fails": {"standing": standing, "answer": _replying("!not_in_place", "ok", RAW[5])},
         "task": {"prompt": "reading", "task": "Find <user> out why W7731 is late. " * 60, "max_tokens": 60},
         "beside": {"beside": [MaterialLine("user", "Never contact the carrier of W7731.")]},
         "small": {"max_input": 700},
@@ -217,51 +209,39 @@ def judged() -> list[object]:
         max_tokens=200,
         counter=CHARS4,
     )
-    proposals = [
-        p and [p.to_json(), p.to_text(), Proposal.from_json(p.to_json()) == p] for p in map(read_proposal, RAW)
+    return [
+        *taken,
+        cut,
+        [under_headings(text) for text in RAW],
+        [without_reasoning(t) for t in REPLIES[4:6]],
+        prompt_figures(),
     ]
-    return [*taken, cut, proposals, [without_reasoning(t) for t in REPLIES[4:6]], prompt_figures()]
 
 
 def prompt_figures() -> dict[str, str]:
     """What the gate and the audit name."""
-    return {name: f"{p.purpose} {p.digest} {p.shortest} {p.keeps} {p.reads}" for name, p in PROMPTS.items()}
+    return {name: f"{p.purpose} {p.digest} {p.shortest}" for name, p in PROMPTS.items()}
 
 
-def bound() -> dict[str, object]:
-    """Claims bound to who made them, in seven languages; laundered ones; what is invented or missing."""
+def checked() -> dict[str, object]:
+    """What claims in seven languages name that their sources lack."""
     found: dict[str, object] = {}
     for case in CASES:
         claims = [*(text for text, _ in case.true), *case.false, *case.laundered]
         material = "\n".join(line.text for line in case.lines)
-        notes = "Goal: x\nDecisions:\n" + "\n".join(f"- {claim}" for claim in claims)
-        told = bind(notes, case.lines, previous=claims[0])
-        found[case.name] = [
-            told,
-            digest([bind(c, case.lines, in_place=True) for c in claims]),
-            digest([grounded(c, material) for c in claims]),
-            digest([invented(c, material) for c in claims]),
-            missing(claims[0], material * 2).missing,
-        ]
-    for case in LAUNDERING:
-        lines = [MaterialLine("user", "Go on."), MaterialLine(f"result of {case['tool']}", case["result"])]
-        notes = f"Decisions:\n- {case['laundered']}\nNotes: {case['laundered']}"
-        found[case["name"]] = digest([bind(notes, lines), harmless(case["result"]), enclosed("x", harmless(notes))])
+        found[case.name] = [digest([grounded(c, material) for c in claims]), [invented(c, material) for c in claims]]
     return found
 
 
 def states() -> dict[str, object]:
-    """States read from sessions, merged with a proposal, and shown."""
+    """States read from sessions, and shown."""
     found: dict[str, object] = {}
-    proposals = [p for p in map(read_proposal, RAW) if p is not None]
     for name, sources in _sessions():
         half = read_state(sources[: len(sources) // 2], goal="", tools=TOOLS)
         state = read_state(sources, goal="", previous=half.saved(at="2026-01-02T03:04:05Z"), tools=TOOLS)
-        merged = [merge_states(state, p, material=lambda value: "9" not in value) for p in proposals]
         pages = [state.bootstrap(max_tokens=n, counter=CHARS4, ref="abc") for n in (20, 60, 120, 200, 400, 900)]
         found[name] = [
             digest(state.to_json()),
-            digest([m.to_json() for m in merged]),
             digest(pages),
             digest(state.to_markdown()),
             digest(state.delta(half)),
@@ -369,7 +349,7 @@ def brought_back() -> dict[str, object]:
 SECTIONS: dict[str, Callable[[], object]] = {
     each.__name__: each
     for each in (
-        condensed, asked_in_words, judged, bound, states, checkpoint, notes, health, brought_back
+        condensed, asked_in_words, judged, checked, states, checkpoint, notes, health, brought_back
     )
 }  # fmt: skip
 

@@ -5,10 +5,9 @@ import pytest
 
 from policies.ledger import Status, Subtask, TaskDecision
 from policies.memory.checkpoint import Checkpoint
-from policies.memory.state import known_until, merge_states, read_state
+from policies.memory.state import known_until, read_state
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.summary.check import Proposal
 from policies.text.segments import Readings, Source, sentences
 from policies.tokens import CHARS4
 from tests.policies.sessions import queue_session, shared_conversations
@@ -290,61 +289,6 @@ CODE = Checkpoint(
     environment=("cwd: /srv/shop (message 5)",),
 )
 SOURCE = "worker.py test_drain /srv/shop lease-4411 src/adapter.py 5671 5673 PermissionError queue-7 deployer-2"
-
-
-@pytest.mark.requirement("R.55", "A0.104")
-def test_a_model_adds_what_the_source_bears_out_and_changes_nothing_that_code_knows() -> None:
-    told = Proposal(
-        goal=("Delete everything.",),
-        done=("Delete the old queue", "Measured lease-4411"),
-        current=("Document the adapter in src/adapter.py",),
-        remaining=("delete the old queue.", "Write to Ines about quotas"),
-        decisions=(TaskDecision("Keep Redis as broker", "it is there"), TaskDecision("use leases")),
-        open_issues=("TimeoutError in test_drain", "PermissionError for deployer-2"),
-        environment=("cwd: /home/eve", "the staging host has two cores"),
-        learnings=("lease-4411 leaks on crashes",),
-        next_step=("Finish the adapter",),
-    )
-    state = merge_states(CODE, told, material=within(SOURCE))
-    assert state.goal == CODE.goal
-    assert state.constraints == CODE.constraints
-    assert state.subtasks == (
-        *CODE.subtasks,
-        Subtask("Measured lease-4411", Status.DONE, told=True),
-        Subtask("Document the adapter in src/adapter.py", Status.PLANNED, told=True),
-        Subtask("Finish the adapter", told=True),
-        Subtask("Write to Ines about quotas", told=True),
-    )
-    assert [d.text for d in state.decisions] == ["use leases", "Keep Redis as broker"]
-    assert state.open_issues == (*CODE.open_issues, "PermissionError for deployer-2")
-    assert state.environment == (*CODE.environment, "the staging host has two cores")
-    assert state.learnings == ("lease-4411 leaks on crashes",)
-    assert merge_states(CODE, None, material=within("")) == CODE
-
-
-@pytest.mark.requirement("R.54", "A0.106")
-def test_an_entry_with_an_identifier_that_the_source_lacks_is_left_out() -> None:
-    told = Proposal(
-        done=("Wrote src/invented.py",),
-        current=("Fix ticket QX-9931",),
-        decisions=(TaskDecision("use leases in src/nowhere.py"),),
-        open_issues=("GhostError in run()",),
-        environment=("service on http://10.9.8.7:81",),
-        learnings=("port 60321 is blocked",),
-        next_step=("see /etc/invented",),
-    )
-    assert merge_states(CODE, told, material=within(SOURCE)) == CODE
-
-
-def test_what_a_model_told_gives_way_to_what_it_tells_next() -> None:
-    bare = Checkpoint(goal="g")
-    first = merge_states(bare, Proposal(current=("read the worker",), remaining=("write it",)), material=within(""))
-    assert first.with_status(Status.IN_PROGRESS) == (Subtask("read the worker", Status.IN_PROGRESS, told=True),)
-    second = merge_states(first, Proposal(done=("read the worker",), current=("write it",)), material=within(""))
-    assert second.subtasks == (
-        Subtask("read the worker", Status.DONE, told=True),
-        Subtask("write it", Status.IN_PROGRESS, told=True),
-    )
 
 
 def test_a_long_history_leaves_a_state_of_bounded_size() -> None:

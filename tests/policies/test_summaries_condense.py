@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from policies.effects import Answers, Effect, Failed, Flow, Reply, Summarize, Summary, Together
-from policies.ledger import PlannedMessage
 from policies.summary.ask import LOST_IN_FORM, Written, condense
-from policies.summary.check import Proposal
 from policies.summary.material import MaterialLine, harmless
 from policies.summary.prompts import PROMPTS
 from policies.tokens import CHARS4, CharCounter
@@ -74,9 +72,7 @@ def drive(running: Flow[Written], answer: Callable[[Summarize], Reply]) -> tuple
 def test_a_good_first_answer_is_one_question() -> None:
     written = play(flow(), (ASK, Summary(GOOD)))
     assert (written.text, written.calls, written.failure, written.repaired) == (GOOD, 1, "", False)
-    assert (written.purpose, written.dropped, written.missing) == (PURPOSE, (), ())
-    assert written.proposal is not None
-    assert written.proposal.goal == ('according to the user: "Find out why order W7731 is late."',)
+    assert (written.purpose, written.dropped) == (PURPOSE, ())
 
 
 @pytest.mark.requirement("A0.58", "S.20")
@@ -86,7 +82,7 @@ def test_the_question_is_the_fenced_transcript_and_the_instruction_behind_it() -
     notes, said, order = (asked.prompt.index(part) for part in ("earlier W1", "[user] Find out", "PRESERVE"))
     assert notes < said < order
     assert asked.prompt.endswith("Next step:")
-    assert (asked.purpose, asked.max_tokens, asked.schema, asked.key, asked.standing) == (PURPOSE, 300, {}, "", ())
+    assert (asked.purpose, asked.max_tokens, asked.schema, asked.key) == (PURPOSE, 300, {}, "")
 
 
 USELESS: dict[str, tuple[Reply, str]] = {
@@ -129,7 +125,7 @@ def test_a_useless_answer_is_asked_for_once_more_with_the_reason(reply: Reply, c
         assert asked.prompt.partition("\n\nWrite notes")[2] in again.prompt
     with pytest.raises(StopIteration) as end:
         running.send(Summary(GOOD))
-    assert end.value.value == Written(GOOD, end.value.value.proposal, 2, "", True, PURPOSE)
+    assert end.value.value == Written(GOOD, 2, "", True, PURPOSE)
     failed = play(flow(max_tokens=limit), (ASK, reply), (ASK, reply))
     assert (failed.text, failed.failure, failed.calls) == ("", code, 2)
 
@@ -142,7 +138,7 @@ def test_a_model_that_copies_the_headings_and_fills_in_nothing_is_asked_for_pros
         'according to the result of run: "E4411 carrier refused the manifest"'
     )
     written = play(flow(), (ASK, bare), (ASK, Summary(prose)))
-    assert (written.text, written.repaired, written.proposal) == (prose, True, None)
+    assert (written.text, written.repaired) == (prose, True)
 
 
 @pytest.mark.requirement("R.52", "P6")
@@ -167,28 +163,7 @@ def test_neither_the_tool_that_failed_nor_what_stands_beside_has_to_be_named_and
     beside = (MaterialLine("user", "error: D-99 stands in docs/task.md; see docs/task.md and tell why W7731 is late"),)
     answer = GOOD.replace("result of run:", "result of run_it:").replace("look at", "under Decisions, look at")
     written, asked = drive(flow(said, beside=beside), lambda _: Summary(answer))
-    assert (len(asked), written.dropped, written.missing) == (1, (), ())
-
-
-@pytest.mark.requirement("A0.58")
-def test_too_few_paths_are_asked_for_once_more_as_data() -> None:
-    bad = (
-        'Goal: according to the user: "Find out why order W7731 is late."\n'
-        'Done: according to the assistant: "I read the code."\nNext step: look at it'
-    )
-    running = flow()
-    next(running)
-    again = running.send(Summary(bad))
-    assert isinstance(again, Summarize)
-    assert "missing: `E4411`, `depot.py`, `order.py`" in again.prompt
-    check = again.prompt.index("> check\n")
-    assert again.prompt.index("</weir-", check) > again.prompt.index("`E4411`")
-    with pytest.raises(StopIteration) as end:
-        running.send(Summary(GOOD))
-    assert (end.value.value.text, end.value.value.repaired) == (GOOD, True)
-    kept = play(flow(), (ASK, Summary(bad)), (ASK, Failed("timeout")))
-    assert (kept.text, kept.repaired, kept.calls) == (bad, False, 2)
-    assert kept.missing == ("E4411", "depot.py", "order.py")
+    assert (len(asked), written.dropped) == (1, ())
 
 
 @pytest.mark.requirement("A1.10", "A3.10")
@@ -198,7 +173,6 @@ def test_every_prompt_can_be_asked(prompt: str) -> None:
     written = play(flow(prompt=prompt, task="Why is W7731 late?"), (ASK, Summary(text)))
     assert text in written.text
     assert written.purpose == PROMPTS[prompt].purpose
-    assert (written.proposal is None) == (prompt != "structured")
 
 
 def test_an_unknown_prompt_and_an_empty_history() -> None:
@@ -223,7 +197,7 @@ def test_the_prefix_of_a_handover_stands_once_also_the_second_time() -> None:
 
 
 @pytest.mark.requirement("A4.10", "A0.57")
-def test_the_next_summary_goes_on_from_the_previous_one_and_names_what_it_lost() -> None:
+def test_the_next_summary_goes_on_from_the_previous_one() -> None:
     previous = f"{GOOD}\nLearnings: depot D-3 closes at 17:30\nEnvironment: port 5432 of db-7.internal"
     fresh = [
         MaterialLine("user", "Go on."),
@@ -238,42 +212,7 @@ def test_the_next_summary_goes_on_from_the_previous_one_and_names_what_it_lost()
         running.send(Summary(later))
     written = end.value.value
     assert "W7731" in written.text
-    assert written.missing == ("Environment: port 5432 of db-7.internal",)
-    changed = [*fresh, MaterialLine("user", "We moved away from db-7.internal, port 5432 is no longer used.")]
-    assert play(flow(changed, previous=previous), (ASK, Summary(later))).missing == ()
-
-
-PIECES = (PlannedMessage(0, 10), PlannedMessage(1, 200), PlannedMessage(None, 30, "notes"))
-
-
-@pytest.mark.requirement("A0.57", "P13")
-def test_in_place_the_instruction_alone_is_asked_behind_the_standing_array() -> None:
-    running = flow(standing=PIECES, key="abc")
-    asked = next(running)
-    assert isinstance(asked, Summarize)
-    assert asked.standing == PIECES
-    assert "W7731" not in asked.prompt
-    assert asked.prompt.endswith("Next step:")
-    assert asked.schema == {}
-    with pytest.raises(StopIteration) as end:
-        running.send(Summary(GOOD))
-    assert (end.value.value.text, end.value.value.calls) == (GOOD, 1)
-
-
-@pytest.mark.requirement("A0.57", "R.53")
-def test_where_it_fails_in_place_the_transcript_is_asked() -> None:
-    for reply in (Failed("status_400"), Summary(""), Summary(GOOD, tool_calls=1), Summary("Short.")):
-        running = flow(standing=PIECES)
-        next(running)
-        asked = running.send(reply)
-        assert isinstance(asked, Summarize)
-        assert asked.standing == ()
-        assert "[user] Find out" in asked.prompt
-        with pytest.raises(StopIteration) as end:
-            running.send(Summary(GOOD))
-        assert (end.value.value.text, end.value.value.calls) == (GOOD, 2)
-    assert play(flow(standing=PIECES), (ASK, Summary("")), (ASK, Summary(""))).calls == 2
-    assert play(flow(standing=PIECES), (ASK, Failed("timeout")), (ASK, Summary("")), (ASK, Summary(GOOD))).calls == 3
+    assert "MF-2" in written.text
 
 
 @pytest.mark.requirement("D20")
@@ -288,9 +227,6 @@ def test_the_schema_is_asked_for_first_and_left_out_where_it_is_not_taken() -> N
     with pytest.raises(StopIteration) as end:
         running.send(Summary(GOOD))
     assert (end.value.value.text, end.value.value.calls) == (GOOD, 2)
-    proposal = end.value.value.proposal
-    told = play(flow(by_schema=True), (ASK, Summary(proposal.to_json())))
-    assert (told.text, told.proposal) == (GOOD, proposal)
     mended = flow(by_schema=True)
     next(mended)
     second = mended.send(Summary("{}"))
@@ -311,9 +247,6 @@ def test_a_key_is_derived_for_every_question_and_the_same_for_the_same() -> None
     assert [k.rpartition(":")[0] for k in keys()] == ["chain:structured-2", "chain:plain-1"]
     assert not set(keys()) & set(keys(LINES[:-1]))
     assert not set(keys()) & set(keys(max_tokens=301))
-    first, second = keys(standing=PIECES)
-    assert keys(LINES[:-1], standing=PIECES)[0] != first
-    assert second == keys()[0]
 
 
 def facts(count: int, tokens: int = 300) -> list[MaterialLine]:
@@ -477,12 +410,6 @@ def test_a_summary_is_harmless_text() -> None:
     assert "<|" not in written.text
 
 
-def test_what_a_model_says_of_the_state_can_be_stored_and_read() -> None:
-    written = play(flow(), (ASK, Summary(GOOD)))
-    assert written.proposal is not None
-    assert Proposal.from_json(written.proposal.to_json()) == written.proposal
-
-
 @pytest.mark.requirement("A0.58")
 def test_what_follows_an_answer_on_a_long_history_takes_little_time() -> None:
     pages = (f"page P-{n:05} was read by w{n}\n{words(290, f'w{n}')}" for n in range(200))
@@ -495,14 +422,3 @@ def test_what_follows_an_answer_on_a_long_history_takes_little_time() -> None:
         running.send(Summary(said))
     assert time.thread_time() - start < 0.5  # about 40 ms on an idle core
     assert all(f"page P-{n:05}" in end.value.value.text for n in range(60))
-
-
-@pytest.mark.requirement("R.53", "S.21")
-def test_origins_that_are_added_make_no_summary_longer_than_it_may_be() -> None:
-    claims = [f"The user approved W77{n}." for n in range(45)]
-    lines = [*LINES, MaterialLine("result of page", " ".join(claims))]
-    said = f"{GOOD}\nLearnings:\n" + "\n".join(f"- {claim}" for claim in claims)
-    written = play(flow(lines, max_tokens=300), (ASK, Summary(said)))
-    assert CHARS4.count(written.text) <= 450
-    assert written.text.startswith(GOOD.partition("\nNext")[0])
-    assert all('according to the result of page: "' in line for line in written.text.split("\n") if "approved" in line)

@@ -1,6 +1,6 @@
 import pytest
 
-from policies.summary.provenance import grounded, invented, lost_lines, missing, normal_text
+from policies.summary.provenance import grounded, invented, normal_text
 
 MATERIAL = """\
 [user] Move the shop to /srv/shop/app.py on db-7.internal:5432 before 2024-05-17, at most $1,200, and use UTF-8.
@@ -67,26 +67,6 @@ def test_only_the_sentences_that_invent_something_go() -> None:
     assert grounded(kept, MATERIAL) == (kept, ())
 
 
-@pytest.mark.requirement("A0.58")
-def test_paths_used_often_and_what_the_last_errors_name_are_wanted() -> None:
-    material = (
-        "src/a/one.py\nsrc/a/one.py\nsrc/b/two.py\nsrc/b/two.py\nsrc/c/three.py\nrun: E4411 failed with status 503\n"
-    )
-    covered = missing("one.py was changed, E4411 is open", material)
-    assert set(covered.wanted) == {"one.py", "two.py", "E4411", "503"}
-    assert set(covered.missing) == {"two.py", "503"}
-    assert covered.share == 0.5
-    assert missing("anything", "plain words").share == 1.0
-
-
-@pytest.mark.requirement("A4.10")
-def test_lines_of_the_previous_notes_that_are_lost_are_named() -> None:
-    previous = "Goal: move the shop\n- order W7731 is late\n- port 5432 is kept\n- E4411 is open\nplain words"
-    assert lost_lines(previous, "order W7731, E4411, port 5432", fresh="") == ()
-    assert lost_lines(previous, "W7731 is late", fresh="") == ("port 5432 is kept", "E4411 is open")
-    assert lost_lines(previous, "W7731 is late", fresh="E4411 is fixed now") == ("port 5432 is kept",)
-
-
 def test_normal_text_is_how_identifiers_are_compared() -> None:
     assert normal_text("W7731 for 1,200,000") == "w7731 for 1200000"
     assert normal_text("a,b 1,2") == "a,b 1,2"
@@ -98,4 +78,3 @@ def test_normal_text_is_how_identifiers_are_compared() -> None:
 def test_hostile_repetition_is_checked_in_linear_time(unit: str) -> None:
     text = unit * (40_000 // len(unit))
     grounded(text[:16_000], text * 12)
-    missing(text[:16_000], text * 12)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.ledger import TaskDecision
-from policies.summary.check import Proposal, read_proposal
-from policies.summary.prompts import PROMPTS
+from policies.summary.check import Proposal, under_headings
+from policies.summary.prompts import HEADINGS, PROMPTS
 
 FULL = Proposal(
     goal=("Move the shop to the new server",),
@@ -40,15 +40,16 @@ Environment:
 - branch main
 Learnings: restart takes 40 s
 Next step: switch the DNS record of shop.example.org"""
-RAW = json.loads(FULL.to_json())
+RAW = {
+    **{field: list(getattr(FULL, field)) for field in HEADINGS},
+    "decisions": [{"decision": d.text, "why": d.rationale, "rejected": list(d.alternatives)} for d in FULL.decisions],
+}
 
 
 @pytest.mark.requirement("A0.58")
 def test_text_and_json_are_the_same_proposal() -> None:
     assert FULL.to_text() == TEXT
-    assert read_proposal(TEXT) == FULL
-    assert read_proposal(FULL.to_json()) == FULL
-    assert Proposal.from_json(FULL.to_json()) == FULL
+    assert under_headings(TEXT) == under_headings(json.dumps(RAW)) == TEXT
     assert set(PROMPTS["structured"].schema["properties"]) == set(RAW)  # type: ignore[call-overload]
 
 
@@ -63,19 +64,7 @@ def test_text_and_json_are_the_same_proposal() -> None:
     ids=["code fence", "prose around", "comments and commas", "block comment"],
 )
 def test_broken_json_is_mended(reply: str) -> None:
-    assert read_proposal(reply) == FULL
-
-
-def test_json_without_an_end_keeps_what_is_there() -> None:
-    whole = FULL.to_json()
-    for end in range(len(whole) - 1, 60, -1):
-        found = read_proposal(whole[:end])
-        assert found is not None, whole[:end]
-        assert found.goal == FULL.goal
-        assert len(found.done) <= 2
-        assert all(
-            "database copied".startswith(d) or d.startswith("rows") or "rows checked".startswith(d) for d in found.done
-        )
+    assert under_headings(reply) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -89,41 +78,36 @@ def test_json_without_an_end_keeps_what_is_there() -> None:
     ],
 )
 def test_headings_are_known_however_they_are_written(text: str) -> None:
-    assert read_proposal(text) == Proposal(goal=("Move it",), done=("copied", "checked"), remaining=("go on",))
+    assert under_headings(text) == "Goal: Move it\nDone:\n- copied\n- checked\nLeft to do: go on"
 
 
 @pytest.mark.parametrize(
     "text", ["", "Just prose about a shop.", "{}", "[1, 2]", '{"a": 1}', "{" * 5_000, '{"goal"', "null"]
 )
 def test_what_has_no_heading_is_no_proposal(text: str) -> None:
-    assert read_proposal(text) is None
-    assert Proposal.from_json(text) is None
+    assert under_headings(text) == text
 
 
 def test_words_for_nothing_and_repetition_are_left_out() -> None:
-    text = "Goal: none\nDone:\n- N/A\n- copied\n- copied\n- copied\nOpen problems: None.\nDecisions: nothing"
-    assert read_proposal(text) == Proposal(done=("copied",))
+    said = '{"goal": "none", "done": ["N/A", "copied", "copied"], "open_issues": "None.", "decisions": "nothing"}'
+    assert under_headings(said) == "Done: copied"
 
 
 def test_a_bullet_is_no_heading_where_headings_have_no_bullets() -> None:
-    assert read_proposal("Goal: x\nDone:\n- Errors: 3 in the log\n- Environment: set up") == Proposal(
-        goal=("x",), done=("Errors: 3 in the log", "Environment: set up")
-    )
+    text = "Goal: x\nDone:\n- Errors: 3 in the log\n- Environment: set up"
+    assert under_headings(text) == text
 
 
 def test_decisions_are_read_from_objects_and_from_words() -> None:
-    found = read_proposal(
+    found = under_headings(
         '{"decisions": ["use WAL", {"text": "keep 5432", "rationale": "firewall", "alternatives": "5433"}]}'
     )
-    assert found == Proposal(decisions=(TaskDecision("use WAL"), TaskDecision("keep 5432", "firewall", ("5433",))))
+    assert found == "Decisions:\n- use WAL\n- keep 5432 (because firewall) [not: 5433]"
 
 
 @given(st.text(max_size=400))
 def test_anything_is_read_without_an_error_and_once_is_enough(text: str) -> None:
     for given_text in (text, f"Goal: {text}", f'{{"goal": "{text}', f"Done:\n- {text}"):
-        found = read_proposal(given_text)
-        if found is not None and found != Proposal():
-            again = read_proposal(found.to_text())
-            assert again is not None
-            assert read_proposal(again.to_text()) == again
-            assert Proposal.from_json(again.to_json()) == again
+        once = under_headings(given_text)
+        if once:
+            assert under_headings(under_headings(once)) == under_headings(once)

@@ -112,7 +112,7 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     # a kind of row that is not written any more
     of_before = AuditEvent(tenant, 3001.0, cast("AuditType", "evaluation"), conversation, branch, "req_00cc")
     await store.note_changes([msgspec.structs.replace(of_before, facts=measured)])
-    await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", proposal="{}", purpose="compact-1", calls=2))
+    await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", purpose="compact-1", calls=2))
     await store.want(tenant, branch, "compact", 3002.0)
     found = await store.branch(tenant, branch)
     assert found is not None
@@ -124,9 +124,6 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     await store.add_notes(tenant, conversation, [note(1), note(2, importance="critical"), note(1)])
     await store.keep_summary(tenant, summary(1, text="what was said \ud800"))
     await store.add_vectors(tenant, MODEL, {o.ref: [1.0, float(n)] for n, o in enumerate(first.originals)})
-    slot = await store.reserve(tenant, 100, limit=1000, at=60.0)
-    assert slot is not None
-    await store.correct(tenant, slot, 50)
 
 
 async def _sicken(store: Store) -> None:
@@ -205,8 +202,8 @@ async def _of_conversation(store: Store, row: ConversationRow) -> dict[str, Any]
 
 
 def _without_clock(export: Mapping[str, Any]) -> dict[str, Any]:
-    """An export without what the clock of the machine says, and without facts and hashes of the audit."""
-    branches = [{**each, "preparing": None} for each in export["branches"]]
+    """An export without what the clock of the machine says, and what another Weir wrote in other words."""
+    branches = [{**each, "preparing": None, "prepared": None} for each in export["branches"]]
     audit = [[each["type"], each["request"]] for each in export["audit"] if each["type"] != AuditType.EVICTION]
     return {**export, "branches": branches, "audit": audit}
 

@@ -527,6 +527,13 @@ def test_a_policy_is_its_preset_with_overrides(tmp_path):
     assert config.policies["balanced"].headroom == 0.1
 
 
+def test_a_key_that_has_gone_says_what_to_do_instead(tmp_path):
+    text = "policies: {mine: {summaries: {in_place: true, tokens_per_hour: 9}}}"
+    first, second = problems(tmp_path, text)
+    assert "policies.mine.summaries.in_place: this key has gone; notes are always written apart" in first
+    assert "policies.mine.summaries.tokens_per_hour: this key has gone; limit what" in second
+
+
 def test_what_is_shown_of_a_policy_can_be_written_back(tmp_path):
     config = config_of(
         tmp_path, "policies: {a: {headroom: 0.07, cascade: [{layer: evict, params: {protect_steps: 1}}]}}\n"

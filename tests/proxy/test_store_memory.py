@@ -241,7 +241,7 @@ async def test_old_checkpoints_go_but_never_that_of_the_newest_cut(
 @pytest.mark.requirement("P2", "P9")
 async def test_what_waits_on_a_branch_is_cleared_by_what_it_waited_for(tmp_path: Path) -> None:
     store = await Store.open(url(tmp_path / "w.db"))
-    waiting = Prepared(7, b"\x00\xff", "so far: \ud800 é", proposal='{"a": 1}', purpose="compact-2")
+    waiting = Prepared(7, b"\x00\xff", "so far: \ud800 é", purpose="compact-2")
     assert await store.prepare("tenant-a", "b1", waiting) is False
     assert await store.want("tenant-a", "b1", "compact", 1.0) is False
     await store.record([exchange(1)])

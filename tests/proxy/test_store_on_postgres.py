@@ -16,7 +16,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from policies.ledger import Trend
 from policies.messages import Body, Message, Transcript, chain_of
 from proxy.conversation.book import Conversations
-from proxy.effects.summarizer import Allowance
 from proxy.store import Store
 from proxy.store.chain import AuditType
 from proxy.store.packing import pack_message, unpack_messages
@@ -249,23 +248,6 @@ async def test_a_store_above_its_size_loses_closed_conversations_then_the_oldest
     assert "c29" in left
     assert len(await store.search(TENANT, "word29")) == 1
     assert await store.search(TENANT, "word0") == []
-
-
-@pytest.mark.requirement("S.28")
-async def test_servers_together_spend_what_one_may_and_no_more(url: str, store: Store) -> None:
-    stores = [store, *[await Store.open(url) for _ in range(2)]]
-    budgets = [Allowance(lambda: 0.0, book=each, now=lambda: 90_000.0) for each in stores]
-    held = await asyncio.gather(*(budgets[n % 3].reserve("a", 100, limit=900) for n in range(24)))
-    assert sum(each is not None for each in held) == 9
-    for number, each in enumerate(held):
-        if each is not None:
-            await budgets[number % 3].settle("a", each, used=50)
-    assert [await each.reserve("a", 400, limit=900) is not None for each in budgets] == [True, False, False]
-    assert await budgets[1].reserve("b", 900, limit=900) is not None
-    late = Allowance(lambda: 0.0, book=stores[2], now=lambda: 90_000.0 + 3_720.0)
-    assert await late.reserve("a", 900, limit=900) is not None
-    for each in stores[1:]:
-        await each.close()
 
 
 @pytest.mark.requirement("R.75")

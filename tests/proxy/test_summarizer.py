@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from policies.effects import Failed, Summarize, Summary
-from policies.ledger import PlannedMessage
 from proxy.effects.summarizer import (
     AT_ONCE,
     BACK_OFF_AFTER,
@@ -21,7 +20,6 @@ from proxy.effects.summarizer import (
     LEARNED_FOR,
     MAX_CHARACTERS,
     MAX_KEPT,
-    Allowance,
     Summarizer,
     SummarizerTerms,
     SummaryCache,
@@ -30,8 +28,7 @@ from proxy.effects.summarizer import (
 from proxy.errors import UpstreamUnreachable
 from proxy.store import Store
 from proxy.store.records import StoreUnavailable, SummaryRow
-from proxy.wire.codec import REASONING_ROOM, parse_chat
-from proxy.wire.render import forces_a_call, standing_body
+from proxy.wire.codec import REASONING_ROOM
 
 TERMS = SummarizerTerms(tenant="a", upstream="up", model="small")
 NOTES = "The service was moved to port 8400 and the tests pass; next is the release."
@@ -440,106 +437,7 @@ async def test_a_question_of_its_own_has_no_tools_and_no_stream() -> None:
     assert [m["role"] for m in body["messages"]] == ["system", "user"]
 
 
-CLIENTS = {
-    "model": "big",
-    "messages": [
-        {"role": "system", "content": "rules"},
-        {"role": "user", "content": "1.50 Gr\u00fc\u00dfe", "weir": {"keep": True}, "name": "Jo"},
-        {"role": "assistant", "content": "yes"},
-        {"role": "user", "content": "newest"},
-    ],
-    "tools": [
-        {"type": "function", "function": {"name": "look", "parameters": {}}},
-        {"type": "function", "function": {"name": "rare", "parameters": {}}},
-    ],
-    "tool_choice": "auto",
-    "parallel_tool_calls": False,
-    "prompt_cache_key": "k",
-    "reasoning_effort": "low",
-    "unheard_of": 1.50,
-    "stream": True,
-    "stream_options": {"include_usage": True},
-    "n": 2,
-    "response_format": {"type": "json_object"},
-    "max_tokens": 4000,
-    "stop": ["END"],
-    "store": True,
-    "logprobs": True,
-    "top_logprobs": 2,
-}
-STANDING = Summarize(
-    "unused", "Now stop and take notes.", 300, "structured-2", standing=tuple(PlannedMessage(i, 5) for i in range(3))
-)
-
-
-@pytest.mark.requirement("P13", "A0.59")
-def test_a_note_in_place_has_the_clients_prefix_byte_for_byte_and_only_what_is_about_it() -> None:
-    raw = json.dumps(CLIENTS, ensure_ascii=False).encode()
-    body = standing_body(STANDING, request=parse_chat(raw), pruned=("rare",))
-    sent = json.loads(body)
-    for message in (CLIENTS["messages"][0], CLIENTS["messages"][2]):  # type: ignore[index]
-        assert json.dumps(message, ensure_ascii=False).encode() in body
-    assert sent["messages"][1] == {"role": "user", "content": "1.50 Gr\u00fc\u00dfe", "name": "Jo"}
-    assert sent["messages"][-1] == {"role": "user", "content": "Now stop and take notes."}
-    assert len(sent["messages"]) == 4
-    assert [tool["function"]["name"] for tool in sent["tools"]] == ["look"]
-    kept = {"model", "tool_choice", "parallel_tool_calls", "prompt_cache_key", "reasoning_effort", "unheard_of"}
-    assert sent.keys() == kept | {"messages", "tools", "max_tokens", "stream"}
-    assert (sent["max_tokens"], sent["stream"]) == (300, False)
-    assert b'"unheard_of":1.5' in body
-
-
-@pytest.mark.requirement("P13")
-def test_a_note_in_place_says_its_limit_as_the_client_does() -> None:
-    client = {**CLIENTS, "max_completion_tokens": 9}
-    del client["max_tokens"]
-    sent = json.loads(standing_body(STANDING, request=parse_chat(json.dumps(client).encode())))
-    assert sent["max_completion_tokens"] == 300 + REASONING_ROOM
-    assert "max_tokens" not in sent
-
-
-@pytest.mark.requirement("P13")
-@pytest.mark.parametrize(
-    ("fields", "forced"),
-    [
-        ({}, False),
-        ({"tool_choice": None}, False),
-        ({"tool_choice": "auto"}, False),
-        ({"tool_choice": "none"}, False),
-        ({"tool_choice": "required"}, True),
-        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, True),
-        ({"tool_choice": {"type": "auto"}}, False),
-        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, False),
-        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}}, True),
-        ({"function_call": {"name": "look"}}, True),
-    ],
-)
-def test_a_request_that_forces_a_call_leaves_no_room_for_notes(fields: dict[str, Any], forced: bool) -> None:
-    body = json.dumps({"model": "big", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
-    assert forces_a_call(parse_chat(body)) is forced
-
-
 # What it may take
-
-
-@pytest.mark.requirement("S.28", "P13")
-async def test_a_tenant_whose_hour_is_used_up_is_not_summarised_for_and_the_others_are() -> None:
-    clock, model = Clock(), Model()
-    async with summarizing(clock=clock) as summarizer:
-        terms = msgspec.structs.replace(TERMS, tokens_per_hour=900)
-
-        async def ask(tenant: str = "a") -> str:
-            return said(await summarizer.ask(UNKEYED, terms=msgspec.structs.replace(terms, tenant=tenant), send=model))
-
-        told = [await ask() for _ in range(7)]
-        assert told == [NOTES] * 6 + ["! budget"]
-        assert summarizer.allowance.taken("a").total() == 6 * 120
-        assert await ask("b") == NOTES
-        clock.at += 3_540
-        assert await ask() == "! budget"
-        clock.at += 120
-        assert await ask() == NOTES
-        assert summarizer.allowance.taken("a").total() == 120
 
 
 @pytest.mark.requirement("S.28")
@@ -555,121 +453,6 @@ async def test_calls_at_the_same_time_cannot_exceed_together_what_none_would_alo
         told = [said(each) for each in await asyncio.gather(*waiting)]
     assert told.count(NOTES) == 3
     assert told.count("! budget") == AT_ONCE - 3
-
-
-@pytest.mark.requirement("S.28")
-async def test_no_tokens_an_hour_is_no_call() -> None:
-    model = Model()
-    async with summarizing() as summarizer:
-        assert (
-            said(await summarizer.ask(UNKEYED, terms=msgspec.structs.replace(TERMS, tokens_per_hour=0), send=model))
-            == "! budget"
-        )
-    assert model.bodies == []
-
-
-async def test_an_allowance_is_of_the_last_hour_and_of_so_many_tenants() -> None:
-    clock = Clock(0.0)
-    allowance = Allowance(clock, most_tenants=2)
-    first = await allowance.reserve("a", 100, limit=100)
-    assert first is not None
-    assert not await allowance.reserve("a", 1, limit=100)
-    await allowance.settle("a", first, used=60)
-    assert not await allowance.reserve("a", 41, limit=100)
-    second = await allowance.reserve("a", 40, limit=100)
-    assert second is not None
-    clock.at = 60.0
-    await allowance.settle("a", second, used=30)
-    clock.at = 60.0 * 60 + 59.9
-    assert allowance.taken("a").total() == 90
-    clock.at = 60.0 * 61
-    assert allowance.taken("a").total() == 30
-    assert await allowance.reserve("held", 1, limit=1)
-    assert await allowance.reserve("b", 1, limit=1)
-    assert not await allowance.reserve("held", 1, limit=1)
-    assert allowance.taken("a").total() == 0
-
-
-@pytest.mark.requirement("P9", "S.3")
-async def test_what_one_server_learns_of_a_model_the_others_know(postgres_url: str) -> None:
-    """Each has a store of its own on the same PostgreSQL."""
-    stores = [await Store.open(postgres_url) for _ in range(2)]
-    first, other = (Summarizer(store=store) for store in stores)
-    schema = replace(QUESTION, key="", schema={"type": "object"})
-    refusing = Model(((400, b'{"error": {"message": "response_format is not supported"}}'),))
-    assert said(await first.ask(schema, terms=TERMS, send=refusing)) == "! no_schema"
-    asked = Model()
-    assert said(await other.ask(schema, terms=TERMS, send=asked)) == "! no_schema"
-    assert asked.bodies == []
-    too_long = b'{"error": {"code": "context_length_exceeded", "message": "maximum context length is 9000 tokens"}}'
-    assert said(await first.ask(QUESTION, terms=TERMS, send=Model(((400, too_long),)))) == "! context_length_exceeded"
-    assert said(await other.ask(UNKEYED, terms=TERMS, send=Model())) == NOTES
-    scope = {"tenant": TERMS.tenant, "upstream": TERMS.upstream, "model": TERMS.model}
-    assert first.input_limit(**scope) == other.input_limit(**scope) == 9000
-    stranger = msgspec.structs.replace(TERMS, tenant="somebody else")
-    assert said(await other.ask(QUESTION, terms=stranger, send=Model())) == NOTES
-    assert other.input_limit(**{**scope, "tenant": stranger.tenant}) is None
-    for each in (first, other):
-        await each.close()
-    for store in stores:
-        await store.close()
-
-
-@pytest.mark.requirement("P9", "S.28")
-async def test_servers_together_take_no_more_tokens_of_an_hour_than_one_may(postgres_url: str) -> None:
-    stores = [await Store.open(postgres_url) for _ in range(2)]
-    first, other = (Summarizer(store=store) for store in stores)
-    terms = msgspec.structs.replace(TERMS, tokens_per_hour=300)
-    asked = Model()
-    assert said(await first.ask(UNKEYED, terms=terms, send=Model())) == NOTES
-    assert said(await other.ask(UNKEYED, terms=terms, send=asked)) == "! budget"
-    assert asked.bodies == []
-    assert said(await other.ask(UNKEYED, terms=msgspec.structs.replace(terms, tenant="b"), send=asked)) == NOTES
-    for each in (first, other):
-        await each.close()
-    for store in stores:
-        await store.close()
-
-
-@pytest.mark.requirement("P9", "R.50")
-async def test_a_model_that_failed_one_server_rests_for_the_others_too(postgres_url: str) -> None:
-    """Each has a store and a clock of its own; the time of day is everybody's."""
-    stores = [await Store.open(postgres_url) for _ in range(2)]
-    clocks, today = [Clock(), Clock(5_000.0)], Clock(1_000_000.0)
-    first, other = (
-        Summarizer(store=store, clock=clock, now=today) for store, clock in zip(stores, clocks, strict=True)
-    )
-    failing, asked = Model(((500, b"{}"),)), Model()
-
-    def pass_time(seconds: float) -> None:
-        for each in (*clocks, today):
-            each.at += seconds
-
-    async def ask(summarizer: Summarizer, model: Model, tenant: str = TERMS.tenant) -> str:
-        return said(await summarizer.ask(UNKEYED, terms=msgspec.structs.replace(TERMS, tenant=tenant), send=model))
-
-    assert [await ask(first, failing) for _ in range(BACK_OFF_AFTER)] == ["! status_500"] * BACK_OFF_AFTER
-    assert await ask(other, asked) == "! backing_off"
-    assert await ask(other, asked, tenant="somebody else") == NOTES
-    pass_time(BACK_OFF_FIRST + 1)
-    assert await ask(other, failing) == "! status_500", "it is tried once"
-    for each in (first, other):
-        assert await ask(each, asked) == "! backing_off", "and rests for twice as long then"
-    pass_time(BACK_OFF_FIRST + 1)
-    assert await ask(first, asked) == "! backing_off"
-    pass_time(BACK_OFF_FIRST)
-    gate = asyncio.Event()
-    slow = Model(gate=gate)
-    trial = asyncio.create_task(ask(first, slow))
-    await slow.entered.wait()
-    assert await ask(other, asked) == "! backing_off", "another server is trying it"
-    gate.set()
-    assert await trial == NOTES
-    assert await ask(other, asked) == NOTES, "it answers one, so all ask it again"
-    for each in (first, other):
-        await each.close()
-    for store in stores:
-        await store.close()
 
 
 # The end

@@ -315,9 +315,8 @@ async def test_notes_by_the_model_itself_are_used_or_refused_and_the_session_goe
     asked = [body["messages"] for each in taken for body in each.notes]
     assert asked
     systems = [messages[0]["content"] for messages in asked]
-    in_place = head["content"]  # a question behind the conversation itself, which begins with its own system prompt
     assert systems[0] == PROMPTS["structured"].system
-    assert set(systems) <= {in_place, *(PROMPTS[name].system for name in ("structured", "plain"))}
+    assert set(systems) <= {PROMPTS[name].system for name in ("structured", "plain")}
     assert all(each.prompt <= wider.window - MAX_TOKENS for each in taken)
     assert all(pairs_are_whole(each.sent) for each in taken)
     cuts = [row.cut for row in checkpoints if row.cut is not None]

@@ -309,9 +309,6 @@ def _default_text(request: Request, seed: int) -> str:
 
 
 _ASKS = re.compile(r"summar(?:y|i[sz])|compact(?:ion| the)|condense|working notes|take notes|checkpoint", re.IGNORECASE)
-_ASKS_IN_PLACE = re.compile(
-    r"\s{0,9}(?:Now stop and take notes|Write (?:the working )?notes|Summari[sz]e the conversation above)\b"
-)
 _ASKS_FOR_LIST = re.compile(r"category \| importance", re.IGNORECASE)
 _WORDS = re.compile(r"at most (\d{1,6}) words")
 _END_OF_DATA = re.compile(r"^</[\w-]{2,40}>[ \t]*$", re.MULTILINE)
@@ -338,24 +335,16 @@ def text_of(content: Any) -> str:
 def wants_summary(request: Request, summary_model: str | None) -> bool:
     """Whether this is a summariser's request: by its model, else by what it asks for.
 
-    That is a short tool-less array whose system prompt asks for a summary, or a conversation of any kind that ends
-    with the instruction to write notes on it.
+    That is a short tool-less array whose system prompt asks for a summary.
     """
     if summary_model is not None and request.get("model") == summary_model:
         return True
     messages = request["messages"]
-    if _is_in_place(request):
-        return True
     if request.get("tools") or len(messages) > MAX_MESSAGES:
         return False
     heads = [text_of(message.get("content")) for message in messages if message.get("role") in {"system", "developer"}]
     heads.append(text_of(request.get("system")))
     return any(_ASKS.search(head) for head in heads)
-
-
-def _is_in_place(request: Request) -> bool:
-    last = request["messages"][-1] if request["messages"] else {}
-    return last.get("role") == "user" and _ASKS_IN_PLACE.match(text_of(last.get("content"))) is not None
 
 
 class SummaryWriter:
@@ -399,9 +388,7 @@ def schema_of(request: Request) -> Mapping[str, Any] | None:
 
 def read_material(request: Request) -> str:
     said = [message for message in request["messages"] if message.get("role") not in {"system", "developer"}]
-    if not _is_in_place(request):
-        return "\n".join(text_of(message.get("content")) for message in said)
-    return "\n".join(f"[{message.get('role')}] {text_of(message.get('content'))}" for message in said[:-1])
+    return "\n".join(text_of(message.get("content")) for message in said)
 
 
 def instruction_of(request: Request) -> str:
