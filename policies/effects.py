@@ -27,7 +27,6 @@ class Summarize:
     purpose: str
     schema: Mapping[str, object] = field(default_factory=dict)
     key: str = ""
-    standing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

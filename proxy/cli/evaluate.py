@@ -39,6 +39,7 @@ UNLIMITED = 1 << 60
 INPUT_SHARE = 0.7
 """Share of a model's window that a question with its material may take: its tokenizer may be another one."""
 USUAL_WINDOW = 8_192
+CHARACTERS_A_TOKEN = 4
 TOO_AGGRESSIVE = 0.75
 """Fidelity under which a compaction takes too much (requirement A0.122)."""
 MAX_MISSING = 8
@@ -57,6 +58,7 @@ class Models(EffectHandler):
     default: str
     by_purpose: Mapping[str, str] = field(default_factory=dict)
     tokens: int = UNLIMITED
+    taken: int = 0
     spent: Spent = field(default_factory=Spent)
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     _upstreams: Upstreams = field(init=False)
@@ -70,18 +72,20 @@ class Models(EffectHandler):
         await self._upstreams.close()
 
     async def summarize(self, effect: Summarize) -> Summary | Failed:
-        if effect.standing:
-            return Failed("not_in_place")
         model = self.by_purpose.get(effect.purpose, self.default)
         upstream = upstream_for(self.config, model)
-        terms = SummarizerTerms(
-            tenant=TENANT, upstream=upstream.name, model=model, seconds=SECONDS, tokens_per_hour=self.tokens
-        )
+        terms = SummarizerTerms(tenant=TENANT, upstream=upstream.name, model=model, seconds=SECONDS)
         caller = Caller(tenant=TENANT, credential=os.environ.get("OPENAI_API_KEY", "").encode())
         destination = by_weir(upstream, caller, path=CHAT_PATH, model=model)
         send = partial(self._upstreams.post, destination)
+        most = (len(effect.system) + len(effect.prompt)) // CHARACTERS_A_TOKEN + effect.max_tokens
         async with self._turns:  # a server with one slot has the others wait, and their time runs
+            if self.taken + most > self.tokens:
+                return Failed("budget")
+            self.taken += most
             done = await self._summarizer.ask(effect, terms=terms, send=send)
+        if done.usage is not None and done.usage.prompt is not None:
+            self.taken += done.usage.prompt + (done.usage.completion or 0) - most
         if done.usage is not None:
             self.spent += Spent(calls=1, asked=done.usage.prompt or 0, answered=done.usage.completion or 0)
         elif done.source == "asked":

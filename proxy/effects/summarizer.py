@@ -8,14 +8,13 @@ order in which they are looked at::
     no_schema       this model refused the schema within the last hour
     not_ready       the client's request waits no longer, by its policy
     backing_off     the last three calls or more failed, so it is left alone for a while
-    budget          the tokens that these terms allow in all are used up
     the call        timeout, status_500, context_length_exceeded, loop_detected, not_an_answer …
 """
 
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -115,7 +114,6 @@ MAX_ANSWER = 4 * 1024 * 1024
 LEARNED_FOR = 3_600.0
 NO_SCHEMA, FORM, LIMIT, RESTS = "no_schema", "form", "limit", "rests"
 """What is learned of a model: it takes no JSON by schema, it reasons, how many tokens it holds, how often it failed."""
-BYTES_A_TOKEN = 4
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 Source = Literal["asked", "shared", "kept", "refused"]
@@ -125,13 +123,12 @@ NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", Shutt
 
 
 class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks which model, and for how long. ``tokens_per_hour`` is what one process may take in all, None for any."""
+    """Who asks which model, and for how long."""
 
     tenant: str
     upstream: str
     model: str
     seconds: float = 20.0
-    tokens_per_hour: int | None = None
     codec: Codec = CHAT
 
     @property
@@ -233,7 +230,6 @@ class Summarizer:
         self._flying: dict[bytes, asyncio.Task[SummaryResult]] = {}
         self._lines: OrderedDict[tuple[str, str, str], _ModelQueue] = OrderedDict()
         self._learned = _Learned(clock)
-        self._taken: Counter[str] = Counter()
 
     async def ask(
         self,
@@ -301,23 +297,13 @@ class Summarizer:
 
     async def _ask(self, question: _Question, line: _ModelQueue) -> SummaryResult:
         terms = question.terms
-        asked = len(question.body) // BYTES_A_TOKEN
-        most = asked + question.effect.max_tokens
         if refusal := self._refusal(question, line):
             return _refused(refusal)
-        if terms.tokens_per_hour is not None and self._taken[terms.tenant] + most > terms.tokens_per_hour:
-            return _refused("budget")
         started = self._clock()
         rests = line.rests
         if line.is_failing:  # while it is tried nobody else asks it
             self._learned.put(RESTS, terms.scope, str(line.failures), seconds=terms.seconds)
-        used = asked
-        self._taken[terms.tenant] += most
-        try:
-            reply, usage = await self._call(question)
-            used = _used(reply, usage, asked=asked)
-        finally:
-            self._taken[terms.tenant] += used - most
+        reply, usage = await self._call(question)
         self._note(line, terms.scope, reply, rests)
         if isinstance(reply, Summary) and question.effect.schema and _is_without_form(reply):
             self._learned.put(NO_SCHEMA, terms.served, "1")
@@ -435,16 +421,6 @@ def _digest(*parts: str | bytes) -> bytes:
         hashed.update(len(data).to_bytes(8, "big"))
         hashed.update(data)
     return hashed.digest()
-
-
-def _used(reply: Summary | Failed, usage: ReportedUsage | None, *, asked: int) -> int:
-    """Tokens that a call took: as reported, else estimated; a refusal took none, a broken answer may be charged."""
-    if usage is not None:
-        return (usage.prompt or 0) + (usage.completion or 0)
-    if isinstance(reply, Summary):
-        return asked + len(reply.text) // BYTES_A_TOKEN
-    is_refused = reply.reason.startswith("status_") or reply.reason in NO_FAULT_OF_THE_MODEL
-    return 0 if is_refused or reply.reason == LoopDetected.code else asked
 
 
 def read_answer(content: bytes, codec: Codec = CHAT) -> tuple[Summary | Failed, ReportedUsage | None]:

@@ -437,24 +437,6 @@ async def test_a_question_of_its_own_has_no_tools_and_no_stream() -> None:
     assert [m["role"] for m in body["messages"]] == ["system", "user"]
 
 
-# What it may take
-
-
-@pytest.mark.requirement("S.28")
-async def test_calls_at_the_same_time_cannot_exceed_together_what_none_would_alone() -> None:
-    model = Model(gate=asyncio.Event())
-    async with summarizing() as summarizer:
-        terms = msgspec.structs.replace(TERMS, tokens_per_hour=900)
-        questions = [replace(UNKEYED, prompt=f"part {number}") for number in range(AT_ONCE)]
-        waiting = [asyncio.create_task(summarizer.ask(q, terms=terms, send=model)) for q in questions]
-        await model.entered.wait()
-        assert model.gate is not None
-        model.gate.set()
-        told = [said(each) for each in await asyncio.gather(*waiting)]
-    assert told.count(NOTES) == 3
-    assert told.count("! budget") == AT_ONCE - 3
-
-
 # The end
 
 
