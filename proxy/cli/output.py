@@ -20,6 +20,7 @@ WIDTH = 200
 SHORT = 24
 """Cells up to this width stay on one line: as wide as what is said of tokens, and as a generated name."""
 SECONDS_BETWEEN_LINES = 5.0
+MONEY = frozenset({"cost", "cost_saved", "summarizer_cost"})
 MOMENTS = frozenset({"at", "since", "created", "updated", "closed", "expires", "revoked"})
 
 Row = TypeVar("Row", bound=Any)
@@ -114,7 +115,7 @@ def _written(name: str, value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.2f}"
+        return f"{value:,.4f}" if name in MONEY else f"{value:,.2f}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_written(str(key), inner)}" for key, inner in value.items())
     if isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ from policies.quality.recommend import REPEATED, Recommendation, Traffic
 from policies.quality.recommend import recommend as choose
 from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
-from proxy.cli.output import print_table, progress
+from proxy.cli.output import listing, print_table, progress
 from proxy.cli.replay import conditions_for, recorded
 from proxy.cli.shared import (
     FILE,
@@ -82,16 +82,7 @@ def list_policies(config: Config) -> Findings:
     config, stored = _with_stored(config)
     purposes = _purposes(config, stored)
     rows = [_row(name, config, purposes.get(name, ""), stored) for name in config.policies]
-
-    def show() -> None:
-        lines = [
-            (f"{row['name']}{' (default)' if row['default'] else ''}", _window_words(config.policy(row["name"])),
-             row["acts"], row["for"])
-            for row in rows
-        ]  # fmt: skip
-        print_table(("policy", "window", "acts", "for"), lines, width=NARROW)
-
-    return Findings(lambda: rows, show)
+    return listing(rows, "name from default window designed_for acts for")
 
 
 @policy.command()
@@ -318,14 +309,6 @@ def _purposes(effective: Config, stored: Mapping[str, SetPolicy]) -> Mapping[str
     for name, given in stored.items():
         found[name] = about(Document(name="", data=given.body or {}))
     return found
-
-
-def _window_words(settings: ContextSettings) -> str:
-    if settings.window is not None:
-        return f"{settings.window:,}"
-    if settings.window_per_output is not None:
-        return f"{settings.window_per_output} x output"
-    return "any" if settings.designed_for is None else f"{settings.designed_for:,}"
 
 
 def _acts(settings: ContextSettings) -> str:
