@@ -141,13 +141,13 @@ async def test_nor_does_it_where_a_model_summarises_in_the_request(off: str, tmp
 @pytest.mark.parametrize(
     ("policy", "headers"),
     [
-        ("{memory: {patterns: ['<mem[a-z]+( v[0-9]+)?>']}, buckets: {memory: {cap: 4000}}}", {}),
+        ("{memory: {tags: ['<mem']}, buckets: {memory: {cap: 4000}}}", {}),
         ("{memory: {names: [notebook]}, buckets: {memory: {cap: 4000}}}", {}),
         ("{buckets: {memory: {cap: 4000}}}", {"x_weir_memory": "<memory"}),
     ],
-    ids=["regex", "name", "header"],
+    ids=["tag", "name", "header"],
 )
-async def test_memory_is_counted_in_its_own_bucket_by_a_pattern_a_name_or_the_tag_that_the_client_declares(
+async def test_memory_is_counted_in_its_own_bucket_by_a_tag_a_name_or_the_tag_that_the_client_declares(
     policy: str, headers: Mapping[str, str], tmp_path: Path
 ) -> None:
     async with Served(tmp_path, policy) as served:
