@@ -100,6 +100,10 @@ def add_provider_ids(connection: sa.Connection, _: Operations) -> None:
     provider_ids.create(connection)
 
 
+def forget_rounds(_: sa.Connection, op: Operations) -> None:
+    op.execute("DELETE FROM edits WHERE kind = 'round'")  # of the recall tool on endpoints where it is offered no more
+
+
 def hash_anew(connection: sa.Connection, op: Operations) -> None:
     """Without what made sure of the audit by triggers and seals: hashes cover other fields, and are made anew."""
     if connection.dialect.name == "postgresql":
@@ -136,5 +140,6 @@ STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0018": frame_originals,
     "0019": add_usage_days,
     "0020": add_provider_ids,
+    "0021": forget_rounds,
     "0022": hash_anew,
 }

@@ -78,6 +78,22 @@ async def test_a_database_of_before_is_written_as_one_of_today(url: str) -> None
     await store.close()
 
 
+@pytest.mark.requirement("P9", "R.67")
+async def test_rounds_of_the_recall_tool_that_no_longer_go_up_are_forgotten(tmp_path: Path) -> None:
+    path = unpacked(tmp_path)
+    with closing(sqlite3.connect(path)) as file, file:
+        (before,) = file.execute("SELECT count(*) FROM edits").fetchone()
+        tenant, branch = file.execute("SELECT tenant, branch FROM edits LIMIT 1").fetchone()
+        one = "SELECT min(version * 1000 + position) FROM edits WHERE branch = :branch"
+        round_ = f"UPDATE edits SET kind = 'round' WHERE branch = :branch AND version * 1000 + position = ({one})"
+        assert (before > 1, file.execute(round_, {"branch": branch}).rowcount) == (True, 1)
+    store = await Store.open(sqlite_url(path))
+    assert await store.branch(tenant, branch) is not None
+    await store.close()
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT count(*), sum(kind = 'round') FROM edits").fetchone() == (before - 1, 0)
+
+
 @pytest.mark.requirement("P9")
 async def test_the_same_is_read_of_a_database_of_today(url: str) -> None:
     store = await Store.open(url)
