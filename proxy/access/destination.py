@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
@@ -133,6 +133,11 @@ def _require_others(caller: Caller, headers: Headers, fields: Mapping[str, Raw])
             raise InvalidRequest(f"{name[:80]} cannot be read, and may name a model.", param=name[:80]) from None
         for each in named:
             caller.require(each)
+
+
+def _refuse_in_query(query: bytes) -> None:
+    if any(name.casefold() == MODEL for name, _ in parse_qsl(query.decode("latin-1"))):
+        raise InvalidRequest("Name the model in the body and not in the query.", param=MODEL)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -274,7 +279,7 @@ def is_decided_by_model(config: Config, caller: Caller, route: Route) -> bool:
 
 
 def for_managed(
-    config: Config, caller: Caller, route: Route, request: ClientRequest, *, headers: Headers = ()
+    config: Config, caller: Caller, route: Route, request: ClientRequest, *, headers: Headers = (), query: bytes = b""
 ) -> tuple[Destination, ClientRequest]:
     """The destination, and the request naming the model that its path names.
 
@@ -285,6 +290,7 @@ def for_managed(
     named = _model_in_object(request.body, request.fields)
     if caller.is_restricted:
         _require_others(caller, headers, request.fields)
+        _refuse_in_query(query)
     model = route.model or named
     if model != named:
         request = request.codec.parse(_with_model(request.body, model))
@@ -292,7 +298,7 @@ def for_managed(
 
 
 def for_relay(
-    config: Config, caller: Caller, route: Route, headers: Headers, body: bytes | None
+    config: Config, caller: Caller, route: Route, headers: Headers, body: bytes | None, *, query: bytes = b""
 ) -> tuple[Destination, bytes | None]:
     """The destination of a request whose body was read, and the body naming its path's model.
 
@@ -307,8 +313,9 @@ def for_relay(
             # Whoever may relay may send files that name any model; but no conversation goes to a guessed provider.
             if route.kind != "other" or len(config.upstreams) > 1:
                 raise
-    if body and route.embeds and caller.is_restricted:
-        _require_others(caller, headers, split_object(body))
+    if route.embeds and caller.is_restricted:
+        _require_others(caller, headers, split_object(body) if body else {})
+        _refuse_in_query(query)
     # Azure's servers take the path's deployment, whatever the body says, and its users call those unlike the model.
     model = route.model or named
     if body and model != named and not is_form(headers):

@@ -211,6 +211,8 @@ async def test_a_key_with_models_reaches_no_other_by_any_spelling(tmp_path: Path
         for big in ({**BIG, "model": OTHER}, {"model": MINE, **BIG, "Model": OTHER}):
             answers += [("big", await run.ask("/v1/responses", body=big, chunked=c)) for c in (True, False)]
         answers += [((m, p), await run.ask(p, method=m, body={"a": 1})) for m, p in NAMELESS]
+        for path in ("/v1/chat/completions?model=gpt-4", "/v1/embeddings?a=b&Mod%65l=gpt-4"):
+            answers.append((path, await run.ask(path, body=said(MINE))))
         packed = {"content-encoding": "gzip"}
         answers.append(("gzip", await run.ask("/v1/responses", body=said(MINE), headers=packed)))
         passed = [(what, answer.status_code) for what, answer in answers if not 400 <= answer.status_code < 500]
