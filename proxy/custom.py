@@ -180,6 +180,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     conversation: str | None = None
 
+    @property
+    def about(self) -> dict[str, str | None]:
+        """The fields of a line in the log."""
+        return {"request": self.request, "conversation": self.conversation}
+
 
 class NewResult(msgspec.Struct, frozen=True, kw_only=True):
     index: int
@@ -254,7 +259,7 @@ class Hooks:
             try:
                 queue.put_nowait((callback, turn, facts))
             except asyncio.QueueFull:
-                log.warning("the plugin %s is too slow: it misses a %s of %s", name, callback, turn.request)
+                log.warning("the plugin %s is too slow: it misses a %s", name, callback, extra=turn.about)
 
     async def _run(self, name: str, plugin: Plugin, queue: "asyncio.Queue[Call]") -> None:
         while True:
@@ -263,8 +268,8 @@ class Hooks:
                 async with asyncio.timeout(SECONDS):
                     await getattr(plugin, callback)(turn, *facts)
             except TimeoutError:
-                log.warning("the plugin %s took more than %g s for a %s of %s", name, SECONDS, callback, turn.request)
+                log.warning("the plugin %s took more than %g s for a %s", name, SECONDS, callback, extra=turn.about)
             except Exception:  # whatever a plugin raises is its own affair
-                log.exception("the plugin %s failed in %s of %s", name, callback, turn.request)
+                log.exception("the plugin %s failed in %s", name, callback, extra=turn.about)
             finally:
                 queue.task_done()

@@ -175,30 +175,3 @@ async def test_postgresql_says_what_to_use_and_counts_alike(postgres_url: str) -
     assert done.exit_code == 1
     assert "pg_dump --format=custom --file=" in done.stderr
     assert await told("conversations", "list", store=url) == []
-
-
-@pytest.mark.requirement("P14")
-async def test_a_stored_conversation_is_played_by_its_name(tmp_path: Path) -> None:
-    database = tmp_path / "w.db"
-    async with (
-        serve_simulator(SimulatorSettings(window=4096), counter=COUNTER) as simulator,
-        weir(simulator.base_url, database, window=4096) as target,
-    ):
-        await Talk(target.client(default_headers={"x-weir-conversation": NAME})).agent(14)
-        await Talk(target.client(default_headers={"x-weir-conversation": "short"})).agent(1)
-
-    report = await told("replay", NAME, "--compare", "off", "--window", "2048", "--max-tokens", "256", store=database)
-    assert [each["id"] for each in report["conversations"]] == [NAME]
-    assert report["policies"]["balanced"]["requests"] > 5
-    as_served = await told("replay", NAME, store=database)
-    assert (as_served["model"], as_served["window"]) == ("sim", 4096)
-    assert (await told("replay", NAME, "--model", "gpt-4o", store=database))["window"] == 128_000
-    shown = (await asyncio.to_thread(run, "conversations", "show", NAME, store=database)).stdout
-    (version,) = re.findall(r"^version +(\d+) *$", shown, re.MULTILINE)
-    assert int(version) == max((await told("conversations", "show", NAME, store=database))["checkpoints"])
-    assert "batches of edits" not in shown
-
-    short = await asyncio.to_thread(run, "replay", "short", store=database)
-    assert "nothing of short was summarised yet" in short.stderr
-    unknown = await asyncio.to_thread(run, "replay", "suport-4711", store=database)
-    assert "did you mean support-4711?" in unknown.stderr

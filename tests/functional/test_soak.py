@@ -23,7 +23,7 @@ async def test_nothing_grows_that_should_not_while_three_requests_in_ten_go_wron
     settled = report.settled()
     early, late = settled[: len(settled) // 2], settled[len(settled) // 2 :]
     assert "hung" not in report.answers
-    assert report.answers["200"] > 200
+    assert report.answers["200"] > 2 * SECONDS
     assert {kind for kind in report.answers if kind.startswith("5") and "fault" not in kind} == set(), report.answers
     assert max(row.descriptors for row in late) <= 1.5 * max(row.descriptors for row in early)
     assert max(row.tasks for row in late) <= 1.5 * max(row.tasks for row in early) + 5

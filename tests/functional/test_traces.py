@@ -214,7 +214,7 @@ SERVER weir edit sim status=200 action=edit before=16000 after=3500
       CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=183
       CLIENT chat notes status=200 summarizer=True input=4500 output_tokens=182
       CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=66
-  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3500 output_tokens=28"""
+  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3000 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")

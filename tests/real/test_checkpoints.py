@@ -15,7 +15,7 @@ import pytest
 from policies.effects import Summarize
 from policies.memory.checkpoint import Checkpoint
 from policies.summary.provenance import invented
-from proxy.effects.summarizer import Compose, Send, Summarizer, SummarizerTerms, SummaryResult
+from proxy.effects.summarizer import Send, Summarizer, SummarizerTerms, SummaryResult
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import COUNTER, RunningWeir, answered, arrays_of, weir
@@ -72,10 +72,10 @@ class Listening(Summarizer):
         self.heard: list[tuple[Summarize, SummaryResult]] = []
 
     async def ask(
-        self, effect: Summarize, *, terms: SummarizerTerms, send: Send, compose: Compose | None = None
+        self, effect: Summarize, *, terms: SummarizerTerms, send: Send, waits: float | None = None
     ) -> SummaryResult:
         """The model's reply, which is remembered."""
-        told = await super().ask(effect, terms=terms, send=send, compose=compose)
+        told = await super().ask(effect, terms=terms, send=send, waits=waits)
         self.heard.append((effect, told))
         return told
 
