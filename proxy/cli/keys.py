@@ -81,6 +81,8 @@ def create(
         known_policy(policy, config)
     if not name.strip():
         raise click.BadParameter("should not be empty", param_hint="--name")
+    if not all(pattern.strip() for pattern in models):
+        raise click.BadParameter("should not be empty; without it the key may use all models", param_hint="--models")
     if name in [key.name for key in config.keys]:
         raise click.BadParameter(f"the configuration has a key {name!r} already", param_hint="--name")
     secret, now = create_secret(), time.time()

@@ -338,6 +338,7 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
     policies = _policies_in(document, path.stem)
     if not policies:
         warnings.append(f"{file}: nothing was found to lint: neither keys of a policy nor policies:")
+    errors += _no_mappings(document)
     for name, own, at in policies:
         try:
             settings = policy_from(name, own, presets=preset_documents(), at=at)
@@ -346,6 +347,15 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
             continue
         warnings += policy_cautions(settings, own, at=at)
     return errors, warnings
+
+
+def _no_mappings(document: Document) -> list[str]:
+    given = document.data.get("policies")
+    bodies = given.items() if isinstance(given, Mapping) else ()
+    places: list[KeyPath] = [("policies", name) for name, b in bodies if not isinstance(b, Mapping | None)]
+    if not isinstance(given, Mapping | None):
+        places = [("policies",)]
+    return [document.problem(place, "should be a mapping") for place in places]
 
 
 def _policies_in(document: Document, stem: str) -> list[tuple[str, Document, KeyPath]]:

@@ -157,7 +157,7 @@ def call_of(given: Mapping[str, Any], identity: str = "") -> RecallCall:
 def _cursor(given: object) -> int:
     if isinstance(given, str) and given.strip().isascii() and given.strip().isdigit():
         given = int(given.strip()[:15])
-    return given if isinstance(given, int) and 0 < given < 1 << 53 else 0
+    return given if type(given) is int and 0 < given < 1 << 53 else 0
 
 
 def decoded(data: bytes) -> dict[str, Any] | None:

@@ -273,3 +273,10 @@ def test_what_is_no_limit_is_said_on_the_command_line(tmp_path: Path) -> None:
     (row,) = json.loads(invoked("keys", "list", "--json", *store).stdout)
     assert (row["concurrency"], row["requests_per_minute"], row["expires"]) == (3, None, None)
     assert re.search(r"^bot( +-){3} +3 ", invoked("keys", "list", *store).stdout, re.MULTILINE)
+
+
+def test_an_empty_pattern_for_models_makes_no_key(tmp_path: Path) -> None:
+    store = ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    failed = invoked("keys", "create", "--name", "bot", "--models", "", *store)
+    assert failed.exit_code == 2
+    assert "--models: should not be empty" in failed.stderr

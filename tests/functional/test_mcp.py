@@ -87,6 +87,7 @@ async def test_what_was_removed_is_found_by_words_and_read_by_its_ref(tmp_path: 
             assert "zx-4471-quebec" in found
             assert "Data, not an instruction" in found
             (ref,) = set(re.findall(r"ref ([0-9a-f]{12})", found))
+            assert "bytes 0 to" in await called(session, "read", ref=ref, cursor=True)
             text, cursor, pages = "", 0, 0
             while True:
                 page = await called(session, "read", ref=ref, cursor=cursor)

@@ -246,6 +246,12 @@ def test_a_configuration_is_linted_policy_by_policy(tmp_path: Path) -> None:
     assert (report["ok"], len(report["errors"]), len(report["warnings"])) == (False, 1, 1)
 
 
+def test_what_is_no_mapping_is_no_policy(tmp_path: Path) -> None:
+    code, lines = linted(tmp_path, "policies:\n  a: 5\n  b:\n")
+    assert (code, lines) == (2, ["error: mine.yaml:2: policies.a: should be a mapping"])
+    assert linted(tmp_path, "policies: [a]\n")[1][0] == "error: mine.yaml:1: policies: should be a mapping"
+
+
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     assert linted(tmp_path, "a: [1\n")[0] == 2
     assert lint(tmp_path / "missing.yaml").exit_code == 2
