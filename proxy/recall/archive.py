@@ -50,7 +50,7 @@ MAX_NUMBER_LEN = 3
 MAX_TERM_LEN = 64  # characters of a word that is looked for: a text is compared with all of them at each of its own
 
 _WORD = re.compile(r"\S+")
-_EDGES = "\"'`\u201c\u201d\u2018\u2019.,;:!?()[]{}<>*|"
+_EDGES = "\"'`\u201c\u201d\u2018\u2019.,;:!?()[]{}<>*|-"
 _SCRIPTS_WITHOUT_BLANKS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f]{2,}")
 _SEGMENT = re.compile(rf"[^\n]{{1,{MAX_SEGMENT_LEN}}}(?:\n+|(?<=\s)|\Z)|[^\n]{{1,{MAX_SEGMENT_LEN}}}\n*|\n+")
 

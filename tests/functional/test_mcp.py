@@ -108,7 +108,7 @@ async def test_short_numbers_count(tmp_path: Path, deployment: Deployment) -> No
     async with served(tmp_path, deployment) as target:
         await past_the_window(target, *(f"Invoice {number}: {amount} EUR" for number, amount in amounts.items()))
         async with connected(target) as session:
-            for query in ("invoice 3", "Invoice #3"):
+            for query in ("invoice 3", "Invoice #3", "-invoice -3"):
                 found = await called(session, "recall", query=query)
                 assert "512 EUR" in found
                 others = [found.index(said) for said in ("313 EUR", "330 EUR") if said in found]
