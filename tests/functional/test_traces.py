@@ -202,25 +202,25 @@ async def test_a_batch_of_edits_has_a_child_per_layer_and_says_what_it_freed(pro
 
 
 COMPACT = """\
-SERVER weir edit sim status=200 action=edit before=16000 after=3500
-  * weir.context.status actions=compact=1 percent=219.1 tokens=3500 limit=7500 used=16000
-  * weir.eviction count=0 placeholders=1 policy=balanced freed=12500 remaining=3500
-  INTERNAL weir context.plan action=edit before=16000 after=3500
-    INTERNAL weir context.layer ingest_cap before=16000 after=16000 units=0
-    INTERNAL weir context.layer dedupe before=16000 after=16000 units=0
-    INTERNAL weir context.layer evict before=16000 after=16000 units=0
-    INTERNAL weir context.layer compact before=16000 after=3500 units=66 ref=…
-      CLIENT chat notes status=200 summarizer=True input=5500 output_tokens=181
-      CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=183
-      CLIENT chat notes status=200 summarizer=True input=4500 output_tokens=182
+SERVER weir edit sim status=200 action=edit before=17000 after=3500
+  * weir.context.status actions=compact=1 percent=231.5 tokens=3500 limit=7500 used=17000
+  * weir.eviction count=0 placeholders=1 policy=balanced freed=13500 remaining=3500
+  INTERNAL weir context.plan action=edit before=17000 after=3500
+    INTERNAL weir context.layer ingest_cap before=17000 after=17000 units=0
+    INTERNAL weir context.layer dedupe before=17000 after=17000 units=0
+    INTERNAL weir context.layer evict before=17000 after=17000 units=0
+    INTERNAL weir context.layer compact before=17000 after=3500 units=70 ref=…
+      CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=182
+      CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=182
+      CLIENT chat notes status=200 summarizer=True input=5000 output_tokens=181
       CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=66
-  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3000 output_tokens=28"""
+  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3500 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")
 async def test_the_summarisers_calls_stand_under_the_layer_that_asked() -> None:
     async with scene(summarizer="notes", balanced=PATIENT) as started:
-        await ask(started, chat(36))
+        await ask(started, chat(38))
         assert await started.tree(about=500) == COMPACT
         asked = [seen for seen in started.simulator.answered() if seen.model == "notes"]
     calls = {f"{span.span_id.hex()}" for span in started.receiver.spans() if span.name == "chat notes"}
