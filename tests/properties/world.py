@@ -5,6 +5,7 @@ What a client sent, what the upstream received and counted, and what Weir's API 
 
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ OTHER_KEY = "sk-other-0123456789abcdef"
 MANY_ROWS = 500
 REPLY = "I have read that, and go on."
 QUESTION = "Say in five words what was done so far."
+REF = re.compile(r"\b[0-9a-f]{12}\b")
 _COUNTS = re.compile(r"before=~?(\d+);after=~?(\d+);limit=(\d+)")
 
 
@@ -63,6 +65,7 @@ class Exchange:
         taken: whether the upstream takes the client's own bytes.
         received: what the upstream was sent for it, attempts that it refused as well.
         compared: the same client's exchange before it, where this one only adds to it at the end, in the same model.
+        cpu: seconds of this process from the first byte to the answer's last.
     """
 
     step: int
@@ -84,6 +87,7 @@ class Exchange:
     received: tuple[RecordedRequest, ...] = ()
     compared: "Exchange | None" = None
     deleted: bool = False
+    cpu: float = 0.0
 
     def __str__(self) -> str:
         shown = {k: v for k, v in self.headers.items() if k.startswith("x-weir-") and "overhead" not in k}
@@ -131,7 +135,7 @@ class World:
     latest: dict[tuple[int, int], Exchange] = field(default_factory=dict)
     said: int = 0
     step: int = 0
-    rows: dict[str, list[JSON]] = field(default_factory=dict)
+    blobs: dict[str, str] = field(default_factory=dict)
     harmed: list[str] = field(default_factory=list)
 
     # -- what the script says --------------------------------------------------------------------------------------
@@ -232,9 +236,12 @@ class World:
         self.upstream.forget()
         named = {} if client.name is None else {"x-weir-conversation": client.name}
         url = f"{self.running.root}{PATHS[client.endpoint]}"
-        answer_ = await self.http.post(url, content=body, headers={**_headers(KEY), **named})
-        exchange.status, exchange.headers = answer_.status_code, answer_.headers
-        exchange.said = answer_.text[:600] if answer_.status_code != 200 else ""
+        begun = time.process_time()
+        received = await self.http.post(url, content=body, headers={**_headers(KEY), **named})
+        exchange.cpu = time.process_time() - begun
+        exchange.status = received.status_code
+        exchange.headers = received.headers
+        exchange.said = received.text[:600] if received.status_code != 200 else ""
         exchange.received = tuple(self.upstream.answered())
         if question is None:
             self.latest[client.number, model] = exchange
@@ -260,8 +267,30 @@ class World:
         return None if answer.status_code == 404 else list(answer.json()["data"])
 
     async def removed(self, name: str) -> list[JSON]:
+        """What is out of the window, as the API lists it."""
         answer = await self.get(f"conversations/{name}/removed?limit={MANY_ROWS}")
         return [] if answer.status_code == 404 else list(answer.json()["data"])
+
+    async def blob(self, ref: str) -> str | None:
+        """What an archived message says, None where there is none."""
+        found: list[str] = []
+        cursor: str | None = "0"
+        while cursor is not None:
+            page = await self.get(f"blobs/{ref}.txt?cursor={cursor}")
+            if page.status_code == 404:
+                return None
+            found.append(page.text)
+            cursor = page.headers.get("x-weir-cursor")
+        return "".join(found)
+
+    async def archived(self, name: str, said: str) -> dict[str, str]:
+        """What the removed messages of a conversation say, and those that ``said`` names, by their refs."""
+        refs = [*(row["ref"] for row in await self.removed(name)), *REF.findall(said)]
+        for ref in dict.fromkeys(refs):
+            if ref not in self.blobs:
+                text = await self.blob(ref)
+                self.blobs |= {ref: text} if text is not None else {}
+        return {ref: self.blobs[ref] for ref in refs if ref in self.blobs}
 
     def echoed(self) -> dict[str, list[Exchange]]:
         """The exchanges by the conversation that their answers named, without deleted ones."""
