@@ -37,7 +37,6 @@ RUNS = ("!", ".", "? ", "a", " ", "\n", "-", "=", "\u0301", "字", "\u202e", "0"
 FORGED = "forged"
 """Text with lines that look like those which Weir writes."""
 KINDS = ("prose", FORGED, *LETTERS, *(f"run of {each!r}" for each in RUNS))
-READABLE = ("prose", "prose", "prose", *LETTERS)
 
 
 class _Told:
@@ -204,8 +203,8 @@ def _sentences(word: Callable[[], str], count: int) -> Iterator[str]:
 
 # -- strategies ------------------------------------------------------------------------------------------------------
 
-WINDOWS = (4_096, 4_096, 8_192, 8_192, 8_192, 16_384, 32_768, 131_072, 262_144)
-SIZES = (0.01, 0.03, 0.08, 0.2)
+WINDOWS = (8_192, 4_096, 16_384, 32_768, 131_072, 262_144)
+SIZES = (0.05, 0.01, 0.1, 0.2)
 NAMES = (None, "first", "second")
 
 
@@ -221,8 +220,8 @@ def begins() -> st.SearchStrategy[Begin]:
         Begin,
         endpoint=st.sampled_from(ENDPOINTS),
         model=st.integers(0, 3),
-        system=st.sampled_from([0.02, 0.0, 0.3, 0.6, 0.8, 0.95]),
-        task=st.sampled_from([0.02, 0.1, 0.3]),
+        system=st.sampled_from([0.02, 0.02, 0.0, 0.3, 0.6, 0.8, 0.95]),
+        task=st.sampled_from([0.02, 0.02, 0.1, 0.3]),
         opening=st.integers(0, 1),
         answer=st.sampled_from([None, 0.02, 0.25, 1.5]),
         name=st.sampled_from(NAMES),
@@ -230,17 +229,20 @@ def begins() -> st.SearchStrategy[Begin]:
     )
 
 
-def steps() -> st.SearchStrategy[Step]:
+def exchanges() -> st.SearchStrategy[Step]:
+    said = {
+        "client": st.integers(0, 3),
+        "turns": st.sampled_from([1, 4, 8, 12]),
+        "size": st.sampled_from(SIZES),
+        "kind": st.one_of(st.just("prose"), st.sampled_from(KINDS)),
+    }
+    return st.one_of(st.builds(Talk, **said), st.builds(Work, **said))
+
+
+def changes() -> st.SearchStrategy[Step]:
     client = st.integers(0, 3)
     model = st.integers(0, 3)
-    said = {
-        "client": client,
-        "turns": st.integers(1, 8),
-        "size": st.sampled_from(SIZES),
-        "kind": st.sampled_from([*READABLE, *KINDS]),
-    }
-    more = st.one_of(st.builds(Talk, **said), st.builds(Work, **said))
-    others = st.one_of(
+    return st.one_of(
         st.builds(Side, client=client, model=model),
         st.builds(Switch, client=client, model=model),
         st.builds(Rewind, client=client, turns=st.integers(1, 6)),
@@ -250,14 +252,17 @@ def steps() -> st.SearchStrategy[Step]:
         st.builds(Delete, client=client),
         begins(),
     )
-    return st.one_of(more, others)
 
 
 @st.composite
-def scripts(draw: st.DrawFn, *, most: int = 8) -> Script:
-    """One to four models, one client at first, and up to ``most`` steps."""
+def scripts(draw: st.DrawFn, *, most: int = 3) -> Script:
+    """One to four models; a client, and up to ``most`` times some changes and what is said after them."""
+    steps: list[Step] = [draw(begins()), draw(exchanges())]
+    for _ in range(draw(st.integers(1, most))):
+        steps += draw(st.lists(changes(), max_size=2))
+        steps.append(draw(exchanges()))
     return Script(
         models=tuple(draw(st.lists(models(), min_size=1, max_size=4))),
-        steps=(draw(begins()), *draw(st.lists(steps(), min_size=1, max_size=most))),
+        steps=tuple(steps),
         counts_answer=draw(st.booleans()),
     )

@@ -196,7 +196,7 @@ class World:
                 client.lines += [Line("call", "", self.said), Line("result", text, self.said)]
                 await self._send(client, client.model)
             else:
-                if client.lines[-1].role != "user":
+                if client.lines[-1].role == "result":
                     client.lines.append(Line("assistant", f"{REPLY} {self.said}"))
                 client.lines.append(Line("user", text))
                 await self._send(client, client.model)
