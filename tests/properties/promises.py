@@ -10,8 +10,8 @@ from tests.properties.clients import Line, texts_of
 from tests.properties.scripts import NAMES
 from tests.properties.world import OTHER_KEY, REF, Exchange, World, forwarded_array, forwarded_texts
 
-ASSUMED_WINDOW = 128_000
-"""What Weir takes for the window of a model that nobody knows."""
+ASSUMED_WINDOW = 16_384
+"""The least that Weir takes for the window of a model that nobody knows."""
 HEADROOM = 0.05
 ERROR = 0.05
 TRIGGER = 0.80
@@ -38,6 +38,8 @@ class Broken(AssertionError):
 
     def __init__(self, promise: str, what: str, *shown: object) -> None:
         self.promise = promise
+        self.what = what
+        self.shown = shown
         super().__init__("\n  ".join([f"{promise} is broken: {what}", *map(str, shown)]))
 
 
@@ -75,7 +77,9 @@ def _was_long(world: World, exchange: Exchange, room: float) -> bool:
 def _difference(exchange: Exchange) -> str:
     assert exchange.forwarded is not None
     sent, received = exchange.sent, exchange.forwarded.body
-    at = next((n for n, (a, b) in enumerate(zip(sent, received, strict=False)) if a != b), min(len(sent), len(received)))
+    at = next(
+        (n for n, (a, b) in enumerate(zip(sent, received, strict=False)) if a != b), min(len(sent), len(received))
+    )
     return f"from byte {at} on: sent {sent[at : at + 80]!r}, received {received[at : at + 80]!r}"
 
 
@@ -179,7 +183,9 @@ async def p6_only_a_batch_changes_the_prefix(world: World, exchanges: Sequence[E
         old, new = (_without_note(forwarded_array(one)) for one in (before, each))
         same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
         if same < len(old):
-            what = f"{needed} tokens need no batch ({room_of(world, each):.0f}), and the prefix changed at message {same}"
+            what = (
+                f"{needed} tokens need no batch ({room_of(world, each):.0f}), and the prefix changed at message {same}"
+            )
             changed = f"of {len(old)}: {json.dumps(old[same]):.160} is now {json.dumps(new[same : same + 1]):.160}"
             raise Broken("P6", what, before, each, changed)
 

@@ -178,20 +178,21 @@ class World:
     def _model(self, number: int) -> int:
         return number % len(self.script.models)
 
-    def _size(self, model: int, share: float) -> int:
-        return round(share * self.script.models[model].window)
+    def _size(self, model: int, share: float, most: int) -> int:
+        return min(most, max(8, round(share * self.script.models[model].window))) if share else 0
 
     def _begin(self, step: Begin) -> None:
         model = self._model(step.model)
-        system = written("prose", self._size(model, step.system), 1_000_000 + step.opening)
-        task = written("prose", max(8, self._size(model, step.task)), 2_000_000 + step.opening)
+        most = 8 * self.script.longest
+        system = written("prose", self._size(model, step.system, most), 1_000_000 + step.opening)
+        task = written("prose", self._size(model, step.task, most), 2_000_000 + step.opening)
         lines = [Line("user", task)]
         self.clients.append(Client(step, len(self.clients), model, system, lines, name=step.name))
 
     async def _say(self, client: Client, step: Talk | Work) -> None:
         for _ in range(step.turns):
             self.said += 1
-            text = written(step.kind, max(8, self._size(client.model, step.size)), self.said)
+            text = written(step.kind, self._size(client.model, step.size, self.script.longest), self.said)
             if isinstance(step, Work):
                 client.lines += [Line("call", "", self.said), Line("result", text, self.said)]
                 await self._send(client, client.model)
