@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -196,14 +196,17 @@ def _without_note(array: Sequence[Any]) -> list[Any]:
 
 
 async def p7_what_was_removed_can_be_read(world: World, exchanges: Sequence[Exchange]) -> None:
-    """What does not go up whole is in the archive, for the key that sent it only."""
+    """What does not go up whole is in the archive, for the key that sent it only.
+
+    A conversation that is not found is what P4 is about.
+    """
     for name, group in groupby(exchanges, key=lambda each: each.echoed):
         each = list(group)[-1]
         if name is None or each.forwarded is None or each.deleted:
             continue
         said = "\n".join(forwarded_texts(each))
         missing = {line.text for line in each.lines if line.text and line.text not in said}
-        if not missing:
+        if not missing or await world.timeline(name) is None:
             continue
         kept = await world.archived(name, said)
         archived = "\n".join(kept.values())
@@ -225,23 +228,33 @@ async def p8_time_is_linear(world: World, exchanges: Sequence[Exchange]) -> None
 
 
 async def p9_one_row_says_the_same(world: World, exchanges: Sequence[Exchange]) -> None:
-    """Each request is in exactly one row, and its answer's header, the row and the upstream's usage say the same."""
-    rows = [row for name in world.echoed() for row in await world.timeline(name) or ()]
-    rows.sort(key=lambda row: row["at"])
-    kept = [each for each in world.exchanges if each.echoed is not None and not each.deleted]
-    if len({row["id"] for row in rows}) != len(kept) or len(rows) != len(kept):
-        ids = len({row["id"] for row in rows})
-        raise Broken("P9", f"{len(kept)} requests are in {len(rows)} rows with {ids} ids", *exchanges[-1:])
-    for each, row in zip(kept, rows, strict=True):
-        if each.counts is None or each.step != world.step - 1:
+    """Each request is in exactly one row, and its answer's header, the row and the upstream's usage say the same.
+
+    A conversation that is not found, or holds another number of rows, is what P4 is about.
+    """
+    seen: set[str] = set()
+    for name, own in world.echoed().items():
+        rows = await world.timeline(name) or []
+        if len(rows) != len(own):
             continue
-        own = (each.status, *each.counts, each.headers["x-weir-actions"])
-        told = (row["status"], row["tokens_before"], row["tokens_after"], row["limit"], row["actions"])
-        if own != told:
-            raise Broken("P9", f"the answer says {own}, the row {told}", each)
-        used = None if each.forwarded is None else each.forwarded.prompt_tokens
-        if row["usage_prompt"] != used:
-            raise Broken("P9", f"the upstream reported {used} tokens, the row {row['usage_prompt']}", each)
+        twice = seen & {row["id"] for row in rows}
+        if twice:
+            raise Broken("P9", f"a request is in more than one conversation: {sorted(twice)}", own[-1])
+        seen |= {row["id"] for row in rows}
+        for each, row in zip(own, rows, strict=True):
+            if any(each is one for one in exchanges) and each.counts is not None:
+                _says_the_same(each, row)
+
+
+def _says_the_same(exchange: Exchange, row: Mapping[str, Any]) -> None:
+    counts = exchange.counts or ()
+    own = (exchange.status, *counts, exchange.headers["x-weir-actions"])
+    told = (row["status"], row["tokens_before"], row["tokens_after"], row["limit"], row["actions"])
+    if own != told:
+        raise Broken("P9", f"the answer says {own}, the row {told}", exchange)
+    used = None if exchange.forwarded is None else exchange.forwarded.prompt_tokens
+    if row["usage_prompt"] != used:
+        raise Broken("P9", f"the upstream reported {used} tokens, the row {row['usage_prompt']}", exchange)
 
 
 Promise = Callable[[World, Sequence[Exchange]], Awaitable[None]]

@@ -270,7 +270,7 @@ class World:
     async def removed(self, name: str) -> list[JSON]:
         """What is out of the window, as the API lists it."""
         answer = await self.get(f"conversations/{name}/removed?limit={MANY_ROWS}")
-        return [] if answer.status_code == 404 else list(answer.json()["data"])
+        return list(answer.json()["data"])
 
     async def blob(self, ref: str) -> str | None:
         """What an archived message says, None where there is none."""
