@@ -63,6 +63,14 @@ class Client:
         note = f"Note {self.number}: write in short sentences, and never forget the lighthouse."
         return [*lines[:at], Line("note", note), *lines[at:]]
 
+    def least(self, question: str | None = None) -> "Client":
+        """The same client with nothing but its task, its newest user text and what no model has read."""
+        lines = self.sent(question)
+        users = [line for line in lines if line.role == "user"]
+        unread = lines[-2:] if lines[-1].role == "result" else []
+        kept = [users[0], *(users[-1:] if len(users) > 1 else []), *unread]
+        return replace(self, lines=kept, distance=None)
+
     def body(self, model: str, window: int, *, question: str | None = None) -> bytes:
         """The request, byte for byte."""
         lines = self.sent(question)

@@ -19,7 +19,10 @@ TRIGGER = 0.80
 MOST_RESERVED = 4_000
 ROLLED_BACK = 0.75
 """The share of the trigger below which what was decided before is taken back, where the history was rewound."""
-FIRST_CPU, CPU_PER_BYTE = 1.0, 5e-6
+LEAST_RESERVED = 1_024
+"""Tokens below which the room for the answer shrinks for nothing."""
+SURE = 0.85
+FIRST_CPU, CPU_PER_BYTE = 1.0, 2e-6
 """Seconds: what a request may take in any case (a batch, a vocabulary read), and for each byte that was sent."""
 BLOCK = re.compile(r"<(weir-\d{6})>\n(Written by Weir .*?)\n</\1>", re.DOTALL)
 QUOTED = re.compile(r"(user|assistant|tool|system|data) (\d+|earlier): (.*)", re.DOTALL)
@@ -55,12 +58,12 @@ def room_of(world: World, exchange: Exchange) -> float:
 
 
 async def p1_what_fits_goes_up_as_it_came(world: World, exchanges: Sequence[Exchange]) -> None:
-    """What fits goes up byte for byte, whatever was sent before, to whichever model."""
+    """What fits goes up byte for byte, whatever was sent before, to whichever model, if the upstream takes it so."""
     for each in exchanges:
         room = room_of(world, each)
         if _was_long(world, each, room):
             room *= ROLLED_BACK
-        if each.forwarded is not None and each.tokens <= room and each.forwarded.body != each.sent:
+        if each.forwarded is not None and each.taken and each.tokens <= room and each.forwarded.body != each.sent:
             what = f"{each.tokens} tokens fit ({room:.0f}), and other bytes went up"
             raise Broken("P1", what, each, _difference(each))
 
@@ -93,7 +96,10 @@ async def p2_nothing_is_refused_that_the_upstream_takes(world: World, exchanges:
 
 
 async def p3_task_and_newest_words_are_whole(world: World, exchanges: Sequence[Exchange]) -> None:
-    """The task and the newest user text are whole; an unread result is whole, or says how to get what is missing."""
+    """The task and the newest user text are whole; an unread result is whole, or says how to get what is missing.
+
+    It is whole where it fits beside what can never be removed.
+    """
     for each in exchanges:
         if each.forwarded is None:
             continue
@@ -103,8 +109,19 @@ async def p3_task_and_newest_words_are_whole(world: World, exchanges: Sequence[E
             if line.text not in said:
                 raise Broken("P3", f"{what} did not go up whole: {line.text[:60]!r}", each)
         for line in _unread(each.lines):
-            if line.text not in said:
-                await _is_readable(world, each, line)
+            if line.text in said:
+                continue
+            room = _room_of_unread(world, each)
+            if each.least <= room:
+                raise Broken("P3", f"an unread result is cut, and {each.least} tokens fit ({room:.0f})", each)
+            await _is_readable(world, each, line)
+
+
+def _room_of_unread(world: World, exchange: Exchange) -> float:
+    """Tokens that have room in any case beside the least answer, a summary and what a step before it leaves."""
+    model = world.model_of(exchange)
+    window = min(model.window, model.known or ASSUMED_WINDOW)
+    return SURE * (window - min(exchange.answer or LEAST_RESERVED, LEAST_RESERVED, window // 16))
 
 
 def _unread(lines: Sequence[Line]) -> Iterator[Line]:

@@ -1,7 +1,7 @@
 """Scripts that random clients play: which models there are, and step by step what is said to which of them.
 
 A script is plain data, so that Hypothesis makes it small and a person can read it: numbers of clients and models are
-taken modulo how many there are, sizes are shares of a model's window, and every text follows from its number.
+taken modulo how many there are (-1 is the newest), sizes are shares of a model's window, and every text follows from its number.
 """
 
 import random
@@ -216,6 +216,7 @@ def _sentences(word: Callable[[], str], count: int) -> Iterator[str]:
 WINDOWS = (8_192, 4_096, 16_384, 32_768, 131_072, 262_144)
 SIZES = (0.05, 0.01, 0.1, 0.2)
 NAMES = (None, "first", "second")
+CLIENTS = st.sampled_from([0, -1, 1])
 
 
 @st.composite
@@ -241,7 +242,7 @@ def begins() -> st.SearchStrategy[Begin]:
 
 def exchanges() -> st.SearchStrategy[Step]:
     said = {
-        "client": st.integers(0, 3),
+        "client": CLIENTS,
         "turns": st.sampled_from([1, 4, 8, 12]),
         "size": st.sampled_from(SIZES),
         "kind": st.one_of(st.just("prose"), st.sampled_from(KINDS)),
@@ -250,13 +251,15 @@ def exchanges() -> st.SearchStrategy[Step]:
 
 
 def changes() -> st.SearchStrategy[Step]:
-    client = st.integers(0, 3)
+    client = CLIENTS
     model = st.integers(0, 3)
+    fork = st.builds(Fork, client=client, name=st.sampled_from(NAMES))
     return st.one_of(
         st.builds(Side, client=client, model=model),
         st.builds(Switch, client=client, model=model),
         st.builds(Rewind, client=client, turns=st.integers(1, 6)),
-        st.builds(Fork, client=client, name=st.sampled_from(NAMES)),
+        fork,
+        fork,
         st.builds(Note, client=client, distance=st.integers(0, 10)),
         st.just(Restart()),
         st.builds(Delete, client=client),

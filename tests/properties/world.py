@@ -63,6 +63,7 @@ class Exchange:
         lines: what is said in it, the note in its place.
         tokens: what the upstream counts of the client's own bytes.
         taken: whether the upstream takes the client's own bytes.
+        least: tokens of its system prompt, tools, task, newest user text and what no model has read.
         received: what the upstream was sent for it, attempts that it refused as well.
         compared: the same client's exchange before it, where this one only adds to it at the end, in the same model.
         cpu: seconds of this process from the first byte to the answer's last.
@@ -79,6 +80,7 @@ class Exchange:
     tokens: int
     answer: int | None
     taken: bool
+    least: int
     is_side: bool
     floats: bool
     status: int = 0
@@ -217,6 +219,7 @@ class World:
         window = self.script.models[model].window
         body = client.body(f"m{model}", window, question=question)
         tokens, answer, taken = self._judged(client.endpoint, body, window)
+        least, _, _ = self._judged(client.endpoint, client.least(question).body(f"m{model}", window), window)
         exchange = Exchange(
             step=self.step,
             client=client.number,
@@ -229,6 +232,7 @@ class World:
             tokens=tokens,
             answer=answer,
             taken=taken,
+            least=least,
             is_side=question is not None,
             floats=client.distance is not None,
             compared=self.latest.get((client.number, model)),
@@ -319,6 +323,7 @@ class World:
         for each in self.exchanges:
             if each.echoed == name:
                 each.deleted = True
+        self.latest = {key: each for key, each in self.latest.items() if not each.deleted}
 
     def model_of(self, exchange: Exchange) -> Model:
         return self.script.models[exchange.model]
