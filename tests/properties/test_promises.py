@@ -161,7 +161,7 @@ async def test_what_keeps_a_promise(promise: str, script: Script) -> None:
 
 
 @pytest.mark.timeout(tried(300, 7_200))
-@settings(RANDOM, max_examples=tried(20, 1_500))
+@settings(RANDOM, max_examples=tried(20, 600))
 @given(script=scripts())
 async def test_what_holds_today_holds_for_every_client(script: Script) -> None:
     await play(script, HOLDING)

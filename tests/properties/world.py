@@ -117,10 +117,6 @@ class Exchange:
         found = _COUNTS.match(self.headers.get("x-weir-tokens", ""))
         return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
-    @property
-    def acted(self) -> bool:
-        return self.headers.get("x-weir-actions", "none") != "none"
-
 
 @dataclass
 class World:
@@ -317,9 +313,9 @@ class World:
         gone = await self.timeline(name)
         if gone is not None:
             self.harmed.append(f"{name} is still found with {len(gone)} rows after it was deleted")
-        for each in others:
-            if await self.timeline(each) != before[each]:
-                self.harmed.append(f"the deletion of {name} changed the rows of {each}")
+        for other in others:
+            if await self.timeline(other) != before[other]:
+                self.harmed.append(f"the deletion of {name} changed the rows of {other}")
         for each in self.exchanges:
             if each.echoed == name:
                 each.deleted = True
