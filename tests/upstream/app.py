@@ -282,7 +282,8 @@ def _model_card(name: str, settings: SimulatorSettings) -> Mapping[str, Any]:
         return {"type": "model", "id": name, "display_name": name, "created_at": "2025-01-01T00:00:00Z"}
     card: dict[str, Any] = {"id": name, "object": "model", "created": 1_735_689_600, "owned_by": "simulator"}
     if settings.dialect is Dialect.VLLM:
-        card |= {"root": name, "parent": None, "max_model_len": window, "permission": []}
+        card |= {"root": name, "parent": None, "permission": []}
+        card |= {"max_model_len": window} if settings.tells_window else {}
     if settings.dialect is Dialect.LLAMACPP:
         trained = max(window, TRAINED_WINDOW)
         card["meta"] = {"n_ctx": window, "n_ctx_train": trained, "n_vocab": 32_000, "n_params": 1, "size": 1}

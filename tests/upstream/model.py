@@ -62,6 +62,7 @@ class SimulatorSettings:
 
     Attributes:
         window: tokens of prompt and answer together; ``windows`` has other sizes by model.
+        tells_window: the list of models names each one's window, where the dialect's servers do.
         max_output: most tokens an answer may ask for, None for no cap but the window.
         models: ids that ``GET /v1/models`` lists; a request may name any model.
         strict: judge the message array as OpenAI does.
@@ -88,6 +89,7 @@ class SimulatorSettings:
 
     window: int = 8192
     windows: Mapping[str, int] = field(default_factory=dict)
+    tells_window: bool = True
     max_output: int | None = None
     dialect: Dialect = Dialect.OPENAI
     seed: int = 0
