@@ -118,7 +118,7 @@ KEPT: dict[str, Script] = {
         steps=(Begin(), Talk(turns=12, size=0.1), Rewind(turns=6), Talk(turns=6, size=0.05))
     ),
 }
-"""Scripts that keep the promise which they are named by, and did not always."""
+"""Scripts that keep the promise which they are named by."""
 RANDOM = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
