@@ -21,6 +21,7 @@ from tests.functional.canaries import SECRETS, columns, files, leaked, request, 
 from tests.functional.harness import COUNTER, EVICTING, ROOT, Talk, WeirProcess, answered, arrays_of, free_port
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, as_asked, completion, events, scripted, whole
 from tests.functional.test_leaks import echo
+from tests.profile import soak
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -78,7 +79,7 @@ def hidden(text: str) -> list[str]:
 
 
 @pytest.mark.requirement("S.2", "S.16", "S.17", "A3.14", "P7")
-@pytest.mark.parametrize("form", ["line", "json"])
+@pytest.mark.parametrize("form", [pytest.param("line", marks=soak), "json"])
 async def test_a_process_never_logs_a_secret_and_its_commands_never_print_one(tmp_path: Path, form: str) -> None:
     """Its collector and its webhook quote what they are sent, its upstream does, too, or breaks off."""
 

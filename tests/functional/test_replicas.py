@@ -33,6 +33,7 @@ from tests.functional.harness import (
 )
 from tests.functional.test_store_failures import until
 from tests.postgres import Postgres
+from tests.profile import soak
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -103,6 +104,7 @@ async def test_two_replicas_in_turns_break_the_prefix_no_oftener_than_one(postgr
     assert await in_store(postgres_url) == (1, 1)
 
 
+@soak
 @pytest.mark.requirement("P9", "P2", "S.3")
 async def test_agents_before_two_replicas_break_their_prefixes_no_oftener_than_before_one(postgres: Postgres) -> None:
     """All at the same time, each request to the next replica; a break is counted where it is seen, at the upstream."""

@@ -7,7 +7,7 @@ from tests.profile import SOAK, tried
 
 pytestmark = pytest.mark.slow
 
-SECONDS = float(tried(35, 1_200))
+SECONDS = float(tried(20, 1_200))
 PACED = {} if SOAK else {"pause": 0.7, "conversations": 4}
 """Light on the machine: each client has one conversation in a third of the time, of so few that caches are full then."""
 ROW_KB = 3
