@@ -65,11 +65,14 @@ class CustomFunctions:
             answer = await worker.ask({"messages": given, "budget": budget}, effect.seconds)
             return Trimmed(_selection(answer, given))
         except TimeoutError:
-            code, why = "timeout", f"no answer within {effect.seconds:g} seconds"
+            code = "timeout"
+            why = f"no answer within {effect.seconds:g} seconds"
         except (OSError, EOFError) as error:
-            code, why = "crashed", f"{type(error).__name__}: {error}"
+            code = "crashed"
+            why = f"{type(error).__name__}: {error}"
         except (ValueError, RuntimeError) as error:
-            code, why = "rejected" if isinstance(error, ValueError) else "failed", str(error)
+            code = "rejected" if isinstance(error, ValueError) else "failed"
+            why = str(error)
         log.warning("custom function %s: %s: %s", effect.path, code, why)
         return Failed(code)
 

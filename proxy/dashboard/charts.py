@@ -59,7 +59,8 @@ def grid(frame: Frame, ticks: Sequence[float], labels: Iterable[str], *, first: 
         yield f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>'
     for number in _numbers(frame.count):
-        x, y = frame.x(number - 0.5), frame.height - 8
+        x = frame.x(number - 0.5)
+        y = frame.height - 8
         yield f'<text class="tick" x="{x:.1f}" y="{y}" text-anchor="middle">{number + first - 1}</text>'
 
 
@@ -89,7 +90,8 @@ def line_of(frame: Frame, values: Sequence[float]) -> str:
 
 
 def rule(frame: Frame, value: float, name: str, label: str) -> str:
-    y, right = frame.y(value), frame.width - RIGHT
+    y = frame.y(value)
+    right = frame.width - RIGHT
     text = f'<text class="tick" x="{right}" y="{y - 5:.1f}" text-anchor="end">{escape(label)}</text>'
     return f'<line class="{name}" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>{text if label else ""}'
 

@@ -180,7 +180,8 @@ class Memory(msgspec.Struct, frozen=True):
         return config.policy(self.caller.policy if known else None).recall.max_tokens
 
     async def _recall(self, call: RecallCall, counter: TokenCounter) -> RecallAnswer:
-        store, tenant = self.runtime.store, self.caller.tenant
+        store = self.runtime.store
+        tenant = self.caller.tenant
         within = None
         if self.name is not None:
             within = await store.conversation(tenant, self.name)
@@ -198,7 +199,8 @@ class Memory(msgspec.Struct, frozen=True):
 
     async def _placed(self, rows: Sequence[Original]) -> list[Past]:
         """The texts with their conversations, those of the conversation that was used last at the end."""
-        store, tenant = self.runtime.store, self.caller.tenant
+        store = self.runtime.store
+        tenant = self.caller.tenant
         newest: Sequence[ConversationRow] = ()
         if rows:
             newest = await store.conversations(tenant, limit=MAX_CONVERSATIONS)
@@ -213,7 +215,8 @@ class Memory(msgspec.Struct, frozen=True):
         return [*(past_of(row) for row in left.values()), *reversed(placed)]
 
     async def _read(self, call: RecallCall, counter: TokenCounter) -> RecallAnswer:
-        store, tenant = self.runtime.store, self.caller.tenant
+        store = self.runtime.store
+        tenant = self.caller.tenant
         original = await store.original(tenant, call.ref)
         past = (
             past_of(original) if original is not None else covered_by(call.ref, await store.covered(tenant, call.ref))

@@ -167,7 +167,8 @@ def decoded(data: bytes) -> dict[str, Any] | None:
 
 def added_up(usage: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The last round's usage with the tokens that all rounds generated."""
-    words, details_name = "completion_tokens", "completion_tokens_details"
+    words = "completion_tokens"
+    details_name = "completion_tokens_details"
     result = dict(usage)
     result[words] = _sum(words, (*before, usage))
     details = [d for each in (*before, usage) if isinstance(d := each.get(details_name), dict)]
