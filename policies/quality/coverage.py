@@ -15,8 +15,8 @@ from policies.memory.state import read_state
 from policies.messages import ToolCall, Transcript
 from policies.settings import NoteTaking
 from policies.summary.ask import lines_of
+from policies.summary.identifiers import normal_text
 from policies.summary.material import MaterialLine, harmless
-from policies.summary.provenance import normal_text
 from policies.text.segments import Source, literals, sources_of
 from policies.tokens import shorten
 

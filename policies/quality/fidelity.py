@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from policies.effects import Failed, Flow, Reply, Summarize, Summary, together
 from policies.quality.coverage import Dimension, Question
+from policies.summary.identifiers import normal_text
 from policies.summary.material import (
     FENCE_TOKENS,
     MaterialLine,
@@ -28,7 +29,6 @@ from policies.summary.material import (
     sized,
 )
 from policies.summary.prompts import Prompt
-from policies.summary.provenance import normal_text
 from policies.tokens import TokenCounter
 
 NOT_STATED = "NOT STATED"

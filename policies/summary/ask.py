@@ -11,6 +11,7 @@ from hashlib import blake2b
 from policies.effects import Failed, Flow, Reply, Summarize, together
 from policies.lines import DATA
 from policies.summary.check import judge
+from policies.summary.identifiers import grounded
 from policies.summary.material import (
     ARCHIVE,
     FENCE_TOKENS,
@@ -24,7 +25,6 @@ from policies.summary.material import (
     sized,
 )
 from policies.summary.prompts import HEADINGS, PROMPTS, REASONS, Prompt
-from policies.summary.provenance import grounded
 from policies.text.segments import Source
 from policies.tokens import TokenCounter, clip_middle
 

@@ -47,7 +47,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "context_budget.buckets.working.max_tokens": ("buckets.working.cap", "reserve"),
     **{f"context_budget.buckets.{name}.on_overflow": (f"buckets.{name}.on_overflow",) for name in _BUCKETS},
 }
-"""Each key to those of a policy that hold the same value; below ``cascade`` stands the name of a layer."""
+"""Each key to those of a policy that hold the same value; below ``cascade`` is the name of a layer."""
 
 NO_COUNTERPART: Mapping[str, str] = {
     "eviction.protected_types": "system messages and the newest exchange always stay, the rest by its score",

@@ -79,7 +79,7 @@ class McpServer:
         except ProxyError as error:
             await respond_error(send, error)
             return
-        make = partial(_manager, Memory(self._runtime, caller, _named(scope)))
+        make = partial(_manager, RemovedTexts(self._runtime, caller, _named(scope)))
         manager = await asyncio.to_thread(make)
         async with manager.run():
             await manager.handle_request(scope, receive, send)
@@ -99,7 +99,7 @@ def _named(scope: Scope) -> str | None:
     return name or None
 
 
-def _manager(memory: "Memory") -> "StreamableHTTPSessionManager":
+def _manager(removed: "RemovedTexts") -> "StreamableHTTPSessionManager":
     import mcp.types as types  # noqa: PLC0415
     from mcp.server.lowlevel import Server  # noqa: PLC0415
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager  # noqa: PLC0415
@@ -119,7 +119,7 @@ def _manager(memory: "Memory") -> "StreamableHTTPSessionManager":
         return types.ListToolsResult(tools=tools)
 
     async def call_tool(_: object, params: types.CallToolRequestParams) -> types.CallToolResult:
-        text, is_error = await memory.answer(params.name, params.arguments or {})
+        text, is_error = await removed.answer(params.name, params.arguments or {})
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=is_error)
 
     server = Server(
@@ -146,7 +146,7 @@ DEFINITIONS: Sequence[tuple[str, str, Mapping[str, Any], Sequence[str]]] = (
 )
 
 
-class Memory(msgspec.Struct, frozen=True):
+class RemovedTexts(msgspec.Struct, frozen=True):
     """What was removed from one caller's conversations; with a ``name`` from that one only."""
 
     runtime: Runtime

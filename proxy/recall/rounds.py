@@ -65,7 +65,7 @@ NOT_OURS = frozenset({401, 402, 403, 408, 409, 425, 429})
 
 AskAgain = Callable[[bytes], Awaitable[tuple[UpstreamResponse, Verdict]]]
 Ended = Callable[[UpstreamResponse, Tap | None], None]
-"""RecallAnswer of each answer that another round follows, with what the upstream said of itself in it."""
+"""Called with each answer that another round follows, and what the upstream reported in it."""
 
 
 class Recalled(msgspec.Struct, frozen=True):

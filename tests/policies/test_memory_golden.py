@@ -22,9 +22,9 @@ from policies.memory.state import read_state
 from policies.settings import NoteTaking
 from policies.summary.ask import Written, condense, lines_of
 from policies.summary.check import judge, under_headings, without_reasoning
+from policies.summary.identifiers import grounded, invented
 from policies.summary.material import MaterialLine, render_resumed, render_summary
 from policies.summary.prompts import PROMPTS
-from policies.summary.provenance import grounded, invented
 from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model

@@ -1,6 +1,6 @@
 import pytest
 
-from policies.summary.provenance import grounded, invented, normal_text
+from policies.summary.identifiers import grounded, invented, normal_text
 
 MATERIAL = """\
 [user] Move the shop to /srv/shop/app.py on db-7.internal:5432 before 2024-05-17, at most $1,200, and use UTF-8.

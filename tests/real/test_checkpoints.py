@@ -14,7 +14,7 @@ import pytest
 
 from policies.effects import Summarize
 from policies.memory.checkpoint import Checkpoint
-from policies.summary.provenance import invented
+from policies.summary.identifiers import invented
 from proxy.effects.summarizer import Send, Summarizer, SummarizerTerms, SummaryResult
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow

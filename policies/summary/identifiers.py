@@ -1,4 +1,4 @@
-"""Whether what a note names stands in what it was made from.
+"""Whether what a note names is in what it was made from.
 
 Identifiers, numbers and names are looked up in all of the material, which may be a hundred times longer. What
 is written another way (``1,200`` for ``1200``, ``17.5.2024`` for ``2024-05-17``, ``UTF-8`` for ``utf8``, the beginning
