@@ -199,7 +199,7 @@ def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> i
     )
     left = share * bounds.shape.low_water * bounds.room - tail
     wanted = min(int(min(most, max(left, MIN_EXTRACT * most))), bounds.shape.extract_max)
-    possible = bounds.hard_limit - bounds.fixed - tail
+    possible = bounds.safe_limit - bounds.fixed - tail
     return min(wanted, possible) if possible >= MIN_SUMMARY else wanted
 
 
@@ -214,7 +214,7 @@ def _around(bounds: Bounds, *, gone: int) -> int:
 
 
 def _room_beside(bounds: Bounds, summary: int) -> int:
-    return bounds.trigger - bounds.fixed - summary
+    return bounds.safe_limit - bounds.fixed - summary
 
 
 def _too_large_results(draft: Draft, bounds: Bounds, *, room: int) -> list[int]:
@@ -267,7 +267,7 @@ def _summary_cut(
 def _cuts(draft: Draft, bounds: Bounds, found: list[int], *, beside: int) -> dict[int, Edit]:
     """The edits that cut these results beside a summary; what small ones leave over, larger ones may take."""
     tokens, messages = draft.tokens_by_index(), draft.transcript.messages
-    allowed = max(MIN_STEP, int(_room_beside(bounds, beside) * max(CUT_STEP, bounds.shape.low_water)))
+    allowed = max(MIN_STEP, _room_beside(bounds, beside))
     edits: dict[int, Edit] = {}
     for place, index in enumerate(sorted(found, key=lambda i: (tokens[i], i))):
         each = allowed // (len(found) - place)
@@ -329,7 +329,7 @@ def _state(draft: Draft, bounds: Bounds) -> Checkpoint:
 def _room_in_new_window(draft: Draft, bounds: Bounds, start: int) -> int:
     kept = bounds.protection.verbatim
     open_step = sum(tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in kept)
-    limit = min(bounds.target, bounds.hard_limit)
+    limit = min(bounds.target, bounds.safe_limit)
     return min(bounds.settings.checkpoints.window_tokens, limit - bounds.fixed - open_step)
 
 
@@ -338,7 +338,7 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
     transcript, state = bounds.transcript, previous_state(bounds.known)
     if not transcript.chain or state is None or not state.validate().valid:
         return draft
-    room = min(bounds.settings.checkpoints.window_tokens, bounds.hard_limit - draft.tokens, bounds.room // 2)
+    room = min(bounds.settings.checkpoints.window_tokens, bounds.safe_limit - draft.tokens, bounds.room // 2)
     first = transcript.head + 1
     version, ref = bounds.known.next_version, ref_at(draft, first)
     state = replace(state, version=version, window_id=state.window_id + 1)
@@ -414,7 +414,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
         prompt=named if isinstance(named, str) else settings.summaries.prompt,
         previous=before.text,
         max_tokens=note_size(bounds),
-        max_input=bounds.summarizer_input or bounds.budget.hard_limit,
+        max_input=bounds.summarizer_input or bounds.budget.soft_limit,
         counter=bounds.counter,
         by_schema=settings.summaries.by_schema,
         standing=_standing(bounds, gone, fresh=sum(s.tokens for s in sources)),

@@ -242,7 +242,7 @@ class Preparation:
         if settings.notes.enabled:
             found = await self._run(work, notes_of, new=True, known=known)
         if settings.notes.enabled and wants_notes(transcript, settings=settings, known=known):
-            reads = work.asked.summarizer_input or work.recognized.limits.budget.hard_limit
+            reads = work.asked.summarizer_input or work.recognized.limits.budget.soft_limit
             flow = write_notes(transcript, known=known, counter=work.asked.counter, max_input=reads)
             found += await drive(flow, await asyncio.to_thread(step, flow), work.ask)
         await self._keep_notes(thread, found)
@@ -451,7 +451,7 @@ class OnlineEvaluation(Background):
         await self._store.evaluated(branch.tenant, work.asked.id, facts | PROMPTS_USED, self._clock())
 
     async def _asked(self, work: _Evaluated, contexts: Contexts) -> Fidelity:
-        settings, limit = work.asked.settings, work.recognized.limits.budget.hard_limit
+        settings, limit = work.asked.settings, work.recognized.limits.budget.soft_limit
         questions = await asyncio.to_thread(
             questions_for, contexts.sources, count=settings.evaluate.questions, tools=settings.notes
         )
