@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.retention import default_data
-from policies.quality.advise import PROVIDERS, TokenPrices
+from policies.quality.prices import PROVIDERS, TokenPrices
 from policies.settings import ContextSettings
-from proxy.replay.play import Replayed, Tally, replay
-from proxy.replay.scenarios import Conditions, advice_for, advised, pace_of, store_in_memory
+from proxy.replay.play import Tally, replay
+from proxy.replay.scenarios import Conditions, store_in_memory
 from proxy.replay.script import Fact, Recording, Script, read_recordings, recording_of
 from proxy.wire.counting import TextCounter, Tokenizer
 
@@ -82,7 +82,6 @@ class Plan:
     name: str
     window: int
     source: Callable[[Path], Iterator[Recording]]
-    advised: bool = False
     batches: int | None = None
     reuse: float | None = None
     peak: float | None = None
@@ -201,26 +200,10 @@ PLANS: tuple[Plan, ...] = (
         peak=1.05,
     ),
     Plan(
-        name="tau airline long, 4 chained (125K)",
-        window=128_000,
-        source=recorded("tau_airline_long", at_once=4),
-        advised=True,
-        peak=1.05,
-        final=0.65,
-    ),
-    Plan(
         name="agent loop, 120 steps of 1,000 tokens",
         window=128_000,
         source=generated(lambda: agent_loop(120, words=620, name="agent-long")),
         peak=1.05,
-    ),
-    Plan(
-        name="agent loop, 120 steps of 1,000 tokens",
-        window=128_000,
-        source=generated(lambda: agent_loop(120, words=620, name="agent-long")),
-        advised=True,
-        peak=1.05,
-        final=0.65,
     ),
 )
 
@@ -233,13 +216,12 @@ class Row:
     tally: Tally
     sliding: Tally
     worst_batches: int
-    trigger: float | None
     missed: tuple[str, ...]
 
 
 async def played(
     script: Script, policies: Sequence[ContextSettings], conditions: Conditions, prices: TokenPrices
-) -> Replayed:
+) -> Mapping[str, Tally]:
     """A conversation played in every scenario, over a store of its own in memory."""
     async with store_in_memory() as store:
         return await replay(script, policies, conditions, prices, store)
@@ -248,20 +230,19 @@ async def played(
 def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
     """The row of a plan, None where its set is not there."""
     conditions = Conditions(counter=counter, window=plan.window, max_tokens=MAX_TOKENS)
-    total, sliding, worst, trigger = Tally(), Tally(), 0, None
+    total = Tally()
+    sliding = Tally()
+    worst = 0
     for recording in plan.source(data):
-        script, settings = Script(recording, counter=counter, model=""), ContextSettings()
-        if plan.advised:
-            advice = advice_for(pace_of(script), settings, conditions, PRICES)
-            settings, trigger = advised(settings, advice), advice.shape.trigger
-        _, window, managed = asyncio.run(played(script, (settings,), conditions, PRICES)).scenarios
-        sliding.add(window.tally)
-        total.add(managed.tally)
-        worst = max(worst, managed.tally.batches)
+        script = Script(recording, counter=counter, model="")
+        _, window, managed = asyncio.run(played(script, (ContextSettings(),), conditions, PRICES)).values()
+        sliding.add(window)
+        total.add(managed)
+        worst = max(worst, managed.batches)
     if not total.conversations:
         return None
     missed = tuple(_missed(plan, total, worst))
-    return Row(plan=plan, tally=total, sliding=sliding, worst_batches=worst, trigger=trigger, missed=missed)
+    return Row(plan=plan, tally=total, sliding=sliding, worst_batches=worst, missed=missed)
 
 
 def _missed(plan: Plan, total: Tally, worst: int) -> Iterator[str]:
@@ -284,7 +265,6 @@ def values(row: Row) -> dict[str, object]:
     return {
         "set": row.plan.name,
         "window": row.plan.window,
-        "advised_trigger": row.trigger,
         **row.tally.values(),
         "retention_sliding_window": [row.sliding.retention.kept, row.sliding.retention.needed],
         "most_batches_in_a_conversation": row.worst_batches,
@@ -295,10 +275,9 @@ def values(row: Row) -> dict[str, object]:
 def line(row: Row) -> str:
     """One row for people."""
     tally, kept = row.tally, row.tally.retention
-    advice = f", advised {row.trigger:.2f} U" if row.trigger is not None else ""
     held = f"{kept.kept / kept.needed:.1%}" if kept.needed else "-"
     return (
-        f"{row.plan.name + advice:52} {row.plan.window:>7,} {tally.requests:>5} {tally.fit:>5} {tally.batches:>4} "
+        f"{row.plan.name:52} {row.plan.window:>7,} {tally.requests:>5} {tally.fit:>5} {tally.batches:>4} "
         f"{100 * tally.batches / tally.requests:>5.1f} {tally.reuse:>6.1%} {tally.peak or 1.0:>5.2f} "
         f"{tally.ratio:>5.2f} {tally.against_sliding:>7.2f} {held:>7} {1000 * tally.seconds / tally.requests:>6.1f}  "
         f"{'; '.join(row.missed) or 'met'}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from proxy.replay.report import scale
+from proxy.dashboard.charts import scale
 
 WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 760, 420, 60, 44, 190, 34
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a", "#bf3989", "#0a7ea4")

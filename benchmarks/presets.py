@@ -56,8 +56,8 @@ def play(
         whole = script.transcript(len(script.messages)).tokens
         window = max(MIN_WINDOW, whole // SHARE)
         conditions = Conditions(counter=counter, window=window, max_tokens=min(MAX_TOKENS, window // 8))
-        for scenario in asyncio.run(played(script, policies, conditions, PRICES)).scenarios:
-            totals.setdefault(scenario.name, Tally()).add(scenario.tally)
+        for scenario, tally in asyncio.run(played(script, policies, conditions, PRICES)).items():
+            totals.setdefault(scenario, Tally()).add(tally)
     return totals
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from policies.effects import Answers, Failed, Flow, Reply, Summarize, Summary, Together
 from policies.quality.coverage import Dimension, Question
-from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
+from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, evaluate
 from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.summary.ask import Written, condense
 from policies.summary.material import MaterialLine
@@ -171,7 +171,7 @@ def _written(prompt: Prompt, lines: Sequence[MaterialLine]) -> tuple[Written, st
     return result, said[-1].lower() if result.text else ""
 
 
-_ASK = Question("Which port does the service use?", Dimension.FACTS, "model")
+_ASK = Question("Which port does the service use?", Dimension.FACTS)
 _PAIRS: tuple[tuple[str, str, AnswerVerdict], ...] = (
     ("The service uses port 8123.", "In short: the service uses port 8123, as agreed.", AnswerVerdict.YES),
     ("The service uses port 8123.", "The service uses port 9000.", AnswerVerdict.NO),
@@ -198,8 +198,8 @@ def measure_evaluation(changed: Mapping[str, Prompt] | None = None) -> float:
 
     right = 0
     for whole, less, verdict in _PAIRS:
-        terms = Terms(counter=CHARS4, max_input=8_000, by_schema=False)
-        flow = evaluate([MaterialLine("user", whole)], [MaterialLine("user", less)], questions=[_ASK], terms=terms)
+        lines = [[MaterialLine("user", text)] for text in (whole, less)]
+        flow = evaluate(*lines, questions=[_ASK], counter=CHARS4, max_input=8_000)
         found = _run(flow, answer)
         assert isinstance(found, Fidelity)
         right += [judged.verdict for judged in found.judged] == [verdict]

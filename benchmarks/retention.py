@@ -30,7 +30,7 @@ from benchmarks.curves import curve
 from benchmarks.facts import Case, Limit, altered, case_of, counted, displaced, limit_of, rows_of, shown
 from benchmarks.served import Ask, Chat, Override, play, size, tokens, written
 from benchmarks.sets import SETS, load
-from policies.quality.advise import PROVIDERS, request_cost
+from policies.quality.prices import PROVIDERS, request_cost
 from policies.text import choice, extract
 from proxy import app
 

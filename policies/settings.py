@@ -221,14 +221,6 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    sample: float = 0.0
-    questions: int = 8
-    model: str | None = None
-    judge: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect:
     requests: int = 20
     content: bool = True
@@ -303,7 +295,6 @@ class ContextSettings:
     notes: NoteTaking = NoteTaking()
     recall: Recall = Recall()
     health: HealthRules = field(default_factory=HealthRules)
-    evaluate: Evaluation = Evaluation()
     inspect: Inspect = Inspect()
     compaction: Literal["proxy", "provider", "off"] = "proxy"
     resume: Literal["header", "auto", "off"] = "header"

@@ -36,7 +36,7 @@ from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
-from proxy.planning.preparation import OnlineEvaluation, Preparation
+from proxy.planning.preparation import Preparation
 from proxy.planning.workers import Workers, processes_for_plans
 from proxy.runtime import Runtime
 from proxy.store import Store, WriteBehindQueue
@@ -191,7 +191,6 @@ async def running(
         await runtime.hooks.close()
         await runtime.preparation.close()
         await runtime.planner.workers.close()
-        await runtime.evaluation.close()
         await runtime.summarizer.close()
         await runtime.custom.close()
         await runtime.alerts.close()
@@ -257,7 +256,6 @@ async def _assemble(
         tokenizer=tokenizer,
         planner=planner,
         preparation=_preparation(planner, told=partial(add, measured.PREPARATIONS)),
-        evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=planner.clock),
         health=health,
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
@@ -301,7 +299,6 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
 
 def _watch(runtime: Runtime) -> None:
     loop, watch = asyncio.get_running_loop(), runtime.telemetry.metrics.watch
-    watch(measured.FIDELITY, lambda: dict(runtime.evaluation.scores))
     watch(measured.UNAUTHORISED, lambda: dict(runtime.guesses.counted))
     watch(measured.HEALTH, runtime.health.read)
     watch(measured.STORE_WAITING, runtime.settler.waiting)

@@ -43,7 +43,7 @@ from policies.ledger import Decision, EditKind, WindowPressure
 from policies.limits import Limits
 from policies.messages import Run, follow_calls
 from policies.pressure import raw_buckets
-from policies.quality.advise import TokenPrices
+from policies.quality.prices import TokenPrices
 from policies.settings import ContextSettings
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings, Timeouts, UpstreamSettings
@@ -261,11 +261,6 @@ class HealthBook:
             return True
         branch = recognized.thread.branch
         return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
-
-    def rate(self, tenant: str, conversation: str, fidelity: float) -> None:
-        """An evaluated fidelity (0 to 1) holds from the conversation's next request on, where it is known here."""
-        if (known := self._known.get((tenant, conversation))) is not None:
-            self._known[(tenant, conversation)] = known._replace(health=known.health._replace(fidelity=fidelity))
 
     def forget(self, tenant: str, conversation: str) -> None:
         self._known.pop((tenant, conversation), None)

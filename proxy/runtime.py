@@ -17,7 +17,7 @@ from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
-from proxy.planning.preparation import OnlineEvaluation, Preparation
+from proxy.planning.preparation import Preparation
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import KeyRow, PolicyRow
 from proxy.telemetry.setup import Telemetry
@@ -42,7 +42,6 @@ class Runtime:
     tokenizer: Tokenizer
     planner: Planner
     preparation: Preparation
-    evaluation: OnlineEvaluation
     summarizer: Summarizer
     upstreams: Upstreams
     store: Store

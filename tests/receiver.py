@@ -33,7 +33,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-PART = re.compile(r"weir context\.(?!plan$|layer |prepare$|evaluate$)")
+PART = re.compile(r"weir context\.(?!plan$|layer |prepare$)")
 TRACES = "/v1/traces"
 METRICS = "/v1/metrics"
 NAMES = {"http.response.status_code": "status", "error.type": "error", "gen_ai.usage.input_tokens": "input"}

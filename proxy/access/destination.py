@@ -1,12 +1,12 @@
 """Who asks, and where a request goes: the one place that reads a path, judges a model and chooses an upstream.
 
 :class:`Upstreams` sends nothing without a :class:`Destination`, and no other module makes one: a model that a key may
-not use, or the wrong provider, cannot be reached by another spelling of a path, another place for the model, or a route
-that somebody adds. (tests/architecture/test_destinations.py)
+not use, or the wrong provider, cannot be reached by another spelling of a path or a route that somebody adds.
+(tests/architecture/test_destinations.py)
 
-What is judged must be what the upstream reads, and readers differ: of a key that stands twice some take the first and
-some the last, Go's encoding/json takes ``Model`` for ``model``, and every parser of forms is lenient in its own way. So
-a body that could be read in two ways is refused.
+A key with ``models`` gets the routes whose one model is read here as the upstream reads it, from a JSON object: the
+managed ones, lists of models, and embeddings. All else needs the permission ``relay``, and nothing in it is judged but
+a model that it plainly names.
 """
 
 import fnmatch
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -39,18 +39,13 @@ _SAID = frozenset(
 )
 """What is said to the model, and schemas: there a model is spoken of and not asked for."""
 FORM = b"multipart/form-data"
-URL_FORM = b"application/x-www-form-urlencoded"
-PLAIN = frozenset({b"", b"identity"})
-
-_BOUNDARY = re.compile(
-    rb"multipart/form-data\s*;\s*boundary=(\"?)([0-9A-Za-z'()+_,./:=?-]{1,70})\1\s*(?:;\s*charset=\"?utf-8\"?\s*)?",
-    re.IGNORECASE,
+_FORM_MODEL = re.compile(
+    rb"content-disposition: *form-data; *name=\"?model\"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)", re.IGNORECASE
 )
-_OTHER_CHARSET = re.compile(rb"charset[*0-9\s]*=\s*(?!\"?utf-?8\"?\s*(?:;|$))", re.IGNORECASE)
-_DISPOSITION = re.compile(
-    rb"form-data; *name=(?:\"([^\"\\\r\n]+)\"|([0-9A-Za-z_.\[\]-]+))"
-    rb"(; *filename\*?=(?:\"[^\"\r\n]*\"|[^\s\";]+))*",
-    re.IGNORECASE,
+_NO_JSON = re.compile(
+    rb"multipart/form-data.*|application/x-www-form-urlencoded.*"
+    rb"|.*charset[*0-9\s]*=\s*(?!\"?utf-?8\"?\s*(?:;|$)).*",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -93,21 +88,15 @@ class Caller:
             raise ModelNotAllowed(f"this key may not use the model {model[:200]!r}", param="model")
 
 
-def model_in_body(headers: Headers, body: bytes) -> str:
-    """The one model that a JSON object or a form names, empty for none.
+def _model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
+    """The one model that a JSON object names, empty for none; InvalidRequest where it could be read in two ways.
 
-    Raises InvalidRequest (UnsupportedEncoding where it is compressed) for what cannot be read, or in two ways.
+    Of a key that stands twice some readers take the first and some the last, and Go's encoding/json takes ``Model``
+    for ``model``.
     """
-    kind = _kind_of(headers)
-    if kind.startswith(FORM):
-        return _model_in_form(body, _boundary_of(kind))
-    return model_in_object(body, split_object(body))
-
-
-def model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
-    _require_one([key for key in fields if key.casefold() == MODEL])
-    if has_repeated_keys(body, fields):
-        raise InvalidRequest("The request body has a key twice. Readers differ in which of them counts: send one.")
+    names = [key for key in fields if key.casefold() == MODEL]
+    if names not in ([], [MODEL]) or has_repeated_keys(body, fields):
+        raise InvalidRequest("The request has a key twice, or names its model oddly: send one model.", param=MODEL)
     raw = bytes(fields.get(MODEL, b"null"))
     value = "" if raw == b"null" else read_value(raw)
     if not isinstance(value, str):
@@ -115,126 +104,69 @@ def model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
     return value
 
 
-class _Pairs(list[tuple[str, object]]): ...
+def _model_in_body(headers: Headers, body: bytes) -> str:
+    if any(value.strip().lower() not in (b"", b"identity") for value in _values(headers, b"content-encoding")):
+        raise UnsupportedEncoding("Send the request body without Content-Encoding: its model has to be read here.")
+    if not is_form(headers):
+        return _model_in_object(body, split_object(body))
+    named = {model.decode("utf-8", "replace") for model in _FORM_MODEL.findall(body)}
+    if len(named) > 1:
+        raise InvalidRequest("The form names two models.", param=MODEL)
+    return "".join(named)
 
 
-def other_models(fields: Mapping[str, Raw]) -> Iterator[str]:
-    """Every model that an object names beside ``model``, at any depth: to fall back to, or for a tool.
+def _require_others(caller: Caller, headers: Headers, fields: Mapping[str, Raw]) -> None:
+    """ModelNotAllowed for a model that a body names beside its own: to fall back to, or for a tool, at any depth.
 
-    Raises InvalidRequest where that cannot be told.
+    InvalidRequest where that cannot be known.
     """
+    kinds = _values(headers, b"content-type")
+    if len(kinds) > 1 or any(_NO_JSON.fullmatch(kind.strip()) for kind in kinds):
+        raise InvalidRequest("Send the request body as JSON in UTF-8, with Content-Type: application/json.")
     for name, raw in fields.items():
-        if name != MODEL and name.casefold() not in _SAID:
-            yield from _named_in(_Pairs([(name, _pairs_of(raw))]))
-
-
-def _pairs_of(raw: Raw) -> object:
-    try:
-        return json.loads(bytes(raw).decode(), object_pairs_hook=_Pairs, parse_int=len, parse_float=len)
-    except (ValueError, RecursionError):
-        raise InvalidRequest("The request cannot be read to its end: its models have to be known here.") from None
-
-
-def _named_in(value: object) -> Iterator[str]:
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if not isinstance(each, _Pairs):
-            waiting += each if isinstance(each, list) else ()
+        if name == MODEL or name.casefold() in _SAID:
             continue
-        for key, inner in each:
-            if _names_a_model(key):
-                yield from _names_of(key, inner)
-            if key.casefold() not in _SAID:
-                waiting.append(inner)
+        try:
+            value = json.loads(bytes(raw).decode(), object_pairs_hook=_once, parse_int=len, parse_float=len)
+            named = [*_named_in({name: value})]
+        except (ValueError, RecursionError):
+            raise InvalidRequest(f"{name[:80]} cannot be read, and may name a model.", param=name[:80]) from None
+        for each in named:
+            caller.require(each)
 
 
-def _names_of(field: str, value: object) -> Iterator[str]:
-    for each in value if isinstance(value, list) and not isinstance(value, _Pairs) else (value,):
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, list) and not (isinstance(each, _Pairs) and any(_names_a_model(key) for key, _ in each)):
-            text = f"This key may use some models only, and {field[:80]} names them in an unknown way."
-            raise InvalidRequest(text, param=field[:80])
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a key stands twice")
+    return fields
 
 
-def _names_a_model(key: str) -> bool:
-    # Go's encoding/json takes Models for models, and a long s for an s.
-    return _NAMES_MODELS.fullmatch(key.casefold()) is not None
-
-
-def with_model(headers: Headers, body: bytes, model: str) -> bytes:
-    kind = _kind_of(headers)
-    if kind.startswith(FORM):
-        field = b'Content-Disposition: form-data; name="model"\r\n\r\n' + model.encode()
-        return b"--" + _boundary_of(kind) + b"\r\n" + field + b"\r\n" + body
-    return replace_fields(body, split_object(body), {MODEL: write_value(model)})
+def _named_in(value: object, *, names: bool = False) -> Iterator[str]:
+    """Every text in a value's fields that are called like a model's; in ``names`` all texts are."""
+    if isinstance(value, str) and names:
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _named_in(each, names=names)
+    elif isinstance(value, dict):
+        # Go's encoding/json takes Models for models; beside a model's own name are its options
+        named = {key for key in value if _NAMES_MODELS.fullmatch(key.casefold())}
+        for key, inner in value.items():
+            if key.casefold() not in _SAID or key in named:
+                yield from _named_in(inner, names=key in named or (names and not named))
 
 
 def is_form(headers: Headers) -> bool:
-    return _kind_of(headers).startswith(FORM)
+    return any(kind.strip().lower().startswith(FORM) for kind in _values(headers, b"content-type"))
 
 
-def _kind_of(headers: Headers) -> bytes:
-    kinds = [value.strip() for name, value in headers if name == b"content-type"]
-    if any(value.strip().lower() not in PLAIN for name, value in headers if name == b"content-encoding"):
-        raise UnsupportedEncoding("Send the request body without Content-Encoding: its model has to be read here.")
-    if len(kinds) > 1 or any(kind.lower().startswith(URL_FORM) or _OTHER_CHARSET.search(kind) for kind in kinds):
-        raise InvalidRequest(
-            "Send the request body as JSON in UTF-8 or multipart/form-data: its model has to be read here."
-        )
-    kind = kinds[0] if kinds else b""
-    return FORM + kind[len(FORM) :] if kind.lower().startswith(FORM) else kind
+def _values(headers: Headers, wanted: bytes) -> list[bytes]:
+    return [value for name, value in headers if name == wanted]
 
 
-def _boundary_of(kind: bytes) -> bytes:
-    found = _BOUNDARY.fullmatch(kind)
-    if found is None:
-        raise InvalidRequest("The form's boundary cannot be read.")
-    return found.group(2)
-
-
-def _model_in_form(body: bytes, boundary: bytes) -> str:
-    mark = b"--" + boundary
-    pieces = (b"\r\n" + body).split(b"\r\n" + mark)
-    before, parts, after = pieces[0], pieces[1:-1], pieces[-1]
-    if before or after not in (b"--", b"--\r\n") or body.count(mark) != len(pieces) - 1:
-        raise InvalidRequest("The form cannot be read: its parts do not follow one another as they should.")
-    models: list[bytes] = []
-    names: list[str] = []
-    for part in parts:
-        name, value = _field(part)
-        if name.casefold() != MODEL and any(_names_a_model(word) for word in re.split(r"[\[\].]", name)):
-            raise InvalidRequest(f"A form may not have a field {name[:80]}: its model has to be read here.")
-        if name.casefold() == MODEL:
-            names.append(name)
-            models.append(value)
-    _require_one(names)
-    if models == [b""]:
-        raise InvalidRequest("model is empty.", param=MODEL)
-    try:
-        return models[0].decode() if models else ""
-    except UnicodeDecodeError:
-        raise InvalidRequest("model must be a string.", param=MODEL) from None
-
-
-def _field(part: bytes) -> tuple[str, bytes]:
-    head, blank, value = part.partition(b"\r\n\r\n")
-    lines = head.split(b"\r\n")
-    fields = [line.partition(b":") for line in lines[1:]]
-    named = [value.strip() for name, _, value in fields if name.lower() == b"content-disposition"]
-    known = {b"content-disposition", b"content-type", b"content-length"}
-    odd = not blank or lines[0] or b"\n" in head.replace(b"\r\n", b"") or b"\0" in head
-    found = _DISPOSITION.fullmatch(named[0]) if len(named) == 1 else None
-    if odd or found is None or any(not colon or name.lower() not in known for name, colon, _ in fields):
-        raise InvalidRequest("The form cannot be read: a part has another head than browsers and SDKs write.")
-    return (found.group(1) or found.group(2)).decode("utf-8", "replace"), value
-
-
-def _require_one(names: Sequence[str]) -> None:
-    if list(names) not in ([], [MODEL]):
-        said = " and ".join(names)
-        raise InvalidRequest(f"The request names its model twice, or oddly ({said[:80]}): send one model.", param=MODEL)
+def _with_model(body: bytes, model: str) -> bytes:
+    return replace_fields(body, split_object(body), {MODEL: write_value(model)})
 
 
 CHAT_PATH: Final = "/chat/completions"
@@ -242,28 +174,16 @@ EMBEDDINGS_PATH: Final = "/embeddings"
 MODELS_PATH: Final = "/models"
 Kind = Literal["managed", "counted", "model", "models", "other"]
 _NAMING: Mapping[str, Kind] = {
-    "chat/completions": "managed",
-    "fim/completions": "model",
-    "completions": "model",
-    "responses/input_tokens": "counted",
-    "responses/compact": "counted",
-    "responses": "managed",
-    "messages/count_tokens": "counted",
-    "messages": "managed",
-    "embeddings": "model",
-    "moderations": "model",
-    "images/generations": "model",
-    "images/edits": "model",
-    "images/variations": "model",
-    "audio/speech": "model",
-    "audio/transcriptions": "model",
-    "audio/translations": "model",
-    "videos": "model",
-    "rerank": "model",
-    "score": "model",
-    "pooling": "model",
-    "classify": "model",
-    "ocr": "model",
+    **dict.fromkeys(("chat/completions", "responses", "messages"), "managed"),
+    **dict.fromkeys(("responses/input_tokens", "responses/compact", "messages/count_tokens"), "counted"),
+    **dict.fromkeys(
+        (
+            *("embeddings", "fim/completions", "completions", "moderations", "rerank", "score", "pooling", "classify"),
+            *("images/generations", "images/edits", "images/variations", "videos", "ocr"),
+            *("audio/speech", "audio/transcriptions", "audio/translations"),
+        ),
+        "model",
+    ),
 }
 """What is asked of the one model that the body names; a longer path stands before what it ends with."""
 _IN_PATH = frozenset({"deployments", "engines"})
@@ -282,6 +202,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     path: str
     model: str = ""
+
+    @property
+    def embeds(self) -> bool:
+        return self.kind == "model" and self.path == EMBEDDINGS_PATH
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,11 +250,11 @@ def _asked_of_a_model(parts: list[str]) -> Route | None:
 
 
 def admit(caller: Caller, route: Route) -> None:
-    """Forbidden for a key that may use some models only on a route where a model cannot be told."""
-    if route.kind == "other" and not caller.may_relay:
+    """Forbidden for a key with ``models`` on a route whose model is not read here, unless it may relay."""
+    if not caller.may_relay and route.kind not in ("managed", "counted", "models") and not route.embeds:
         raise Forbidden(
-            "This key may use some models only, and what is asked for here names none that could be judged. "
-            "The operator can allow it: give the key the permission relay."
+            "This key may use some models only: chat completions, responses, messages, embeddings and models. "
+            "The operator can allow all other routes: give the key the permission relay."
         )
 
 
@@ -350,7 +274,7 @@ def is_decided_by_model(config: Config, caller: Caller, route: Route) -> bool:
 
 
 def for_managed(
-    config: Config, caller: Caller, route: Route, request: ClientRequest, *, query: bytes, headers: Headers = ()
+    config: Config, caller: Caller, route: Route, request: ClientRequest, *, headers: Headers = ()
 ) -> tuple[Destination, ClientRequest]:
     """The destination, and the request naming the model that its path names.
 
@@ -358,18 +282,17 @@ def for_managed(
     """
     if not is_decided_by_model(config, caller, route):
         return _to(config, caller, route, request.model), request
-    if caller.is_restricted and is_form(headers):
-        raise InvalidRequest("Send the request body as JSON, with Content-Type: application/json.")
-    named = model_in_object(request.body, request.fields)
-    model = _agreed(route, "" if route.model else named, query)
-    _judge(caller, model, request)
-    if model and model != named:
-        request = request.codec.parse(with_model((), request.body, model))
+    named = _model_in_object(request.body, request.fields)
+    if caller.is_restricted:
+        _require_others(caller, headers, request.fields)
+    model = route.model or named
+    if model != named:
+        request = request.codec.parse(_with_model(request.body, model))
     return _to(config, caller, route, model), request
 
 
 def for_relay(
-    config: Config, caller: Caller, route: Route, headers: Headers, body: bytes | None, *, query: bytes
+    config: Config, caller: Caller, route: Route, headers: Headers, body: bytes | None
 ) -> tuple[Destination, bytes | None]:
     """The destination of a request whose body was read, and the body naming its path's model.
 
@@ -379,17 +302,19 @@ def for_relay(
     named = ""
     if body:
         try:
-            named = model_in_body(headers, body)
+            named = _model_in_body(headers, body)
         except InvalidRequest:
             # Whoever may relay may send files that name any model; but no conversation goes to a guessed provider.
             if route.kind != "other" or len(config.upstreams) > 1:
                 raise
+    if body and route.embeds and caller.is_restricted:
+        _require_others(caller, headers, split_object(body))
     # Azure's servers take the path's deployment, whatever the body says, and its users call those unlike the model.
-    overruled = route.model and body and not is_form(headers)
-    model = _agreed(route, "" if overruled else named, query)
-    _judge(caller, model, None if not body or is_form(headers) else body)
-    if route.model and body and model != named:
-        body = with_model(headers, body, model)
+    model = route.model or named
+    if body and model != named and not is_form(headers):
+        body = _with_model(body, model)
+    elif named not in ("", model):
+        raise InvalidRequest("The request names two models, in its path and its form.", param=MODEL)
     return _to(config, caller, route, model), body
 
 
@@ -405,30 +330,6 @@ def for_models(config: Config, caller: Caller, route: Route) -> Destination:
 
 def by_weir(upstream: UpstreamSettings, caller: Caller, *, path: str, model: str) -> Destination:
     return Destination(upstream=upstream, path=_path(upstream, path, model), model=model, caller=caller)
-
-
-def _judge(caller: Caller, model: str, body: "ClientRequest | bytes | None") -> None:
-    if not caller.is_restricted:
-        return
-    if model:
-        caller.require(model)
-    if body is None:
-        return
-    try:
-        fields = body.fields if isinstance(body, ClientRequest) else split_object(body)
-    except InvalidRequest:
-        return
-    for each in other_models(fields):
-        caller.require(each)
-
-
-def _agreed(route: Route, named: str, query: bytes) -> str:
-    said = parse_qsl(query.decode("latin-1").replace(";", "&")) if query else []
-    asked = [value for key, value in said if key.casefold() == "model"]
-    models = {model for model in (named, route.model, *asked) if model}
-    if len(models) > 1:
-        raise InvalidRequest("The request names two models, in its path, its query or its body.", param="model")
-    return models.pop() if models else ""
 
 
 def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination:

@@ -13,25 +13,19 @@ COMMANDS = {
     "init": "Write a configuration: three questions, sensible defaults.",
     "serve": "Start the proxy.",
     "run": "Start a client with the environment that points it at Weir.",
-    "doctor": "Check upstream, key, model, store, vocabulary, clock and port.",
-    "watch": "Watch requests as they pass.",
+    "doctor": "Check configuration, upstream, key, model, store, vocabulary, clock and port.",
     "demo": "Play a recorded agent run with and without Weir; needs no key and no network.",
-    "replay": "Try policies on recorded or stored conversations: a dry run with costs.",
+    "replay": "Try policies on recorded conversations: a dry run with costs.",
     "evaluate": "Score what compactions keep: coverage, and fidelity by a judge.",
-    "simulate": "Start the simulator alone: a strict upstream with a small window.",
+    "simulate": "Start a simulated model, to try Weir without a key.",
     "conversations": "List, inspect, export and delete conversations.",
-    "health": "Show a conversation's health: metrics, trend, alerts.",
     "usage": "Show tokens and dollars by key.",
-    "budget": "Advise on how to divide the window, from recorded traffic.",
-    "audit": "Verify and read the audit log; list evictions.",
+    "audit": "Verify the audit log, and list what it says of a conversation.",
     "policy": "List, show, check, import and recommend policies.",
     "keys": "Create, list, limit, rotate and revoke API keys.",
-    "config": "Check and show the configuration.",
-    "db": "Back up, inspect, prune and migrate the database.",
-    "completion": "Print the completion script of a shell.",
+    "db": "Back up, prune and migrate the database.",
 }
-"""Each command with its line in ``weir --help``; ``proxy.cli.NAME``, or its home, has it under the same name."""
-HOMES = {"health": "usage", "budget": "usage", "audit": "db", "config": "policy", "completion": "init"}
+"""Each command with its line in ``weir --help``; ``proxy.cli.NAME`` has it under the same name."""
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -51,7 +45,7 @@ class _CommandTable(click.Group):
         if cmd_name not in COMMANDS:
             return None
         gc.disable()  # what is imported stays: to look for garbage in it took a tenth of a start
-        home = importlib.import_module(f"proxy.cli.{HOMES.get(cmd_name, cmd_name)}")
+        home = importlib.import_module(f"proxy.cli.{cmd_name}")
         gc.enable()
         command: click.Command = getattr(home, cmd_name)
         return command

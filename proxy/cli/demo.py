@@ -420,7 +420,7 @@ def _commands(played: Playback, gone: list[RemovedRow]) -> Iterator[str]:
     for option, is_there in (("--timeline", True), ("--removed", bool(gone)), ("--checkpoint", compacted)):
         if is_there:
             yield f"conversations show {played.conversation} {option}"
-    yield f"health {played.conversation}"
+    yield f"conversations show {played.conversation}"
 
 
 def _command_name() -> str:

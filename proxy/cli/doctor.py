@@ -10,18 +10,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import click
 
 from proxy.access.destination import upstream_for
 from proxy.cli import EXIT_FAILED, Failure
+from proxy.cli.output import print_table
 from proxy.cli.run import weir_address
 from proxy.cli.shared import (
     Reached,
     Unreached,
     config_option,
+    counted,
     get,
+    in_yaml,
     is_weir,
     json_option,
     loaded,
@@ -31,8 +34,9 @@ from proxy.cli.shared import (
     vocabularies,
     writing,
 )
-from proxy.config.loading import environment
-from proxy.config.values import Config, Flags, UpstreamSettings, masked_url
+from proxy.config.file import ConfigError, dotted, leaves_of
+from proxy.config.loading import environment, load_config, public
+from proxy.config.values import Config, Flags, UpstreamSettings, as_written, masked_url
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.store import Store
 from proxy.store.records import DAY
@@ -61,18 +65,22 @@ class Diagnosis:
 @config_option
 @store_option
 @click.option("--model", help="The model to look up; defaults to the first that a rule or an upstream names.")
+@click.option("--values", is_flag=True, help="Only show every value of the configuration, and where it came from.")
 @json_option
-def doctor(*, path: Path | None, store: str | None, model: str | None, as_json: bool) -> int:
-    """Check what a request needs: upstream, key, model and window, store, vocabulary, clock, port.
+def doctor(*, path: Path | None, store: str | None, model: str | None, values: bool, as_json: bool) -> int:
+    """Check what a request needs: configuration, upstream, key, model and window, store, vocabulary, clock, port.
 
-    Nothing is sent to a model: each upstream is asked for its list of models. Exits with 1 if a check failed.
+    Nothing is sent to a model: each upstream is asked for its list of models. Each fault of a configuration file is
+    one line with file, line and path. Exits with 1 if a check failed. Secrets are shown as ***.
 
     \b
     Example:
       weir doctor
       weir doctor --config weir.yaml --model gpt-5-mini --json
-      weir doctor --store /backup/weir-monday.db
+      weir doctor --values
     """
+    if values:
+        return _show_values(loaded(path, Flags(store=store)), as_json=as_json)
     found: list[Diagnosis] = []
     for each in _diagnoses(path, store, model):
         found.append(each)
@@ -85,11 +93,31 @@ def doctor(*, path: Path | None, store: str | None, model: str | None, as_json: 
     return EXIT_FAILED if failed else 0
 
 
+def _show_values(config: Config, *, as_json: bool) -> int:
+    data = cast("dict[str, object]", public(config))
+    policies = {
+        f"policies.{name}": (f"weir policy show {name}", config.places.get(("policies", name), "default"))
+        for name in config.policies
+    }
+    rows = {
+        dotted(at): (in_yaml(as_written(str(at[-1]), value)), config.places.get(at, "default"))
+        for key, section in data.items()
+        for at, value in leaves_of(section, (key,))
+        if key not in {"policies", "warnings"}
+    }
+    if as_json:
+        print_json(data)
+    else:
+        print_table(("value", "", "from"), [(name, *row) for name, row in (rows | policies).items()])
+    return 0
+
+
 def _diagnoses(path: Path | None, store: str | None, model: str | None) -> Iterator[Diagnosis]:
     try:
-        config = loaded(path, Flags(store=store))
-    except Failure as fault:
-        yield Diagnosis("configuration", "fail", fault.message, "mend it; weir config check names every fault")
+        config = load_config(path, env=environment(), flags=Flags(store=store))
+    except ConfigError as fault:
+        for problem in fault.problems:
+            yield Diagnosis("configuration", "fail", problem)
         return
     yield Diagnosis("configuration", "ok", str(config.path or "no file, the defaults"))
     for warning in config.warnings:
@@ -187,8 +215,11 @@ async def _stated(upstream: UpstreamSettings, model: str) -> ModelFacts | None:
 
 
 def _store(config: Config) -> Iterator[Diagnosis]:
-    async def keys(store: Store) -> tuple[int, str]:
-        return len([key for key in await store.list_keys() if key.revoked is None]), store.schema
+    kept = config.store.retention
+
+    async def read(store: Store) -> tuple[int, str, dict[str, Any]]:
+        known = [key for key in await store.list_keys() if key.revoked is None]
+        return len(known), store.schema, await store.counts(before=0.0 if kept is None else time.time() - kept)
 
     file = Path(config.store.url.removeprefix(SQLITE))
     known = len(config.keys)
@@ -201,23 +232,25 @@ def _store(config: Config) -> Iterator[Diagnosis]:
             )
     else:
         try:
-            made, schema = reading(config, keys)
+            made, schema, counts = reading(config, read)
             writing(config, Store.ping)
         except Failure as fault:
             yield Diagnosis("store", "fail", fault.message, _mended(config, fault.message))
             return
         known += made
-        yield Diagnosis("store", "ok", f"it can be written, schema {schema}")
+        held = f"{counted(counts['conversations'], 'conversation')} in {counts['bytes']:,} bytes"
+        old = f", {counts['due']:,} of them older than the retention" if counts["due"] else ""
+        yield Diagnosis("store", "ok", f"it can be written, schema {schema}, {held}{old}")
     if not known and config.auth.mode == "keys":
         yield Diagnosis("keys", "warn", "there is none, so nobody may call", "weir keys create --name me")
 
 
 def _mended(config: Config, fault: str) -> str:
-    if "weir db upgrade" in fault:
+    if "weir db migrate" in fault:
         store = shlex.quote(masked_url(config.store.url).removeprefix(SQLITE))
         if "schema none" in fault:
-            return f"weir db upgrade --store {store} makes its tables"
-        return f"weir db backup COPY --store {store}, then weir db upgrade --store {store}"
+            return f"weir db migrate --store {store} makes its tables"
+        return f"weir db backup COPY --store {store}, then weir db migrate --store {store}"
     return "check store.url, the file's owner and the free space"
 
 

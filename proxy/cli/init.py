@@ -1,7 +1,4 @@
-"""``weir init``: three answers become a commented weir.yaml, which is never written over another file.
-
-And ``weir completion``, for who has set it up.
-"""
+"""``weir init``: three answers become a commented weir.yaml, which is never written over another file."""
 
 import json
 import re
@@ -13,13 +10,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
-from click.shell_completion import get_completion_class
 
-from proxy.cli import Failure, main
+from proxy.cli import Failure
 from proxy.config.file import ConfigError
 from proxy.config.loading import environment, load_config
 
 OPENAI = "https://api.openai.com/v1"
+DEFAULTS = files("proxy") / "defaults"
 PASS = "pass"  # noqa: S105 - the word that stands where a key would
 VARIABLES = {
     "api.openai.com": "OPENAI_API_KEY",
@@ -48,7 +45,8 @@ Answers = dict[str, str]
 @click.option("--access", type=click.Choice(["me", "keys"]), help="Who may use it: any program here, or known keys.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="weir.yaml", help="The file.")
 @click.option("--yes", is_flag=True, help="Ask nothing; take the defaults for what no option says.")
-def init(*, out: Path, yes: bool, **given: object) -> None:
+@click.option("--example", is_flag=True, help="Only print a file with every key and its default.")
+def init(*, out: Path, yes: bool, example: bool, **given: object) -> None:
     """Write a commented weir.yaml: asks where requests go, which client and window, and who may call.
 
     Without a terminal nothing is asked. An existing file is never overwritten.
@@ -58,6 +56,8 @@ def init(*, out: Path, yes: bool, **given: object) -> None:
       weir init
       weir init --upstream http://127.0.0.1:9000/v1 --window 8192 --access keys --yes
     """
+    if example:
+        return click.echo((DEFAULTS / "weir.yaml").read_text(encoding="utf-8"), nl=False)
     if out.exists():
         raise Failure(f"{out} exists already; name another file with --out, or move it away")
     answers = _answered(given, asking=not yes and sys.stdin.isatty())
@@ -68,7 +68,7 @@ def init(*, out: Path, yes: bool, **given: object) -> None:
             file.write(text)
     except OSError as error:
         raise Failure(f"{out} cannot be written: {error.strerror or error}") from error
-    _say_what_next(answers, out)
+    return _say_what_next(answers, out)
 
 
 def _answered(given: dict[str, object], *, asking: bool) -> Answers:
@@ -100,7 +100,7 @@ def _text(answers: Answers, name: str) -> str:
     variable, window = answers["key_variable"], answers["window"]
     rule = f"[{{match: {json.dumps(answers['model'])}, window: {window}}}]" if window != "0" else "[]"
     return (
-        (files("proxy") / "defaults" / "init.yaml")
+        (DEFAULTS / "init.yaml")
         .read_text(encoding="utf-8")
         .format(
             name=name,
@@ -132,20 +132,3 @@ def _say_what_next(answers: Answers, out: Path) -> None:
         click.echo(f"  weir keys create --name me --config {where}")
     click.echo(f"  weir serve --config {where}")
     click.echo(f"  weir run --config {where} -- {CLIENTS[answers['client']]}    # in another terminal")
-
-
-@click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the completion script of a shell; evaluate it where the shell starts.
-
-    \b
-    Example:
-      echo 'eval "$(weir completion bash)"' >> ~/.bashrc
-      echo 'eval "$(weir completion zsh)"' >> ~/.zshrc
-      weir completion fish > ~/.config/fish/completions/weir.fish
-    """
-    kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101 - click knows the three
-    made = kind(main, {}, "weir", "_WEIR_COMPLETE")
-    click.echo(made.source_template % made.source_vars())

@@ -57,8 +57,8 @@ def _limits_in(given: dict[str, str | None], now: float) -> dict[str, Any]:
     "--allow",
     multiple=True,
     type=click.Choice(["policy", "mode", "relay", "shared"]),
-    help="A header it may send (x-weir-policy, x-weir-mode); relay: with --models, also files, batches and all else "
-    "that names no model; shared: what other keys made at the provider, too. May be repeated.",
+    help="policy, mode: the headers x-weir-policy, x-weir-mode; relay: with --models, also all routes beside chat "
+    "completions, responses, messages and embeddings; shared: what other keys made at the provider. May be repeated.",
 )
 @_limiting
 @stored

@@ -1,28 +1,34 @@
-"""``weir policy`` and ``weir config``: every value and where it comes from, what is wrong, which policy to try."""
+"""``weir policy``: every value of a policy, what is wrong with it, which one to try."""
 
 import dataclasses
-import json
-import textwrap
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
 import click
 import yaml
 
-from policies.quality.advise import PROVIDERS, Traffic, worst_tools
-from policies.quality.advise import recommend as choose
+from policies.quality.recommend import REPEATED, Recommendation, Traffic
+from policies.quality.recommend import recommend as choose
 from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
-from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.replay import conditions_for, priced, recorded
-from proxy.cli.shared import FILE, Findings, config_option, configured, json_option, known_policy, print_json, reading
-from proxy.cli.usage import worst_json
+from proxy.cli.output import print_table, progress
+from proxy.cli.replay import conditions_for, recorded
+from proxy.cli.shared import (
+    FILE,
+    Findings,
+    configured,
+    counted,
+    in_yaml,
+    json_option,
+    print_json,
+    reading,
+)
 from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of, nearest, read_document
-from proxy.config.importing import imported, known_keys
-from proxy.config.loading import environment, load_config, public
+from proxy.config.importing import imported
+from proxy.config.loading import environment
 from proxy.config.presets import (
+    DEFAULT_PRESET,
     SetPolicy,
     about,
     policies_in,
@@ -37,112 +43,20 @@ from proxy.config.presets import (
     uses_shapes,
     with_set_policies,
 )
-from proxy.config.values import Config, FileValues, as_written
-from proxy.replay.scenarios import Conditions, Pace, TrafficCount, advice_for, pace_of
+from proxy.config.values import Config, FileValues
 from proxy.replay.script import Script
 from proxy.store import Store
 from proxy.store.records import PolicyRow
 
-
-def shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-@click.group()
-def config() -> None:
-    """Check and show the configuration.
-
-    \b
-    Example:
-      weir config check --config weir.yaml && weir config show --config weir.yaml
-    """
-
-
-@config.command("show")
-@configured
-def show_config(config: Config) -> Findings:
-    """Show every effective value and where it came from; secrets are shown as ***.
-
-    \b
-    Example:
-      WEIR_PORT=9000 weir config show
-    """
-    data = cast("dict[str, object]", public(config))
-
-    def show() -> None:
-        rows = [
-            (dotted(at), shown(as_written(str(at[-1]), value)), config.places.get(at, "default"))
-            for key, section in data.items()
-            for at, value in leaves_of(section, (key,))
-            if key not in {"policies", "warnings"}
-        ]
-        for name in config.policies:
-            source = config.places.get(("policies", name), "default")
-            rows.append((f"policies.{name}", f"weir policy show {name}", source))
-        print_table(("value", "", "from"), rows)
-        _warn(config)
-
-    return Findings(lambda: data, show)
-
-
-@config.command()
-@config_option
-@json_option
-def check(path: Path | None, *, as_json: bool) -> None:
-    """Check a file as `weir serve` reads it; each problem is one line with file, line and path.
-
-    \b
-    Example:
-      weir config check --config weir.yaml
-    """
-    try:
-        effective = load_config(path, env=environment())
-    except ConfigError as fault:
-        if as_json:
-            print_json({"ok": False, "problems": list(fault.problems), "warnings": []})
-        else:
-            for problem in fault.problems:
-                click.echo(problem, err=True)
-        raise click.exceptions.Exit(1) from fault
-    if as_json:
-        return print_json({"ok": True, "problems": [], "warnings": list(effective.warnings)})
-    click.echo(f"{effective.path or 'no file, the defaults'}: ok")
-    return _warn(effective)
-
-
-@config.command()
-def example() -> None:
-    """Print a commented file with every key and its default, as a start for your own.
-
-    \b
-    Example:
-      weir config example > weir.yaml
-    """
-    click.echo((files("proxy") / "defaults" / "weir.yaml").read_text(encoding="utf-8"), nl=False)
-
-
-def _warn(effective: Config) -> None:
-    for warning in effective.warnings:
-        click.echo(f"warning: {warning}", err=True)
-
-
 EXIT_ERRORS = 2
 EXIT_WARNINGS = 1
+TOOLS_NAMED = 3
 NARROW, WIDE = 120, 300
 WINDOWS = (8_192, 32_768, 131_072)
 BUSY_TIMEOUT = 1.0
 """Seconds for which a database that somebody writes is waited for: without it the list is short of what it holds."""
 FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileValues))
 POLICY_KEYS = frozenset(each.name for each in dataclasses.fields(ContextSettings))
-KEY_SETS = (
-    "Keys of the set that divides the window into shares",
-    "Keys of the flat set",
-    "Keys of the set that gives each bucket its tokens",
-)
-IMPORT_KEYS = "\n\n".join(
-    "\b\n" + textwrap.fill(f"{title}: {', '.join(keys)}.", 76, break_on_hyphens=False)
-    for title, keys in zip(KEY_SETS, known_keys(), strict=True)
-)
 
 
 @click.group()
@@ -157,9 +71,8 @@ def policy() -> None:
 
 
 @policy.command("list")
-@click.option("--wide", is_flag=True, help="Also show each policy's layers.")
 @configured
-def list_policies(config: Config, *, wide: bool) -> Findings:
+def list_policies(config: Config) -> Findings:
     """List presets, the configuration's own policies, and those set over HTTP.
 
     \b
@@ -171,14 +84,12 @@ def list_policies(config: Config, *, wide: bool) -> Findings:
     rows = [_row(name, config, purposes.get(name, ""), stored) for name in config.policies]
 
     def show() -> None:
-        lines = []
-        for row in rows:
-            layers = " > ".join(row["cascade"]) if row["mode"] != "off" else ""
-            name = f"{row['name']}{' (default)' if row['default'] else ''}"
-            window = _window_words(config.policy(row["name"]))
-            lines.append((name, window, row["acts"], row["for"], (layers or "-") if wide else ""))
-        titles = ("policy", "window", "acts", "for", "layers")
-        print_table(titles, lines, optional=("layers",), width=WIDE if wide else NARROW)
+        lines = [
+            (f"{row['name']}{' (default)' if row['default'] else ''}", _window_words(config.policy(row["name"])),
+             row["acts"], row["for"])
+            for row in rows
+        ]  # fmt: skip
+        print_table(("policy", "window", "acts", "for"), lines, width=NARROW)
 
     return Findings(lambda: rows, show)
 
@@ -188,7 +99,7 @@ def list_policies(config: Config, *, wide: bool) -> Findings:
 @click.option("--window", type=click.IntRange(min=64), help="The window for which to show shares in tokens.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print a section of weir.yaml that loads to the same policy.")
 @configured
-def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Findings | None:
+def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Findings:
     """Show every effective value of a policy, with the keys of the YAML file.
 
     Shares are also shown in tokens: for the policy's own window, or for three common ones. Shapes are left out if no
@@ -203,10 +114,6 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Fin
     config, stored = _with_stored(config)
     if name not in config.policies:
         raise Failure(f"no policy {name}{nearest(name, sorted(config.policies))}")
-    if as_yaml:
-        purpose = _purposes(config, stored).get(name, "")
-        click.echo(_section_text(policy_section(config.policies[name], purpose)), nl=False)
-        return None
     settings = config.policy(name)
     values = policy_values(settings)
     if not uses_shapes(settings):
@@ -216,11 +123,19 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Fin
         values["tokens"] = policy_amounts(settings, size)
     else:
         values["tokens"] = {str(each): policy_amounts(settings, each) for each in WINDOWS}
+    section = _section_text(policy_section(config.policies[name], _purposes(config, stored).get(name, "")))
     lines = [
-        (dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else shown(value))
+        (dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else in_yaml(value))
         for at, value in leaves_of(values)
     ]
-    return Findings(lambda: values, lambda: print_table(("key", "value"), lines, width=WIDE))
+
+    def show() -> None:
+        if as_yaml:
+            click.echo(section, nl=False)
+        else:
+            print_table(("key", "value"), lines, width=WIDE)
+
+    return Findings(lambda: values, show)
 
 
 @policy.command()
@@ -253,14 +168,14 @@ def lint(file: str, *, strict: bool, as_json: bool) -> None:
         raise click.exceptions.Exit(EXIT_WARNINGS)
 
 
-@policy.command("import", epilog=IMPORT_KEYS)
+@policy.command("import")
 @click.argument("file", type=FILE)
 @click.option("--name", default="imported", help="The name of the new policy.")
 def import_policy(file: Path, *, name: str) -> None:
     """Convert another tool's settings to a policy: YAML on stdout, what could not be converted on stderr.
 
     The output is a complete file. To use it in a weir.yaml that already has policies, add the lines below `policies:`
-    to that file's own. Three sets of keys are known, see below; any other key is an error.
+    to that file's own. Two declarations are known, see docs/policies.md; any other key is an error.
 
     \b
     Example:
@@ -282,97 +197,70 @@ def import_policy(file: Path, *, name: str) -> None:
 
 @policy.command()
 @click.argument("file", type=FILE)
-@click.option("--policy", "name", default="balanced", help="The policy whose trigger to advise on.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
-@click.option("--model", help="The model, for its tokenizer, window and prices.")
-@click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
+@click.option("--model", help="The model, for its tokenizer and window.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @configured
-def recommend(
-    config: Config,
-    *,
-    file: Path,
-    name: str,
-    window: int | None,
-    model: str | None,
-    stated: str | None,
-    limit: int | None,
-) -> Findings:
-    """Recommend a scorer and a trigger for recorded conversations, with reasons.
+def recommend(config: Config, *, file: Path, window: int | None, model: str | None, limit: int | None) -> Findings:
+    """Recommend a policy for recorded conversations, as YAML: what to evict first, and a cap for each bucket.
 
-    FILE has one conversation per line, {"messages": […]}. Nothing is sent anywhere and nothing is changed.
+    FILE is as for weir replay. A cap is what nine of ten requests keep to, as a share of the usable window. It only
+    warns, unless `enforce: bucket` is added. Nothing is sent anywhere and nothing is changed.
 
     \b
     Example:
-      weir policy recommend sessions.jsonl --model gpt-5
+      weir policy recommend sessions.jsonl --model gpt-5 > recommended.yaml
+      weir replay sessions.jsonl --policy recommended.yaml:recommended
     """
-    settings = config.policy(known_policy(name, config))
     conditions = conditions_for(config, model=model, window=window)
-    prices = priced(stated, conditions)
-    traffic, pace = _measured(file, conditions, limit)
-    choice, budget = choose(traffic), conditions.budget(settings)
-    advice = advice_for(pace, settings, conditions, prices.prices)
-    tools = worst_tools(traffic)
-
-    value = {
-        "traffic": _figures_of(traffic, pace),
-        "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
-        "advice": {
-            "policy": name,
-            "window": budget.window,
-            "usable": budget.usable,
-            "prices": prices.source,
-            "trigger": advice.shape.trigger,
-            "low_water": advice.shape.low_water,
-            "optimum": advice.optimum,
-            "reason": advice.reason,
-        },
-        "worst_tools": worst_json(tools, "tokens"),
-    }
-
-    def show() -> None:
-        print_line(
-            f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
-            f"{round(pace.growth, 1):,.0f} more with each request"
-        )
-        best = "-" if advice.optimum is None else f"{advice.optimum:,}"
-        print_table(
-            ("advice", "value", "why"),
-            [
-                ("scorer", ", then ".join(choice.policies), f"{choice.kind}: {choice.reason}"),
-                ("trigger", f"{advice.shape.trigger:.2f} of {budget.usable:,}", advice.reason),
-                ("low water", f"{advice.shape.low_water:.2f} of room", f"where a batch of {name} should end"),
-                ("H*", best, f"the cheapest trigger by {prices.source} alone"),
-                *((f"tool {t.tool.name}", f"{t.share:.0%} of results", t.advice) for t in tools),
-            ],
-        )
-
-    return Findings(lambda: value, show)
-
-
-def _measured(file: Path, conditions: Conditions, limit: int | None) -> tuple[Traffic, Pace]:
-    count = TrafficCount()
-    growth, fixed, requests = 0.0, 0, 0
+    traffic = Traffic()
     with progress("conversations") as progressed:
         for place in recorded(file, limit, progressed):
             script = Script(place.recording, counter=conditions.counter, model=conditions.model)
-            count.add(script)
-            pace, weight = pace_of(script), max(1, len(script.requests))
-            growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
-    return count.traffic, Pace(growth / max(1, requests), fixed)
+            traffic.add(script.transcript(len(script.recording.raws)), requests=script.recording.requests)
+    choice = choose(traffic)
+    budget = conditions.budget(ContextSettings())
+    made = _recommended(choice, traffic.caps(budget.usable))
+    tools = {name: round(tokens / max(1, traffic.tools.total()), 4) for name, tokens in traffic.tools.most_common()}
+
+    def value() -> dict[str, object]:
+        return {
+            "conversations": traffic.conversations,
+            "requests": len(traffic.requests),
+            "window": budget.window,
+            "usable": budget.usable,
+            "kind": choice.kind,
+            "reason": choice.reason,
+            "then": choice.then,
+            "tools": tools,
+            "policy": made,
+        }
+
+    def show() -> None:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in list(tools.items())[:TOOLS_NAMED])
+        played = f"{counted(traffic.conversations, 'conversation')}, {counted(len(traffic.requests), 'request')}"
+        for line in (
+            f"{played}, a window of {budget.window:,} tokens ({budget.usable:,} usable)",
+            f"{choice.kind}: {choice.reason}",
+            f"then consider: {choice.then}",
+            *([f"tool results by tool: {shares}"] if shares else []),
+        ):
+            click.echo(f"# {line}")
+        click.echo(_section_text({"policies": {"recommended": made}}), nl=False)
+
+    return Findings(value, show)
 
 
-def _figures_of(traffic: Traffic, pace: Pace) -> dict[str, object]:
-    return {
-        "conversations": traffic.conversations,
-        "requests": traffic.requests,
-        "turns": traffic.turns,
-        "tokens": traffic.tokens,
-        "tool_results": round(traffic.results_share, 4),
-        "repeated": round(traffic.repeated_share, 4),
-        "growth": round(pace.growth, 1),
-        "fixed": pace.fixed,
-    }
+def _recommended(choice: Recommendation, caps: Mapping[str, float]) -> dict[str, object]:
+    """A policy's section: the default's cascade with the recommended eviction, and the caps."""
+    cascade: list[dict[str, object]] = []
+    preset = preset_documents()[DEFAULT_PRESET].data["cascade"]
+    for layer in cast("list[dict[str, object]]", preset):
+        if layer["layer"] == "evict" and choice.kind == REPEATED:
+            cascade.append({"layer": "semantic_merge"})
+        cascade.append({**layer, "params": dict(choice.evict)} if layer["layer"] == "evict" else dict(layer))
+    buckets = {name: {"cap": cap} for name, cap in caps.items()}
+    return {"preset": DEFAULT_PRESET, "buckets": buckets, "cascade": cascade}
 
 
 def _section_text(section: Mapping[str, object]) -> str:

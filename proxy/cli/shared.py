@@ -39,6 +39,10 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def in_yaml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def say(text: str) -> None:
     shown = tame(text) if sys.stdout.isatty() else text
     click.echo(shown.encode("utf-8", "replace"))
@@ -124,14 +128,12 @@ def since_option(default: str, said: str) -> Callable[[Command], Command]:
     return click.option("--since", default=default, callback=read, help=said)
 
 
-def answering(command: Callable[..., Findings | None]) -> Command:
-    """Give a command ``--config``; it is called with ``config``, and what it answers is printed."""
+def configured(command: Callable[..., Findings]) -> Command:
+    """Give a command ``--config`` and ``--json``; it is called with ``config``, and what it answers is printed."""
 
     @functools.wraps(command)
-    def run(*, path: Path | None, store: str | None = None, as_json: bool = False, **options: Any) -> None:
+    def run(*, path: Path | None, as_json: bool, store: str | None = None, **options: Any) -> None:
         answer = command(config=loaded(path, Flags(store=store)), **options)
-        if answer is None:
-            return
         if as_json:
             print_json(answer.value())
         else:
@@ -139,37 +141,29 @@ def answering(command: Callable[..., Findings | None]) -> Command:
         if answer.failure:
             raise Failure(answer.failure)
 
-    return config_option(run)
+    return config_option(json_option(run))
 
 
-def configured(command: Callable[..., Findings | None]) -> Command:
-    """The same with ``--json``."""
-    return answering(json_option(command))
-
-
-def stored(command: Callable[..., Findings | None]) -> Command:
-    """The same with ``--store`` and ``--json``."""
-    return answering(store_option(json_option(command)))
+def stored(command: Callable[..., Findings]) -> Command:
+    """The same with ``--store``."""
+    return configured(store_option(command))
 
 
 def reads(command: Callable[..., Awaitable[Findings]]) -> Command:
     """The same for a coroutine, which is also given the store, open for reading; it answers when that is closed."""
-    return stored(over_store(command))
 
-
-def over_store(command: Callable[..., Awaitable[Findings]]) -> Callable[..., Findings]:
     @functools.wraps(command)
     def run(*, config: Config, **options: Any) -> Findings:
         return reading(config, lambda store: command(store, config, **options))
 
-    return run
+    return stored(run)
 
 
 def loaded(path: Path | None, flags: Flags | None = None) -> Config:
     try:
         return load_config(path, env=environment(), flags=flags or Flags())
     except ConfigError as fault:
-        more = f" (and {len(fault.problems) - 1} more, see weir config check)" if len(fault.problems) > 1 else ""
+        more = f" (and {len(fault.problems) - 1} more, see weir doctor)" if len(fault.problems) > 1 else ""
         hint = "; weir init writes one" if fault.problems[0].endswith(os.strerror(errno.ENOENT)) else ""
         raise Failure(f"{fault.problems[0]}{more}{hint}") from fault
 

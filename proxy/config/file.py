@@ -249,9 +249,12 @@ class _Reader:
 Value = typing.TypeVar("Value")
 
 GONE: Mapping[str, str] = types.MappingProxyType(
-    {"listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)"}
+    {
+        "listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)",
+        "evaluate": "weir evaluate measures recorded conversations",
+    }
 )
-"""Keys that there were once, to what is to be done instead."""
+"""Keys that there were once, with those of a policy as they are in it, to what is to be done instead."""
 
 
 def typed(
@@ -260,7 +263,6 @@ def typed(
     *,
     at: KeyPath = (),
     names: Mapping[str, str] = types.MappingProxyType({}),
-    legacy: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Value:
     """The dataclass ``shape`` filled from the document; ConfigError with every unknown key and wrong value.
 
@@ -269,16 +271,13 @@ def typed(
         document: data whose root becomes the value.
         at: where that root stands in the file, for messages.
         names: field name to the key that stands for it in the file, where they differ.
-        legacy: key that no longer exists to what is to be written instead.
     """
     problems: list[str] = []
     unknown: list[tuple[KeyPath, list[str]]] = []
     data = _shaped(shape, document.data, (), names, unknown)
     for path, known in unknown:
-        word = str(path[-1])
-        hint = f"; it is {legacy[word]} now" if word in legacy else nearest(word, known)
-        instead = GONE.get(dotted((*at, *path)))
-        said = f"unknown key{hint}" if instead is None else f"this key has gone; {instead}"
+        instead = GONE.get(dotted((*at, *path))) or GONE.get(dotted(path))
+        said = f"unknown key{nearest(str(path[-1]), known)}" if instead is None else f"this key has gone; {instead}"
         problems.append(document.problem((*at, *path), said))
     try:
         value = typing.cast("Value", _adapter(typing.cast("Hashable", shape)).validate_python(data))

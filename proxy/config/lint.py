@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 
 from policies.limits import BUCKETS
-from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS
 from policies.scoring import eviction
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from policies.strategies.layers import STRATEGIES
@@ -115,14 +114,7 @@ _NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
     ("", ("margin",), lambda value: 0 <= value < 1, "should be a share from 0 to under 1"),
     ("", ("reserve", "headroom", "reserve_floor", "note_min", "note_max", "placeholder_tokens"), *_AMOUNT),
     ("", _WINDOWS, *_POSITIVE),
-    ("evaluate", ("sample",), *_SHARE),
     ("inspect", ("requests",), lambda value: 0 <= value <= MAX_INSPECTED, f"should be 0 to {MAX_INSPECTED}"),
-    (
-        "evaluate",
-        ("questions",),
-        lambda value: MIN_QUESTIONS <= value <= MAX_QUESTIONS,
-        f"should be {MIN_QUESTIONS} to {MAX_QUESTIONS}",
-    ),
     ("", ("cold_at",), *_PART),
     ("ingest", ("cap", "sub_agent_cap"), lambda value: value >= 1, "should be above 0"),
     ("ingest", ("share",), *_PART),
@@ -180,9 +172,6 @@ def cautions(settings: ContextSettings) -> Found:
     if settings.summaries.role != "user":
         text = f"{settings.summaries.role}: what stands in a summary may be taken for an instruction of yours"
         yield ("summaries", "role"), text
-    evaluation = settings.evaluate
-    if evaluation.sample and evaluation.model is None and settings.summarizer is None:
-        yield ("evaluate", "sample"), "nothing is measured: there is neither a summarizer nor a model to ask"
     if settings.estimator.startswith("chars"):
         yield ("estimator",), f"{settings.estimator} counts characters: wrong by half for code and other scripts"
     memory = settings.buckets.get("memory")

@@ -28,7 +28,6 @@ from proxy.config.file import (
     ConfigError,
     Document,
     KeyPath,
-    dotted,
     nearest,
     parse_document,
     read_document,
@@ -45,119 +44,6 @@ DEFAULT_PRESET = "balanced"
 _NAMES: Mapping[str, str] = {"layers": "cascade", "strategy": "layer"}
 _BESIDE = frozenset({"preset", "about"})
 _SWITCHED = frozenset({"health", "checkpoints", "notes"})
-
-
-OTHER_KEYS: Mapping[str, KeyPath] = {
-    "max_context_tokens": ("window",),
-    "model_context_limit": ("window",),
-    "total_window": ("window",),
-    "headroom_tokens": ("headroom",),
-    "output_token_max": ("reserve",),
-    "max_output_tokens": ("ingest", "cap"),
-    # zones called by where they start
-    "pressure.yellow": ("zones", "yellow_at"),
-    "pressure.orange": ("zones", "orange_at"),
-    "pressure.red": ("zones", "red_at"),
-    "pressure.critical": ("zones", "critical_at"),
-    # zones called by where they end, which is where the next one starts
-    "green_threshold": ("zones", "yellow_at"),
-    "yellow_threshold": ("zones", "orange_at"),
-    "orange_threshold": ("zones", "red_at"),
-    "red_threshold": ("zones", "critical_at"),
-    "velocity_window": ("trend", "window"),
-    "spike_multiplier": ("trend", "spike_multiplier"),
-    "ema_alpha": ("trend", "ema_alpha"),
-    "burn_history": ("trend", "burn_window"),
-    "burn_window": ("trend", "burn_window"),
-    "placeholder_max_tokens": ("placeholder_tokens",),
-    "max_placeholder_tokens": ("placeholder_tokens",),
-    "min_output_reserve": ("reserve_floor",),
-    "sub_agent_cap": ("ingest", "sub_agent_cap"),
-    "auto_save": ("checkpoints", "save_at"),
-    "auto_save_threshold": ("checkpoints", "save_at"),
-}
-"""A legacy key, with its section where it needs one, to the key of a policy that holds the same value."""
-
-OTHER_BUCKETS: Mapping[str, str] = {
-    "system_prompt": "system",
-    "tool_definitions": "tools",
-    "message_history": "history",
-    "tool_results": "tool_outputs",
-    "memory_injection": "memory",
-    "output_reserved": "working",
-    "output_reserve": "working",
-}
-OTHER_KEYS_OF_LAYERS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "auto_compact_threshold": (("prune", "at"), ("compact", "at")),
-    "prune_protect": (("prune", "protect"),),
-    "prune_minimum": (("prune", "minimum"),),
-    "eviction_target": (("evict", "stop_at"),),
-    "target_utilization": (("evict", "stop_at"),),
-    "summarization_token_threshold": (("summarize_tool_result", "over"),),
-    "summarization_threshold": (("summarize_tool_result", "over"),),
-    "summarization_threshold_tokens": (("summarize_tool_result", "over"),),
-    "compaction_utilization_threshold": (("compact", "at"),),
-    "compaction_threshold": (("compact", "at"),),
-    "rollover_recheck": (("rollover", "at"),),
-}
-"""Legacy key to the layers' values that it sets: ``at`` and ``stop_at``, any other name is a parameter."""
-
-
-def _elsewhere() -> Iterator[tuple[str, str]]:
-    """What to write for each key of other tools that is no key of a policy."""
-    for name, path in OTHER_KEYS.items():
-        yield name.rpartition(".")[2], dotted(path)
-    for name, bucket in OTHER_BUCKETS.items():
-        yield name, "reserve" if bucket == "working" else f"buckets.{bucket}"
-    for name, ((_, key), *_) in OTHER_KEYS_OF_LAYERS.items():
-        yield name, f"cascade[].{key if key in ('at', 'stop_at') else f'params.{key}'}"
-
-
-LEGACY: Mapping[str, str] = {
-    **dict(_elsewhere()),
-    # names of a zone's start
-    "yellow": "yellow_at",
-    "orange": "orange_at",
-    "red": "red_at",
-    "critical": "critical_at",
-    "pressure": "zones",
-    # names of the window and of its parts
-    "context_window": "window",
-    "max_input_tokens": "window",
-    "working": "reserve",
-    "budget": "buckets",
-    "allocations": "buckets",
-    "soft_limit": "buckets.*.soft",
-    "soft_pct": "soft",
-    # names of layers, of where they act and of what they take
-    "layers": "cascade",
-    "compression": "cascade",
-    "eviction": "cascade",
-    "strategy": "layer",
-    "max_token_ratio": "cascade[].at",
-    "at_pct": "cascade[].at",
-    "trigger_at": "cascade[].at",
-    "eviction_policy": "cascade[].params.scorer",
-    "max_tool_output": "ingest.cap",
-    # keys of a part, written where they say nothing
-    "trigger": "shapes[].trigger or cascade[].at",
-    "threshold": "cascade[].at",
-    "target": "shapes[].low_water or cascade[].stop_at",
-    "low_water": "shapes[].low_water or cascade[].stop_at",
-    "at": "cascade[].at",
-    "stop_at": "cascade[].stop_at",
-    "scope": "cascade[].scope",
-    "params": "cascade[].params",
-    "scorer": "cascade[].params.scorer",
-    "extract": "shapes[].extract",
-    "tail": "shapes[].tail",
-    "cap": "buckets.*.cap or ingest.cap",
-    "on_overflow": "buckets.*.on_overflow",
-    "charge_to": "buckets.*.charge_to",
-    "watermark": "buckets.*.watermark",
-    "tags": "memory.tags",
-}
-"""Names that other tools, older descriptions and other parts of a policy use, and what to write here."""
 
 
 _KNOWN = "unknown key; known: "
@@ -263,7 +149,7 @@ def policy_from(name: str, own: Document, *, presets: Mapping[str, Document], at
 
 def _typed(document: Document, at: KeyPath) -> ContextSettings:
     try:
-        return typed(ContextSettings, document, at=at, names=_NAMES, legacy=LEGACY)
+        return typed(ContextSettings, document, at=at, names=_NAMES)
     except ConfigError as fault:
         raise ConfigError(*_plainer(fault.problems)) from None
 

@@ -397,7 +397,6 @@ class Conversations:
             length=length,
             longest=length,
             trend=thread.trend,
-            evicted=tuple(thread.evicted.items()),
             health=None,
         )
         if known.triggered and name is None:

@@ -76,7 +76,7 @@ class Thread:
     """One branch while the process lives: what is known, and the lock that lets one request at a time edit it.
 
     ``shadow`` is the ledger of a conversation that is only observed: what would be known if its plans were carried
-    out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them. ``prefix``
+    out. ``prefix``
     is what the provider's cache may hold, None where this process has sent nothing of it yet. ``has_notes`` says that
     the stored notes are among what is known, ``above`` that the last request's pressure was where states are saved,
     ``read`` is how many of its messages were read for the batch to come, ``failed`` how many there were when
@@ -91,7 +91,6 @@ class Thread:
     parent: str | None = None
     stored: bool = False
     known: ConversationState = field(init=False)
-    evicted: dict[bytes, str] = field(init=False)
     health: str | None = field(init=False)
     longest: int = field(init=False)
     trend: Trend = field(init=False)
@@ -111,7 +110,7 @@ class Thread:
 
     def __post_init__(self) -> None:
         self.known, self.longest = self.branch.known, self.branch.longest
-        self.evicted, self.health = dict(self.branch.evicted), self.branch.health
+        self.health = self.branch.health
         self.trend = self.branch.trend or UNKNOWN
 
     @property
@@ -169,7 +168,7 @@ class Thread:
 
     def refresh(self, branch: Branch) -> None:
         self.branch, self.known, self.shadow = branch, replace(branch.known, notes=self.known.notes), None
-        self.evicted, self.health = dict(branch.evicted), branch.health
+        self.health = branch.health
         self.follow(branch.trend)
 
     def catch_up(self, branch: Branch) -> None:

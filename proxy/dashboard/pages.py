@@ -1,8 +1,7 @@
 """What is going on: the overview, the conversations, and one of them with its requests and all that was removed.
 
-Pictures are inline SVG, with the scales and shapes that a replay's report is drawn with. Colours and widths of lines
-are CSS classes: the pages allow no style that stands in an attribute. Every request of a timeline is a link, so that
-the keyboard reaches it, with a title that says what a pointer over it shows.
+Pictures are inline SVG. Every request of a timeline is a link, so that the keyboard reaches it, with a title that
+says what a pointer over it shows.
 """
 
 import difflib
@@ -19,13 +18,13 @@ from markupsafe import Markup, escape
 
 from policies.limits import BUCKETS, shape_for
 from policies.memory.checkpoint import Checkpoint
+from proxy.dashboard.charts import BOTTOM, LEFT, TOP, Frame, area, bar_width, grid, line_of, rule, scale, stacked, svg
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, Sessions, View
 from proxy.http import archive, reports
 from proxy.http import conversations as talks
 from proxy.http.conversations import tokens_by_bucket
 from proxy.http.reports import Reading
 from proxy.http.request import JSON, ZONES, Exchange, ManagementAnswer
-from proxy.replay.report import BOTTOM, LEFT, TOP, Frame, area, bar_width, grid, line_of, rule, scale, stacked, svg
 from proxy.store.exchanges import Beside, Figures
 
 PERIODS: Mapping[str, tuple[float, int]] = {"1h": (3_600.0, 60), "24h": (86_400.0, 900), "7d": (604_800.0, 3_600)}

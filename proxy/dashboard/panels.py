@@ -1,47 +1,31 @@
-"""What is set and what is taken: policies and how they would do, keys, usage, and Weir itself."""
+"""What is set and what is taken: policies, keys, usage, and Weir itself."""
 
 import asyncio
 import csv
 import io
 import json
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import version
-from itertools import islice
-from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import quote
 
 import yaml
 from markupsafe import Markup
 
-from policies.settings import ContextSettings
 from proxy.access.admission import LIMITS, limits_said
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
 from proxy.dashboard.pages import attachment, spark
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
-from proxy.errors import InvalidRequest, NotFound, ProxyError
+from proxy.errors import InvalidRequest, NotFound
 from proxy.http import levers, reports
 from proxy.http.endpoints import connects
 from proxy.http.request import MAX_NAMES, MAX_ROWS, ManagementAnswer
-from proxy.models.facts import price_list
-from proxy.replay.play import Replayed, Tally
-from proxy.replay.play import replay as replayed_of
-from proxy.replay.report import COLUMNS, ReplayReport, remarks, sections, table_row
-from proxy.replay.scenarios import Conditions, store_in_memory
-from proxy.replay.script import BadRecording, Script, read_recordings
 from proxy.store.exchanges import By
 
-MAX_COMPARED = 3
-MAX_PLAYED = 20
-MAX_REQUESTS = 600
-"""Requests at most that a file may have to be played while somebody waits."""
-MAX_DRAWN = 3
 BYS: tuple[By, ...] = get_args(By)
 SINCE = ("24h", "7d", "30d")
 LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
@@ -167,95 +151,6 @@ async def delete_policy(visit: PageVisit) -> Redirect:
     visit.only_operator()
     await levers.delete_policy(visit.asked())
     return Redirect(f"{PATH}/policies?done={quote('Removed ' + visit.path['name'] + '.')}")
-
-
-async def trial(visit: PageVisit, *, problem: str | None = None, status: int = 200, **found: object) -> View:
-    chosen = visit.form.get("policy") or [visit.query.get("policy", DEFAULT_PRESET)]
-    values: dict[str, Any] = {
-        "problem": problem,
-        "policies": list(visit.runtime.config.policies),
-        "chosen": [*chosen, "", "", ""][:MAX_COMPARED],
-        "conversation": visit.field("conversation") or visit.query.get("conversation", ""),
-        "window": visit.field("window"),
-        "columns": COLUMNS,
-        "rows": [],
-        "remarks": [],
-        "pictures": "",
-        **found,
-    }
-    return View("try.html", values, status)
-
-
-async def play(visit: PageVisit) -> View:
-    names = list(dict.fromkeys(each for each in visit.form.get("policy", ()) if each))[:MAX_COMPARED]
-    known = visit.runtime.config.policies
-    window = visit.field("window").strip()
-    try:
-        if not names or any(name not in known for name in names):
-            raise InvalidRequest("Choose up to three policies.")
-        if window and not (window.isdigit() and 256 <= int(window) <= 10**8):
-            raise InvalidRequest("The window is a number of tokens from 256 on.")
-        text, title, model = await _recorded(visit)
-        runtime = visit.runtime
-        size = int(window) if window else runtime.config.window
-        conditions = Conditions.of(model, runtime.tokenizer, runtime.registry, window=size)
-        settings = [replace(runtime.config.policy(name), name=name) for name in names]
-        # in a loop of its own: this takes seconds, and other requests go on meanwhile
-        report = await asyncio.to_thread(asyncio.run, _play_all(text, title, settings, conditions))
-    except (ProxyError, BadRecording) as fault:
-        said = fault.message if isinstance(fault, ProxyError) else str(fault).partition(": ")[2] or str(fault)
-        return await trial(visit, problem=said, status=400)
-    rows = [table_row(name, tally, report.prices) for name, tally in report.totals.items()]
-    told = [said for name, tally in report.totals.items() for said in remarks(name, tally)]
-    drawn = Markup("\n".join(sections(report)))  # noqa: S704 - every text in it is escaped where it is drawn
-    return await trial(visit, rows=rows, remarks=told, pictures=drawn, report=report)
-
-
-async def _recorded(visit: PageVisit) -> tuple[bytes, str, str]:
-    upload = visit.field("file")
-    if upload.strip():
-        return upload.encode("utf-8", "replace"), "the file", ""
-    name = visit.field("conversation").strip()
-    if not name:
-        raise InvalidRequest("Name a conversation, or choose a file with one conversation a line.")
-    asked = visit.asked({"id": name})
-    asked.own("Conversations are played")
-    row = await asked.conversation()
-    for exchange in (await asked.store.timeline(row, limit=MAX_ROWS))[::-1]:
-        _, found = await asked.store.inspection(row, exchange.id)
-        bodies = [] if found is None else [found.bodies.get(ref) for ref, _, _ in found.client]
-        if bodies and all(bodies):
-            raws = b",".join(each for each in bodies if each is not None)
-            return b'{"messages":[' + raws + b"]}", row.name, row.model
-        if found is None:
-            break
-    raise NotFound("Nothing whole is kept of this conversation's newest requests (inspect of its policy).")
-
-
-async def _play_all(
-    text: bytes, title: str, policies: Sequence[ContextSettings], conditions: Conditions
-) -> ReplayReport:
-    prices = price_list(None, model=conditions.model, facts=conditions.facts)
-    totals: dict[str, Tally] = {}
-    drawn: list[Replayed] = []
-    left = MAX_REQUESTS
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        file.write(text)
-        file.flush()
-        async with store_in_memory() as store:
-            for place in islice(read_recordings(Path(file.name)), MAX_PLAYED):
-                script = Script(place.recording, counter=conditions.counter, model=conditions.model)
-                left -= len(script.requests)
-                if left < 0:
-                    raise InvalidRequest(f"More than {MAX_REQUESTS} requests are played with `weir replay FILE`.")
-                done = await replayed_of(script, policies, conditions, prices.prices, store, keep_steps=True)
-                for scenario in done.scenarios:
-                    totals.setdefault(scenario.name, Tally()).add(scenario.tally)
-                drawn = sorted([*drawn, done], key=lambda each: -each.scenarios[0].tally.requests)[:MAX_DRAWN]
-    budget = conditions.budget(policies[0])
-    return ReplayReport(
-        title=title, window=budget.window, reserve=budget.reserve, prices=prices, totals=totals, drawn=drawn
-    )
 
 
 async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:

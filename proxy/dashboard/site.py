@@ -43,7 +43,6 @@ Answer = View | Redirect | ManagementAnswer
 URL_FORM = b"application/x-www-form-urlencoded"
 MAX_SIGN_IN = 4 * 1024
 MAX_FORM = 256 * 1024
-MAX_RECORDING = 4 * 1024 * 1024
 MAX_FIELDS = 200
 HTML = b"text/html; charset=utf-8"
 KINDS = {"js": b"text/javascript; charset=utf-8", "css": b"text/css; charset=utf-8", "svg": b"image/svg+xml"}
@@ -82,8 +81,6 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "policies/{name}", panels.policy),
     ("POST", "policies/{name}", panels.save_policy),
     ("POST", "policies/{name}/delete", panels.delete_policy),
-    ("GET", "try", panels.trial),
-    ("POST", "try", panels.play),
     ("GET", "keys", panels.keys),
     ("POST", "keys", panels.create_key),
     ("POST", "keys/{key}/rotate", panels.rotate_key),
@@ -239,7 +236,7 @@ def _most(visit: PageVisit) -> int:
     """The bytes of a form that are read: few before it is known who sends it."""
     if visit.session.who == "nobody" or visit.at in PUBLIC:
         return MAX_SIGN_IN
-    return MAX_RECORDING if visit.at == "try" else MAX_FORM
+    return MAX_FORM
 
 
 def _fields(body: bytes) -> dict[str, list[str]]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from policies.effects import Compare, Embed, Failed, Reply, Summarize, Summary, Trim, Vectors
-from policies.quality.fidelity import JUDGE
-from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.settings import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import (
     EMBEDDINGS_PATH,
@@ -59,9 +57,6 @@ log = logging.getLogger("weir.exchange")
 CODEX_TURN = b"x-codex-turn-metadata"
 SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
 SUMMARIZER_SHARE = 0.85
-EVALUATION_SHARE = 0.5
-"""Share of the summariser's hourly tokens up to which evaluations are paid: the rest is for summaries."""
-_EVALUATING = frozenset(prompt.purpose for prompt in EVALUATING.values())
 NOT_IN_PLACE = Failed("not_in_place")
 IN_ALL = 2
 """Questions of one plan may take so many times as long as one."""
@@ -88,13 +83,13 @@ class Replies(EffectHandler):
     _until: float | None = None
 
     async def summarize(self, effect: Summarize) -> Summary | Failed:
-        model = self.model_for(effect.purpose)
+        model = self._model()
         if effect.standing and not self._may_write_in_place(model):
             return NOT_IN_PLACE
         waits = None if self.patience is None else self.patience.left()
         if (seconds := self._seconds_left()) <= 0:
             return Failed("timeout")
-        destination, terms = self._terms(model, effect.purpose, seconds)
+        destination, terms = self._terms(model, seconds)
         upstream, named = destination.upstream, self.said if model == self.request.model else terms.codec.headers
         with self.trace.summarizer(model, *service_at(upstream.address, upstream.name, upstream.provider)) as span:
             told = await self.runtime.summarizer.ask(
@@ -117,7 +112,7 @@ class Replies(EffectHandler):
         request = self.request
         return model == request.model and bool(request.messages) and not forces_a_call(request)
 
-    def _terms(self, model: str, purpose: str, seconds: float) -> tuple[Destination, SummarizerTerms]:
+    def _terms(self, model: str, seconds: float) -> tuple[Destination, SummarizerTerms]:
         upstream, tokens = upstream_for(self.runtime.config, model), self.settings.summaries.tokens_per_hour
         # the client's own endpoint is one that its upstream has; of another upstream's the first is tried
         is_near = model == self.request.model or upstream is upstream_for(self.runtime.config, self.request.model)
@@ -127,7 +122,7 @@ class Replies(EffectHandler):
             upstream=upstream.name,
             model=model,
             seconds=seconds,
-            tokens_per_hour=int(tokens * EVALUATION_SHARE) if purpose in _EVALUATING else tokens,
+            tokens_per_hour=tokens,
             codec=codec,
         )
 
@@ -138,15 +133,9 @@ class Replies(EffectHandler):
             self._until = now + IN_ALL * most
         return min(most, self._until - now)
 
-    def model_for(self, purpose: str) -> str:
-        named, evaluation = self.settings.summarizer, self.settings.evaluate
-        if purpose in _EVALUATING:
-            named = evaluation.model or named
-            named = evaluation.judge or named if purpose == JUDGE.purpose else named
+    def _model(self) -> str:
+        named = self.settings.summarizer
         return self.request.model if named in (None, "same") else str(named)
-
-    def reads(self, purpose: str) -> int | None:
-        return _reads(self.runtime, self.model_for(purpose), self.settings, self.caller)
 
     def _in_place(self, effect: Summarize, limit: LimitField) -> bytes:
         role = self.settings.summaries.role
@@ -321,7 +310,6 @@ def request_for(
         ask=replies,
         patience=patience,
         ask_later=partial(Replies, runtime, chat, caller, settings, pruned=pruned, said=said),
-        ask_about=Replies(runtime, chat, caller, settings, said=said) if settings.evaluate.sample else None,
         pruned=pruned,
         summarizer_input=summarizer_input(runtime, settings, caller) if settings.summarizer is not None else None,
         resume=resume,

@@ -210,9 +210,7 @@ class ExchangeHandler:
     async def read(self, body: bytes, caller: Caller) -> Request:
         progress, runtime, sent = self.progress, self.runtime, dict(self.progress.headers)
         progress.chat = chat = parsed_for(runtime, caller, self.codec, body)
-        destination, progress.chat = for_managed(
-            runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
-        )
+        destination, progress.chat = for_managed(runtime.config, caller, self.route, chat, headers=progress.headers)
         self.remembers = is_judged(caller, destination.upstream)
         if self.remembers:
             await runtime.provider_ids.require(caller, named_in_request(progress.chat))

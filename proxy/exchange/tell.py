@@ -106,8 +106,6 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
     checkup = record.checkup
     save = CRITICAL if checkup is not None and checkup.opened and checkup.is_critical else None
     runtime.preparation.after(exchange.asked, exchange.plan, save=save, trace=exchange.trace)
-    if exchange.asked.ask_about is not None:
-        runtime.evaluation.after(exchange.asked, exchange.plan, exchange.trace)
 
 
 def _inspection(record: ExchangeRecord, recognized: Recognized, keep: Inspect) -> Inspection:
@@ -271,8 +269,6 @@ def _note_events(record: ExchangeRecord) -> None:
             placeholders=sum(1 for row in rows if row.tokens_after),
             policy=rows[-1].policy,
         )
-    if plan.recognized is not None and plan.recognized.asked_again:
-        note("asked_again", count=len(plan.recognized.asked_again))
     for each in exchange.recalls:
         note("recall", count=each.hits, tokens=each.tokens)
     if exchange.observed and (plan.decision is not None or plan.refused is not None):
@@ -395,7 +391,6 @@ def row_of(
         turns_until_red=reading.turns_until_red if reading is not None else None,
         trend=decision.trend if decision is not None else None,
         parent_conversation=exchange.asked.parent if exchange.asked is not None else None,
-        asked_again=recognized.asked_again,
         detail=_detail(record, recognized),
         health=record.checkup,
         events=record.events,

@@ -175,10 +175,10 @@ async def one(asked: ManagementRequest) -> ConversationStatus:
     row = await asked.conversation()
     last = next(iter(await asked.store.timeline(row, limit=1)), None)
     newest = await asked.store.latest_checkpoint(row.tenant, row.id)
-    sums = await asked.store.eviction_sums(row.tenant, conversation=row)
+    events = await asked.store.count_evictions(row)
     soft = {} if last is None else asked.runtime.config.soft_shares(last.policy)
     windows = 1 if newest is None else newest[1].window_id
-    return status_of(row, last, windows=windows, events=sum(each.evicted for each in sums), soft=soft)
+    return status_of(row, last, windows=windows, events=events, soft=soft)
 
 
 async def timeline(asked: ManagementRequest) -> Page[Exchange]:

@@ -158,8 +158,7 @@ class RelayedRequest:
             if route.kind == "models":
                 destination = for_models(config, caller, route)
             elif decides:
-                query = self.scope.get("query_string", b"")
-                destination, body = for_relay(config, caller, route, headers, body, query=query)
+                destination, body = for_relay(config, caller, route, headers, body)
             else:
                 looks = has_body and (route.kind == "model" or self.trace.recorded)
                 destination = unread(config, caller, route, model=_model_in(read) if looks else "")

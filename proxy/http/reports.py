@@ -238,15 +238,12 @@ class Eviction(Shape):
     tokens_remaining: Tokens
     scorer: str
     tool: str
-    call_hash: Digest
     tenant: str
     conversation: str
     branch: str
     version: Count
     position: Count
     at: Moment
-    asked_again_at: Moment | None
-    asked_again_count: Count
     ref: Ref
     freed: int
 
@@ -261,7 +258,6 @@ class Audited(Shape):
     conversation: str
     branch: str
     request: str
-    sealed: Count
     facts: Any
     prev: Digest
     hash: Digest

@@ -177,7 +177,6 @@ class Exchange(Shape):
     prefix_changed: Literal["none", "client", "proxy"]
     cost: Dollars | None
     cost_saved: Dollars | None
-    fidelity: dict[str, Any] | None
     layers: list[LayerRun]
     decision: DecisionRecord
 
@@ -188,7 +187,6 @@ def exchange_of(row: ExchangeRow) -> Exchange:
         row,
         detail=dict(row.detail),
         **shown(row.detail),
-        fidelity=row.detail.get("fidelity"),
         layers=row.detail.get("layers", []),
         decision=decision_of(row),
     )

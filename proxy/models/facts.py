@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from policies.quality.advise import PROVIDERS, Cliff, TokenPrices
+from policies.quality.prices import PROVIDERS, Cliff, TokenPrices
 from policies.settings import ContextSettings
 from proxy.access.destination import rule_for
 from proxy.config.values import ModelRule

@@ -34,7 +34,6 @@ from proxy.planning.values import (
     Plan,
     PlanRequest,
     Recognized,
-    asked_again,
     change_of,
     empty_change,
     evictions_of,
@@ -110,11 +109,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 degraded.append("resume")
             if (about := LOG_CONTEXT.get()) is not None:
                 about.conversation = thread.branch.name
-            trend, again = own_trend(thread.trend, transcript), tuple[tuple[str, bytes], ...]()
-            if thread.evicted:
-                again = asked_again(thread.evicted, transcript, match.length)
-                for _, call in again:
-                    del thread.evicted[call]
+            trend = own_trend(thread.trend, transcript)
             limits = await asked.limits()
             policy_limits = self.limits_of(asked.settings, limits.budget)
             if span.recorded:
@@ -131,7 +126,6 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 trend=trend,
                 marked=read.marked,
                 has_media=read.has_media,
-                asked_again=again,
                 listens=self.conversations.listens(thread, transcript),
                 degraded=tuple(degraded),
                 new=read.new,

@@ -3,9 +3,6 @@
 One task a conversation, and a few in all; a request that is answered meanwhile is looked at when the task is done,
 the newest one only. Nothing here changes what is sent. What was prepared is used if the history that it covers is
 still there, and a shutdown leaves a whole row or none.
-
-And, where a policy samples, measuring what a summary left of a conversation: the same questions asked of both, and
-judged. What would have to wait is left out, because a sample is enough. It takes tokens of the summariser's budget.
 """
 
 import asyncio
@@ -13,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -23,11 +19,9 @@ from policies.ledger import ConversationState, Decision, Note, Prepared
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.planner import is_soft, prepare
-from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
-from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import Ask, SharedReadings, drive
-from proxy.planning.values import CLAIMED, Paid, Plan, PlanRequest, Recognized, readable
+from proxy.planning.values import CLAIMED, Plan, PlanRequest, Recognized, readable
 from proxy.planning.workers import BACKGROUND, Workers
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import NoteRow, StoreError
@@ -36,7 +30,6 @@ from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, Trace
 
 log = logging.getLogger("weir.preparation")
-evaluation_logger = logging.getLogger("weir.evaluation")
 
 AT_ONCE = 2
 MAX_WAITING = 64
@@ -362,128 +355,3 @@ def _lacks_state(decision: Decision, thread: Thread, *, is_new: bool, grown: boo
     if is_new and decision.checkpoint is None:
         return bool(decision.removed)
     return grown and thread.known.checkpoint is None and thread.known.triggered
-
-
-EVALUATED_AT_ONCE = 1
-MAX_EVALUATED = 8
-PROMPTS_USED = {"prompts": {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}}
-SUMMARISING = frozenset({"compact", "rollover"})
-_SCALE = 1 << 64
-
-
-def is_sampled(request: str, share: float) -> bool:
-    """The same answer for the same id, everywhere."""
-    digest = blake2b(request.encode(errors="replace"), digest_size=8, person=b"weir-sample").digest()
-    return int.from_bytes(digest) < share * _SCALE
-
-
-class _Evaluated(msgspec.Struct, frozen=True):
-    asked: PlanRequest
-    ask: Paid
-    recognized: Recognized
-    decision: Decision
-    trace: Trace
-
-
-class OnlineEvaluation(Background):
-    """``scores`` are the newest by policy and dimension; ``rate`` is told tenant, conversation and fidelity."""
-
-    def __init__(
-        self,
-        store: Store,
-        settler: WriteBehindQueue,
-        *,
-        rate: Callable[[str, str, float], None],
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__("weir-evaluate", most=MAX_EVALUATED, at_once=EVALUATED_AT_ONCE)
-        self._rate = rate
-        self._clock = clock
-        self._store = store
-        self._settler = settler
-        self.scores: dict[tuple[str, ...], float] = {}
-
-    def after(self, asked: PlanRequest, plan: Plan, trace: Trace) -> None:
-        decision, recognized, settings = plan.decision, plan.recognized, asked.settings
-        if decision is None or decision.cut is None or not decision.is_new or settings.observes or recognized is None:
-            return
-        if decision.cut.layer not in SUMMARISING or decision.pieces is None or asked.ask_about is None:
-            return
-        if not is_sampled(asked.id, settings.evaluate.sample):
-            return
-        if settings.evaluate.model is None and settings.summarizer is None:
-            return  # nobody who could be asked: Weir spends no money unasked
-        branch = recognized.thread.branch.branch
-        if branch not in self and self.has_room:
-            work = _Evaluated(asked, asked.ask_about, recognized, decision, trace)
-            self.start(branch, partial(self._evaluate, work))
-
-    async def _evaluate(self, work: _Evaluated) -> None:
-        trace = work.ask.trace = work.trace.follow(names.EVALUATE_SPAN)
-        try:
-            await self._measure(work, trace)
-        except StoreError as error:
-            evaluation_logger.warning("what was measured of a summary could not be stored: %s", error)
-        except Exception:  # the answer is long out: nothing here may end the process's other work
-            evaluation_logger.exception("measuring a summary failed")
-        finally:
-            trace.end(None)
-
-    async def _measure(self, work: _Evaluated, trace: Trace) -> None:
-        settings, pieces, branch = work.asked.settings, work.decision.pieces or (), work.recognized.thread.branch
-        contexts = await asyncio.to_thread(contexts_of, work.recognized.transcript, pieces)
-        coverage = await asyncio.to_thread(coverage_of, contexts, tools=settings.notes)
-        fidelity = await self._asked(work, contexts)
-        trace.evaluated(
-            **_scores(fidelity),
-            judged=fidelity.count(AnswerVerdict.YES) + fidelity.count(AnswerVerdict.NO),
-            unknown=fidelity.count(AnswerVerdict.UNKNOWN),
-            coverage=coverage.score,
-            compression_ratio=contexts.ratio,
-        )
-        for dimension, value in _scores(fidelity).items():
-            if value is not None:
-                self.scores[(settings.name, dimension)] = value
-        if (score := fidelity.score()) is not None:
-            self._rate(branch.tenant, branch.conversation, score)
-        await self._settler.flush()  # the row of the exchange has to be there
-        facts = facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)
-        await self._store.evaluated(branch.tenant, work.asked.id, facts | PROMPTS_USED, self._clock())
-
-    async def _asked(self, work: _Evaluated, contexts: Contexts) -> Fidelity:
-        settings, limit = work.asked.settings, work.recognized.limits.budget.soft_limit
-        questions = await asyncio.to_thread(
-            questions_for, contexts.sources, count=settings.evaluate.questions, tools=settings.notes
-        )
-        terms = Terms(
-            counter=work.asked.counter,
-            max_input=work.ask.reads(ANSWER.purpose) or limit,
-            judge_input=work.ask.reads(JUDGE.purpose) or limit,
-            most_chunks=settings.summaries.most_chunks,
-            by_schema=settings.summaries.by_schema,
-        )
-        flow = evaluate(contexts.original, contexts.compacted, questions=questions, terms=terms)
-        return await drive(flow, await asyncio.to_thread(step, flow), work.ask)
-
-
-def facts_of(
-    fidelity: Fidelity, coverage: Coverage, ratio: float | None, *, spent: int | None = None
-) -> dict[str, object]:
-    return {
-        **_scores(fidelity),
-        "consistent": fidelity.count(AnswerVerdict.YES),
-        "inconsistent": fidelity.count(AnswerVerdict.NO),
-        "unknown": fidelity.count(AnswerVerdict.UNKNOWN),
-        "unknown_because": fidelity.unknown,
-        "failure": fidelity.failure or None,
-        "coverage": coverage.score,
-        "recoverable": coverage.whole.recoverable,
-        "compression_ratio": None if ratio is None else round(ratio, 3),
-        "calls": fidelity.calls,
-        **({} if spent is None else {"tokens_asked": spent}),
-    }
-
-
-def _scores(fidelity: Fidelity) -> dict[str, float | None]:
-    by_dimension = {dimension.value: fidelity.score(dimension) for dimension in Dimension}
-    return {"score": fidelity.score(), **by_dimension}

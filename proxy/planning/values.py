@@ -7,7 +7,6 @@ after it, placeholders, markers and summaries included.
 import datetime as dt
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from hashlib import blake2b
 from typing import Protocol
 
 import msgspec
@@ -16,7 +15,7 @@ from policies.effects import Effect, Reply
 from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
 from policies.memory.checkpoint import Checkpoint
-from policies.messages import HASH_SIZE, ToolCall, ToolDefinition, Transcript, answered_calls, same_call
+from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
 from proxy.conversation.thread import Thread
@@ -37,24 +36,21 @@ CLAIMED = 60.0
 
 
 class Paid(Protocol):
-    """Answers, and says what the answers took and what those who answer can read."""
+    """Answers, and says what the answers took."""
 
     trace: Trace
     spent: Spent
 
     async def __call__(self, effect: Effect) -> Reply: ...
 
-    def reads(self, purpose: str) -> int | None:
-        """The tokens that the model for a purpose can read at once, None where its window is not known."""
-
 
 class PlanRequest(msgspec.Struct, kw_only=True):
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``resume`` is the conversation that the client wants to go on from, ``resumes`` the one that it may;
-    ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards, ``ask_about`` does where a
-    summary of it is evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the
-    conversation's requests go without, for questions in place; ``edits`` is what the client asks to have taken out;
+    ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards; ``patience`` is how long it
+    may wait for models; ``pruned`` are the tools that the conversation's requests go without, for questions in place;
+    ``edits`` is what the client asks to have taken out;
     ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds`` says that the model
     signs what it thinks for what stands before it, ``unbinds`` that no such thinking is valid any more.
     """
@@ -68,7 +64,6 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     ask: Ask
     patience: Patience
     ask_later: Callable[..., Ask] | None = None
-    ask_about: Paid | None = None
     pruned: set[str] = msgspec.field(default_factory=set)
     summarizer_input: int | None = None
     resume: str | None = None
@@ -106,9 +101,8 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
 
     ``limits`` are the model's, ``policy_limits`` what the policy makes of them. An earlier request has sent ``length``
     messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is the growth before this request;
-    ``asked_again`` are calls in it whose results are out of the window, as (branch, hash); ``listens`` says that the
-    answer will tell the conversation from others; ``new`` are the raw messages at its end that were not seen before;
-    ``sampled``: its tokens are right within ``MAX_ERROR``.
+    ``listens`` says that the answer will tell the conversation from others; ``new`` are the raw messages at its end
+    that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Transcript
@@ -119,7 +113,6 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     trend: Trend
     marked: frozenset[int] = frozenset()
     has_media: bool = False
-    asked_again: tuple[tuple[str, bytes], ...] = ()
     listens: bool = False
     degraded: tuple[str, ...] = ()
     new: Sequence[Raw] = ()
@@ -202,8 +195,6 @@ def change_of(
     rules, messages = asked.settings.checkpoints, recognized.transcript.messages
     state = decision.checkpoint if rules.enabled else None
     base = max(1, recognized.limits.budget.base(asked.settings))
-    gone = [row for row in evictions if row.call_hash and (row.kind in GONE or row.kind == CUT)]
-    thread.evicted |= {row.call_hash: thread.branch.branch for row in gone}
     return msgspec.structs.replace(
         nothing,
         edits=decision.edits,
@@ -261,12 +252,6 @@ GONE = frozenset({EditKind.EVICT, EditKind.PRUNE})
 CUT = "cut"
 
 
-def call_hash(call: ToolCall) -> bytes:
-    """16 bytes that two calls of one tool with the same arguments share, however these are spelt."""
-    name, arguments = same_call(call)
-    return blake2b(f"{name}\0{arguments}".encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).digest()
-
-
 def evictions_of(
     transcript: Transcript, decision: Decision, known: ConversationState, *, settings: ContextSettings
 ) -> tuple[EvictionRow, ...]:
@@ -274,28 +259,6 @@ def evictions_of(
         return ()
     batch = _Batch(transcript, decision, known, settings)
     return (*batch.edits(), *batch.covered())
-
-
-def asked_again(evicted: Mapping[bytes, str], transcript: Transcript, length: int) -> tuple[tuple[str, bytes], ...]:
-    """The evicted calls that are among the messages after the first ``length``, as (branch, hash).
-
-    Nothing but new messages is read unless one of them matches: then the array must hold the earlier call too,
-    because a conversation that was rewound makes its calls anew.
-    """
-    if not evicted:
-        return ()
-    head, new = transcript.head, transcript.head + length
-    found = {call: evicted[call] for call in _calls(transcript, new, len(transcript.messages)) if call in evicted}
-    if not found:
-        return ()
-    earlier = set(_calls(transcript, head, new))
-    return tuple((branch, call) for call, branch in found.items() if call in earlier)
-
-
-def _calls(transcript: Transcript, start: int, stop: int) -> Iterator[bytes]:
-    for index in range(start, stop):
-        if transcript.messages[index].call_ids:
-            yield from map(call_hash, transcript.read(index).calls)
 
 
 class _Batch:
@@ -362,7 +325,6 @@ class _Batch:
             policy=self._settings.name,
             scorer=self._scorer(layer),
             tool=tool if call is None else call.name,
-            call_hash=b"" if call is None else call_hash(call),
             tokens_before=before,
             tokens_after=after,
             tokens_remaining=self._decision.raw_after,

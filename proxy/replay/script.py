@@ -1,36 +1,36 @@
 """Recorded conversations, read from a file of any size, request by request, each message read and counted once.
 
-A line is one conversation: an object with ``messages`` and perhaps ``tools`` and ``meta`` (``id``, ``facts``), or a
-bare array of messages. A file that is one JSON document over several lines may be such an object, or an array of
-messages or of conversations; it is read whole. Message ``i`` from the assistant answered a request with
+A line is one conversation: an object with ``messages`` and perhaps ``tools`` and ``meta`` (``id``, ``task``,
+``facts``), or a bare array of messages. A file that is one JSON document over several lines may be such an object, or
+an array of messages or of conversations; it is read whole. Message ``i`` from the assistant answered a request with
 ``messages[:i]``.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
+
+import msgspec
 
 from policies.ledger import PlannedMessage
 from policies.messages import Body, Transcript, chain_of, head_length
 from policies.tokens import TokenCounter
-from proxy.errors import ProxyError
 from proxy.wire.chat import body_of, message_of
 from proxy.wire.codec import CHAT
 from proxy.wire.counting import count_message, count_tools
-from proxy.wire.raw import Raw, read_value, split_array, split_object, write_value
+from proxy.wire.raw import Raw, read_value, write_value
 from proxy.wire.render import render
 
-MAX_DOCUMENT_LEN = 1 << 30
 MAX_LINE_LEN = 1 << 28
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class BadRecording(Exception):
     """The text names file and line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fact:
     """Something that a later request needs: all ``needles`` are to stand in it.
 
@@ -46,12 +46,12 @@ class Fact:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     id: str
-    line: int
     raws: tuple[bytes, ...]
     values: tuple[Mapping[str, object], ...]
     tools: object = None
     facts: tuple[Fact, ...] = ()
     source: str = ""
+    task: str = ""
 
     @property
     def requests(self) -> tuple[int, ...]:
@@ -64,144 +64,115 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Place:
+    """A recording, and how many bytes of the file were read with it."""
+
     recording: Recording
     read: int
 
 
+class _Fact(msgspec.Struct):
+    value: str | int | float | None = None
+    needles: tuple[str | int | float, ...] = ()
+    needed_at: tuple[int, ...] = ()
+    superseded: tuple[str | int | float, ...] = ()
+
+
+class _Meta(msgspec.Struct):
+    id: str | int | None = None
+    source: str | None = None
+    task: str | None = None
+    facts: tuple[_Fact, ...] = ()
+
+
+class _Conversation(msgspec.Struct):
+    messages: tuple[msgspec.Raw, ...]
+    tools: Any = None
+    meta: _Meta | None = None
+
+
 def read_recordings(path: Path) -> Iterator[Place]:
     """In order, none of them kept. Raises BadRecording."""
+    read = 0
+    found = False
     try:
         with path.open("rb") as file:
-            yield from _read(file, path)
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_LEN), b""), start=1):
+                read += len(line)
+                if not line.strip():
+                    continue
+                try:
+                    recordings = _recordings(line, number)
+                except BAD_JSON as fault:
+                    if found or "truncated" not in str(fault):
+                        raise BadRecording(f"{path}, line {number}: {fault}") from None
+                    rest = file.read()
+                    read += len(rest)
+                    recordings = _whole(line + rest, path)
+                for recording in recordings:
+                    found = True
+                    yield Place(recording, read)
     except OSError as error:
         raise BadRecording(f"{path}: {error.strerror or error}") from error
-
-
-def _read(file: BinaryIO, path: Path) -> Iterator[Place]:
-    read = found = number = 0
-    while line := file.readline(MAX_LINE_LEN + 1):
-        number += 1
-        if len(line) > MAX_LINE_LEN:
-            raise BadRecording(f"{path}, line {number}: longer than {MAX_LINE_LEN >> 20} MB")
-        read += len(line)
-        if not line.strip():
-            continue
-        if not found and _is_unfinished(line):
-            yield from _read_document(line, file, path, number)
-            return
-        for recording in _recordings(line, path, number, number):
-            found += 1
-            yield Place(recording, read)
     if not found:
         raise BadRecording(f"{path}: no conversations in it")
 
 
-def _is_unfinished(line: bytes) -> bool:
+def _whole(text: bytes, path: Path) -> list[Recording]:
+    """Those of a file that is one JSON document over several lines."""
     try:
-        json.loads(line.decode("utf-8", "replace"))
-    except json.JSONDecodeError as error:
-        return line.lstrip()[:1] in (b"[", b"{") and error.pos >= len(line.decode("utf-8", "replace").rstrip())
-    except RecursionError:
-        return False
-    return False
+        return _recordings(text, 1)
+    except BAD_JSON as fault:
+        raise BadRecording(f"{path}: {fault}") from None
 
 
-def _read_document(begin: bytes, file: BinaryIO, path: Path, number: int) -> Iterator[Place]:
-    rest = file.read(MAX_DOCUMENT_LEN + 1)
-    if len(rest) > MAX_DOCUMENT_LEN:
-        raise BadRecording(f"{path}: one JSON document of more than {MAX_DOCUMENT_LEN >> 20} MB; write a line for each")
-    whole = begin + rest
-    try:
-        json.loads(whole)
-    except json.JSONDecodeError as error:
-        raise BadRecording(f"{path}, line {number - 1 + error.lineno}: {error.msg}") from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise BadRecording(f"{path}, line {number}: {error}") from None
-    for recording in _recordings(whole, path, number, 1):
-        yield Place(recording, len(whole))
-
-
-def _recordings(text: bytes, path: Path, line: int, first: int) -> Iterator[Recording]:
-    try:
-        yield from _split(text, line, first)
-    except BadRecording as fault:
-        raise BadRecording(f"{path}, line {line}: {fault}") from None
-    except ProxyError:
-        raise BadRecording(f"{path}, line {line}: neither an object nor an array in JSON") from None
-
-
-def _split(text: bytes, line: int, first: int) -> Iterator[Recording]:
+def _recordings(text: bytes, line: int) -> list[Recording]:
     if text.lstrip()[:1] != b"[":
-        yield _recording(split_object(text), line=line, number=first)
-        return
-    items = split_array(text)
-    if items is None:
-        raise BadRecording("not JSON")
-    if items and "messages" in split_object(bytes(items[0])):
-        for number, item in enumerate(items, start=first):
-            yield _recording(split_object(bytes(item)), line=line, number=number)
+        conversations = [msgspec.json.decode(text, type=_Conversation)]
     else:
-        yield _recording({"messages": text}, line=line, number=first)
+        items = msgspec.json.decode(text, type=tuple[msgspec.Raw, ...])
+        first = msgspec.json.decode(items[0]) if items else None
+        if isinstance(first, dict) and "messages" in first:
+            conversations = [msgspec.json.decode(item, type=_Conversation) for item in items]
+        else:
+            conversations = [_Conversation(items)]
+    return [_recording(each, number) for number, each in enumerate(conversations, start=line)]
+
+
+def _recording(conversation: _Conversation, number: int) -> Recording:
+    meta = conversation.meta or _Meta()
+    raws = tuple(map(bytes, conversation.messages))
+    return Recording(
+        id=str(meta.id or number),
+        raws=raws,
+        values=_values(raws),
+        tools=conversation.tools,
+        facts=tuple(_fact(each) for each in meta.facts if each.needles or each.value is not None),
+        source=meta.source or "",
+        task=meta.task or "",
+    )
+
+
+def _fact(given: _Fact) -> Fact:
+    needles = given.needles or (given.value,)
+    return Fact(tuple(map(str, needles)), given.needed_at, tuple(map(str, given.superseded)))
+
+
+def _values(raws: Sequence[bytes]) -> tuple[Mapping[str, object], ...]:
+    values = tuple(map(read_value, raws))
+    for index, value in enumerate(values):
+        if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+            raise msgspec.DecodeError(f"message {index} should be an object with a role")
+    return values  # type: ignore[return-value] # each is a mapping
 
 
 def recording_of(
     messages: Sequence[Mapping[str, object]], *, name: str, tools: object = None, facts: Sequence[Fact] = ()
 ) -> Recording:
     raws = tuple(write_value(message) for message in messages)
-    values = tuple(_message(raw, index) for index, raw in enumerate(raws))
-    return Recording(id=name, line=0, raws=raws, values=values, tools=tools, facts=tuple(facts))
-
-
-def _recording(fields: Mapping[str, Raw], *, line: int, number: int) -> Recording:
-    if "messages" not in fields:
-        raise BadRecording("no messages in this object")
-    items = split_array(bytes(fields["messages"]))
-    if items is None:
-        raise BadRecording("messages should be an array")
-    raws = tuple(bytes(item) for item in items)
-    values = tuple(_message(raw, index) for index, raw in enumerate(raws))
-    meta = read_value(fields["meta"]) if "meta" in fields else None
-    meta = meta if isinstance(meta, Mapping) else {}
-    listed = meta.get("facts")
-    name = meta.get("id")
-    return Recording(
-        id=name if isinstance(name, str) and name else f"{number}",
-        line=line,
-        raws=raws,
-        values=values,
-        tools=read_value(fields["tools"]) if "tools" in fields else None,
-        facts=tuple(fact for each in (listed if isinstance(listed, list) else ()) for fact in _facts(each)),
-        source=str(meta.get("source") or ""),
-    )
-
-
-def _message(raw: bytes, index: int) -> Mapping[str, object]:
-    value = read_value(raw)
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise BadRecording(f"message {index} should be an object with a role")
-    return value
-
-
-def _facts(value: object) -> Iterator[Fact]:
-    if not isinstance(value, Mapping):
-        return
-    needles = _strings(value.get("needles")) or _strings([value.get("value")])
-    if needles:
-        at = value.get("needed_at")
-        yield Fact(
-            needles=needles,
-            needed_at=tuple(i for i in at if isinstance(i, int)) if isinstance(at, list) else (),
-            superseded=_strings(value.get("superseded")),
-        )
-
-
-def _strings(value: object) -> tuple[str, ...]:
-    items = value if isinstance(value, list) else ()
-    return tuple(str(item) for item in items if isinstance(item, str | int | float) and str(item))
+    return Recording(id=name, raws=raws, values=_values(raws), tools=tools, facts=tuple(facts))
 
 
 PROBE: Mapping[str, object] = {"role": "user", "content": "Go on."}
-BUCKETS = ("system", "tools", "summary", "history", "tool_outputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,13 +236,6 @@ class Script:
             return self.text(piece.index) if piece.index is not None else ""
         calls = self._bodies[piece.index].calls if piece.index is not None else ()
         return Body(piece.text, calls).said.lower()
-
-    def buckets(self, pieces: Sequence[PlannedMessage], *, priming: int) -> dict[str, int]:
-        result = dict.fromkeys(BUCKETS, 0)
-        result["tools"], result["history"] = self.tools, priming
-        for piece in pieces:
-            result["summary" if piece.index is None else self.messages[piece.index].bucket] += piece.tokens
-        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ class Store:
     nearest = reading(archive.nearest)
     removed = reading(inspections.removed)
     evictions = reading(ledger.listed)
-    eviction_sums = reading(ledger.sums)
+    count_evictions = reading(ledger.count_evictions)
 
     answers = reading(memory.answers_behind, "answers")
     known_answers = reading(memory.known_answers, "known_answers")
@@ -209,13 +209,11 @@ class Store:
 
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)
-    evaluated = writing(exchanges.evaluated)
     snapshots = reading(conversations_.snapshots)
     alerts = reading(conversations_.alerts_of)
     open_alerts = reading(conversations_.open_alerts)
 
     audit = reading(audit_.listed)
-    audited_tenants = reading(audit_.tenants)
     verify = reading(audit_.verify)
     add_key = writing(configuration.add_key)
     list_keys = reading(configuration.list_keys)
@@ -308,8 +306,8 @@ class Store:
     async def prune(self, before: float, at: float | None = None) -> int:
         """Delete conversations last used, and exchanges and summaries made, before ``before``; how many rows.
 
-        Rows of the audit from before it go too, under a seal, and are not counted. It works in small transactions, so
-        that requests in between hardly wait.
+        Rows of the audit from before it go too, but not the last one of a chain, and are not counted. It works in small
+        transactions, so that requests in between hardly wait.
         """
         total, now = 0, time.time() if at is None else at
         conversations_of = partial(maintenance.prune_conversations, at=now)
@@ -318,7 +316,7 @@ class Store:
                 total += gone
                 await self._database.tend()
         days_of = partial(maintenance.prune, key=usage_days.c.at, before=before)
-        for work in (days_of, partial(audit_.seal_one, before=before, at=now), audit_.drop_sealed):
+        for work in (days_of, partial(audit_.drop, before=before)):
             while await self._write(work):
                 await self._database.tend()
         if total:

@@ -21,6 +21,7 @@ from typing import Any
 from unicodedata import normalize
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql.ext import to_tsvector
 
 from policies.text.segments import SOLID, words
 from proxy.store.packing import (
@@ -84,7 +85,9 @@ FRAME = sa.select(frames.c.body).where(frames.c.id == sa.bindparam("frame")).wit
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
 ADD_FRAME = sa.insert(frames)
 ADD_ORIGINAL = keep_first(originals)
-TO_WORDS = sa.func.to_tsvector(sa.literal_column("'simple'"), sa.bindparam("text", type_=sa.Text))
+TO_WORDS = to_tsvector(  # type: ignore[no-untyped-call]
+    sa.literal_column("'simple'"), sa.bindparam("text", type_=sa.Text)
+)
 WORDED = sa.table("originals", *(sa.column(each.name, each.type) for each in originals.c), sa.column("words"))
 ADD_WITH_WORDS = Upsert(lambda insert: insert(WORDED).values(words=TO_WORDS).on_conflict_do_nothing())
 HOLD_ORIGINAL = keep_first(removed)

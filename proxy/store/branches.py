@@ -24,7 +24,7 @@ from proxy.store.ledger import NEWEST, key_of
 from proxy.store.memory import Spans, is_undone, newest_row, read_spans
 from proxy.store.packing import EXACT
 from proxy.store.records import DAY, Branch, Change, CheckpointRow, ConversationRow, NoSuchVersion, StaleVersion
-from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits, evictions
+from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits
 from proxy.store.transaction import Transaction, keep_first, of, owned
 
 FIRST_LOOK = 8
@@ -229,9 +229,6 @@ def _undo(
     state = newest_row(tx, tenant, head.branch, undone=undone)
     keep_texts(tx, home, head.branch, within(cuts.c.batch, spans))
     forget_batches(tx, tenant, head.branch, spans)
-    # What is back in the window cannot be asked for again: the audit keeps its row, but no call is looked for.
-    later = (owned(evictions, tenant, branch=head.branch), within(evictions.c.version, spans))
-    tx.execute(sa.update(evictions).where(*later).values(call_hash=b""))
     if state is not None:
         memory.insert(tx, tenant, msgspec.structs.replace(state, version=version, at=at, reason="rollback"))
     append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, home[1], head.branch, facts=facts)])
@@ -342,6 +339,5 @@ def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: in
         length=length,
         longest=row.longest,
         trend=None if row.trend is None else Trend.from_json(row.trend),
-        evicted=ledger.load_evicted(tx, tenant, row.branch) if is_touched else (),
         health=row.health,
     )

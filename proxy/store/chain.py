@@ -1,4 +1,4 @@
-"""The audit's chain: every row holds the hash of the one before it, so no row can be changed, taken out or put between.
+"""The audit's rows and their chain: each row holds the hash of the one before it.
 
 A row's hash is SHA-256 over a JSON array of all its fields and the hash before it. There is one chain for each tenant,
 and one of tenant ``""`` for what concerns everybody. Facts are numbers, digests and words of Weir's or the operator's
@@ -10,11 +10,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from hashlib import sha256
-from typing import Literal, NamedTuple
 
 import msgspec
 
-FORM = 1
+FORM = 2
 GENESIS = bytes(32)
 OPERATOR = ""
 PLAIN = re.compile(r"[A-Za-z0-9_.:+,-]{0,64}")
@@ -36,20 +35,14 @@ class AuditType(StrEnum):
     PIN = "pin"
     NOTE = "note"
     ALERT = "alert"
-    EVALUATION = "evaluation"
     CLOSE = "close"
     DELETE = "delete"
     POLICY_CHANGE = "policy_change"
     KEY_CHANGE = "key_change"
-    SEAL = "seal"
 
 
 class AuditEvent(msgspec.Struct, frozen=True):
-    """Something that is to be remembered for good; ``conversation`` and ``branch`` are ids, empty for none.
-
-    ``request`` is the id of the request that it happened in; ``sealed`` is the last row that a seal stands for, 0 for
-    all other events.
-    """
+    """What is to be recorded; ``conversation``, ``branch`` and ``request`` are ids, empty for none."""
 
     tenant: str
     at: float
@@ -57,11 +50,12 @@ class AuditEvent(msgspec.Struct, frozen=True):
     conversation: str = ""
     branch: str = ""
     request: str = ""
-    sealed: int = 0
     facts: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
 class AuditRow(msgspec.Struct, frozen=True):
+    """One row. ``seq`` counts from 1 in each chain, ``prev`` is the hash of the row before, 32 zero bytes for none."""
+
     tenant: str
     seq: int
     at: float
@@ -69,14 +63,9 @@ class AuditRow(msgspec.Struct, frozen=True):
     conversation: str
     branch: str
     request: str
-    sealed: int
     facts: str
     prev: bytes
     hash: bytes
-
-    @property
-    def head(self) -> str:
-        return head_text(self.seq, self.hash)
 
     @property
     def told(self) -> object:
@@ -86,30 +75,39 @@ class AuditRow(msgspec.Struct, frozen=True):
             return self.facts
 
 
-def head_text(seq: int, link: bytes) -> str:
-    return f"{seq}:{link.hex()}"
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found in one chain.
+
+    Attributes:
+        first: number of the first row that is kept; retention may have removed those before it.
+        last: number of the last good row, ``head`` its hash in hex; 0 and empty where there is none.
+        broken: number of the first row that does not follow from the one before it, None if all do.
+    """
+
+    tenant: str
+    first: int = 0
+    last: int = 0
+    head: str = ""
+    broken: int | None = None
 
 
 def linked(events: Iterable[AuditEvent], *, seq: int, prev: bytes) -> list[AuditRow]:
+    """The rows of these events after row ``seq``, whose hash is ``prev``."""
     rows: list[AuditRow] = []
     for event in events:
         seq += 1
-        told = (event.conversation, event.branch, event.request, event.sealed, _ENCODER.encode(harmless(event.facts)))
-        fields = (event.tenant, seq, float(event.at), str(event.type), *told, prev)
-        prev = hash_of(*fields)
-        rows.append(AuditRow(*fields, prev))
+        facts = _ENCODER.encode(harmless(event.facts))
+        ids = (event.conversation, event.branch, event.request)
+        row = AuditRow(event.tenant, seq, float(event.at), str(event.type), *ids, facts, prev, b"")
+        prev = hash_of(row)
+        rows.append(msgspec.structs.replace(row, hash=prev))
     return rows
 
 
-def hash_of(*fields: object) -> bytes:
-    """32 bytes over the fields of a row in the order of :class:`AuditRow`, the last one being the hash before it.
-
-    Fields of other types than a row has give other hashes, or TypeError where JSON has none.
-    """
-    *own, prev = fields
-    if not isinstance(prev, bytes):
-        raise TypeError("the hash before a row is bytes")
-    return sha256(json.dumps([FORM, *own, prev.hex()], separators=(",", ":")).encode("ascii")).digest()
+def hash_of(row: AuditRow) -> bytes:
+    """32 bytes over all of a row's other fields. Raises TypeError or ValueError for what no row may hold."""
+    *fields, prev, _ = msgspec.structs.astuple(row)
+    return sha256(json.dumps([FORM, *fields, prev.hex()], separators=(",", ":")).encode("ascii")).digest()
 
 
 def harmless(value: object) -> object:
@@ -137,32 +135,3 @@ def digest_of(text: str) -> str:
 
 def name_digest(tenant: str, name: str) -> str:
     return digest_of(f"{tenant}\0{name}")
-
-
-class Broken(msgspec.Struct, frozen=True):
-    seq: int
-    kind: Literal["edited", "missing", "inserted", "reordered"]
-
-
-class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in one chain.
-
-    Attributes:
-        rows: how many there are; ``good`` how many of them, from the first on, are what was written.
-        sealed: the last row that was taken out under a seal, 0 for none.
-        head: number and hash of the last good row, by which a chain that was cut short is found later.
-        found: which of the heads that were looked for are in it.
-    """
-
-    tenant: str
-    rows: int
-    good: int
-    sealed: int = 0
-    head: str = ""
-    broken: Broken | None = None
-    found: frozenset[bytes] = frozenset()
-
-
-class VerifiedChains(NamedTuple):
-    chains: list[Verified]
-    unguarded: list[str]

@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from proxy.store import schema
-from proxy.store.audit import append, append_if, hold_head, of_key, of_policy
+from proxy.store.audit import append, append_if, hold_last, of_key, of_policy
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, harmless
 from proxy.store.records import CalibrationRow, KeyRow, LimitRow, NameTaken, PolicyRow
 from proxy.store.schema import audit, conversations, keys, meta, policies
@@ -100,7 +100,7 @@ def delete_policy(tx: Transaction, name: str, at: float) -> bool:
 def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
     if not changes:
         return
-    hold_head(tx, OPERATOR)
+    hold_last(tx, OPERATOR)
     known: dict[tuple[str, object], object] = {}
     kinds = (AuditType.POLICY_CHANGE, AuditType.KEY_CHANGE)
     told = sa.select(audit.c.type, audit.c.facts).where(audit.c.tenant == OPERATOR, audit.c.type.in_(kinds))

@@ -38,15 +38,12 @@ TOUCH_CHAIN = keep_last(chains, "at")
 HOMES = sa.select(conversations.c.name, conversations.c.id).where(among(conversations.c.name))
 ADD_SNAPSHOT = keep_first(health_snapshots)
 ADD_ALERT = keep_first(alerts)
-THIS_CONVERSATION = of(conversations, "tenant", "id")
-STATE = sa.select(conversations.c.health).where(THIS_CONVERSATION)
 HOLD_STATES = (
     sa.select(conversations.c.id, conversations.c.health)
     .where(among(conversations.c.id))
     .order_by(conversations.c.id)
     .with_for_update(key_share=True)
 )
-SET_STATE = sa.update(conversations).where(THIS_CONVERSATION).values(health=sa.bindparam("state"))
 CLOSE_ALL = sa.update(alerts).where(of(alerts, "tenant", "conversation"), alerts.c.closed.is_(None))
 CLOSE_ALL = CLOSE_ALL.values(closed=sa.bindparam("now"))
 CLOSE = CLOSE_ALL.where(of(alerts, "at", "kind"))
@@ -217,13 +214,6 @@ def open_alerts(
     counted = tx.execute(sa.select(alerts.c.level, sa.func.count()).where(are_meant).group_by(alerts.c.level))
     counts = {level: int(count) for level, count in counted}
     return _listed(tx, _listing().where(are_meant), limit, after), counts
-
-
-def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> None:
-    key = {"of_tenant": tenant, "of_id": conversation}
-    health = Health.from_json(tx.scalar(STATE, key) or "")
-    if health is not None:
-        tx.execute(SET_STATE, key | {"state": health._replace(fidelity=fidelity).to_json()})
 
 
 def _listing() -> Rows:

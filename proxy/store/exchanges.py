@@ -18,9 +18,7 @@ import sqlalchemy as sa
 from proxy.store import conversations as conversations_
 from proxy.store import inspections
 from proxy.store.audit import REFUSED, append, of_exchange
-from proxy.store.chain import AuditEvent, AuditType
-from proxy.store.conversations import add_checkups, follow_others, open_conversations, rate, touch_chains
-from proxy.store.ledger import mark_asked_again
+from proxy.store.conversations import add_checkups, follow_others, open_conversations, touch_chains
 from proxy.store.memory import add_answers, add_provider_ids
 from proxy.store.records import (
     DAY,
@@ -68,8 +66,6 @@ ADD_RELAYED = keep_first(relayed)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(among(exchanges.c.id))
 HOME = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
-ONE = of(exchanges, "tenant", "id")
-SET_DETAIL = sa.update(exchanges).where(ONE).values(detail=sa.bindparam("told", type_=exchanges.c.detail.type))
 TOUCH = overwriting(
     conversations,
     lambda new, old: {
@@ -112,7 +108,6 @@ def record(
     if shared:
         rows = follow_others(tx, rows, home)
     _touch_conversations(tx, rows, home)
-    mark_asked_again(tx, rows)
     add_checkups(tx, rows, home)
     tx.columns(ADD, _columns(rows, home))
     tx.ask_each(ADD_TO_DAYS, ((row.tenant, row.id) for row in rows))
@@ -139,20 +134,6 @@ def timeline(
     query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
     told = [(row, {"name": conversation.name, "detail": json.loads(row.detail)}) for row in tx.execute(query)]
     return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(told)]
-
-
-def evaluated(tx: Transaction, tenant: str, exchange: str, fidelity: Mapping[str, object], at: float) -> bool:
-    key = {"of_tenant": tenant, "of_id": exchange}
-    row = tx.execute(sa.select(exchanges).where(ONE), key).first()
-    if row is None:
-        return False
-    tx.execute(SET_DETAIL, key | {"told": _ENCODER.encode(json.loads(row.detail) | {"fidelity": fidelity})})
-    score = fidelity.get("score")
-    if isinstance(score, float):
-        rate(tx, tenant, row.conversation, score)
-    kind = AuditType.EVALUATION
-    append(tx, [AuditEvent(tenant, at, kind, row.conversation, row.branch, exchange, facts=fidelity)])
-    return True
 
 
 def slices(tx: Transaction, since: float) -> list[tuple[float, float]]:

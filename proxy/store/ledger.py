@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, EditKind
 from proxy.store.packing import Damaged, unpack_words
-from proxy.store.records import Branch, Change, ConversationRow, EvictionRow, EvictionSum, ExchangeRow, StoreError
+from proxy.store.records import Branch, Change, ConversationRow, EvictionRow, StoreError
 from proxy.store.schema import OF_BRANCH, OF_CONVERSATION, branches, conversations, cuts, edits, evictions
 from proxy.store.transaction import Place, Rows, Transaction, columns_of, of, ordered, owned, recorded, same, stored
 
@@ -192,37 +192,6 @@ def _cut_sha(cut: Cut) -> bytes:
 
 
 ADD_EVICTION = sa.insert(evictions)
-# A fork inherits what its parents had evicted until it left them.
-EVICTED = (
-    sa.text(
-        "WITH RECURSIVE line (branch, parent, until) AS ("
-        "SELECT branch, parent, CAST(1e300 AS DOUBLE PRECISION) FROM branches "
-        "WHERE tenant = :tenant AND branch = :branch "
-        "UNION SELECT b.branch, b.parent, c.created FROM line l "
-        "JOIN branches c ON c.tenant = :tenant AND c.branch = l.branch "
-        "JOIN branches b ON b.tenant = :tenant AND b.branch = l.parent) "
-        "SELECT DISTINCT e.call_hash, e.branch FROM line l "
-        "JOIN evictions e ON e.tenant = :tenant AND e.branch = l.branch AND e.at <= l.until "
-        "WHERE length(e.call_hash) > 0 AND e.asked_again_at IS NULL"
-    )
-    .bindparams(*OF_BRANCH)
-    .columns(evictions.c.call_hash, evictions.c.branch)
-)
-_OTHERS = evictions.alias()
-ASKED_AGAIN = (
-    sa.update(evictions)
-    .where(
-        of(evictions, "tenant", "branch", "call_hash"),
-        evictions.c.version
-        == sa.select(sa.func.max(_OTHERS.c.version))
-        .where(of(_OTHERS, "tenant", "branch", "call_hash"))
-        .scalar_subquery(),
-    )
-    .values(
-        asked_again_at=sa.func.coalesce(evictions.c.asked_again_at, sa.bindparam("now")),
-        asked_again_count=evictions.c.asked_again_count + 1,
-    )
-)
 
 
 def add_evictions(tx: Transaction, change: Change, *, version: int) -> None:
@@ -233,29 +202,9 @@ def add_evictions(tx: Transaction, change: Change, *, version: int) -> None:
         tx.columns(ADD_EVICTION, {**columns_of(evictions, rows), **shared, "position": range(len(rows))})
 
 
-def load_evicted(tx: Transaction, tenant: str, branch: str) -> tuple[tuple[bytes, str], ...]:
-    return tuple((bytes(call), where) for call, where in tx.execute(EVICTED, {"tenant": tenant, "branch": branch}))
-
-
-def mark_asked_again(tx: Transaction, rows: Sequence[ExchangeRow]) -> None:
-    asked = [
-        {"of_tenant": row.tenant, "of_branch": branch, "of_call_hash": call, "now": row.at}
-        for row in rows
-        for branch, call in row.asked_again
-    ]
-    tx.many(ASKED_AGAIN, asked)
-
-
-def sums(
-    tx: Transaction, tenant: str | None, *, conversation: ConversationRow | None = None, policy: str | None = None
-) -> list[EvictionSum]:
-    columns = evictions.c
-    before, after = sa.func.sum(columns.tokens_before), sa.func.sum(columns.tokens_after)
-    counts = (sa.func.count(), sa.func.count(columns.asked_again_at), before, after)
-    query = sa.select(columns.layer, columns.tool, *counts).select_from(evictions)
-    query = _of(query, tenant, conversation, policy).group_by(columns.layer, columns.tool)
-    rows = tx.execute(query.order_by((before - after).desc(), columns.layer, columns.tool))
-    return [EvictionSum(layer, tool, *map(int, counted)) for layer, tool, *counted in rows]
+def count_evictions(tx: Transaction, conversation: ConversationRow) -> int:
+    query = _of(sa.select(sa.func.count()).select_from(evictions), conversation.tenant, conversation)
+    return int(tx.scalar(query) or 0)
 
 
 def listed(
@@ -263,23 +212,19 @@ def listed(
     tenant: str | None,
     *,
     conversation: ConversationRow | None = None,
-    policy: str | None = None,
-    asked_again: bool = False,
     limit: int = 200,
     after: Place | None = None,
 ) -> list[EvictionRow]:
-    query = _of(sa.select(evictions, conversations.c.name), tenant, conversation, policy)
-    if asked_again:
-        query = query.where(evictions.c.asked_again_at.is_not(None))
+    query = _of(sa.select(evictions, conversations.c.name), tenant, conversation)
     columns = evictions.c
     order = ((columns.at, True), (columns.branch, False), (columns.version, True), (columns.position, False))
     rows = tx.execute(ordered(query, order, after=after, limit=limit))
     return [recorded(EvictionRow, evictions, row, conversation=row.name) for row in rows]
 
 
-def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None, policy: str | None) -> Rows:
+def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None) -> Rows:
     query = query.join(branches, same(branches, evictions, "tenant", "branch")).join(conversations, OF_CONVERSATION)
     query = query.where(owned(evictions, tenant))
     if conversation is not None:
         query = query.where(owned(evictions, conversation.tenant), branches.c.conversation == conversation.id)
-    return query if policy is None else query.where(evictions.c.policy == policy)
+    return query

@@ -127,21 +127,13 @@ def requests(tx: Transaction) -> int:
     return int(tx.scalar(sa.select(sa.func.sum(conversations.c.requests))) or 0)
 
 
-def counts(tx: Transaction, *, before: float) -> dict[str, float | None]:
-    updated = conversations.c.updated
-    found = tx.execute(
-        sa.select(sa.func.count(), sa.func.min(updated), sa.func.max(updated)).select_from(conversations)
-    )
-    number, oldest, newest = found.one()
-    old = sa.select(sa.func.count()).select_from(conversations).where(updated < before)
+def counts(tx: Transaction, *, before: float) -> dict[str, int]:
+    """How many conversations there are, how many of them were last used ``before``, and bytes in use."""
+    old = sa.select(sa.func.count()).select_from(conversations).where(conversations.c.updated < before)
     return {
-        "conversations": number,
-        "due": tx.scalar(old),
-        "requests": requests(tx),
-        "originals": tx.scalar(sa.select(sa.func.count()).select_from(originals)),
+        "conversations": tx.scalar(sa.select(sa.func.count()).select_from(conversations)) or 0,
+        "due": tx.scalar(old) or 0,
         "bytes": size(tx),
-        "oldest": oldest,
-        "newest": newest,
     }
 
 

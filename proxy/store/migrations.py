@@ -6,10 +6,12 @@ first of :data:`~proxy.store.schema.REVISIONS`, each other one has a step here.
 
 from collections.abc import Callable, Mapping
 
+import msgspec
 import sqlalchemy as sa
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 
+from proxy.store.chain import AuditRow, hash_of
 from proxy.store.exchanges import add_up_days
 from proxy.store.packing import Damaged, pack_named, unpack
 from proxy.store.schema import (
@@ -19,6 +21,7 @@ from proxy.store.schema import (
     alembic_version,
     answer_items,
     answers,
+    audit,
     exchanges,
     frames,
     inspected,
@@ -27,6 +30,7 @@ from proxy.store.schema import (
     provider_ids,
     usage_days,
 )
+from proxy.store.transaction import of, recorded
 
 
 def upgrade(connection: sa.Connection, *, found: str) -> None:
@@ -96,10 +100,40 @@ def add_provider_ids(connection: sa.Connection, _: Operations) -> None:
     provider_ids.create(connection)
 
 
+def hash_anew(connection: sa.Connection, op: Operations) -> None:
+    """Without what made sure of the audit by triggers and seals: hashes cover other fields, and are made anew."""
+    if connection.dialect.name == "postgresql":
+        op.execute("DROP FUNCTION audit_guard() CASCADE")
+    else:
+        for name in ("audit_appends", "audit_never_changes", "audit_goes_sealed"):
+            op.execute(f"DROP TRIGGER IF EXISTS {name}")
+    op.drop_index("audit_seals", "audit")
+    op.drop_column("audit", "sealed")
+    for name in ("call_hash", "asked_again_at", "asked_again_count"):
+        op.drop_column("evictions", name)
+    change = sa.update(audit).where(of(audit, "tenant", "seq"))
+    change = change.values(prev=sa.bindparam("new_prev"), hash=sa.bindparam("new_hash"))
+    query = sa.select(audit).where(of(audit, "tenant"), audit.c.seq > sa.bindparam("after"))
+    query = query.order_by(audit.c.seq).limit(1_000)
+    for tenant in connection.scalars(sa.select(audit.c.tenant).distinct()).all():
+        prev = None
+        after = -1
+        while rows := connection.execute(query, {"of_tenant": tenant, "after": after}).all():
+            changed = []
+            for each in rows:
+                row = recorded(AuditRow, audit, each)
+                row = msgspec.structs.replace(row, prev=row.prev if prev is None else prev)
+                prev = hash_of(row)
+                changed.append({"of_tenant": tenant, "of_seq": row.seq, "new_prev": row.prev, "new_hash": prev})
+            connection.execute(change, changed)
+            after = rows[-1].seq
+
+
 STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0016": add_answers,
     "0017": limit_keys,
     "0018": frame_originals,
     "0019": add_usage_days,
     "0020": add_provider_ids,
+    "0022": hash_anew,
 }

@@ -69,8 +69,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     ``conversation`` is the internal id, ``name`` the label people use (given by the client or generated).
     ``version`` is the head that a commit compares and sets. ``known`` is what its batches left, its checkpoints as
     JSON text; ``length`` is the number of chain messages that was matched when the branch was found. ``trend`` is how
-    it has grown, None where nothing is known of that; ``evicted`` are the hashes of calls whose results are out of the
-    window and were not asked for again, with the branch that evicted each. ``health`` is the conversation's state of
+    it has grown, None where nothing is known of that. ``health`` is the conversation's state of
     health as JSON.
     """
 
@@ -83,7 +82,6 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     longest: int = 0
     trend: Trend | None = None
-    evicted: tuple[tuple[bytes, str], ...] = ()
     health: str | None = None
 
     def change(self, at: float) -> "Change":
@@ -104,12 +102,10 @@ class EvictionRow(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         digest: of the message; of the covered prefix for what a summary stands for.
         kind: of the edit, ``layer`` what made it, ``scorer`` by what rule (empty for the layer's own).
-        tool: whose result it was; empty for what answers no call, ``call_hash`` then too.
-        call_hash: of the tool's name and its normalised arguments.
+        tool: whose result it was; empty for what answers no call.
         tokens_before: uncalibrated tokens of it before the batch, ``tokens_after`` of what stands there now.
         tokens_remaining: uncalibrated tokens of the whole request once the batch was carried out.
         position: the place in its batch, from 0.
-        asked_again_at: when a later call asked for it again, None if none did.
     """
 
     digest: bytes
@@ -122,28 +118,16 @@ class EvictionRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_remaining: int
     scorer: str = ""
     tool: str = ""
-    call_hash: bytes = b""
     tenant: str = ""
     conversation: str = ""
     branch: str = ""
     version: int = 0
     position: int = 0
     at: float = 0.0
-    asked_again_at: float | None = None
-    asked_again_count: int = 0
 
     @property
     def freed(self) -> int:
         return self.tokens_before - self.tokens_after
-
-
-class EvictionSum(msgspec.Struct, frozen=True):
-    layer: str
-    tool: str
-    evicted: int
-    asked_again: int
-    tokens_before: int
-    tokens_after: int
 
 
 class Original(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,7 +225,6 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
         velocity: tokens by which the conversation grows with each request, ``turns_until_red`` requests until red.
         trend: the conversation's growth after this request; written to its branch, not read back with the row.
         parent_conversation: name of the conversation that this one is a part of, as the client says it.
-        asked_again: calls of this request whose results were evicted earlier, as (branch, hash of the call).
         detail: buckets, events, tool results by tool.
         health: what it made of the conversation's health; written beside it, not read back with the row.
         events: what the planner had to say of it, ``refusal`` the figures of why it was refused; both are for the
@@ -285,7 +268,6 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
     turns_until_red: float | None = None
     trend: Trend | None = None
     parent_conversation: str | None = None
-    asked_again: tuple[tuple[str, bytes], ...] = ()
     detail: Mapping[str, object] = msgspec.field(default_factory=dict)
     health: Checkup | None = None
     events: tuple[Event, ...] = ()

@@ -23,7 +23,7 @@ from proxy.store.chain import AuditRow
 from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LISTED, LONG, PACKED, PLAIN, REQUEST, TENANT
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
-REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020")
+REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020", "0022")
 HEAD = REVISIONS[-1]
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
@@ -43,7 +43,7 @@ BY_NAME |= dict.fromkeys(("kind", "level", "category"), sa.Text())
 BY_NAME |= dict.fromkeys(
     (
         *("version", "position", "occurrence", "length", "covers", "noted", "window_id", "status", "attempts"),
-        *("evicted", "requests", "samples", "seen", "asked_again_count"),
+        *("evicted", "requests", "samples", "seen"),
     ),
     sa.Integer(),
 )
@@ -210,7 +210,7 @@ exchanges = _table(
     "tenant id",
     _fields(
         records.ExchangeRow,
-        without="name trend parent_conversation asked_again health events refusal ends inspection",
+        without="name trend parent_conversation health events refusal ends inspection",
         id=REQUEST,
         parent=BRANCH,
         detail=PACKED,
@@ -301,16 +301,7 @@ audit = _table(
     "audit",
     "tenant seq",
     _fields(AuditRow, request=REQUEST, facts=PACKED),
-    [
-        sa.Index("audit_of_conversation", "tenant", "conversation", "seq"),
-        sa.Index(
-            "audit_seals",
-            "tenant",
-            "sealed",
-            sqlite_where=sa.text("sealed > 0"),
-            postgresql_where=sa.text("sealed > 0"),
-        ),
-    ],
+    [sa.Index("audit_of_conversation", "tenant", "conversation", "seq")],
     sqlite_with_rowid=False,
 )
 
@@ -325,50 +316,11 @@ limits = _table("limits", "scope", _fields(records.LimitRow, scope=PLAIN))
 
 calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=PLAIN, recent=LISTED))
 
-_LAST = "(SELECT max(seq) FROM audit WHERE tenant = NEW.tenant)"
-_BEFORE = "(SELECT hash FROM audit WHERE tenant = NEW.tenant AND seq = NEW.seq - 1)"
-_SEALED = (
-    "EXISTS (SELECT 1 FROM audit AS s WHERE s.tenant = OLD.tenant AND s.sealed > 0 AND s.sealed >= OLD.seq "
-    "AND s.seq > OLD.seq)"
-)
-_APPENDED = "audit rows are put behind the last one"
-_CHANGED = "audit rows are never changed"
-_DELETED = "audit rows are deleted only once they are sealed"
 # Which messages have a word, and no more: where it stands would take four times the room.
 FULL_TEXT = "CREATE VIRTUAL TABLE originals_fts USING fts5(text, content='', detail=none, tokenize='ascii')"
-# An insert that replaces a row would delete it unseen: so an insert must be behind the last row.
-_SQLITE = (
-    FULL_TEXT,
-    (
-        f"CREATE TRIGGER audit_appends BEFORE INSERT ON audit WHEN NEW.seq IS NOT coalesce({_LAST}, 0) + 1 "
-        f"OR NEW.prev IS NOT coalesce({_BEFORE}, zeroblob(32)) BEGIN SELECT RAISE(ABORT, '{_APPENDED}'); END"
-    ),
-    f"CREATE TRIGGER audit_never_changes BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, '{_CHANGED}'); END",
-    (
-        f"CREATE TRIGGER audit_goes_sealed BEFORE DELETE ON audit WHEN NOT {_SEALED} "
-        f"BEGIN SELECT RAISE(ABORT, '{_DELETED}'); END"
-    ),
-)
-_POSTGRESQL = (
+_WORDS = (
     "ALTER TABLE originals ADD COLUMN words tsvector",
     "CREATE INDEX originals_fts ON originals USING gin (words)",
-    (
-        "CREATE FUNCTION audit_guard() RETURNS trigger LANGUAGE plpgsql AS $guard$ BEGIN "
-        f"IF TG_OP = 'INSERT' THEN IF NEW.seq = coalesce({_LAST}, 0) + 1 "
-        f"AND NEW.prev = coalesce({_BEFORE}, decode(repeat('00', 32), 'hex')) THEN RETURN NEW; END IF; "
-        f"RAISE EXCEPTION '{_APPENDED}'; END IF; "
-        f"IF TG_OP = 'DELETE' THEN IF {_SEALED} THEN RETURN OLD; END IF; RAISE EXCEPTION '{_DELETED}'; END IF; "
-        f"RAISE EXCEPTION '{_CHANGED}'; END $guard$"
-    ),
-    *(
-        f"CREATE TRIGGER {name} BEFORE {what} ON audit FOR EACH {unit} EXECUTE FUNCTION audit_guard()"
-        for name, what, unit in (
-            ("audit_appends", "INSERT", "ROW"),
-            ("audit_never_changes", "UPDATE", "ROW"),
-            ("audit_goes_sealed", "DELETE", "ROW"),
-            ("audit_stays", "TRUNCATE", "STATEMENT"),
-        )
-    ),
 )
 
 OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.c.conversation == conversations.c.id)
@@ -376,7 +328,7 @@ OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.
 
 def make(connection: sa.Connection) -> None:
     metadata.create_all(connection)
-    for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
+    for statement in (FULL_TEXT,) if connection.dialect.name == "sqlite" else _WORDS:
         connection.exec_driver_sql(statement)
     connection.execute(sa.insert(meta), {"name": "indexed", "number": 0})
     connection.execute(sa.insert(alembic_version), {"version_num": HEAD})
@@ -384,7 +336,7 @@ def make(connection: sa.Connection) -> None:
 
 NOT_MIGRATED = (
     "its schema could not be brought from {found} to {head} ({why}); nothing in it was changed. Go on with the Weir "
-    "that wrote it; or take a copy (weir db backup COPY; of PostgreSQL: pg_dump), mend that, and run weir db upgrade"
+    "that wrote it; or take a copy (weir db backup COPY; of PostgreSQL: pg_dump), mend that, and run weir db migrate"
 )
 
 
@@ -407,7 +359,7 @@ def check(connection: sa.Connection) -> None:
     found = _known(connection)
     if found != HEAD:
         raise StoreError(
-            f"the database has schema {found or 'none'}, this Weir needs {HEAD}: run `weir db upgrade`", reason="schema"
+            f"the database has schema {found or 'none'}, this Weir needs {HEAD}: run `weir db migrate`", reason="schema"
         )
 
 

@@ -229,11 +229,6 @@ UNAUTHORISED = _counter(
     "weir.unauthorised", "{request}",
     "Requests without a right key: it was missing, unknown, or one of too many (held_off)", names.REASON,
 )
-FIDELITY = _gauge(
-    "weir.fidelity", "1",
-    "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
-    names.POLICY, names.KIND
-)
 STORE_WAITING = _gauge(
     "weir.store.waiting", "{row}",
     "What waits in memory to be stored: exchanges' rows, and changes that the store refused", names.KIND,

@@ -24,7 +24,6 @@ from proxy.wire.raw import read_value
 # Spans
 PLAN_SPAN: Final = "weir context.plan"
 LAYER_SPAN: Final = "weir context.layer"
-EVALUATE_SPAN: Final = "weir context.evaluate"
 PART_SPAN: Final = "weir context."
 PREPARE_SPAN: Final = "weir context.prepare"
 OPERATION: Final = "chat"
@@ -191,10 +190,6 @@ EVENT_FIELDS: Final[Mapping[str, str]] = {
 }
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
 
-_MEASURED: Final = ("score", "key_facts", "state", "decisions", "judged", "unknown", "coverage", "compression_ratio")
-FIDELITY_FIELDS: Final[Mapping[str, str]] = _below("weir.fidelity", *_MEASURED)
-"""What was measured of a summary to attribute."""
-
 DEPLOYMENT: Final = "deployment.environment.name"
 CHAIN: Final = "CHAIN"
 """OpenInference's kind of a span that calls others: without it Phoenix shows "unknown"."""
@@ -203,7 +198,7 @@ NO_FINISH: Final = "error"
 
 ATTRIBUTES: Final = frozenset(
     value for name, value in globals().items() if name.isupper() and isinstance(value, str) and "." in value
-) | {*REQUEST_PARAMS.values(), *EVENT_FIELDS.values(), *FIDELITY_FIELDS.values()}  # fmt: skip
+) | {*REQUEST_PARAMS.values(), *EVENT_FIELDS.values()}  # fmt: skip
 """The allow-list: no span or event carries an attribute that is not here."""
 
 Value = str | int | float | bool | tuple[str, ...]

@@ -416,10 +416,6 @@ class ExchangeTrace:
         later._identity = self._identity
         return later
 
-    def evaluated(self, **values: float | None) -> None:
-        for field, value in values.items():
-            self.root.set(names.FIDELITY_FIELDS[field], value)
-
     def end(self, status: int | None, error_type: str | None = None) -> None:
         """End the exchange, and what is still open in it, and hand the spans on; only the first call counts.
 
@@ -544,7 +540,7 @@ class NullTrace:
         del name
         return self
 
-    identify = event = cache = end = ending = evaluated = _ignore
+    identify = event = cache = end = ending = _ignore
     plan = summarizer = attempt = relayed = _null
 
 

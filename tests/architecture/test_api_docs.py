@@ -132,10 +132,10 @@ def test_every_field_of_an_answer_is_on_the_page() -> None:
     assert set(taken([USAGE]).plain()) == set(used["total"])
     assert set(taken_by(USAGE, by="model", names={}).plain()) == set(used["data"][0])
     request = exchange_of(EXCHANGE).plain()
-    assert {"decision", "layers", "fidelity", "detail"} | set(decision_of(EXCHANGE).plain()) <= in_code(
+    assert {"decision", "layers", "detail"} | set(decision_of(EXCHANGE).plain()) <= in_code(
         said(route(f"{one}/timeline"))
     )
-    assert {"decision", "layers", "fidelity", "detail"} <= set(request)
+    assert {"decision", "layers", "detail"} <= set(request)
     told = in_code(said(route(f"{one}/audit"))) - {"audit", "limit", "events", "cursor"}
     assert set(Audited.__struct_fields__) <= told <= {*Eviction.__struct_fields__, *Audited.__struct_fields__}
 

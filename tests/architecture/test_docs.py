@@ -14,7 +14,6 @@ from policies.settings import (
     Bucket,
     Checkpoints,
     ContextSettings,
-    Evaluation,
     ExtractShape,
     Ingest,
     Memory,
@@ -25,7 +24,6 @@ from policies.settings import (
     Zones,
 )
 from proxy.cli import main
-from proxy.config.importing import known_keys
 from proxy.config.lint import LAYERS, SCORERS
 from proxy.config.presets import preset_documents
 from proxy.custom import check_custom
@@ -78,7 +76,7 @@ def in_code() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "part", [Bucket, Checkpoints, Evaluation, HealthRules, Ingest, Memory, NoteTaking, Recall, ExtractShape, Summaries]
+    "part", [Bucket, Checkpoints, HealthRules, Ingest, Memory, NoteTaking, Recall, ExtractShape, Summaries]
 )
 def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
     assert names(part) <= in_code()
@@ -91,14 +89,6 @@ def test_every_key_of_the_trend_is_on_the_page_with_its_section() -> None:
 def test_every_key_of_a_policy_is_on_the_page() -> None:
     assert names(ContextSettings) - {"name", "layers"} | {"cascade", "preset", "about"} <= in_code()
     assert {name.removesuffix("_at") for name in names(Zones)} <= WORDS
-
-
-def test_every_key_that_is_imported_is_on_the_page_and_in_the_help() -> None:
-    said = CliRunner().invoke(main, ["policy", "import", "--help"]).stdout
-
-    for keys in known_keys():
-        assert set(keys) <= in_code()
-        assert set(keys) <= set(re.findall(r"\w+", said))
 
 
 def blocks(language: str) -> list[str]:

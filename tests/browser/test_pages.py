@@ -191,7 +191,7 @@ async def test_every_page_is_for_everybody_and_fits_a_telephone(browser: Browser
     own = f"/conversations/{NAME}"
     tabs = [f"{own}?tab={tab}" for tab in ("requests", "removed", "checkpoints", "notes", "health", "audit")]
     mine = ["", "/conversations", *tabs, f"{own}/requests/{request}", f"{own}/checkpoints/1", "/usage?by=model"]
-    mine += ["/policies", "/policies/article-support?all=1", "/try", "/search?q=module", "/nothing"]
+    mine += ["/policies", "/policies/article-support?all=1", "/search?q=module", "/nothing"]
     found: dict[str, list[str]] = {}
     for key, paths in ((KEY, mine), (ADMIN, ["/keys", "/system", "/policies/balanced"])):
         async with looking(browser, site, key, viewport={"width": 360, "height": 740}) as page:

@@ -68,8 +68,6 @@ def happen(name: str, target: RunningWeir) -> None:
             metrics.record(i.SETTLEMENT, 0.02)
         case "WeirConversationCritical":
             metrics.add(i.ALERTS, "critical", "overflow", "utilization")
-        case "WeirLosesFacts":
-            runtime.evaluation.scores["balanced", "key_facts"] = 0.5
         case "WeirSummariserFails":
             metrics.add(i.SUMMARIZER_CALLS, "timeout")
 

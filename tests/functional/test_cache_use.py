@@ -338,7 +338,7 @@ async def test_the_timeline_says_what_happened_and_nothing_of_what_is_kept_for_p
         await named(target).agent(2)
         rows = await timeline(target)
     for row in rows:
-        assert not {"trend", "asked_again"} & set(row)
+        assert not {"trend"} & set(row)
         assert {"id", "tokens_before", "tokens_after", "zone", "actions", "chain_end", "detail"} <= set(row)
         assert {"hit_ratio", "cold", "prefix_changed", "cost", "cost_saved"} <= set(row)
 

@@ -128,7 +128,7 @@ def test_compose_starts_shut_with_the_file_of_all_defaults_and_without(image: Im
     with running(image, env) as container:
         assert container.ask("sk-stranger") in (401, 429)
         assert container.ask("sk-mine-0123") in {502, 503}  # let in; nothing leads to OpenAI from here
-        shown = json.loads(container.execute("weir", "config", "show", "--json"))
+        shown = json.loads(container.execute("weir", "doctor", "--values", "--json"))
     assert shown["path"] == (env["WEIR_CONFIG"] if mounted else None)
     assert shown["upstreams"] != {}
     assert not any("sk-operator" in line or "sk-mine" in line for line in container.said)

@@ -83,7 +83,7 @@ class Keys:
     mine = theirs = ""
 
 
-PAGES = ("", "/conversations", f"/conversations/{NAME}", "/usage", "/policies", "/policies/balanced", "/try", "/search")
+PAGES = ("", "/conversations", f"/conversations/{NAME}", "/usage", "/policies", "/policies/balanced", "/search")
 FOR_OPERATORS = ("/keys", "/system")
 
 
@@ -530,22 +530,6 @@ async def test_a_policy_is_set_on_the_page_or_refused_beside_its_lines(api: Api)
         assert "mine" not in api.target.runtime.config.policies
     async with visitor(api, "sk-test") as caller:
         assert (await caller.send("/policies/mine", text="preset: balanced")).status_code == 403
-
-
-async def test_a_stored_conversation_and_a_file_are_tried_on_policies(api: Api) -> None:
-    talk = await compacted(api)
-    async with visitor(api, "sk-test") as caller:
-        tried = await caller.send("/try", policy=["balanced", "off"], conversation=NAME, window="4096")
-        assert tried.status_code == 200
-        assert re.search(r"<td>balanced</td>", tried.text)
-        assert "<svg" in tried.text
-        file = json.dumps({"messages": talk.messages})
-        tried = await caller.send("/try", policy="balanced", file=file)
-        assert "unmanaged" in tried.text
-        for wrong in ({"policy": "none"}, {"policy": "balanced"}, {"policy": "balanced", "file": "{"}):
-            assert (await caller.send("/try", **wrong)).status_code == 400
-    async with visitor(api, ADMIN) as operator:
-        assert (await operator.send("/try", policy="balanced", conversation=NAME)).status_code == 400
 
 
 async def test_usage_as_a_table_for_other_programs(api: Api) -> None:

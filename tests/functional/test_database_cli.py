@@ -75,7 +75,7 @@ async def test_a_copy_taken_while_requests_come_in_is_whole_and_goes_on_where_it
 @pytest.mark.requirement("R.67")
 async def test_a_damaged_database_is_not_copied_as_if_it_were_whole(tmp_path: Path) -> None:
     database = tmp_path / "w.db"
-    assert (await asyncio.to_thread(run, "db", "upgrade", store=database)).exit_code == 0
+    assert (await asyncio.to_thread(run, "db", "migrate", store=database)).exit_code == 0
     with database.open("r+b") as file:
         file.seek(-4096, 2)
         file.write(b"\xff" * 4096)
@@ -91,7 +91,7 @@ async def test_a_damaged_database_is_not_copied_as_if_it_were_whole(tmp_path: Pa
 async def test_a_backup_for_which_there_is_no_room_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     database, small = tmp_path / "w.db", tmp_path / "small"
     small.mkdir()
-    assert (await asyncio.to_thread(run, "db", "upgrade", store=database)).exit_code == 0
+    assert (await asyncio.to_thread(run, "db", "migrate", store=database)).exit_code == 0
     with contextlib.closing(sqlite3.connect(database)) as file, file:  # more than what SQLite holds before it writes
         file.execute("CREATE TABLE large AS SELECT randomblob(8000000) AS body")
     script = 'mount -t tmpfs -o size=1m tmpfs "$0"; "$@" && exit 9; ls -A "$0"'
@@ -110,7 +110,7 @@ async def test_a_migration_that_fails_changes_nothing_and_says_what_to_do(tmp_pa
     with contextlib.closing(sqlite3.connect(database)) as opened, opened:
         opened.execute("CREATE VIEW answers AS SELECT 1")  # the migration makes a table of that name
         (before,) = opened.execute("SELECT version_num FROM alembic_version").fetchone()
-    for command in (("db", "upgrade"), ("serve", "--port", "0")):
+    for command in (("db", "migrate"), ("serve", "--port", "0")):
         arguments = [sys.executable, "-m", "proxy", *command, "--store", str(database)]
         done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, check=False)
         assert done.returncode == 1
@@ -127,11 +127,11 @@ async def test_a_migration_that_fails_changes_nothing_and_says_what_to_do(tmp_pa
 
     assert (await told("db", "backup", str(copy), store=database))["path"] == str(copy), "a copy of the old schema"
     for path in (database, copy):
-        assert (await told("db", "upgrade", store=path))["schema"] == HEAD
+        assert (await told("db", "migrate", store=path))["schema"] == HEAD
 
 
 async def test_a_store_is_named_by_its_path_too(tmp_path: Path) -> None:
-    assert (await told("db", "upgrade", store=str(tmp_path / "w.db")))["schema"] == HEAD
+    assert (await told("db", "migrate", store=str(tmp_path / "w.db")))["schema"] == HEAD
     assert (tmp_path / "w.db").is_file()
 
 
@@ -146,11 +146,10 @@ async def test_what_is_there_and_what_is_old_is_counted_and_goes_only_after_a_ye
     with contextlib.closing(sqlite3.connect(database)) as opened, opened:
         opened.execute("UPDATE conversations SET updated = ? WHERE name = 'old'", (time.time() - 8 * 86_400,))
 
-    status = await told("db", "status", store=database)
-    assert (status["conversations"], status["requests"], status["due"]) == (2, 2, 0)
-    shown = (await asyncio.to_thread(run, "db", "status", store=database)).stdout
-    assert "30d" in shown
-    assert "10GB" in shown
+    checked = (await asyncio.to_thread(run, "doctor", store=database)).stdout
+    assert re.search(
+        r"^ok    store: it can be written, schema \d+, 2 conversations in [\d,]+ bytes$", checked, re.MULTILINE
+    )
 
     prune = ("db", "prune", "--older-than", "7d")
     asked = await asyncio.to_thread(run, *prune, store=database, input="n\n")
@@ -159,7 +158,7 @@ async def test_what_is_there_and_what_is_old_is_counted_and_goes_only_after_a_ye
     unanswered = await asyncio.to_thread(run, *prune, store=database, input="")
     assert unanswered.exit_code == 1
     assert unanswered.stderr.endswith("weir: nothing was deleted: nobody answered (--yes deletes without asking)\n")
-    assert (await told("db", "status", store=database))["conversations"] == 2
+    assert len(await told("conversations", "list", store=database)) == 2
 
     gone = await told(*prune, "--yes", store=database)
     assert gone["conversations"] == 1
@@ -170,12 +169,12 @@ async def test_what_is_there_and_what_is_old_is_counted_and_goes_only_after_a_ye
 
 async def test_postgresql_says_what_to_use_and_counts_alike(postgres_url: str) -> None:
     url = postgres_url
-    assert (await asyncio.to_thread(run, "db", "upgrade", store=url)).exit_code == 0
+    assert (await asyncio.to_thread(run, "db", "migrate", store=url)).exit_code == 0
     done = await asyncio.to_thread(run, "db", "backup", "copy.db", store=url)
 
     assert done.exit_code == 1
     assert "pg_dump --format=custom --file=" in done.stderr
-    assert (await told("db", "status", store=url))["conversations"] == 0
+    assert await told("conversations", "list", store=url) == []
 
 
 @pytest.mark.requirement("P14")

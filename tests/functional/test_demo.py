@@ -208,4 +208,4 @@ def test_no_line_of_the_log_interrupts_it_and_the_alerts_are_named(folder: Path)
     result = demo(folder, "--steps", "12", "--fast")
 
     assert (result.returncode, result.stderr) == (0, "")
-    assert re.search(r"^  \S*weir health demo$", result.stdout, re.MULTILINE)
+    assert re.search(r"^  \S*weir conversations show demo$", result.stdout, re.MULTILINE)

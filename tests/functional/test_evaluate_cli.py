@@ -1,4 +1,4 @@
-"""``weir evaluate``: scores of recorded and stored conversations, a gate for CI, and what the models took."""
+"""``weir evaluate``: scores of recorded conversations, a gate for CI, and what the models took."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from tests.functional.harness import COUNTER, Talk, weir
+from tests.functional.harness import COUNTER
 from tests.policies.judging import fenced
 from tests.upstream import Request, SimulatedAnswer, SimulatorSettings
 from tests.upstream.app import serve_simulator
@@ -59,8 +59,7 @@ def panel(wrong: int) -> tuple[Callable[[Request], str], list[Request]]:
             bad.setdefault(question, len(bad) < wrong)
             return "not yes" if bad[question] else "Yes."
         side = "short" if "[notes on earlier messages]" in parts.get("transcript", "") else "long"
-        listed = parts["questions"] if "questions" in parts else parts["answers from consecutive parts"]
-        many = len(re.findall(r"^\d+: ", listed, re.MULTILINE))
+        many = len(re.findall(r"^\d+: ", parts["questions"], re.MULTILINE))
         return "\n".join(f"{n}: {side} answer number {n}" for n in range(1, many + 1))
 
     return answer, seen
@@ -111,7 +110,6 @@ def test_the_deterministic_gate_needs_no_model() -> None:
 def test_wrong_usage_is_said_in_a_line(tmp_path: Path) -> None:
     for arguments in (
         (),
-        (DEMO, "--conversation", "x"),
         (DEMO, "--gate", 0.85),
         (DEMO, "--model", "m"),
         ("none.jsonl",),
@@ -137,9 +135,9 @@ def test_a_run_without_any_compaction_passes_no_gate(tmp_path: Path) -> None:
 async def test_a_job_fails_below_the_gate_of_085(generated: Path, wrong: int, score: float, code: int) -> None:
     answer, seen = panel(wrong)
     async with serve_simulator(SimulatorSettings(window=32_768, answer=answer), counter=COUNTER) as simulator:
-        options = ("--window", 5_000, "--max-tokens", 256, "--questions", 20, "--gate", 0.85)
+        options = ("--window", 5_000, "--max-tokens", 256, "--count", 20, "--gate", 0.85)
         models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768)
-        result = await run_beside(generated, *options, *models, "--json", "--answers")
+        result = await run_beside(generated, *options, *models, "--json")
 
     report = json.loads(result.stdout)
     (one,) = report["compactions"]
@@ -148,7 +146,7 @@ async def test_a_job_fails_below_the_gate_of_085(generated: Path, wrong: int, sc
     assert ("below the gate" in result.stderr) == bool(code)
     assert len(one["answers"]) == 20
     assert {"key_facts", "state", "decisions", "compression_ratio"} <= set(one)
-    assert report["spent"]["calls"] == one["calls"] == len(seen) == 28
+    assert report["spent"]["calls"] == len(seen) == 28
     assert report["spent"]["asked"] > 0
 
 
@@ -157,7 +155,7 @@ async def test_the_shipped_recording_is_judged_and_shown_with_three_columns() ->
     answer, _ = panel(1)
     async with serve_simulator(SimulatorSettings(window=16_384, answer=answer), counter=COUNTER) as simulator:
         models = ("--model", "sim", "--judge", "sim-judge", "--upstream", simulator.base_url, "--model-window", 16_384)
-        result = await run_beside(DEMO, *ONE_BATCH, *models, "--questions", 8)
+        result = await run_beside(DEMO, *ONE_BATCH, *models, "--count", 8)
         asked = {each.model for each in simulator.answered()}
 
     assert result.exit_code == 0, result.stderr
@@ -167,7 +165,7 @@ async def test_the_shipped_recording_is_judged_and_shown_with_three_columns() ->
     assert re.search(r"\d\.\d\dx", whole)
     assert re.search(r" [1-9]\d*/[1-9]\d*/0$", whole.rstrip())
     assert asked == {"sim", "sim-judge"}
-    assert "sim answered and sim-judge judged" in result.stdout
+    assert re.search(r"The models took \d+ calls", result.stdout)
 
 
 @pytest.mark.requirement("A0.125")
@@ -189,7 +187,7 @@ async def test_a_small_model_reads_a_long_conversation_in_parts(generated: Path)
     answer, seen = panel(0)
     async with serve_simulator(SimulatorSettings(window=2_600, answer=answer), counter=COUNTER) as simulator:
         models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 2_600)
-        result = await run_beside(generated, "--window", 5_000, *models, "--questions", 4, "--json")
+        result = await run_beside(generated, "--window", 5_000, *models, "--count", 4, "--json")
         refused = [each for each in simulator.ledger if each.status != 200]
 
     transcripts = "".join(fenced(prompt_of(r)).get("transcript", "") for r in seen)
@@ -197,36 +195,6 @@ async def test_a_small_model_reads_a_long_conversation_in_parts(generated: Path)
     assert len(seen) > 4 + 2
     assert all(f"quux{n}zed" in transcripts for n in range(12))
     assert json.loads(result.stdout)["total"]["score"] == 1.0
-
-
-@pytest.mark.requirement("A0.125")
-async def test_summaries_in_the_archive_are_compared_with_what_they_stand_for(tmp_path: Path) -> None:
-    answer, _ = panel(0)
-    db = tmp_path / "w.db"
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, db, window=4_096) as target,
-    ):
-        talk = Talk(target.client())
-        for _ in range(14):
-            talk.add_question()
-            await talk.ask(extra_headers={"x-weir-conversation": "kept"}, max_tokens=256)
-            talk.add_answer()
-        await target.stored()
-    url = f"sqlite+aiosqlite:///{db}"
-    plain = await run_beside("--conversation", "kept", "--store", url, "--json")
-    assert plain.exit_code == 0, plain.stderr
-    report = json.loads(plain.stdout)
-    assert report["compactions"]
-    assert report["total"]["recoverable"] in (1.0, None)
-    assert report["total"]["compression_ratio"] > 1
-
-    async with serve_simulator(SimulatorSettings(window=32_768, answer=answer), counter=COUNTER) as simulator:
-        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768, "--questions", 4)
-        judged = await run_beside("--conversation", "kept", "--store", url, *models, "--gate", 0.85, "--json")
-    assert json.loads(judged.stdout)["total"]["score"] == 1.0
-    assert judged.exit_code == 0
-    assert (await run_beside("--conversation", "other", "--store", url)).exit_code == 1
 
 
 async def test_a_summariser_writes_the_summary_that_is_measured(tmp_path: Path) -> None:
@@ -240,3 +208,39 @@ async def test_a_summariser_writes_the_summary_that_is_measured(tmp_path: Path) 
     assert set(asked) == {"writer"}
     assert report["spent"]["calls"] == len(asked) > 0
     assert report["total"]["score"] is None
+
+
+@pytest.mark.requirement("A0.125")
+@pytest.mark.parametrize(("task", "expected"), [("coding", 2), ("support", 1)])
+async def test_own_questions_are_asked_by_the_task_of_a_conversation(
+    tmp_path: Path, generated: Path, task: str, expected: int
+) -> None:
+    recorded = json.loads(generated.read_text(encoding="utf-8"))
+    recorded["meta"]["task"] = task
+    generated.write_text(json.dumps(recorded), encoding="utf-8")
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(
+        "coding:\n  - What was the decision about error handling?\n"
+        "  - {ask: What step is in progress?, dimension: state, expected: [quux3zed]}\n"
+        "default: [What does the user want?]\n"
+    )
+    answer, _ = panel(0)
+    async with serve_simulator(SimulatorSettings(window=32_768, answer=answer), counter=COUNTER) as simulator:
+        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768)
+        result = await run_beside(generated, "--window", 5_000, *models, "--questions", suite, "--json")
+
+    (one,) = json.loads(result.stdout)["compactions"]
+    asked = [each["question"]["text"] for each in one["answers"]]
+    assert len(asked) == expected
+    assert ("What step is in progress?" in asked) == (task == "coding")
+    assert (one["state"] is not None) == (task == "coding")
+
+
+@pytest.mark.parametrize("text", ["coding: []", "coding: {ask: x}", "- What?", "coding: [{asks: x}]", "a: [b"])
+def test_a_suite_that_cannot_be_read_is_wrong_usage(tmp_path: Path, text: str) -> None:
+    (tmp_path / "suite.yaml").write_text(text)
+
+    result = run(DEMO, "--model", "m", "--upstream", "http://127.0.0.1:9/v1", "--questions", "suite.yaml")
+
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.stderr
+    assert "suite.yaml" in result.stderr

@@ -277,7 +277,6 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
     assert opened in metrics
     assert 'weir_alerts_undelivered_total{weir_reason="failed"} 1' in metrics
     assert 'weir_health{weir_health_metric="utilization"} 0.' in metrics
-    assert "weir_fidelity{" not in metrics  # nobody judged
     assert 'weir_health_metric="fidelity' not in metrics
     await asyncio.to_thread(telemetry.shutdown)
     events = [e for span in exporter.get_finished_spans() for e in span.events if e.name == "weir.alert"]
@@ -316,33 +315,19 @@ def run(folder: Path, *words: str) -> str:
     return ran.stdout
 
 
-@ALONE
-@pytest.mark.requirement("A0.88", "A0.94", "A3.17", "A0.128")
-async def test_the_commands_tell_the_same_and_advise_after_ten_conversations(
-    tmp_path: Path, deployment: Deployment
-) -> None:
+@pytest.mark.requirement("A0.128")
+async def test_the_command_tells_the_same(tmp_path: Path, deployment: Deployment) -> None:
     policy = "mode: enforce, buckets: {tool_outputs: {cap: 0.10}, history: {cap: 0.60}}"
-    async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator:
-        for first, last in ((0, 9), (9, 10)):
-            async with watched(tmp_path, simulator, policy, deployment=deployment, window=16_384) as target:
-                for number in range(first, last):
-                    await talk(target, name=f"task-{number}", seed=number + 1).agent(7)
-                listed = await ask(target, "conversations", key=ADMIN)
-            (tmp_path / "weir.yaml").write_text(
-                (tmp_path / "weir.yaml").read_text() + f'store: {{url: "{deployment.url}"}}\n'
-            )
-            advised = await asyncio.to_thread(run, tmp_path, "budget", "advise", "--json")
-            advice = json.loads(advised)
-            assert advice["conversations"] == len(listed["data"]) == last
-            assert advice["ready"] is (last == 10)
-            assert advice["enlarge"] == (["tool_outputs"] if last == 10 else [])
-            assert [tool["tool"] for tool in advice["worst_tools"]] == ["read_file"]
-            assert advice["worst_tools"][0]["calls"] == 6 * last
-    said = await asyncio.to_thread(run, tmp_path, "budget", "advise")
-    assert re.match(r"Constantly over the soft limit: tool_outputs \(in (9|10) of 10 conversations\)", said)
-    assert "read_file" in said
-    table = await asyncio.to_thread(run, tmp_path, "health", "task-3")
-    assert "under 60%" in table
-    assert "Trend: rising: utilization +" in table
-    told = json.loads(await asyncio.to_thread(run, tmp_path, "health", "task-3", "--json"))
+    async with (
+        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
+        watched(tmp_path, simulator, policy, deployment=deployment, window=16_384) as target,
+    ):
+        await talk(target, name="task-3", seed=4).agent(7)
+        await ask(target, "conversations", key=ADMIN)
+    with (tmp_path / "weir.yaml").open("a") as file:
+        file.write(f'store: {{url: "{deployment.url}"}}\n')
+    table = await asyncio.to_thread(run, tmp_path, "conversations", "show", "task-3")
+    assert re.search(r"health +\w+; trend rising", table)
+    assert re.search(r"utilization +\d+%", table)
+    told = json.loads(await asyncio.to_thread(run, tmp_path, "conversations", "show", "task-3", "--json"))["health"]
     assert (len(told["history"]), told["trend"]["trend"]) == (7, "rising")

@@ -44,9 +44,9 @@ def weir(*arguments: str) -> Result:
 def test_what_it_writes_passes_check_and_the_strictest_lint(options: tuple[str, ...]) -> None:
     assert weir("init", *options, "--yes").exit_code == 0
 
-    for command in (("config", "check", "--config", "weir.yaml"), ("policy", "lint", "--strict", "weir.yaml")):
-        done = weir(*command)
-        assert (done.exit_code, done.stderr) == (0, ""), command
+    done = weir("policy", "lint", "--strict", "weir.yaml")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert weir("doctor", "--values", "--config", "weir.yaml").exit_code == 0
     words = Path("weir.yaml").read_text()
     assert sum("#" in line for line in words.splitlines()) > 8
     assert all(len(line) <= 120 for line in words.splitlines())

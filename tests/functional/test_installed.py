@@ -79,6 +79,6 @@ def test_the_wheel_has_all_that_it_needs_wherever_it_is_put(kind: str, wheel: Pa
     assert Path(shown["where"]).is_relative_to(tmp_path)
     assert shown["counted"] == [[2, None], [2, None]]
     assert shown["presets"] == sorted(path.stem for path in (ROOT / "config" / "presets").iterdir())
-    (tmp_path / "weir.yaml").write_text(ran(weir, "config", "example", folder=tmp_path, env=env))
+    (tmp_path / "weir.yaml").write_text(ran(weir, "init", "--example", folder=tmp_path, env=env))
     assert yaml.safe_load((tmp_path / "weir.yaml").read_text())["listen"]["port"] == 8400
     assert "Wrote first.yaml" in ran(weir, "init", "--yes", "--out", "first.yaml", folder=tmp_path, env=env)

@@ -103,10 +103,15 @@ async def test_a_process_never_logs_a_secret_and_its_commands_never_print_one(tm
                 assert weir.process is not None
                 weir.tell(signal.SIGHUP)
                 if form == "line":
-                    assert not hidden(await command(path, "config", "check"))
+                    assert not hidden(await command(path, "doctor", "--values"))
                 await asyncio.sleep(0.3)
             path.write_text(good)
-            commands = (("config", "show"), ("config", "show", "--json"), ("keys", "list"), ("conversations", "list"))
+            commands = (
+                ("doctor", "--values"),
+                ("doctor", "--values", "--json"),
+                ("keys", "list"),
+                ("conversations", "list"),
+            )
             for words in commands if form == "line" else ():
                 assert not hidden(await command(path, *words)), words
             stream = asyncio.create_task(read(http, weir, request(stream=True, mark="last")))
@@ -173,7 +178,7 @@ async def read(http: httpx.AsyncClient, weir: WeirProcess, body: Any, *, key: st
 @pytest.mark.requirement("S.17", "S.2")
 async def test_a_store_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
     url = "postgresql+asyncpg://weir:canary7f3a-dbpass-01@127.0.0.1:9/x?password=canary7f3a-dbpass-02"
-    for words in (("config", "show"), ("conversations", "list"), ("keys", "list"), ("serve", "--port", "0")):
+    for words in (("doctor", "--values"), ("conversations", "list"), ("keys", "list"), ("serve", "--port", "0")):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "proxy", *words),
             cwd=ROOT,

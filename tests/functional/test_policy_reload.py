@@ -113,7 +113,7 @@ async def test_a_changed_file_holds_from_the_next_request_on_and_a_broken_one_is
             assert len(await logged(process, "headroom 3.0% < 5%")) == 1
     opened = await Store.open(f"sqlite+aiosqlite:///{tmp_path / 'w.db'}", read_only=True)
     rows = (await opened.audit("", kind=AuditType.POLICY_CHANGE))[::-1]
-    assert (await opened.verify()).chains[0].broken is None
+    assert (await opened.verify())[0].broken is None
     await opened.close()
     told = [dict(json.loads(row.facts)) for row in rows]
     assert [(each["change"], each["policy"], each.get("default"), each["source"]) for each in told] == [

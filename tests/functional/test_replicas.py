@@ -243,4 +243,4 @@ async def test_a_worker_that_stops_within_its_transaction_holds_nobody_and_write
     assert edits == different > 0
     audited = await opened.verify()
     await opened.close()
-    assert [chain.broken for chain in audited.chains] == [None]
+    assert [chain.broken for chain in audited] == [None]

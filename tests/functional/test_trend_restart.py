@@ -183,4 +183,4 @@ async def test_show_prints_zone_pressure_growth_and_what_was_done(tmp_path: Path
     for part in (f"{rows[edited].velocity:,.0f}", rows[edited].zone, rows[edited].action, rows[edited].actions):
         assert part in table[1 + edited]
     state = json.loads(await asyncio.to_thread(shown, "grown", "--json", file=file))
-    assert (state["velocity"], state["action"]) == (last.velocity, last.action)
+    assert (state["last"]["velocity"], state["last"]["action"]) == (last.velocity, last.action)

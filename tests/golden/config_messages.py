@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.config.file import ConfigError, Document, parse_document
-from proxy.config.importing import imported, known_keys
+from proxy.config.importing import ALIASES, NO_COUNTERPART, imported
 from proxy.config.loading import load_config, public
 from proxy.config.presets import (
     about,
@@ -124,7 +124,6 @@ POLICIES = (
     ),
     *(
         "evaluate: {sample: 0.5}",
-        "evaluate: {sample: 2, questions: 1}",
         "memory: {patterns: ['(']}",
         "mode: off\nheadroom: 0",
     ),
@@ -151,20 +150,15 @@ PARAMETERS = (
 )
 LAYERS = ("evict", "prune", "window", "compact", "dedupe", "delegate")
 OTHER_TOOLS = (
-    *(
-        "a: 1",
-        "max_context_tokens: 1000\nprune_protect: 3",
-        "max_context_tokens: 1\nnonsense: 2",
-        "budget: {soft_limit: 0.8}",
-    ),
-    "pressure: {yellow: 0.5, velocity_window: 5}\neviction: {policy: semantic_merge, similarity_threshold: 0.9}",
-    "compression: {cascade: [{strategy: compaction, threshold: 0.9}], compaction_threshold: 0.8, notes_file: n.md}",
-    "compression: {cascade: {0.75: tool_summary, 0.8: nothing, compact_at: 0.9, delegate: {at: 0.95}}}",
+    "a: 1",
+    "max_context_tokens: 1\nnonsense: 2",
+    "pressure: {thresholds: {yellow: 0.5}, velocity_window: 5}\neviction: {policy: semantic_merge}",
+    "compression: {cascade: {0.75: tool_result_summarization, 0.8: nothing}, notes_file: n.md}",
+    "compression: {compaction_utilization_threshold: 0.8, cascade: {0.9: conversation_compaction}}",
     "context_budget: {total_window: 9000, buckets: {tools: {max_tokens: 100, on_overflow: prune-unused}}, headroom_tokens: 5}",
     "eviction: {layers: [{target: history, strategy: sliding-window, keep_recent_turns: 8, at_pct: 85}]}",
     "eviction: {layers: [{target: history, strategy: slidng}, {strategy: zzz}]}",
-    "health: {alerts: {utilization: 90, fidelity_warning: 0.75, other: 3, tool_bloat: x}, metrics: [a, b]}",
-    "mine: {max_context_tokens: 1000, eviction: {policy: hybrid, weights: {fifo: 1, recency: 2}, ttl: {default: 3}}}",
+    "eviction: {policy: hybrid, weights: {recency: 2}, type_ttl: {thinking: 3}}",
 )
 
 
@@ -196,13 +190,13 @@ def recorded(folder: Path) -> dict[str, object]:
             [_digest(policy_amounts(settings, window)) for window in (4_096, 32_768, 200_000, 1_000_000)],
             _plain(policy_cautions(settings, Document(name="")), folder),
         ]
-    found["known keys"] = known_keys()
     for text in OTHER_TOOLS:
         found[f"other tool {text}"] = _said(
             folder, lambda text=text: _imported(parse_document(text, name="o.yaml", env={}))
         )
-    for name in known_keys()[0]:
-        found[f"other tool's {name}"] = _each(folder, lambda value, name=name: _imported(_nested((name,), value)))
+    for name in (*ALIASES, *NO_COUNTERPART):
+        path = tuple(name.split("."))
+        found[f"other tool's {name}"] = _each(folder, lambda value, path=path: _imported(_nested(path, value)))
     for text in ("[1]", '{"a": 1}', "a: b", "3", '{"a": ' * 40 + "1" + "}" * 40):
         found[f"set {text}"] = _said(folder, lambda text=text: read_policy("p", text))
     return found

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.effects import Failed, Summarize, Summary
-from policies.quality.fidelity import ANSWER, JUDGE, PROPOSE
+from policies.quality.fidelity import ANSWER, JUDGE
 
 FENCED = re.compile(r"^<(weir-\d{6})> ([^\n]*)\n([\s\S]*?)\n</\1>$", re.MULTILINE)
 NUMBERED = re.compile(r"^(\d{1,2}): (.*)$", re.MULTILINE)
@@ -25,8 +25,6 @@ def outside(prompt: str) -> str:
 def reader(effect: Summarize) -> Summary:
     """Answers by looking up: gaps are filled from the transcript, anything else gets the line that shares most words."""
     parts = fenced(effect.prompt)
-    if "answers from consecutive parts" in parts:
-        return Summary(_merged(parts["answers from consecutive parts"]))
     lines = parts["transcript"].split("\n")
     return Summary("\n".join(f"{n}: {_look_up(q, lines)}" for n, q in NUMBERED.findall(parts["questions"])))
 
@@ -41,19 +39,6 @@ def _look_up(question: str, lines: list[str]) -> str:
     wanted = set(re.findall(r"\w{4,}", question.lower())) - {"what", "which", "conversation", "this", "does"}
     ranked = sorted(lines, key=lambda line: -len(wanted & set(re.findall(r"\w{4,}", line.lower()))))
     return ranked[0][:200] if ranked and wanted & set(re.findall(r"\w{4,}", ranked[0].lower())) else "NOT STATED"
-
-
-def _merged(material: str) -> str:
-    """The last answer of each question."""
-    found: dict[str, str] = {}
-    number = ""
-    for line in material.split("\n"):
-        head = NUMBERED.match(line)
-        number = head.group(1) if head else number
-        part = re.match(r"\s+part \d+: (.*)", line)
-        if part and number:
-            found[number] = part.group(1)
-    return "\n".join(f"{n}: {answer}" for n, answer in found.items())
 
 
 def strict_judge(effect: Summarize) -> Summary:
@@ -75,8 +60,7 @@ class Panel:
 
     answer: Callable[[Summarize], Summary | Failed] = reader
     judge: Callable[[Summarize], Summary | Failed] = strict_judge
-    propose: Callable[[Summarize], Summary | Failed] = lambda _: Summary("")
 
     def __call__(self, effect: Summarize) -> Summary | Failed:
-        by = {ANSWER.purpose: self.answer, JUDGE.purpose: self.judge, PROPOSE.purpose: self.propose}
+        by = {ANSWER.purpose: self.answer, JUDGE.purpose: self.judge}
         return by[effect.purpose](effect)

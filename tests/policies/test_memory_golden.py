@@ -19,19 +19,6 @@ from policies.ledger import Identifier, Note, PlannedMessage, Status, Subtask, T
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import flaw, notes_in, read_notes, render_notes
 from policies.memory.state import merge_states, read_state
-from policies.messages import ToolCall
-from policies.quality.advise import (
-    PROVIDERS,
-    BucketUse,
-    ToolUse,
-    Traffic,
-    advise,
-    advise_budget,
-    recommend,
-    worst_tools,
-)
-from policies.quality.coverage import Contexts, coverage_of, questions_for
-from policies.quality.fidelity import Terms, evaluate
 from policies.settings import NoteTaking
 from policies.summary.ask import Written, condense, lines_of
 from policies.summary.check import Proposal, judge, read_proposal, without_reasoning
@@ -42,7 +29,6 @@ from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model
 from tests.policies.claims import CASES
-from tests.policies.judging import Panel
 from tests.policies.play import assistant, user
 from tests.policies.sessions import HERE, queue_session, sources_in
 from tests.policies.test_recalling import asked
@@ -340,24 +326,6 @@ def notes() -> dict[str, object]:
     }
 
 
-def fidelity() -> dict[str, object]:
-    """Questions about conversations, what a model is asked for them, and the verdicts."""
-    found: dict[str, object] = {}
-    for name, sources in _sessions():
-        questions = questions_for(sources, count=14, recorded=["W7731", "5432"], tools=TOOLS)
-        lines = lines_of(sources)
-        contexts = Contexts(tuple(sources), tuple(lines[::2]), 100, 50)
-        covered = coverage_of(contexts, facts=[("5432",)], later=[ToolCall("", "x", '{"a": "W7731"}')], tools=TOOLS)
-        row: list[object] = [len(questions), digest([asdict(q) for q in questions]), digest(covered)]
-        for terms in (Terms(counter=CHARS4, max_input=30_000, key="k", propose=3),
-                      Terms(counter=CHARS4, max_input=1_400, judge_input=900, by_schema=False)):  # fmt: skip
-            model = Model(Panel(propose=lambda _: Summary("- Which port is it, 5432 or not?\nno\nWhy was it done?")))
-            verdicts = model.run(evaluate(lines, lines[::2], questions=questions, terms=terms))
-            row += [len(model.asked), digest([_question(q) for q in model.asked]), digest(verdicts), verdicts.score()]
-        found[name] = row
-    return found
-
-
 def health() -> list[object]:
     """A conversation that goes through every alert."""
     rules, health, found = HealthRules(), None, []
@@ -388,29 +356,6 @@ def health() -> list[object]:
     return [*found, health.to_json(), asdict(trend_of(shots)), asdict(trend_of(shots[:3])), digest(shots)]
 
 
-def advice() -> dict[str, object]:
-    """Triggers, policies, tools and buckets."""
-    found: dict[str, object] = {}
-    for name, prices in PROVIDERS.items():
-        for size in (32_000, 128_000, 1_000_000):
-            made = advise(prices, growth=900, fixed=4_000, window=size, usable=int(size * 0.9))
-            found[f"{name} {size}"] = [made.shape.trigger, made.shape.low_water, made.optimum, made.reason]
-    uses = (ToolUse(name="a", calls=9, tokens=9_000, largest=5_000, repeated=4_000),
-            ToolUse(name="b", calls=3, tokens=8_000, largest=5_000),
-            ToolUse(name="c", calls=30, tokens=3_000, largest=100))  # fmt: skip
-    for results, tools, marked, turns in ((0, (), 0, 9), (50, uses, 0, 9), (60, uses[1:], 0, 9), (30, uses[1:], 0, 9),
-                                          (30, uses[1:], 0, 1), (30, (), 7, 9)):  # fmt: skip
-        buckets = {"tool_outputs": results, "history": 100 - results}
-        seen = Traffic(conversations=3, requests=12, turns=turns, buckets=buckets, tools=tools, marked=marked)
-        made_of = recommend(seen)
-        found[f"{results} {len(tools)} {marked} {turns}"] = [made_of.kind, made_of.policies, made_of.reason]
-        found[f"tools {results} {len(tools)}"] = [[t.tool.name, t.share, t.advice] for t in worst_tools(seen)]
-    for count, over in ((3, 1), (12, 0), (12, 9)):
-        use = BucketUse(requests=10, over={"history": over, "x": 1}, tokens={"tool_outputs": 5, "history": over})
-        found[f"budget {count} {over}"] = asdict(advise_budget([use] * count))
-    return found
-
-
 def brought_back() -> dict[str, object]:
     """What is put in front of a question about something that left the window."""
     found: dict[str, object] = {}
@@ -424,7 +369,7 @@ def brought_back() -> dict[str, object]:
 SECTIONS: dict[str, Callable[[], object]] = {
     each.__name__: each
     for each in (
-        condensed, asked_in_words, judged, bound, states, checkpoint, notes, fidelity, health, advice, brought_back
+        condensed, asked_in_words, judged, bound, states, checkpoint, notes, health, brought_back
     )
 }  # fmt: skip
 

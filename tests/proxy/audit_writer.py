@@ -43,7 +43,7 @@ async def write_on(path: Path, acknowledge: int) -> None:
     branch = await store.branch("tenant-a", "b1")
     version = branch.version if branch else 0
     while True:
-        version = await store.commit(change(version))
+        version = await store.commit(msgspec.structs.replace(change(version), evictions=(eviction(version),)))
         os.write(acknowledge, b"%d\n" % version)
 
 

@@ -115,7 +115,6 @@ def eviction(
         policy=policy,
         scorer="hybrid",
         tool=tool,
-        call_hash=digest("call", number) if tool else b"",
         tokens_before=before,
         tokens_after=after,
         tokens_remaining=4000,

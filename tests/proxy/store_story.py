@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -13,7 +13,7 @@ from policies.ledger import Prepared, Trend
 from policies.pressure import advance
 from policies.settings import ContextSettings
 from proxy.store import Store
-from proxy.store.chain import AuditEvent, AuditType
+from proxy.store.chain import AuditEvent, AuditRow, AuditType
 from proxy.store.records import Arrival, Branch, CalibrationRow, ConversationRow, KeyRow, LimitRow, RelayedRow
 from tests.proxy.store_rows import change, cut, digest, edit, eviction, exchange, note, original, saved, summary
 from tests.proxy.test_store_health import session
@@ -106,10 +106,12 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     )
     await store.commit(second)
     await store.commit(msgspec.structs.replace(saved(2, at=2002.0), **home, length=5))
-    asked = ((branch, digest("call", 2)),)
-    detail = {**rows[0].detail, "alike": 0.5}
-    await store.record([msgspec.structs.replace(rows[0], id="req_00cc", at=3000.0, asked_again=asked, detail=detail)])
-    await store.evaluated(tenant, "req_00cc", {"score": 0.875, "judged": 3}, 3001.0)
+    measured = {"score": 0.875, "judged": 3}
+    detail = {**rows[0].detail, "alike": 0.5, "fidelity": measured}
+    await store.record([msgspec.structs.replace(rows[0], id="req_00cc", at=3000.0, detail=detail)])
+    # a kind of row that is not written any more
+    of_before = AuditEvent(tenant, 3001.0, cast("AuditType", "evaluation"), conversation, branch, "req_00cc")
+    await store.note_changes([msgspec.structs.replace(of_before, facts=measured)])
     await store.prepare(tenant, branch, Prepared(2, ends[1], "the text", proposal="{}", purpose="compact-1", calls=2))
     await store.want(tenant, branch, "compact", 3002.0)
     found = await store.branch(tenant, branch)
@@ -153,10 +155,8 @@ async def read(store: Store) -> dict[str, Any]:
         "policies": await store.policies(),
         "limits": await store.limits(),
         "calibrations": await store.calibrations(),
-        "chains": sorted((await store.verify()).chains, key=lambda chain: chain.tenant),
-        "unguarded": (await store.verify()).unguarded,
-        "audited": sorted(await store.audited_tenants()),
-        "audit": sorted(await store.audit(None, limit=1000), key=lambda row: (row.tenant, row.seq)),
+        "broken": [chain.tenant for chain in await store.verify() if chain.broken],
+        "audit": [_without_facts(await store.audit(tenant, limit=1000)) for tenant in (TENANT, OTHER)],
         "alerts": await store.open_alerts(None),
         "usage": {by: await store.usage(None, since=0.0, by=by) for by in ("model", "policy", "day", "conversation")},
         "damaged": store.damaged,
@@ -182,11 +182,8 @@ async def _of_tenant(store: Store, tenant: str) -> dict[str, Any]:
         "nearest": [await store.nearest(tenant, row.id, MODEL, [1.0, 1.0], limit=2) for row in rows],
         "summaries": [await store.summary(tenant, summary(n).key) for n in (1, 2)],
         "evictions": await store.evictions(tenant, limit=3),
-        "again": await store.evictions(tenant, asked_again=True),
-        "sums": await store.eviction_sums(tenant),
         "latest": [await store.latest_checkpoint(tenant, row.name) for row in rows],
-        "audit": await store.audit(tenant, kind="eviction"),
-        "deleted": await store.audit(tenant, conversation="gone"),
+        "audit": _without_facts(await store.audit(tenant, kind="save")),
         "of": {row.name: await _of_conversation(store, row) for row in rows},
     }
 
@@ -208,8 +205,16 @@ async def _of_conversation(store: Store, row: ConversationRow) -> dict[str, Any]
 
 
 def _without_clock(export: Mapping[str, Any]) -> dict[str, Any]:
-    """An export without what the clock of the machine says."""
-    return {**export, "branches": [{**each, "preparing": None} for each in export["branches"]]}
+    """An export without what the clock of the machine says, and without facts and hashes of the audit."""
+    branches = [{**each, "preparing": None} for each in export["branches"]]
+    audit = [[each["type"], each["request"]] for each in export["audit"] if each["type"] != AuditType.EVICTION]
+    return {**export, "branches": branches, "audit": audit}
+
+
+def _without_facts(rows: Sequence[AuditRow]) -> list[object]:
+    """What a row is where another Weir wrote it, whose facts were others, and evictions of batches that had none."""
+    kept = [row for row in rows if row.type != AuditType.EVICTION]
+    return [[row.at, row.type, row.conversation, row.request] for row in kept]
 
 
 async def _row(store: Store, tenant: str, name: str) -> ConversationRow:

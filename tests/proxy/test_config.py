@@ -14,7 +14,7 @@ from proxy.cli import main
 from proxy.config.file import ConfigError, parse_document
 from proxy.config.lint import LAYERS
 from proxy.config.loading import load_config, public
-from proxy.config.presets import LEGACY, policy_values, preset_directory, preset_documents, with_policy
+from proxy.config.presets import policy_values, preset_directory, preset_documents, with_policy
 from proxy.config.values import Config, Flags
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,27 +146,18 @@ def test_a_file_that_is_not_there_or_no_text_is_one_clear_error(tmp_path):
 
 
 @pytest.mark.requirement("A0.24")
-@pytest.mark.parametrize(
-    ("key", "new"),
-    [("yellow_threshold", "zones.orange_at"), ("orange_threshold", "zones.red_at"), ("max_context_tokens", "window")],
-)
-def test_a_key_of_older_descriptions_fails_and_names_the_new_one(tmp_path, key, new):
-    text = f"policies:\n  mine:\n    {key}: 0.75\n"
-
-    assert problems(tmp_path, text) == [f"weir.yaml:3: policies.mine.{key}: unknown key; it is {new} now"]
-
-
-@pytest.mark.requirement("A0.24")
 def test_a_zone_named_without_its_start_names_the_start(tmp_path):
     found = problems(tmp_path, "policies:\n  mine:\n    zones: {yellow: 0.5}\n")
 
-    assert found == ["weir.yaml:3: policies.mine.zones.yellow: unknown key; it is yellow_at now"]
+    assert found == ["weir.yaml:3: policies.mine.zones.yellow: unknown key; did you mean yellow_at?"]
 
 
-def test_no_older_name_is_a_key_that_exists():
-    known = {item.name for item in dataclasses.fields(ContextSettings)} - {"layers"}
+def test_a_key_of_a_policy_that_has_gone_says_what_to_do_instead(tmp_path):
+    found = problems(tmp_path, "policies:\n  mine:\n    evaluate: {sample: 0.1}\n")
 
-    assert known.isdisjoint(LEGACY)
+    assert found == [
+        "weir.yaml:3: policies.mine.evaluate: this key has gone; weir evaluate measures recorded conversations"
+    ]
 
 
 def test_variables_are_read_and_a_missing_one_is_an_error(tmp_path):
@@ -457,7 +448,7 @@ def test_times_and_sizes_are_taken_and_printed_as_people_write_them(key, given, 
     section, name = key.split(": {")[0], key.split("{")[1].split(":")[0]
 
     config = load_config(tmp_path / "weir.yaml", env={})
-    said = CliRunner().invoke(main, ["config", "show", "--config", str(tmp_path / "weir.yaml")]).stdout
+    said = CliRunner().invoke(main, ["doctor", "--values", "--config", str(tmp_path / "weir.yaml")]).stdout
 
     assert getattr(getattr(config, section), name) == value
     assert re.search(rf"^{section}\.{name} +{shown} ", said, re.MULTILINE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.quality.advise import Cliff
+from policies.quality.prices import Cliff
 from policies.settings import ContextSettings
 from proxy.access.destination import Caller
 from proxy.config.values import ModelRule, Prices, UpstreamSettings

@@ -265,8 +265,7 @@ def test_a_file_without_a_policy_says_that_nothing_was_found(tmp_path: Path, tex
     ("text", "said"),
     [
         ("headroom: 1.5x\n", "mine.yaml:1: headroom: should be a number"),
-        ("trigger: 0.8\n", "mine.yaml:1: trigger: unknown key; it is shapes[].trigger or cascade[].at now"),
-        ("cascade: [{layer: evict, cap: 3}]\n", "mine.yaml:1: cascade[0].cap: unknown key; it is buckets.*.cap or"),
+        ("cascade: [{layer: evict, cap: 3}]\n", "mine.yaml:1: cascade[0].cap: unknown key"),
         ("colour: red\n", "mine.yaml:1: colour: unknown key; docs/policies.md and weir policy show name every key"),
         ("headrom: 0.1\n", "mine.yaml:1: headrom: unknown key; did you mean headroom?"),
     ],
@@ -310,23 +309,3 @@ def test_shares_of_amounts_in_tokens_need_a_window() -> None:
 
     assert shares_of(five)["history"] == 0.375
     assert shares_of(ContextSettings(buckets=five.buckets, reserve=16_000)) == {}
-
-
-@pytest.mark.requirement("A0.40")
-def test_recorded_traffic_gets_a_recommendation_with_reasons(tmp_path: Path) -> None:
-    said = [{"role": "user" if at % 2 == 0 else "assistant", "content": f"About {at} " * 40} for at in range(12)]
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": said}) + "\n")
-    arguments = ["policy", "recommend", str(tmp_path / "chat.jsonl"), "--window", "200000", "--prices", "anthropic"]
-
-    report = json.loads(CliRunner().invoke(main, [*arguments, "--json"], catch_exceptions=False).stdout)
-    table = CliRunner().invoke(main, arguments, catch_exceptions=False).stdout
-
-    assert report["recommendation"]["scorers"] == ["fifo"]
-    assert "only 0% of the tokens are tool results" in report["recommendation"]["reason"]
-    assert report["traffic"]["requests"] == 6
-    assert report["advice"]["trigger"] == 0.4
-    assert report["advice"]["optimum"] > 0
-    assert f"{report['advice']['optimum']:,}" in table
-    assert "0.40 of" in table
-    bad = CliRunner().invoke(main, ["policy", "recommend", str(tmp_path / "none.jsonl")])
-    assert bad.exit_code == 2

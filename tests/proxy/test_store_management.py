@@ -1,4 +1,4 @@
-"""What the planning leaves behind: growth, evictions and regret, policies."""
+"""What the planning leaves behind: growth, evictions, policies."""
 
 import sqlite3
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from policies.settings import ContextSettings
 from proxy.store import Store
 from proxy.store.exchanges import DAY, By
 from proxy.store.records import ExchangeRow, PolicyRow
-from tests.proxy.store_rows import chain, change, digest, eviction, exchange, saved, url
+from tests.proxy.store_rows import chain, change, eviction, exchange, saved, url
 
 RULES = ContextSettings().trend
 
@@ -111,58 +111,18 @@ async def test_an_exchange_keeps_what_was_decided(store: Store) -> None:
     assert await store.timeline(row) == [given, exchange(2)]
 
 
-@pytest.mark.requirement("A0.41", "A0.43")
-async def test_evictions_add_up_and_the_one_that_was_asked_for_again_is_marked(store: Store) -> None:
-    rows = (eviction(1), eviction(2), eviction(3, tool="search", before=900), eviction(4, tool="", layer="compact"))
+@pytest.mark.requirement("A0.43", "P7", "S.1", "S.3")
+async def test_evictions_are_listed_and_counted_for_their_own_tenant(store: Store) -> None:
+    rows = (eviction(1), eviction(2), eviction(3, tool="search", before=900))
     await store.commit(msgspec.structs.replace(change(0), evictions=rows))
-    await store.commit(msgspec.structs.replace(change(1), evictions=(eviction(2, policy="tight"),)))
-    for _ in range(2):  # a row that was stored already is not counted twice
-        await store.record([msgspec.structs.replace(exchange(1, at=3000.0), asked_again=(("b1", digest("call", 2)),))])
-    marked = await store.evictions("tenant-a", asked_again=True)
-    assert [(r.version, r.policy, r.asked_again_at, r.asked_again_count) for r in marked] == [(2, "tight", 3000.0, 1)]
-    sums = {(s.layer, s.tool): s for s in await store.eviction_sums(None)}
-    assert {key: (s.evicted, s.asked_again) for key, s in sums.items()} == {
-        ("evict", "read_file"): (3, 1),
-        ("evict", "search"): (1, 0),
-        ("compact", ""): (1, 0),
-    }
-    assert sums[("evict", "search")].tokens_before - sums[("evict", "search")].tokens_after == 870
-    assert [s.evicted for s in await store.eviction_sums(None, policy="tight")] == [1]
-    listed = await store.evictions(None, limit=3)
-    assert len(listed) == 3
-    assert listed[0].freed == 270
-    assert (listed[0].conversation, listed[0].tokens_remaining) == ("c1", 4000)
-
-
-@pytest.mark.requirement("P7", "S.1", "S.3")
-async def test_one_tenant_neither_sees_nor_marks_the_evictions_of_another(store: Store) -> None:
-    for tenant in ("tenant-a", "tenant-b"):
-        await store.commit(msgspec.structs.replace(change(0, tenant=tenant), evictions=(eviction(1),)))
-    await store.record(
-        [msgspec.structs.replace(exchange(1, tenant="tenant-b"), asked_again=(("b1", digest("call", 1)),))]
-    )
-    assert [r.asked_again_count for r in await store.evictions("tenant-a")] == [0]
-    assert [r.asked_again_count for r in await store.evictions("tenant-b")] == [1]
-    assert len(await store.evictions(None)) == 2
-
-
-@pytest.mark.requirement("A0.41")
-async def test_a_branch_knows_the_calls_that_it_and_its_parents_have_evicted(store: Store) -> None:
-    await store.commit(
-        msgspec.structs.replace(change(0, at=100.0), evictions=(eviction(1), eviction(2), eviction(3, tool="")))
-    )
-    parent = await store.branch("tenant-a", "b1")
-    assert parent is not None
-    assert dict(parent.evicted) == {digest("call", 1): "b1", digest("call", 2): "b1"}
-    await store.fork(parent, msgspec.structs.replace(parent, branch="b2"), at=150.0)
-    await store.commit(msgspec.structs.replace(change(1, at=200.0), evictions=(eviction(4),)))
-    await store.commit(
-        msgspec.structs.replace(change(1, branch="b2", at=300.0, with_cut=False), evictions=(eviction(5),))
-    )
-    await store.record([msgspec.structs.replace(exchange(1), asked_again=(("b1", digest("call", 2)),))])
-    fork = await store.branch("tenant-a", "b2")
-    assert fork is not None
-    assert dict(fork.evicted) == {digest("call", 1): "b1", digest("call", 5): "b2"}
+    await store.commit(msgspec.structs.replace(change(0, tenant="tenant-b"), evictions=(eviction(1),)))
+    listed = await store.evictions("tenant-a", limit=2)
+    assert [(row.freed, row.conversation, row.tokens_remaining) for row in listed] == [(270, "c1", 4000)] * 2
+    row = await store.conversation("tenant-a", "c1")
+    assert row is not None
+    assert await store.count_evictions(row) == 3
+    assert len(await store.evictions("tenant-b")) == 1
+    assert len(await store.evictions(None)) == 4
 
 
 async def test_evictions_go_with_their_conversation(store: Store, tmp_path: Path) -> None:

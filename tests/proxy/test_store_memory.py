@@ -298,7 +298,7 @@ async def test_a_branch_without_edits_is_found_with_no_more_queries_than_before_
     await store.commit(change(0))
     seen.clear()
     await store.find("tenant-a", hashes)
-    assert len(seen) == 6
+    assert len(seen) == 5
     assert sum("checkpoints" in each for each in seen) == 1
 
 
@@ -362,15 +362,9 @@ async def test_nothing_goes_on_from_what_a_rollback_has_taken_back(store: Store)
     assert await store.rollback(row, version=0, at=5.0) == 5
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert (tuple(branch.known.edits.values()), branch.known.cuts, branch.known.checkpoint, branch.evicted) == (
-        (),
-        (),
-        None,
-        (),
-    )
+    assert (tuple(branch.known.edits.values()), branch.known.cuts, branch.known.checkpoint) == ((), (), None)
     assert await store.latest_checkpoint("tenant-a", "c1") is None
     assert await store.removed(row) == []
-    assert [r.call_hash for r in await store.evictions("tenant-a")] == [b""] * 3
     for gone in (-1, 1, 2, 4, 6):
         with pytest.raises(NoSuchVersion):
             await store.rollback(row, version=gone, at=6.0)
@@ -404,7 +398,7 @@ async def test_batches_of_longer_requests_are_taken_back_and_what_they_replaced_
     back = await store.take_back(known, 19, 4.0)
     assert back == await store.branch("tenant-a", "b1")
     assert back is not None
-    assert (back.version, back.known.cuts, back.evicted) == (4, (), ())
+    assert (back.version, back.known.cuts) == (4, ())
     assert set(back.known.edits.values()) == {*first.edits, *pin.edits}
     told = await store.audit("tenant-a", kind="rollback")
     assert [row.told for row in told] == [{"from": 3, "batches": 1, "messages": 19, "version": 4}]

@@ -72,9 +72,9 @@ async def test_a_database_of_before_is_written_as_one_of_today(url: str) -> None
         assert await store.delete(row, 9000.0)
     for key in await store.list_keys():
         await store.revoke_key(key.name, 9000.0)
-    assert [chain.broken for chain in (await store.verify()).chains] == [None] * 3
+    assert [chain.broken for chain in await store.verify()] == [None] * 3
     await store.prune(9000.5, 9001.0)
-    assert [chain.broken for chain in (await store.verify()).chains] == [None] * 3
+    assert [chain.broken for chain in await store.verify()] == [None] * 3
     await store.close()
 
 

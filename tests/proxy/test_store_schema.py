@@ -98,7 +98,7 @@ async def test_a_database_without_a_schema_and_one_of_before_the_first_release_a
 ) -> None:
     path = tmp_path / "w.db"
     path.touch()
-    with pytest.raises(StoreError, match=r"schema none.*weir db upgrade"):
+    with pytest.raises(StoreError, match=r"schema none.*weir db migrate"):
         await Store.open(url(path), read_only=True)
     await (await Store.open(url(path))).close()
     with sqlite3.connect(path) as connection:
@@ -353,10 +353,8 @@ async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path)
     await store.timeline(row)
     await store.checkpoints(row)
     await store.evictions("tenant-a", conversation=row)
-    await store.eviction_sums("tenant-a", conversation=row)
-    await store.record(
-        [msgspec.structs.replace(exchange(2), asked_again=(("b1", b"c" * 16),), parent_conversation="c0")]
-    )
+    await store.count_evictions(row)
+    await store.record([msgspec.structs.replace(exchange(2), parent_conversation="c0")])
     await store.search("tenant-a", "output", conversation=row.id)
     await store.checkpoint_at(row, 1)
     await store.latest_checkpoint("tenant-a", "c1")
@@ -387,15 +385,15 @@ def scoped(statement: str) -> bool:
     return re.search(r"tenant = \?", statement) is not None
 
 
-def test_weir_db_upgrade_makes_a_database_and_is_quiet_the_second_time(tmp_path: Path) -> None:
+def test_weir_db_migrate_makes_a_database_and_is_quiet_the_second_time(tmp_path: Path) -> None:
     runner = CliRunner()
     there = url(tmp_path / "w.db")
     for _ in range(2):
-        result = runner.invoke(db, ["upgrade", "--store", there])
+        result = runner.invoke(db, ["migrate", "--store", there])
         assert (result.exit_code, result.output) == (0, f"Schema {schema.HEAD}, up to date (journal: delete).\n")
-    told = runner.invoke(db, ["upgrade", "--store", there, "--json"])
+    told = runner.invoke(db, ["migrate", "--store", there, "--json"])
     assert json.loads(told.output) == {"schema": schema.HEAD, "journal": "delete", "notices": []}
-    failed = runner.invoke(db, ["upgrade", "--store", url(tmp_path / "no" / "w.db")])
+    failed = runner.invoke(db, ["migrate", "--store", url(tmp_path / "no" / "w.db")])
     assert failed.exit_code == 1
     assert "cannot be written" in failed.output
-    assert "Example:" in runner.invoke(db, ["upgrade", "--help"]).output
+    assert "Example:" in runner.invoke(db, ["migrate", "--help"]).output

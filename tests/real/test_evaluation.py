@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from policies.effects import Answers, Effect, Reply, Summarize, Summary, Together
-from policies.quality.coverage import Dimension
-from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Judged, Terms
+from policies.effects import Answers, Effect, Reply, Summarize, Summary, Together, step
+from policies.quality.coverage import Dimension, questions_for
+from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Judged, evaluate
 from proxy.cli import main
-from proxy.cli.evaluate import Models
+from proxy.cli.evaluate import Evaluated, Models, compactions
 from proxy.config.loading import load_config
 from proxy.config.presets import preset_policies
 from proxy.config.values import Flags
-from proxy.replay.play import Evaluated, compactions_of, judge_compaction
+from proxy.effects.perform import drive
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, read_recordings
 from tests.functional.harness import COUNTER
@@ -49,16 +49,15 @@ WORDS = {
 }
 
 
-@dataclass(slots=True)
-class Heard:
+@dataclass(slots=True, kw_only=True)
+class Heard(Models):
     """A model that is asked, and every question with its reply."""
 
-    models: Models
     all: list[tuple[Summarize, Reply, float]] = field(default_factory=list)
 
     async def __call__(self, effect: Effect) -> Reply:
         begun = time.monotonic()
-        reply = await self.models(effect)
+        reply = await Models.__call__(self, effect)
         asked: tuple[Effect, ...] = effect.effects if isinstance(effect, Together) else (effect,)
         told: tuple[Reply, ...] = reply.replies if isinstance(reply, Answers) else (reply,)
         for one, answer in zip(asked, told, strict=True):
@@ -95,19 +94,20 @@ async def judge(llama: Llama, model: str) -> Judging:
     conditions = Conditions(counter=COUNTER, window=WINDOW, max_tokens=256)
     (place,) = read_recordings(RECORDED)
     script = Script(place.recording, counter=COUNTER, model="")
-    most = int(SHARE * READS)
     done = []
-    async with (
-        aclosing(Models(config, default=model, by_purpose={}, tokens=None, at_once=1, seconds=600)) as models,
-        store_in_memory() as store,
-    ):
-        heard = Heard(models)
-        async for compaction in compactions_of(script, Managed(settings, conditions, store)):
-            terms = Terms(counter=COUNTER, max_input=most, judge_input=most)
-            evaluated = await judge_compaction(
-                compaction, count=QUESTIONS, tools=settings.notes, ask=heard, terms=terms
+    heard = Heard(config=config, default=model)
+    async with aclosing(heard), store_in_memory() as store:
+        scenario = Managed(settings, conditions, store)
+        async for length, contexts, coverage in compactions(script, scenario, tools=settings.notes):
+            flow = evaluate(
+                contexts.original,
+                contexts.compacted,
+                questions=questions_for(contexts, count=QUESTIONS, tools=settings.notes),
+                counter=COUNTER,
+                max_input=int(SHARE * READS),
             )
-            done.append(evaluated)
+            fidelity = await drive(flow, step(flow), heard)
+            done.append(Evaluated("one", length, contexts.tokens_before, contexts.tokens_after, coverage, fidelity))
             if len(done) == BATCHES:
                 break
     return Judging(tuple(done), heard, time.monotonic() - begun, model, llama.base_url)
@@ -131,16 +131,15 @@ def test_every_batch_has_its_questions_with_the_four_kinds_and_a_coverage_beside
         texts = [judged.question.text for judged in each.fidelity.judged]
         assert len(texts) == QUESTIONS
         assert all(kind in text for kind, text in zip(FOUR_KINDS, texts[:4], strict=True))
-        assert each.coverage.score is not None
+        assert each.coverage.whole.value is not None
         figures = {d.value: each.fidelity.score(d) for d in Dimension}
-        contexts = each.compaction.contexts
         report(
             record_property,
-            f"request {each.compaction.request}",
-            f"{contexts.tokens_before} -> {contexts.tokens_after} tokens, coverage {each.coverage.score:.3f}, "
+            f"request {each.request}",
+            f"{each.before} -> {each.after} tokens, coverage {each.coverage.whole.value:.3f}, "
             f"fidelity {each.fidelity.score()}, {figures}, undecided {each.fidelity.unknown}",
         )
-    spent = judging.heard.models.spent
+    spent = judging.heard.spent
     report(
         record_property,
         "in all",
@@ -157,9 +156,10 @@ def test_the_contexts_are_read_in_parts_that_fit_and_none_is_cut(judging: Judgin
     assert judging.heard.of(JUDGE.purpose)
     assert not [reply for _, reply, _ in judging.heard.all if getattr(reply, "reason", "") == "context_length_exceeded"]
     read = "\n".join(effect.prompt for effect, _, _ in asked)
+    (place,) = read_recordings(RECORDED)
     for each in judging.done:
-        ends = [line.text.split()[-1] for line in each.compaction.contexts.original if line.text.split()]
-        assert [word for word in ends if word not in read] == []
+        said = [str(value["content"]).split() for value in place.recording.values[1 : each.request]]
+        assert [words[-1] for words in said if words and words[-1] not in read] == []
 
 
 @pytest.mark.requirement("A0.131", "A0.122")
@@ -183,11 +183,6 @@ def read(reply: Reply) -> AnswerVerdict:
     if not isinstance(reply, Summary):
         return AnswerVerdict.UNKNOWN
     text = reply.text.strip().strip("`").strip().lower()
-    if text.startswith("{"):
-        try:
-            text = str(json.loads(text)["verdict"])
-        except (ValueError, KeyError, TypeError):
-            return AnswerVerdict.UNKNOWN
     text = text.strip(" .!*\"'\n")
     first = text.split()[0].strip(".,:;*\"'") if text.split() else ""
     return WORDS.get(text) or WORDS.get(first, AnswerVerdict.UNKNOWN)
@@ -210,7 +205,7 @@ def test_the_score_is_consistent_over_judged_and_null_where_nothing_was(judging:
 def test_the_command_passes_no_gate_that_the_model_did_not_judge(judging: Judging, tmp_path: Path) -> None:
     """A budget that no answer fits into: the score is null, and null is below any gate."""
     options = ["--window", WINDOW, "--upstream", judging.base_url, "--model", judging.model, "--model-window", READS]
-    gates = ["--at-once", 1, "--gate", 0.1, "--budget", 1, "--json", "--limit", 1, "--questions", 4]
+    gates = ["--gate", 0.1, "--budget", 1, "--json", "--limit", 1, "--count", 4]
     command = ["evaluate", str(RECORDED), *options, *gates]
     ran = CliRunner().invoke(main, [str(word) for word in command], env={"WEIR_CONFIG": None})
     assert ran.exit_code == 1, ran.output

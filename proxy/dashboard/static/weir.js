@@ -42,10 +42,6 @@
   }
   var here = document.querySelector(".top nav [aria-current]");  // on a telephone it may be beyond the edge
   if (here) here.scrollIntoView({ block: "nearest", inline: "nearest" });
-  document.addEventListener("change", function (event) {  // a chosen file goes up as the text of a field
-    var chosen = event.target, into = chosen.dataset && document.getElementById(chosen.dataset.into);
-    if (into && chosen.files[0]) chosen.files[0].text().then(function (text) { into.value = text; });
-  });
   document.addEventListener("htmx:load", function (event) { all(event.detail.elt); });
   var waiting;
   window.addEventListener("resize", function () {
