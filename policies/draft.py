@@ -339,8 +339,10 @@ class Bounds:
         return limit if self.ceiling is None else min(limit, self.ceiling)
 
     @property
-    def send_limit(self) -> int:
-        return self._within_ceiling(self.budget.send_limit)
+    def refused_above(self) -> int:
+        """A policy that refuses in place of managing keeps its whole reserve."""
+        whole = self.settings.when_full == "reject"
+        return self._within_ceiling(self.budget.reserved_limit if whole else self.budget.send_limit)
 
     @property
     def hard_limit(self) -> int:

@@ -190,6 +190,11 @@ class TokenBudget:
         return self.room_for(most if self.max_input is None else min(most, self.max_input))
 
     @cached_property
+    def reserved_limit(self) -> int:
+        most = self.window - self.reserve
+        return self.room_for(most if self.max_input is None else min(most, self.max_input))
+
+    @cached_property
     def soft_limit(self) -> int:
         return min(self.safe_limit, self.room_for(self.window - self.reserve - self.headroom))
 

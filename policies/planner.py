@@ -276,7 +276,7 @@ def _has_large_new_result(bounds: Bounds) -> bool:
 
 def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
     """Before anything is read, where what no layer and no rung can touch is too much alone."""
-    if draft.tokens <= bounds.send_limit or bounds.ceiling is not None:
+    if draft.tokens <= bounds.refused_above or bounds.ceiling is not None:
         return
     protection = bounds.protection
     guarded, clippable = protection.all, protection.active | {protection.current}
@@ -284,7 +284,7 @@ def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
     fixed = sum(p.tokens for p in draft.pieces if p.index in untouchable)
     if not any(layer.strategy == PruneTools.name for layer in bounds.settings.layers):
         fixed += draft.tools
-    if fixed + draft.transcript.priming > bounds.send_limit:
+    if fixed + draft.transcript.priming > bounds.refused_above:
         raise _unreachable(replace(draft, pieces=tuple(p for p in draft.pieces if p.index in guarded)), bounds)
 
 
@@ -300,7 +300,7 @@ def _unreachable(draft: Draft, bounds: Bounds) -> BudgetUnreachable:
 
 
 def _checked(draft: Draft, bounds: Bounds) -> Draft:
-    if draft.tokens > bounds.send_limit:
+    if draft.tokens > bounds.refused_above:
         raise _unreachable(draft, bounds)
     _refuse_full_buckets(draft, bounds)
     broken = broken_rules(draft)
