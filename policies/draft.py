@@ -333,10 +333,22 @@ class Bounds:
     def low_water(self) -> int:
         return self.fixed + int(self.shape.low_water * self.room)
 
+    def _within_ceiling(self, limit: int) -> int:
+        return limit if self.ceiling is None else min(limit, self.ceiling)
+
+    @property
+    def refused_above(self) -> int:
+        """A policy that refuses in place of managing keeps its whole reserve."""
+        whole = self.settings.when_full == "reject"
+        return self._within_ceiling(self.budget.reserved_limit if whole else self.budget.send_limit)
+
     @property
     def hard_limit(self) -> int:
-        limit = self.budget.hard_limit
-        return limit if self.ceiling is None else min(limit, self.ceiling)
+        return self._within_ceiling(self.budget.hard_limit)
+
+    @property
+    def safe_limit(self) -> int:
+        return self._within_ceiling(self.budget.safe_limit)
 
     def soft_fits(self, tokens: int) -> bool:
         return tokens <= min(self.budget.soft_limit, self.hard_limit)

@@ -4,8 +4,13 @@
 
     W  context window                I  the provider's input limit where it is separate
     R  output reserve                H  headroom, never planned to be used        M  estimator error
-    hard_limit: used * (1 + M) + R <= W   and   (no I, or used * (1 + M) <= I)
-    soft_limit: the same                  and   used * (1 + M) + R + H <= W
+    F  floor of the reserve          the least that an answer needs: R shrinks to it before anything unread is cut
+    soft_limit: used * (1 + M) + R + H <= W   and   (no I, or used * (1 + M) <= I)    what is old is evicted above it
+    hard_limit: used + F <= W                 and   (no I, or used <= I)              the newest is cut above it
+    send_limit: used < W                      and   (no I, or used <= I)              refused above it
+
+The error counts against what is old and never against the newest: where an estimate may be too high or too low, the
+request is sent, and the upstream decides.
 
 ``used`` is calibrated: the estimate times the ratio of reported to estimated tokens (:class:`Calibration`). Layers
 work in uncalibrated tokens, as messages are counted; :meth:`TokenBudget.room_for` converts.
@@ -25,6 +30,8 @@ from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memo
 FAR = 4
 RECALLED_PARTS = 10
 """Of a window that is kept free for what a model asks the recall tool for, if one answer takes no less."""
+FLOOR_TOKENS = 1_024
+FLOOR_PARTS = 16
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 RESERVED = ("working", "headroom")
 MIN_CAP = 64
@@ -132,6 +139,7 @@ class TokenBudget:
     window: int
     reserve: int
     headroom: int
+    floor: int = 0
     max_input: int | None = None
     margin: float = 0.0
     ratio: float = 1.0
@@ -160,14 +168,33 @@ class TokenBudget:
         """The uncalibrated tokens that stay within ``tokens`` even if the estimate errs by the margin."""
         return max(0, math.floor(round(tokens / (self.ratio * (1 + self.margin)), 6)))
 
+    def _most(self, tokens: int) -> int:
+        """The uncalibrated tokens that are within ``tokens`` and the input limit by the estimate as it is."""
+        most = tokens if self.max_input is None else min(tokens, self.max_input)
+        return max(0, math.floor(round(most / self.ratio, 6)))
+
+    @cached_property
+    def send_limit(self) -> int:
+        return self._most(self.window - 1)
+
     @cached_property
     def hard_limit(self) -> int:
-        limit = self.room_for(self.window - self.reserve)
-        return limit if self.max_input is None else min(limit, self.room_for(self.max_input))
+        return self._most(self.window - self.floor)
+
+    @cached_property
+    def safe_limit(self) -> int:
+        """The hard limit, kept even if the estimate errs by the margin: what is cut is cut to it."""
+        most = self.window - self.floor
+        return self.room_for(most if self.max_input is None else min(most, self.max_input))
+
+    @cached_property
+    def reserved_limit(self) -> int:
+        most = self.window - self.reserve
+        return self.room_for(most if self.max_input is None else min(most, self.max_input))
 
     @cached_property
     def soft_limit(self) -> int:
-        return min(self.hard_limit, self.room_for(self.window - self.reserve - self.headroom))
+        return min(self.safe_limit, self.room_for(self.window - self.reserve - self.headroom))
 
     def hard_fits(self, tokens: int) -> bool:
         return tokens <= self.hard_limit
@@ -196,6 +223,7 @@ def divide(
 ) -> TokenBudget:
     """The budget of one request.
 
+    The floor of the reserve is 1,024 tokens, a sixteenth of the window, or what the client asks for where that is less.
     In mode ``request`` the reserve is the client's ``requested``, within the model's output limit and a quarter of the
     window, else the policy's, never under ``min(reserve_floor, W / 4)``. ``margin`` stands above the policy's once the
     estimate is calibrated. The headroom holds one answer of the recall tool.
@@ -211,10 +239,12 @@ def divide(
         reserve = min(stated, quarter, max_output or stated)
     else:
         reserve = max(floor, own_reserve)
+    reserve = min(reserve, max(1, window - 1))
     recalled = amount(settings.recall.max_tokens, window, scale) if settings.recall.tool else 0
     return TokenBudget(
         window=window,
-        reserve=min(reserve, max(1, window - 1)),
+        reserve=reserve,
+        floor=min(reserve, FLOOR_TOKENS, window // FLOOR_PARTS),
         headroom=max(amount(settings.headroom, window, scale), min(recalled, window // RECALLED_PARTS)),
         max_input=max_input if max_input is not None and max_input < window else None,
         margin=settings.margin if margin is None else margin,

@@ -57,7 +57,7 @@ from policies.pressure import (
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
-from policies.strategies.drop import DropOldest, cap_results, clip, shorten_standing
+from policies.strategies.drop import DropOldest, cap_results, clip
 from policies.strategies.layers import (
     ASKING,
     PlanWork,
@@ -151,9 +151,6 @@ def _manage(
     bounds = _hurried(bounds, grown, work.draft, limits=limits)
     if settings.when_full == "manage" and is_due(work.draft, bounds) and not _is_repeat(work.draft, bounds, grown):
         yield Offload()
-        before = work.draft.tokens
-        work.take_if_changed("clip", shorten_standing(work.draft, bounds))
-        bounds = replace(bounds, fixed=bounds.fixed - (before - work.draft.tokens))
         yield from run_layers(work, bounds)
         yield from run_rungs(work, bounds)
     elif settings.when_full == "manage" and is_crowded(work.draft, bounds):
@@ -185,7 +182,7 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudg
     if not bounds.soft_fits(draft.tokens):
         draft = DropOldest().apply(draft, replace(bounds, aim=bounds.budget.soft_limit))
     if draft.tokens > bounds.hard_limit:
-        draft = clip(draft, bounds, target=bounds.hard_limit)
+        draft = clip(draft, bounds, target=bounds.safe_limit)
     limits = limits_for(settings, budget)
     grown = measure(transcript, limits=limits, trend=UNKNOWN, at=None)
     return _decide(_checked(draft, bounds), grown, limits=limits)
@@ -278,7 +275,7 @@ def _has_large_new_result(bounds: Bounds) -> bool:
 
 def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
     """Before anything is read, where what no layer and no rung can touch is too much alone."""
-    if draft.tokens <= bounds.hard_limit or bounds.ceiling is not None:
+    if draft.tokens <= bounds.refused_above or bounds.ceiling is not None:
         return
     protection = bounds.protection
     guarded, clippable = protection.all, protection.active | {protection.current}
@@ -286,7 +283,7 @@ def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
     fixed = sum(p.tokens for p in draft.pieces if p.index in untouchable)
     if not any(layer.strategy == PruneTools.name for layer in bounds.settings.layers):
         fixed += draft.tools
-    if fixed + draft.transcript.priming > bounds.hard_limit:
+    if fixed + draft.transcript.priming > bounds.refused_above:
         raise _unreachable(replace(draft, pieces=tuple(p for p in draft.pieces if p.index in guarded)), bounds)
 
 
@@ -302,7 +299,7 @@ def _unreachable(draft: Draft, bounds: Bounds) -> BudgetUnreachable:
 
 
 def _checked(draft: Draft, bounds: Bounds) -> Draft:
-    if draft.tokens > bounds.hard_limit:
+    if draft.tokens > bounds.refused_above:
         raise _unreachable(draft, bounds)
     _refuse_full_buckets(draft, bounds)
     broken = broken_rules(draft)

@@ -32,9 +32,6 @@ SLACK = 8
 """Tokens that a reference may take more than one of zeros, and a text more within a fence than by itself."""
 LISTS = 0.25
 """Share of the extract that lists of what is to do, and notes, may take."""
-CUT_STEP = 2 / 3
-"""What a newest step that has to be cut may take of the room beside the summary, or low water: the rest is for the
-next one."""
 MIN_STEP = 200
 MIN_EXTRACT = 0.5
 MAX_EXTRACT = 64_000
@@ -196,7 +193,7 @@ def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> i
     )
     left = share * bounds.shape.low_water * bounds.room - tail
     wanted = min(int(min(most, max(left, MIN_EXTRACT * most))), MAX_EXTRACT)
-    possible = bounds.hard_limit - bounds.fixed - tail
+    possible = bounds.safe_limit - bounds.fixed - tail
     return min(wanted, possible) if possible >= MIN_SUMMARY else wanted
 
 
@@ -211,7 +208,7 @@ def _around(bounds: Bounds, *, gone: int) -> int:
 
 
 def _room_beside(bounds: Bounds, summary: int) -> int:
-    return bounds.trigger - bounds.fixed - summary
+    return bounds.safe_limit - bounds.fixed - summary
 
 
 def _too_large_results(draft: Draft, bounds: Bounds, *, room: int) -> list[int]:
@@ -264,7 +261,7 @@ def _summary_cut(
 def _cuts(draft: Draft, bounds: Bounds, found: list[int], *, beside: int) -> dict[int, Edit]:
     """The edits that cut these results beside a summary; what small ones leave over, larger ones may take."""
     tokens, messages = draft.tokens_by_index(), draft.transcript.messages
-    allowed = max(MIN_STEP, int(_room_beside(bounds, beside) * max(CUT_STEP, bounds.shape.low_water)))
+    allowed = max(MIN_STEP, _room_beside(bounds, beside))
     edits: dict[int, Edit] = {}
     for place, index in enumerate(sorted(found, key=lambda i: (tokens[i], i))):
         each = allowed // (len(found) - place)
@@ -326,7 +323,7 @@ def _state(draft: Draft, bounds: Bounds) -> Checkpoint:
 def _room_in_new_window(draft: Draft, bounds: Bounds, start: int) -> int:
     kept = bounds.protection.verbatim
     open_step = sum(tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in kept)
-    limit = min(bounds.target, bounds.hard_limit)
+    limit = min(bounds.target, bounds.safe_limit)
     return min(NEW_WINDOW, limit - bounds.fixed - open_step)
 
 
@@ -335,7 +332,7 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
     transcript, state = bounds.transcript, previous_state(bounds.known)
     if not transcript.chain or state is None or not state.validate().valid:
         return draft
-    room = min(NEW_WINDOW, bounds.hard_limit - draft.tokens, bounds.room // 2)
+    room = min(NEW_WINDOW, bounds.safe_limit - draft.tokens, bounds.room // 2)
     first = transcript.head + 1
     version, ref = bounds.known.next_version, ref_at(draft, first)
     state = replace(state, version=version, window_id=state.window_id + 1)
@@ -409,7 +406,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
         prompt=named if isinstance(named, str) else settings.summaries.prompt,
         previous=before.text,
         max_tokens=note_size(bounds),
-        max_input=bounds.summarizer_input or bounds.budget.hard_limit,
+        max_input=bounds.summarizer_input or bounds.budget.soft_limit,
         counter=bounds.counter,
         by_schema=settings.summaries.by_schema,
         most_chunks=settings.summaries.most_chunks,

@@ -49,8 +49,6 @@ MIN_CLIPPED_TOKENS = 64
 SLACK = 8
 RESULT_WEIGHT = 2
 MIN_CLIPPED_SHARE = 0.5
-MAX_STANDING = 0.6  # of what may be used: a protected message above it leaves no room to work in
-STANDING_KEPT = 0.45
 MIN_CUT_AGAIN = 0.2
 NOT_SUMMARISED = "not_summarised"
 
@@ -80,7 +78,8 @@ def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
         if p.index is not None and p.index >= first_new and transcript.messages[p.index].is_result
     ]
     unread = {i: p.tokens for i, p in found if new_only or i in bounds.protection.active}
-    has_room = draft.tokens <= bounds.trigger or sum(unread.values()) <= (1 - bounds.shape.extract) * bounds.room
+    # where what is unread fits beside what stays, what is older makes way
+    has_room = draft.tokens <= bounds.trigger or bounds.fixed + sum(unread.values()) <= bounds.safe_limit
     edits: dict[int, Edit] = {}
     for index, piece in found:
         if piece.text is None and index not in bounds.protection.pinned and not transcript.messages[index].media:
@@ -192,24 +191,6 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
         if edit is not None:
             edits[index] = edit
             tokens -= piece.tokens - edit.tokens
-    return draft.with_edits(edits)
-
-
-def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
-    """The draft with a user message that takes most of the window cut to less than half of it.
-
-    Protected word for word it leaves no room for the steps that follow: every one of them would be a batch.
-    """
-    usable, protection = bounds.budget.soft_limit, bounds.protection
-    standing = protection.standing - protection.active
-    edits = dict[int, Edit]()
-    for piece in draft.pieces:
-        index = piece.index or 0
-        stands = piece.tokens > MAX_STANDING * usable and piece.index in standing
-        if stands and not draft.transcript.messages[index].keep:
-            edit = _clipped(draft, bounds, piece, int(STANDING_KEPT * usable))
-            if edit is not None:
-                edits[index] = edit
     return draft.with_edits(edits)
 
 

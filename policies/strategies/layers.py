@@ -191,7 +191,7 @@ def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow
 
 def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
     target, compacts = bounds.hard_limit, bounds.settings.compaction == "proxy"
-    at_target = replace(bounds, aim=target)
+    at_target = replace(bounds, aim=bounds.safe_limit)
     if work.draft.tokens > target and compacts:
         done = yield from compact.Compact().run(work.draft, bounds, share=HARDER_SHARE)
         work.take("compact", done, kept=done.tokens < work.draft.tokens, rung=True)
@@ -203,7 +203,7 @@ def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
         done = drop.DropOldest().apply(work.draft, at_target)
         work.take("drop_oldest", done, kept=done.tokens < work.draft.tokens, rung=True)
     if work.draft.tokens > target:
-        done = drop.clip(work.draft, bounds, target=min(target, bounds.budget.soft_limit))
+        done = drop.clip(work.draft, bounds, target=bounds.safe_limit)
         work.take("clip", done, kept=done.tokens < work.draft.tokens, rung=True)
 
 

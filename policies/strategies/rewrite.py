@@ -132,7 +132,7 @@ def _write(job: RewriteTask, bounds: Bounds, *, asking: bool) -> Flow[Written]:
         job.lines,
         prompt=job.prompt,
         max_tokens=job.allowed,
-        max_input=bounds.summarizer_input or bounds.budget.hard_limit,
+        max_input=bounds.summarizer_input or bounds.budget.soft_limit,
         counter=bounds.counter,
         key=job.key,
         most_chunks=bounds.settings.summaries.most_chunks,

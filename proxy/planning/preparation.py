@@ -235,7 +235,7 @@ class Preparation:
         if settings.notes.enabled:
             found = await self._run(work, notes_of, new=True, known=known)
         if settings.notes.enabled and wants_notes(transcript, settings=settings, known=known):
-            reads = work.asked.summarizer_input or work.recognized.limits.budget.hard_limit
+            reads = work.asked.summarizer_input or work.recognized.limits.budget.soft_limit
             flow = write_notes(transcript, known=known, counter=work.asked.counter, max_input=reads)
             found += await drive(flow, await asyncio.to_thread(step, flow), work.ask)
         await self._keep_notes(thread, found)

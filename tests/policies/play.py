@@ -128,7 +128,7 @@ def talk(*said: Said | Sequence[Said], tools: int = 0) -> Transcript:
 
 def window(tokens: int, *, reserve: int = 0, headroom: int = 0) -> TokenBudget:
     """A budget without an estimator error, so that its numbers are round."""
-    return TokenBudget(window=tokens, reserve=reserve, headroom=headroom)
+    return TokenBudget(window=tokens, reserve=reserve, floor=reserve, headroom=headroom)
 
 
 def remember(known: ConversationState, decision: Decision, transcript: Transcript) -> ConversationState:

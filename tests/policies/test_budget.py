@@ -68,10 +68,10 @@ def test_the_headroom_has_room_for_one_answer_of_the_tool(window: int, headroom:
 
 @pytest.mark.requirement("A2.12")
 def test_a_request_that_fills_the_window_to_the_last_token_fits() -> None:
-    budget = TokenBudget(window=10_000, reserve=2_000, headroom=500)
-    assert (budget.hard_limit, budget.soft_limit, budget.usable) == (8_000, 7_500, 7_500)
-    assert budget.hard_fits(8_000)
-    assert not budget.hard_fits(8_001)
+    budget = TokenBudget(window=10_000, reserve=2_000, floor=625, headroom=500)
+    assert (budget.send_limit, budget.hard_limit, budget.soft_limit, budget.usable) == (9_999, 9_375, 7_500, 7_500)
+    assert budget.hard_fits(9_375)
+    assert not budget.hard_fits(9_376)
     assert budget.fits(7_500)
     assert not budget.fits(7_501)
 
@@ -79,8 +79,18 @@ def test_a_request_that_fills_the_window_to_the_last_token_fits() -> None:
 @pytest.mark.requirement("D5")
 def test_the_estimators_error_counts_on_top_of_what_was_counted() -> None:
     budget = TokenBudget(window=12_500, reserve=2_000, headroom=0, margin=0.05)
-    assert budget.hard_limit == 10_000
-    assert TokenBudget(window=12_500, reserve=2_000, headroom=0, margin=0.05, ratio=2.0).hard_limit == 5_000
+    assert (budget.soft_limit, budget.hard_limit) == (10_000, 12_500)
+    doubled = TokenBudget(window=12_500, reserve=2_000, headroom=0, margin=0.05, ratio=2.0)
+    assert (doubled.soft_limit, doubled.hard_limit) == (5_000, 6_250)
+
+
+@pytest.mark.parametrize(
+    ("window", "asked", "floor"), [(8_192, None, 512), (8_192, 32_000, 512), (8_192, 100, 100), (200_000, None, 1_024)]
+)
+def test_the_reserve_shrinks_to_what_an_answer_needs_at_least(window: int, asked: int | None, floor: int) -> None:
+    budget = divide(BALANCED, window=window, requested=asked)
+    assert budget.hard_limit == window - floor
+    assert budget.send_limit == window - 1
 
 
 def test_a_separate_input_limit_binds_beside_the_window() -> None:

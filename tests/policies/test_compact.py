@@ -267,11 +267,11 @@ def test_the_newest_step_stays_whole_while_it_fits_beside_the_summary() -> None:
 
 
 @pytest.mark.requirement("D9")
-def test_results_of_a_newest_step_that_does_not_fit_are_cut_and_leave_room_for_the_next() -> None:
+def test_results_of_a_newest_step_that_does_not_fit_are_cut_no_further_than_the_window_needs() -> None:
     limits, done, cut = newest_step(30_000)
     assert [p.kind for p in done.pieces[-2:]] == [EditKind.INGEST_CAP, None]
-    left = limits.trigger - limits.fixed - cut.tokens
-    assert 0.6 * left < done.pieces[-2].tokens <= left * 2 / 3
+    left = limits.safe_limit - limits.fixed - cut.tokens
+    assert 0.9 * left < done.pieces[-2].tokens <= left
 
 
 @pytest.mark.requirement("P2")

@@ -10,7 +10,7 @@ import policies
 from policies.draft import ConversationState
 from policies.effects import Done, Reply, Summarize, Summary
 from policies.ledger import Action, Decision
-from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, divide, limits_for
+from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, divide, first_trigger, limits_for
 from policies.messages import ToolCall, ToolDefinition, Tools, Transcript, units
 from policies.planner import plan
 from policies.settings import ContextSettings, Layer
@@ -135,7 +135,7 @@ def test_shares_that_use_up_the_window_are_no_margin_and_the_margin_is_a_term_of
     article, budget = preset("article-128k")
     shares = [article.buckets[n].cap for n in ("system", "tools", "memory", "history", "tool_outputs", "working")]
     assert sum(int(share * 128_000) for share in shares if share is not None) == 128_000
-    assert (budget.margin, budget.headroom, budget.hard_limit) == (0.0, 0, 121_600)
+    assert (budget.margin, budget.headroom, budget.reserved_limit) == (0.0, 0, 121_600)
     assert budget.soft_limit == 0.95 * 128_000, "the emergency line of 95 % is where it no longer fits"
     assert all(PRESETS[name].margin == 0 for name in SEEDS)
 
@@ -251,14 +251,19 @@ def test_no_policy_swallows_an_error_that_it_did_not_name() -> None:
 def test_the_room_for_the_answer_is_checked_with_a_number_and_obeyed(name: str) -> None:
     settings, budget = preset(name)
     room = min(budget.window - budget.reserve, budget.max_input or budget.window)
-    assert budget.hard_limit == int(room / (budget.ratio * (1 + budget.margin)))
-    most = budget.hard_limit - talk(system(""), user(words(1))).tokens
-    fits, over = (talk(system(words(most + more)), user(words(1))) for more in (0, 1))
-    assert (fits.tokens, over.tokens) == (budget.hard_limit, budget.hard_limit + 1)
+    assert budget.reserved_limit == int(room / (budget.ratio * (1 + budget.margin)))
+    assert first_trigger(settings, budget) <= budget.soft_limit <= budget.reserved_limit
     alone = replace(settings, enforce="global")
-    assert decide(fits, budget=budget, settings=alone).raw_after == budget.hard_limit
-    with pytest.raises(BudgetUnreachable):
-        decide(over, budget=budget, settings=alone)
+    for policy, limit in (
+        (replace(alone, when_full="reject"), budget.reserved_limit),
+        (replace(alone, when_full="manage"), budget.send_limit),
+    ):
+        most = limit - talk(system(""), user(words(1))).tokens
+        fits, over = (talk(system(words(most + more)), user(words(1))) for more in (0, 1))
+        assert (fits.tokens, over.tokens) == (limit, limit + 1)
+        assert decide(fits, budget=budget, settings=policy).raw_after == limit
+        with pytest.raises(BudgetUnreachable):
+            decide(over, budget=budget, settings=policy)
 
 
 @pytest.mark.requirement("A3.23", "D9")
@@ -284,8 +289,8 @@ def test_a_system_prompt_that_leaves_no_room_is_refused_after_one_compaction(nam
     settings, budget = preset(name, 20_000)
     said = (*chat(12, 400), *steps(4, 100), user("now?"))
     with pytest.raises(BudgetUnreachable) as refused:
-        with_model(talk(system(words(budget.hard_limit)), *said), settings=settings, budget=budget, most=1)
-    assert refused.value.buckets["system"] > budget.hard_limit
+        with_model(talk(system(words(budget.send_limit)), *said), settings=settings, budget=budget, most=1)
+    assert refused.value.buckets["system"] > budget.send_limit
 
 
 @pytest.mark.requirement("A3.24")

@@ -66,7 +66,7 @@ def test_a_large_window_caps_at_25000_tokens() -> None:
 
 
 def test_a_result_that_was_sent_in_full_is_left_alone_between_batches() -> None:
-    transcript = talk(user("task"), *step(words(900)), *step(words(3_600)))
+    transcript = talk(user("task"), *step(words(900)), *step(words(4_200)))
     draft = cap_results(untouched(transcript), bounds(transcript, known=ConversationState(length=3)), new_only=True)
     assert changed(draft) == {4: EditKind.INGEST_CAP}
 
