@@ -150,9 +150,10 @@ def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMe
 
 
 def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
-    head = transcript.head
-    order: list[int | None] = [*range(head), *(head + p for p in cut.before), None, *(head + p for p in cut.after)]
-    order.extend(range(head + cut.covers, len(transcript.messages)))
+    head, lasting, behind = transcript.head, transcript.lasting, transcript.after(cut.covers)
+    after = sorted([*(lasting[p] for p in cut.after), *(i for i in transcript.floating if i < behind)])
+    order: list[int | None] = [*range(head), *(lasting[p] for p in cut.before), None, *after]
+    order.extend(range(behind, len(transcript.messages)))
     return order
 
 
@@ -205,7 +206,7 @@ def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Pr
     """The newest whose prefix is there and that hides nothing protected."""
     guarded = protection.all if cuts else frozenset()
     for cut in reversed(cuts):
-        if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(cut.hidden(transcript.head)):
+        if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(cut.hidden(transcript.lasting)):
             return cut
     return None
 
@@ -354,13 +355,15 @@ class Bounds:
         return tokens <= min(self.budget.soft_limit, self.hard_limit)
 
     def sides(self, stays: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Positions of covered messages (``stays``: their indices) in front of a summary and behind it.
+        """Places of covered messages (``stays``: their indices) in front of a summary and behind it.
 
         The newest user message stands behind, with what follows it, so that nothing changes its order.
         """
-        head, current = self.transcript.head, self.protection.current
-        late = len(self.transcript.messages) if current is None or current == self.protection.task else current
-        return tuple(i - head for i in stays if i < late), tuple(i - head for i in stays if i >= late)
+        transcript, current = self.transcript, self.protection.current
+        late = len(transcript.messages) if current is None or current == self.protection.task else current
+        lasting = [i for i in stays if i not in transcript.floating]
+        before = tuple(transcript.place(i) for i in lasting if i < late)
+        return before, tuple(transcript.place(i) for i in lasting if i >= late)
 
     def edited(self, index: int, text: str, kind: EditKind) -> Edit:
         """The edit that puts ``text`` in place of the content of message ``index``; its calls and their tokens stay."""
@@ -567,11 +570,11 @@ def cut_at(
     narrative: str = "",
     noted: int = 0,
 ) -> Cut:
-    covers = start - draft.transcript.head
+    covers = draft.transcript.place(start)
     before, after = bounds.sides(stays)
     return Cut(
         covers=covers,
-        prefix=draft.transcript.chain[covers - 1],
+        prefix=draft.transcript.chain[start - draft.transcript.head - 1],
         text=text,
         tokens=MESSAGE_OVERHEAD + bounds.counter.count(text) if text else 0,
         version=bounds.known.next_version if version is None else version,

@@ -90,9 +90,9 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The first ``covers`` messages behind the head, of which ``prefix`` is the hash, replaced by one summary.
+    """The first ``covers`` messages of the history, of which ``prefix`` is the hash, replaced by one summary.
 
-    ``before`` and ``after`` are positions, from the end of the head, of covered messages that stay verbatim around it.
+    ``before`` and ``after`` are places in the history of covered messages that stay verbatim around it.
     ``text`` may be empty for no message; ``tokens`` are its uncalibrated ones, ``version`` the checkpoint's, ``ref``
     the archive's key of what was covered. ``narrative`` is a model's note on the first ``noted`` messages.
     """
@@ -110,10 +110,10 @@ class Cut:
     noted: int = 0
     length: int = 0
 
-    def hidden(self, head: int) -> tuple[int, ...]:
-        """The indices of what it covers and does not leave verbatim, behind a head of so many messages."""
+    def hidden(self, lasting: Sequence[int]) -> tuple[int, ...]:
+        """The indices of what it covers and does not leave verbatim, of a history whose indices are ``lasting``."""
         stays = {*self.before, *self.after}
-        return tuple(head + p for p in range(self.covers) if p not in stays)
+        return tuple(lasting[p] for p in range(self.covers) if p not in stays)
 
     @property
     def layer(self) -> str:
@@ -237,6 +237,32 @@ class Note:
     source: str = ""
 
 
+class Ledger(NamedTuple):
+    """What was decided for one believed window of a history: edits by key, cuts oldest first."""
+
+    edits: Mapping[tuple[bytes, int], Edit] = {}
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.edits and not self.cuts
+
+    def with_batch(self, edits: Sequence[Edit], cut: Cut | None) -> "Ledger":
+        """The same with what a batch decided."""
+        return Ledger(dict(self.edits) | {e.key: e for e in edits}, self.cuts if cut is None else (*self.cuts, cut))
+
+
+NOTHING = Ledger()
+EVERY_WINDOW = 0
+"""In place of a window: what holds for all of them, as a message that somebody pinned."""
+
+
+def begun(views: Mapping[int, Ledger], window: int) -> Ledger:
+    """What a window begins with that nothing was decided for: what was decided for the next larger one."""
+    larger = [each for each in views if each > window]
+    return views.get(min(larger, default=EVERY_WINDOW), NOTHING)
+
+
 REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 
 
@@ -321,7 +347,7 @@ class Trend(NamedTuple):
 
     ``raw`` and ``length`` are tokens and messages as the client sent them, ``deltas`` the newest growths, oldest first,
     ``at`` seconds of the caller's clock, ``burn`` tokens and growths by bucket, ``end`` the hash in hex of all but its
-    newest few messages.
+    newest few messages, ``window`` the tokens that were believed to fit.
     """
 
     raw: int | None = None
@@ -333,6 +359,7 @@ class Trend(NamedTuple):
     burn: tuple[Burn, ...] = ()
     spike: bool = False
     end: str = ""
+    window: int = 0
 
     @property
     def velocity(self) -> float | None:
@@ -344,7 +371,7 @@ class Trend(NamedTuple):
 
     def to_json(self) -> str:
         burns = {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn}
-        said = {name: value for name, value in self._asdict().items() if name != "end" or value}
+        said = {name: value for name, value in self._asdict().items() if value or name not in ("end", "window")}
         return _ENCODER.encode({"v": _VERSION, **said, "burn": burns})
 
     @classmethod
@@ -366,6 +393,7 @@ class Trend(NamedTuple):
                 burn=tuple(Burn(name, counts[0], counts[1:]) for name, counts in burns),
                 spike=state["spike"] is True,
                 end=bytes.fromhex(state.get("end", "")).hex(),
+                window=_counts((state.get("window", 0),))[0],
             )
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
             return cls()

@@ -10,8 +10,10 @@ nearest assistant message before the result), because some servers reuse ``call_
 
 import json
 import re
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -138,10 +140,12 @@ class Tools:
 @dataclass(frozen=True)
 class Transcript:
     """``read(i)`` gives the body of message ``i``. ``chain[j]`` is the rolling hash over the messages from ``head`` to
-    ``head + j`` inclusive. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
-    overhead, ``memory`` the indices of messages that carry memory. ``by_role`` are the tokens of the messages where
-    somebody has added them up, so that a long transcript takes no longer. ``binds``: thinking is valid only behind what
-    stood before it when it was thought. ``size`` are the bytes that the messages came in.
+    ``head + j`` inclusive, without those that are ``floating``: a message that its client keeps at a distance from the
+    end is no part of the history, and no cut covers it. ``tools`` are the tokens of definitions and response schema,
+    ``priming`` a request's fixed overhead, ``memory`` the indices of messages that carry memory. ``by_role`` are the
+    tokens of the messages where somebody has added them up, so that a long transcript takes no longer. ``binds``:
+    thinking is valid only behind what stood before it when it was thought. ``size`` are the bytes that the messages
+    came in.
     """
 
     messages: tuple[Message, ...]
@@ -155,15 +159,30 @@ class Transcript:
     by_role: Mapping[str, int] = field(default_factory=dict)
     binds: bool = False
     size: int = 0
+    floating: frozenset[int] = frozenset()
 
     @cached_property
     def tokens(self) -> int:
         told = self.by_role.values() if self.by_role else (m.tokens for m in self.messages)
         return sum(told) + self.tools + self.priming
 
+    @cached_property
+    def lasting(self) -> Sequence[int]:
+        """The indices of the messages behind the head that are the history: places in it are counted in these."""
+        behind = range(self.head, len(self.messages))
+        return behind if not self.floating else tuple(i for i in behind if i not in self.floating)
+
+    def place(self, index: int) -> int:
+        """How many messages of the history stand before the message ``index``."""
+        return index - self.head if not self.floating else bisect_left(self.lasting, index)
+
+    def after(self, length: int) -> int:
+        """The index behind the first ``length`` messages of the history."""
+        return self.head if length == 0 else self.lasting[length - 1] + 1
+
     def begins_with(self, length: int, end: bytes) -> bool:
-        """Whether the hash over the first ``length`` messages behind the head, of which there is one, is ``end``."""
-        return 0 < length <= len(self.chain) and self.chain[length - 1] == end
+        """Whether the hash over the first ``length`` messages of the history, of which there is one, is ``end``."""
+        return 0 < length <= len(self.lasting) and self.chain[self.lasting[length - 1] - self.head] == end
 
     @cached_property
     def occurrences(self) -> tuple[int, ...]:
@@ -200,9 +219,13 @@ def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None
     return result
 
 
-def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
-    seed = blake2b(tenant.encode(), digest_size=HASH_SIZE).digest()
-    return extend_chain((seed,), messages[head:])[1:]
+def chain_of(owner: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
+    """The rolling hashes of a history; ``owner`` says whose it is: histories of two owners have no hash in common."""
+    return extend_chain((seed_of(owner),), messages[head:])[1:]
+
+
+def seed_of(owner: str) -> bytes:
+    return blake2b(owner.encode(errors="surrogatepass"), digest_size=HASH_SIZE).digest()
 
 
 def extend_chain(chain: tuple[bytes, ...], messages: Sequence[Message]) -> tuple[bytes, ...]:
@@ -276,8 +299,9 @@ def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
     return tuple(i for i, m in enumerate(messages) if m.role == "user")
 
 
-def last_user(messages: Sequence[Message]) -> int | None:
-    return next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == "user"), None)
+def last_user(messages: Sequence[Message], *, without: AbstractSet[int] = frozenset()) -> int | None:
+    indices = range(len(messages) - 1, -1, -1)
+    return next((i for i in indices if messages[i].role == "user" and i not in without), None)
 
 
 def first_user(transcript: Transcript) -> int | None:
@@ -329,14 +353,17 @@ class Protection:
 
 
 def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Protection:
-    messages, task, current = transcript.messages, first_user(transcript), last_user(transcript.messages)
+    messages, task = transcript.messages, first_user(transcript)
+    current = last_user(messages, without=transcript.floating)
     kept = {i for i, m in enumerate(messages) if m.keep or (pins and m.digest[:PIN_SIZE] in pins)}
     return Protection(
         head=frozenset(i for i, m in enumerate(messages) if m.is_head),
         task=task,
         current=current,
         active=_active(messages, transcript.steps),
-        pinned=frozenset(i for unit in transcript.steps if not kept.isdisjoint(unit.indices) for i in unit.indices),
+        pinned=transcript.floating.union(
+            i for unit in transcript.steps if not kept.isdisjoint(unit.indices) for i in unit.indices
+        ),
         standing=frozenset(i for i in parse_turn_boundaries(messages) if i <= (task or 0) or i == current),
     )
 
@@ -370,7 +397,7 @@ def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) ->
     what came of it.
     """
     chain, messages = transcript.chain, transcript.messages
-    if transcript.begins_with(length, run.end):
+    if 0 < length <= len(chain) and chain[length - 1] == run.end:
         calls, start = run.calls, transcript.head + length
     else:
         calls, start = (), min(islice(_steps(transcript), most), default=len(messages))

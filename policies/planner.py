@@ -330,7 +330,7 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         acted=new,
         emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
     )
-    covered = () if draft.cut is None else draft.cut.hidden(draft.transcript.head)
+    covered = () if draft.cut is None else draft.cut.hidden(draft.transcript.lasting)
     length = len(draft.transcript.chain)
     window, begun = _window(draft)
     stands = (piece.index for piece in draft.pieces if piece.text is None)
@@ -410,20 +410,22 @@ def prepare(
             yield from run_layers(PlanWork(draft), replace(bounds, layer=NO_LAYER, early=early))
             return None
     start = Compact.of(layer.params).tail_start(draft, bounds)
-    head = transcript.head
+    head, most = transcript.head, transcript.place(start)
     gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
-    before = known_summary(bounds, most=start - head)
-    settled = known_summary(replace(bounds, known=replace(known, prepared=None)), most=start - head).covers
+    before = known_summary(bounds, most=most)
+    settled = known_summary(replace(bounds, known=replace(known, prepared=None)), most=most).covers
     new, whole = (
-        sum(transcript.messages[i].tokens for i in gone if i - head >= covers) for covers in (before.covers, settled)
+        sum(transcript.messages[i].tokens for i in gone if transcript.place(i) >= covers)
+        for covers in (before.covers, settled)
     )
     if not new or not may_summarize(bounds) or (before.origin == "prepared" and new < MIN_NEW * whole):
         return None
-    told = yield from summarize(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
+    end = transcript.chain[start - head - 1]
+    told = yield from summarize(bounds, gone, before=before, key=end.hex())
     if told.origin != "model":
-        return Prepared(start - head, transcript.chain[start - head - 1], "")
+        return Prepared(most, end, "")
     calls = told.calls + before.calls  # what was prepared before and never used is in it too
-    return Prepared(start - head, transcript.chain[start - head - 1], told.text, told.purpose, calls)
+    return Prepared(most, end, told.text, told.purpose, calls)
 
 
 def is_soft(

@@ -60,8 +60,7 @@ Urgency = Literal["critical", "warning", "normal"]
 
 def own_trend(trend: Trend, transcript: Transcript) -> Trend:
     """The trend that a request goes on from: of a run that begins alike, how it has grown, but not from where."""
-    length = trend.length - transcript.head - REWRITTEN
-    is_own = not trend.end or transcript.begins_with(length, bytes.fromhex(trend.end))
+    is_own = not trend.end or bytes.fromhex(trend.end) in transcript.chain
     return trend if is_own else trend._replace(raw=None, length=0, spike=False)
 
 

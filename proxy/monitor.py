@@ -104,14 +104,14 @@ def follow(
     ``billed`` is what each round's answer took; ``ttl`` is seconds, ``at`` when the request was settled;
     ``carried_out``: the plan is what went up; ``ok``: the upstream accepted it.
     """
-    thread, usage = recognized.thread, together(billed) if billed else None
-    before, now = thread.prefix, _prefix(plan, recognized, request, usage)
+    view, usage = recognized.view, together(billed) if billed else None
+    before, now = view.prefix, _prefix(plan, recognized, request, usage)
     touched = carried_out and _touches_what_was_sent(plan, recognized)
     changed = _cause(recognized, before, now, touched=touched)
     if ok:
-        thread.prefix = now
+        view.prefix = now
     elif before is not None and changed == "proxy":
-        thread.prefix = before._replace(is_stale=True)
+        view.prefix = before._replace(is_stale=True)
     is_cold = _is_cold(plan, recognized, ttl=ttl, at=at)
     prices = prices_of(request.model, recognized.limits.facts)
     if not billed or prices is None:

@@ -108,7 +108,7 @@ class Compact(Strategy):
         )
         bounds.announce("state")
         lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
-        before = known_summary(bounds, most=start - head)
+        before = known_summary(bounds, most=transcript.place(start))
         beside = _around(bounds, gone=len(gone)) + _cost(lists, bounds) + _cost(before.text, bounds)
         made = extract(
             sources,
@@ -227,7 +227,7 @@ def _own(bounds: Bounds, index: int | None) -> str:
 
 def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: SummaryDraft) -> Condensed:
     transcript, earlier = draft.transcript, draft.active_cut
-    first = transcript.head + earlier.covers if earlier is not None else 0
+    first = transcript.after(earlier.covers) if earlier is not None else 0
     fresh = sum(transcript.messages[i].tokens for i in gone if i >= first)
     return Condensed(
         strategy="compact",
@@ -292,7 +292,7 @@ class Rollover(Strategy):
         shown, ref = state if protection.task is None else state.beside_goal(), ref_at(draft, start)
         around = _around(bounds, gone=gone)
         said = shown.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter, ref=ref)
-        told = known_summary(bounds, most=start - head)
+        told = known_summary(bounds, most=transcript.place(start))
         cut = cut_at(
             draft,
             bounds,
@@ -342,7 +342,7 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
         return draft
     text = render_resumed(said, version=version, ref=ref)
     cut = cut_at(draft, bounds, first, stays=[], text=text, origin="resume", narrative=said)
-    return draft.with_cut(replace(cut, after=(0,)), checkpoint=state.to_json())
+    return draft.with_cut(replace(cut, after=tuple(range(cut.covers))), checkpoint=state.to_json())
 
 
 def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
@@ -395,7 +395,7 @@ def may_summarize(bounds: Bounds) -> bool:
 def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key: str) -> Flow[SummaryDraft]:
     """A summary in words of ``gone`` that goes on from ``before``; ``before`` itself where the model gives none."""
     transcript, settings = bounds.transcript, bounds.settings
-    fresh = [i for i in gone if i - transcript.head >= before.covers] if before.text else list(gone)
+    fresh = [i for i in gone if transcript.place(i) >= before.covers] if before.text else list(gone)
     sources = sources_of(transcript, fresh, bounds.transcript.calls)
     lines = lines_of(sources)
     if not lines:
@@ -415,7 +415,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
     )
     if not written.text:
         return replace(before, calls=written.calls, failure=written.failure, purpose="")
-    covers = max(gone) - transcript.head + 1
+    covers = transcript.place(max(gone)) + 1
     return SummaryDraft(written.text, covers, "model", written.calls, "", written.purpose)
 
 

@@ -233,7 +233,7 @@ class Window(Strategy):
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
         start, head, active = self._start(draft, bounds), draft.transcript.head, draft.active_cut
-        if start <= head + (active.covers if active is not None else 0):
+        if start <= (head if active is None else draft.transcript.after(active.covers)):
             return draft
         stays = _stays(draft, bounds, start)
         if all(p.index in stays for p in draft.pieces if p.index is not None and head <= p.index < start):
@@ -295,7 +295,7 @@ class DropOldest(Strategy):
         begin = head
         if active is not None:
             excess -= active.tokens
-            begin = head + active.covers
+            begin = draft.transcript.after(active.covers)
         start, spared = self._reach(draft, bounds, begin, excess)
         if start == head or (carried and start == begin):
             return draft
@@ -394,7 +394,7 @@ def _without_dropped(draft: Draft, bounds: Bounds, messages: Sequence[Kept]) -> 
     dropped = [i for i in present if i not in kept]
     if not dropped:
         return draft
-    start = max(max(dropped) + 1, head + active.covers if active is not None else 0)
+    start = max(max(dropped) + 1, draft.transcript.after(active.covers) if active is not None else 0)
     text, narrative = (active.text, active.narrative) if active is not None else ("", "")
     stays = [i for i in present if head <= i < start and i in kept]
     cut = cut_at(draft, bounds, start, stays=stays, text=text, origin="custom", narrative=narrative)

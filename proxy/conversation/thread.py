@@ -1,7 +1,8 @@
-"""A conversation: what its client calls it, a branch of it while the process lives, and a request's place in that.
+"""A conversation: what its client calls it, its threads while the process lives, and a request's place in one.
 
-Names are those of the conventions that are in use, in order. A name only labels. It never selects state by itself:
-several clients send one id for their title request, main loop and compaction, and most send none.
+A conversation has a name that a client gave, or a generated id. A :class:`Thread` is one line of its history: a title
+request, the main loop and sub-agents under one name are several. A :class:`View` is what was decided on a thread for
+one believed window. Names are those of the conventions that are in use, in order.
 """
 
 import asyncio
@@ -9,20 +10,24 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
-from policies.ledger import ConversationState, Cut, Edit, Trend
-from policies.messages import HASH_SIZE, Transcript
+from policies.ledger import EVERY_WINDOW, NOTHING, ConversationState, Ledger, Trend, begun
+from policies.messages import HASH_SIZE, Message, Transcript, extend_chain
 from proxy.store.records import Branch, Change
 from proxy.wire.raw import Raw, read_value
 
 UNKNOWN = Trend()
 REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
+TAIL = 24
+"""Messages at the end of a request among which those are looked for that the client moves."""
+MAX_FLOATING = 16
+GENERATED = "conv-"
 OWN_SIZE = 4_096
 """Bytes that a thread takes in memory without the texts that were decided on."""
 BESIDE_TEXT = 512
@@ -48,7 +53,14 @@ _NAMING = (
 _METADATA_KEYS = ("conversation_id", "session_id", "thread_id", "chat_id")
 _BAGGAGE_KEYS = ("gen_ai.conversation.id", "session.id")
 
-Door = tuple[str, ...]
+Owner = tuple[str, ...]
+"""Whose history a request's is, beside its tenant: of nobody by name, of a name, or of what it resumes."""
+
+
+def owner_of(name: str | None, resumes: str | None) -> Owner:
+    if name is not None:
+        return ("name", name)
+    return () if resumes is None else ("resume", resumes)
 
 
 class Prefix(NamedTuple):
@@ -72,90 +84,117 @@ class Prefix(NamedTuple):
 
 
 @dataclass(slots=True)
-class Thread:
-    """One branch while the process lives: what is known, and the lock that lets one request at a time edit it.
+class View:
+    """What was decided on a thread for one believed ``window``, in tokens, and how its requests have grown.
 
-    ``shadow`` is the ledger of a conversation that is only observed: what would be known if its plans were carried
-    out. ``prefix``
-    is what the provider's cache may hold, None where this process has sent nothing of it yet. ``has_notes`` says that
-    the stored notes are among what is known, ``above`` that the last request's pressure was where states are saved,
+    ``shadow`` is the ledger of a conversation that is only observed: what would be decided if its plans were carried
+    out. ``prefix`` is what the provider's cache may hold, None where this process has sent nothing of it yet.
+    """
+
+    window: int
+    ledger: Ledger = NOTHING
+    trend: Trend = UNKNOWN
+    shadow: Ledger | None = None
+    prefix: Prefix | None = None
+
+    def decided(self, *, observed: bool = False) -> Ledger:
+        return self.shadow if observed and self.shadow is not None else self.ledger
+
+    def follow(self, trend: Trend) -> None:
+        self.trend = trend._replace(window=self.window)
+
+
+@dataclass(slots=True)
+class Thread:
+    """One thread while the process lives: what is known, and the lock that lets one request at a time edit it.
+
+    ``known`` is what holds in every view. ``has_notes`` says that
+    the stored notes are among it, ``above`` that the last request's pressure was where states are saved,
     ``read`` is how many of its messages were read for the batch to come, ``failed`` how many there were when
     one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
     None while none is, and ``health`` is what the store has of the conversation's health and nobody has taken over yet,
-    as JSON. ``doors`` are what a resumed one is kept behind, ``stored`` says that the store has had it, ``inspected``
+    as JSON. ``stored`` says that the store has had it, ``inspected``
     how many messages of its requests were given to who keeps them to be looked at, ``still`` what was read of
-    the first of its requests that seem to be cut in silence, and what was sent.
+    the first of its requests that seem to be cut in silence, and what was sent. ``tail`` are the digests of the newest
+    messages of the last request, as one text, and ``before`` the hash of the history in front of them.
     """
 
     branch: Branch
     parent: str | None = None
     stored: bool = False
     known: ConversationState = field(init=False)
+    views: dict[int, View] = field(init=False)
+    floating: tuple[bytes, ...] = field(init=False)
     health: str | None = field(init=False)
     longest: int = field(init=False)
-    trend: Trend = field(init=False)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    shadow: ConversationState | None = None
-    prefix: Prefix | None = None
     has_notes: bool = False
     above: bool = False
     read: int = 0
     failed: int = 0
     preparing: "asyncio.Event | None" = None
-    doors: tuple[Door, ...] = ()
     inspected: int = 0
     still: tuple[int, int] | None = None
+    tail: bytes = b""
+    before: bytes = b""
     _size: int = 0
-    _sized: ConversationState | None = None
+    _sized: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
-        self.known, self.longest = self.branch.known, self.branch.longest
-        self.health = self.branch.health
-        self.trend = self.branch.trend or UNKNOWN
+        branch = self.branch
+        self.known = branch.known
+        self.longest = branch.longest
+        self.health = branch.health
+        self.floating = branch.floating
+        self.views = {window: View(window, ledger) for window, ledger in branch.views.items() if window}
+        self._follow(branch.trend)
 
     @property
     def size(self) -> int:
         """About how many bytes it takes; worked out anew once something was decided, saved or noted."""
-        known = self.known
-        if self._sized is not known:
-            texts = [cut.text for cut in known.cuts]
-            texts += [edit.text for edit in known.edits.values()]
+        known, ledgers = self.known, [view.ledger for view in self.views.values()]
+        now = (known, *map(id, ledgers))
+        if self._sized != now:
+            texts = [cut.text for ledger in ledgers for cut in ledger.cuts]
+            texts += [edit.text for ledger in ledgers for edit in ledger.edits.values()]
             texts += [known.checkpoint or "", known.resumed or ""]
             self._size = OWN_SIZE + sum(BESIDE_TEXT + BYTES_OF_A_CHARACTER * len(text) for text in texts)
-            self._sized = known
+            self._sized = now
         return self._size
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
-        return self.behind(transcript.chain[-1:])
+        return transcript.chain[-1:]
 
     def tips(self, transcript: Transcript) -> tuple[tuple[bytes, int], ...]:
         """The same with their lengths, and those before its newest user messages, which some clients rewrite later."""
         chain, messages = transcript.chain, transcript.messages
         head, whole = len(messages) - len(chain), len(chain)
         before = (n for n in range(max(1, whole - REWRITTEN_END), whole) if messages[head + n].role == "user")
-        lengths = [length for length in (*before, whole) if length > 0]
-        return tuple((link, length) for length in lengths for link in self.behind(chain[length - 1 : length]))
+        return tuple((chain[length - 1], length) for length in (*before, whole) if length > 0)
 
-    def behind(self, links: Sequence[bytes]) -> tuple[bytes, ...]:
-        if self.known.resumed is None:
-            return tuple(links)
-        return tuple(link_behind(door, link) for link in links for door in self.doors)
+    def ledgers(self) -> dict[int, Ledger]:
+        pinned = {EVERY_WINDOW: self.branch.views[EVERY_WINDOW]} if EVERY_WINDOW in self.branch.views else {}
+        return pinned | {window: view.ledger for window, view in self.views.items()}
 
-    def ledger(self, *, observed: bool) -> ConversationState:
-        return self.shadow if observed and self.shadow is not None else self.known
-
-    def known_at(self, length: int, *, observed: bool = False) -> ConversationState:
+    def known_at(self, view: View, length: int, *, observed: bool = False) -> ConversationState:
         """What to replay on a request of which ``length`` messages were sent; for an observed one what would be."""
-        return replace(self.ledger(observed=observed), length=length, version=self.branch.version)
+        decided = view.decided(observed=observed)
+        return replace(self.known, edits=decided.edits, cuts=decided.cuts, length=length, version=self.branch.version)
 
     def apply(self, change: Change, version: int) -> None:
         """Remember a change that is now ``version``; what was only observed starts anew from it.
 
         After a cut the prepared summary that its plan knew of waits no longer; one that came meanwhile is for the next.
         """
-        known, self.shadow = _merged(self.known, change.edits, change.cut), None
-        waits = change.cut is None or known.prepared != change.prepared
-        self.known = replace(known, wanted=None, prepared=known.prepared if waits else None)
+        for view in self.views.values():
+            if change.window in (view.window, EVERY_WINDOW) and (change.edits or change.cut is not None):
+                view.ledger = view.ledger.with_batch(change.edits, change.cut)
+                view.shadow = None
+        if change.window == EVERY_WINDOW:
+            pinned = self.branch.views.get(EVERY_WINDOW, NOTHING).with_batch(change.edits, None)
+            self.branch = msgspec.structs.replace(self.branch, views={**self.branch.views, EVERY_WINDOW: pinned})
+        waits = change.cut is None or self.known.prepared != change.prepared
+        self.known = replace(self.known, wanted=None, prepared=self.known.prepared if waits else None)
         self.save(change.checkpoint, version, length=change.length)
 
     def save(self, checkpoint: str | None, version: int, *, length: int) -> None:
@@ -163,13 +202,14 @@ class Thread:
         if checkpoint is not None:
             self.known = replace(self.known, checkpoint=checkpoint, checkpoint_length=length)
 
-    def observe(self, edits: Sequence[Edit], cut: Cut | None) -> None:
-        self.shadow = _merged(self.ledger(observed=True), edits, cut)
-
     def refresh(self, branch: Branch) -> None:
-        self.branch, self.known, self.shadow = branch, replace(branch.known, notes=self.known.notes), None
+        self.branch, self.known = branch, replace(branch.known, notes=self.known.notes)
         self.health = branch.health
-        self.follow(branch.trend)
+        for window in {*self.views, *branch.views} - {EVERY_WINDOW}:
+            view = self.views.setdefault(window, View(window))
+            view.ledger = branch.views[window] if window in branch.views else begun(branch.views, window)
+            view.shadow = None
+        self._follow(branch.trend)
 
     def catch_up(self, branch: Branch) -> None:
         if self.branch.version < branch.version:
@@ -178,56 +218,153 @@ class Thread:
             prepared = branch.known.prepared or self.known.prepared
             self.known = replace(self.known, prepared=prepared, wanted=branch.known.wanted)
         self.longest = branch.longest
-        self.follow(branch.trend)
+        self.floating = branch.floating or self.floating
+        self._follow(branch.trend)
         self.health = branch.health
         self.has_notes = False
 
-    def follow(self, trend: Trend | None) -> None:
-        if trend is not None and (trend.at or 0.0) > (self.trend.at or 0.0):
-            self.trend = trend
+    def _follow(self, trend: Trend | None) -> None:
+        """Take over how the requests of one window have grown, as far as others have seen more of them."""
+        if trend is None:
+            return
+        for view in self.views.values():
+            if trend.window in (view.window, EVERY_WINDOW) and (trend.at or 0.0) > (view.trend.at or 0.0):
+                view.follow(trend)
+
+    def remember(self, transcript: Transcript) -> None:
+        """Remember what a request ended with, to know what its client moves from one to the next."""
+        lasting = transcript.lasting[-TAIL:]
+        self.longest = len(transcript.chain)
+        self.tail = b"".join([transcript.messages[index].digest for index in lasting])
+        first = lasting[0] - transcript.head if lasting else 0
+        self.before = transcript.chain[first - 1] if first > 0 else b""
+
+    def fitted(self, transcript: Transcript, seed: bytes) -> tuple[Transcript, int]:
+        """The request without what its client moves, and how many of its messages are known by what was moved now.
+
+        ``seed`` is that of the transcript's chain.
+        """
+        known = set(self.floating)
+        found = _without(transcript, known, seed) if known else transcript
+        moved, length = _moved(found, self.tail, self.before) if self.tail else ((), 0)
+        if moved:
+            self.floating = (*self.floating, *(each for each in moved if each not in known))[-MAX_FLOATING:]
+            found = _without(transcript, known.union(moved), seed)
+        return found, length
 
 
-class Match(msgspec.Struct, frozen=True):
-    """The thread that a request belongs to, how many of its messages an earlier one has sent, and behind which door it
-    was found, None for in the open."""
+class Match(NamedTuple):
+    """The thread that a request belongs to, its transcript, and how many of its messages an earlier one has sent."""
 
     thread: Thread
+    transcript: Transcript
     length: int
-    door: Door | None = None
 
-    @property
-    def is_resumed(self) -> bool:
-        return self.thread.known.resumed is not None
-
-    def is_repeat(self, chain: Sequence[bytes]) -> bool:
-        return self.is_resumed and self.thread.longest <= len(chain)
+    def like(self, transcript: Transcript) -> Transcript:
+        """Another reading of the same request, with the same history."""
+        return replace(transcript, chain=self.transcript.chain, floating=self.transcript.floating)
 
 
-def new_thread(tenant: str, conversation: str | None, name: str | None) -> Match:
+def new_thread(tenant: str, conversation: str | None, name: str | None) -> Thread:
     unique = secrets.token_hex(10)
-    conversation = conversation or f"conv-{unique}"
+    conversation = conversation or f"{GENERATED}{unique}"
     branch = Branch(
         tenant=tenant, conversation=conversation, name=name or conversation, branch=f"br-{unique}", version=0
     )
-    return Match(Thread(branch), 0)
+    return Thread(branch)
 
 
-def link_behind(door: Door, link: bytes) -> bytes:
-    return blake2b(link + repr(door).encode(), digest_size=HASH_SIZE).digest()
+def may_be_generated(name: str) -> bool:
+    """Whether a name is one of those that Weir itself gives to conversations of which the client has said none."""
+    return name.startswith(GENERATED) and len(name) == len(GENERATED) + 20
 
 
-def _merged(known: ConversationState, edits: Sequence[Edit], cut: Cut | None) -> ConversationState:
-    cuts = known.cuts if cut is None else (*known.cuts, cut)
-    return replace(known, edits=dict(known.edits) | {e.key: e for e in edits}, cuts=cuts)
+def _without(transcript: Transcript, digests: AbstractSet[bytes], seed: bytes) -> Transcript:
+    """The transcript whose history is without the messages of these digests; ``seed`` is that of its hashes."""
+    messages, head = transcript.messages, transcript.head
+    floating = frozenset(i for i in range(head, len(messages)) if messages[i].digest in digests)
+    if floating == transcript.floating or len(floating) == len(messages) - head:
+        return transcript
+    link = seed
+    chain = list[bytes]()
+    for index in range(head, len(messages)):
+        if index not in floating:
+            link = extend_chain((link,), messages[index : index + 1])[-1]
+        chain.append(link)
+    return replace(transcript, chain=tuple(chain), floating=floating)
 
 
-def inherited(known: ConversationState, chain: Sequence[bytes], length: int) -> ConversationState:
-    """What a fork takes over that shares ``length`` messages: every edit, and the cuts whose prefix it shares."""
-    cuts = tuple(c for c in known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
+def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[bytes, ...], int]:
+    """The digests of what its client has moved, inserted or replaced since the last request, of which ``tail`` are the
+    newest digests and ``before`` the hash in front of them, and how many messages are as they were beside those.
+
+    Nothing where the rest of the history does not stand as it was: then the client has edited it.
+    """
+    said = [tail[at : at + HASH_SIZE] for at in range(0, len(tail), HASH_SIZE)]
+    places = transcript.lasting
+    start = 0
+    if before:
+        links = {transcript.chain[index - transcript.head]: place for place, index in enumerate(places)}
+        if before not in links:
+            return (), 0
+        start = links[before] + 1
+    now = [transcript.messages[index] for index in places[start:]]
+    found = dict[bytes, None]()
+    was = is_ = 0
+    while was < len(said) and is_ < len(now):
+        old, new = said[was], now[is_]
+        after_old = said[was + 1] if was + 1 < len(said) else b""
+        after_new = now[is_ + 1].digest if is_ + 1 < len(now) else b""
+        distance = len(said) - was
+        there = now[-distance] if is_ < len(now) - distance else None
+        if old == new.digest:
+            was += 1
+            is_ += 1
+        elif old in found:
+            was += 1
+        elif new.digest in found:
+            is_ += 1
+        elif there is not None and _is_the_same(there, old, distance, goes_on=after_old == new.digest):
+            found |= {old: None, there.digest: None}
+            was += 1
+        elif _may_move(new) and new.role != "assistant" and after_new == old:
+            found[new.digest] = None
+            is_ += 1
+        elif new.is_head and after_old and after_new == after_old:
+            found |= {old: None, new.digest: None}
+            was += 1
+            is_ += 1
+        else:
+            break
+    left = [digest for digest in said[was:] if digest not in found]
+    if not found or len(left) > REWRITTEN_END:
+        return (), 0
+    return tuple(found), places[start + is_ - 1] - transcript.head + 1 if start + is_ else 0
+
+
+def _is_the_same(there: Message, old: bytes, distance: int, *, goes_on: bool) -> bool:
+    """Whether a message is the one that stood at its distance from the end in the last request, or is in its place.
+
+    A user who says the same word again in his newest message has not moved it.
+    """
+    if there.digest == old:
+        return _may_move(there) and (distance > 1 or there.role != "user")
+    return there.is_head and goes_on
+
+
+def _may_move(message: Message) -> bool:
+    return not message.is_result and not message.call_ids
+
+
+def inherited(ledger: Ledger, transcript: Transcript) -> Ledger:
+    """What a fork takes over: every edit, and the cuts whose prefix it shares."""
+    return Ledger(ledger.edits, tuple(c for c in ledger.cuts if transcript.begins_with(c.covers, c.prefix)))
+
+
+def state_of_fork(known: ConversationState, length: int) -> ConversationState:
+    """What a fork takes over that shares ``length`` messages, beside what was decided."""
     same = known.checkpoint is not None and known.checkpoint_length <= length
     return ConversationState(
-        edits=known.edits,
-        cuts=cuts,
         prepared=known.prepared,
         checkpoint=known.checkpoint if same else None,
         checkpoint_length=known.checkpoint_length if same else 0,

@@ -158,7 +158,7 @@ async def make_compaction(
             transcript,
             settings=asked.settings,
             budget=budget,
-            known=recognized.thread.known_at(recognized.length, observed=asked.settings.observes),
+            known=recognized.known(observed=asked.settings.observes),
             counter=asked.counter,
             summarizer_input=asked.summarizer_input,
             readings=runtime.planner.readings,

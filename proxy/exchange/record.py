@@ -29,7 +29,6 @@ from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.trace import AnySpan, Trace
 from proxy.upstream.overflow import LENGTHS, Ending, ending_of
 from proxy.wire.anthropic import DROPS_UNBOUND
-from proxy.wire.chat import digest_of
 from proxy.wire.codec import ClientRequest
 
 CLIENT_CLOSED = 499
@@ -213,8 +212,7 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     It ended ``at`` (s since the epoch) after ``duration`` s. ``policy`` is the exchange's, else the default one;
     ``carried_out`` is what was decided and done; ``tokens`` is what went up, ``actions`` what was done.
-    ``reported`` is the usage of the last round, ``billed`` of all of them together. ``answers`` are the chain's hashes
-    after each answer that tells the conversation from others.
+    ``reported`` is the usage of the last round, ``billed`` of all of them together.
     """
 
     exchange: ExchangeProgress
@@ -235,7 +233,6 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheUse | None
     events: tuple[Event, ...]
     checkup: Checkup | None
-    answers: tuple[bytes, ...]
 
 
 def record_of(progress: ExchangeProgress, runtime: Runtime, *, ended: float) -> ExchangeRecord:
@@ -260,16 +257,7 @@ def record_of(progress: ExchangeProgress, runtime: Runtime, *, ended: float) -> 
         cache=_cache_use(progress, billed, ttl=CACHE_TTL, at=at),
         events=_events(runtime, progress, ending),
         checkup=_check_up(runtime, progress, tokens, at=at),
-        answers=listened(runtime, progress) if tokens is not None else (),
     )
-
-
-def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
-    recognized = progress.plan.recognized
-    if progress.listener is None or recognized is None or not recognized.listens:
-        return ()
-    answers = [digest_of(message) for message in progress.listener.messages()]
-    return runtime.planner.conversations.answered(recognized.thread, recognized.transcript, answers)
 
 
 def _check_up(runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float) -> Checkup | None:

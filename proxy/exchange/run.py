@@ -44,7 +44,7 @@ from proxy.exchange.compaction import (
     make_compaction,
     natively,
 )
-from proxy.exchange.record import ExchangeProgress, evicted_count, listened
+from proxy.exchange.record import ExchangeProgress, evicted_count
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
 from proxy.exchange.send import Attempts, Recalling, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
@@ -186,8 +186,7 @@ class ExchangeHandler:
             return
         plan = await self.plan(request)
         remember = self._remembering(request)
-        is_shared = plan.recognized is not None and plan.recognized.listens
-        if remember is not None or request.held.keeps or is_shared:
+        if remember is not None or request.held.keeps:
             ended = partial(self._announce, request)
             progress.listener = self.send = Listener(self.send, ended, remember, codec=self.codec)
         progress.ready = time.perf_counter()
@@ -407,14 +406,6 @@ class ExchangeHandler:
             tenant, body, at = request.destination.caller.tenant, bytes(progress.listener.held), runtime.planner.clock()
             held, client, plan = request.held, request.client, progress.plan
             await record_answer(runtime.answers, held, client, plan, tenant, body, at=at)
-        recognized = progress.plan.recognized
-        if recognized is None or not runtime.planner.conversations.shared:
-            return
-        answers = listened(runtime, progress)
-        if answers and not await runtime.planner.announce(
-            recognized, progress.id, model=progress.model, answers=answers
-        ):
-            progress.degraded.append("store")
 
     async def _recall(self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling) -> None:
         self.answer, progress = received.answer, self.progress

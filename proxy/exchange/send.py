@@ -396,8 +396,8 @@ class Recalling(msgspec.Struct):
         archive = Archive(
             transcript=recognized.transcript,
             pieces=plan.decision.pieces if plan.decision is not None else None,
-            edits=tuple(thread.known.edits.values()),
-            cuts=thread.known.cuts,
+            edits=tuple(recognized.view.ledger.edits.values()),
+            cuts=recognized.view.ledger.cuts,
             tenant=asked.tenant,
             conversation=thread.branch.conversation,
             named=asked.name is not None,
@@ -428,7 +428,7 @@ def is_due(plan: Plan) -> bool:
     """
     if plan.recognized is None or plan.decision is None:
         return False
-    return plan.recognized.thread.known.at(len(plan.recognized.transcript.chain)).has_removed
+    return plan.recognized.known().at(len(plan.recognized.transcript.chain)).has_removed
 
 
 def refuses_tools(received: UpstreamResponse) -> bool:

@@ -350,8 +350,6 @@ def row_of(
 ) -> ExchangeRow:
     exchange, plan, decision = record.exchange, record.exchange.plan, record.exchange.plan.decision
     thread, chain, branch = recognized.thread, recognized.transcript.chain, recognized.thread.branch
-    ends = [(end, len(chain)) for end in thread.ends(recognized.transcript)]
-    ends += [(end, len(chain) + 1) for end in record.answers]
     used, pressure = record.billed or NO_USAGE, decision.pressure if decision is not None else tokens.pressure
     base = max(1, recognized.policy_limits.base)
     reading = decision.reading if decision is not None else None
@@ -367,7 +365,7 @@ def row_of(
         policy=record.policy.name,
         chain_end=chain[-1] if chain else b"",
         length=len(chain),
-        ends=tuple(ends),
+        floating=thread.floating,
         status=exchange.status or 0,
         outcome=record.label,
         tokens_before=tokens.before,
@@ -389,7 +387,7 @@ def row_of(
         pressure_before=tokens.before / base,
         velocity=reading.velocity_tokens_per_turn if reading is not None else None,
         turns_until_red=reading.turns_until_red if reading is not None else None,
-        trend=decision.trend if decision is not None else None,
+        trend=decision.trend._replace(window=recognized.view.window) if decision is not None else None,
         parent_conversation=exchange.asked.parent if exchange.asked is not None else None,
         detail=_detail(record, recognized),
         health=record.checkup,

@@ -95,37 +95,38 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 at = span.since(at, "read")
             try:
                 match = await self.conversations.recognise(
-                    asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
+                    asked.tenant, transcript, seed=read.seed, name=asked.name, resumes=asked.resumes
                 )
             except StoreError as error:
                 log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
                 degraded.append("store")
-                match = self.conversations.begin(asked.tenant, transcript.chain, name=asked.name)
-            thread = match.thread
+                match = self.conversations.begin(asked.tenant, transcript, name=asked.name)
+            thread, transcript = match.thread, match.transcript
             if span.recorded:
                 at = span.since(at, "recognise")
             if asked.resume is not None and asked.is_refused_state(thread, transcript):
                 degraded.append("resume")
             if (about := LOG_CONTEXT.get()) is not None:
                 about.conversation = thread.branch.name
-            trend = own_trend(thread.trend, transcript)
             limits = await asked.limits()
+            view = await self.conversations.view(thread, limits.budget.believed)
             policy_limits = self.limits_of(asked.settings, limits.budget)
             if span.recorded:
                 at = span.since(at, "limits")
-            if read.sampled and asked.needs_exactly(thread.known, transcript.tokens, policy_limits):
+            if read.sampled and asked.needs_exactly(view, thread.known, transcript.tokens, policy_limits):
                 read = await self._read(asked)
+                transcript = match.like(read.transcript)
                 span.since(at, "read")
             return Recognized(
-                transcript=read.transcript,
+                transcript=transcript,
                 thread=thread,
+                view=view,
                 length=match.length,
                 limits=limits,
                 policy_limits=policy_limits,
-                trend=trend,
+                trend=own_trend(view.trend, transcript),
                 marked=read.marked,
                 has_media=read.has_media,
-                listens=self.conversations.listens(thread, transcript),
                 degraded=tuple(degraded),
                 new=read.new,
                 sampled=read.sampled,
@@ -142,6 +143,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return await self.transcripts.read(
             asked.request,
             tenant=asked.tenant,
+            owner=await self.conversations.owner(asked.tenant, asked.name, asked.resumes),
             model=asked.request.model,
             counter=asked.counter,
             image_tokens=asked.settings.image_tokens,
@@ -156,10 +158,12 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         """
         request, settings, budget = asked.request, asked.settings, (await asked.limits()).budget
         read = await self._read(asked)
-        match = await self.conversations.find(asked.tenant, read.transcript.chain, read.transcript.messages)
-        untouched = match is None or settings.observes or settings.when_full == "reject"
-        known = ConversationState() if match is None or untouched else match.thread.known_at(match.length)
-        draft = standing(read.transcript, known)
+        match = await self.conversations.find(asked.tenant, read.transcript, seed=read.seed, name=asked.name)
+        known, transcript = ConversationState(), read.transcript
+        if match is not None and not settings.observes and settings.when_full != "reject":
+            view = await self.conversations.view(match.thread, budget.believed)
+            known, transcript = match.thread.known_at(view, match.length), match.transcript
+        draft = standing(transcript, known)
         same = not read.marked and not draft.changed
         raws = None if same else render(draft.pieces, request.messages or (), read.marked, codec=request.codec)
         return rewritten(request, messages=raws, pruned=[d.name for d in draft.pruned]), budget.estimate(draft.tokens)
@@ -202,10 +206,13 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         try:
             limits = await asked.limits()
             policy_limits = self.limits_of(asked.settings, limits.budget)
-            recognized = msgspec.structs.replace(before.recognized, limits=limits, policy_limits=policy_limits)
+            recognized = before.recognized
+            view = await self.conversations.view(recognized.thread, limits.budget.believed)
+            recognized = msgspec.structs.replace(recognized, view=view, limits=limits, policy_limits=policy_limits)
             if recognized.sampled:
-                read = await self._read(asked)
-                recognized = msgspec.structs.replace(recognized, transcript=read.transcript, sampled=False)
+                known, transcript = recognized.transcript, (await self._read(asked)).transcript
+                transcript = replace(transcript, chain=known.chain, floating=known.floating)
+                recognized = msgspec.structs.replace(recognized, transcript=transcript, sampled=False)
             aim = min(recognized.limits.budget.soft_limit, int(sent * HARDER[min(attempt, len(HARDER)) - 1]))
             try:
                 decided = await self._decide(asked, recognized, ceiling=aim)
@@ -234,18 +241,18 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         request: str,
         *,
         model: str,
-        answers: Sequence[bytes] = (),
         is_close: bool = False,
         span: AnySpan = NULL_SPAN,
     ) -> bool:
-        """Have other processes know a request, or the answers to it, before its client goes on; whether they do.
+        """Have the store know a request before its client goes on; whether it does.
 
-        One that ``is_close`` to its trigger this process has to know again after a crash, too: it is stored within
-        the time that rows wait.
+        Where other processes use the store, or a name is new, it is stored now. One that ``is_close`` to its trigger
+        this process has to know again after a crash: it is stored within the time that rows wait.
         """
         thread, book = recognized.thread, self.conversations
-        arrival = partial(book.arrival, thread, recognized.transcript, request=request, model=model, answers=answers)
-        if not book.shared:
+        arrival = partial(book.arrival, thread, recognized.view, recognized.transcript, request=request, model=model)
+        is_new_name = not thread.stored and thread.branch.name != thread.branch.conversation
+        if not book.shared and not is_new_name:
             if is_close and not self.settler.failing:
                 self.settler.put(arrival())
             return True
@@ -253,7 +260,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         try:
             await book.announce(thread, arrival())
         except StoreError as error:
-            log.error("another process may not know this conversation's next request: %s", error)
+            log.error("a request could not be stored before its answer, and another process may not know it: %s", error)
             return False
         finally:
             span.since(at, "store")
@@ -299,12 +306,13 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             thread.known, thread.has_notes = replace(thread.known, notes=tuple(notes)), True
 
     def _passed(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-        thread, limits = recognized.thread, recognized.policy_limits
-        if thread.known.triggered or asked.edits is not None or asked.unbinds:
+        view, limits = recognized.view, recognized.policy_limits
+        if not view.ledger.is_empty or asked.edits is not None or asked.unbinds:
             return None
-        known, at = thread.ledger(observed=asked.settings.observes), self.clock()
+        known, at = recognized.known(observed=asked.settings.observes), self.clock()
         decision = passed(recognized.transcript, known=known, limits=limits, trend=recognized.trend, at=at)
-        thread.trend = thread.trend if decision is None else decision.trend
+        if decision is not None:
+            view.follow(decision.trend)
         return None if decision is None else _Decided(decision)
 
     async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
@@ -312,7 +320,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         trend, observed = recognized.trend, asked.settings.observes
         needless = partial(is_needless, transcript, limits=recognized.policy_limits, trend=trend)
         lengths = (recognized.length, trend.length - transcript.head)
-        told, branch = await self.conversations.take_back(thread, lengths, needless, observed=observed), thread.branch
+        told = await self.conversations.take_back(thread, recognized.view, lengths, needless, observed=observed)
+        branch = thread.branch
         key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
         case = (asked.settings, budget.window, budget.hard_limit, asked.edits)
         before, facts = self._refused.get(key, (None, {}))
@@ -334,7 +343,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     ) -> _Decided | None:
         thread, observed, budget = recognized.thread, asked.settings.observes, recognized.limits.budget
         span, beside = asked.span, tuple[Elsewhere, ...]()
-        if thread.known.triggered:
+        view = recognized.view
+        if not view.ledger.is_empty:
             at = span.now()
             await self._take_notes(asked, recognized)
             beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
@@ -360,7 +370,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         last: _Decided | None = None
         is_long = len(recognized.transcript.messages) > MANY
         for _ in range(MAX_REPLANS):
-            known = thread.known_at(recognized.length, observed=observed)
+            known = recognized.known(observed=observed)
             work = partial(planning, known=known, at=self.clock())
             flow = work()
             if span.recorded:
@@ -372,12 +382,12 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 effect = step(flow)
             if isinstance(effect, Returned):
-                thread.trend = effect.value.trend
+                view.follow(effect.value.trend)
                 return _Decided(effect.value)
             at = span.now()
             async with thread.lock, _Turn(self.store, thread) as turn:
                 span.since(at, "wait", "lock")
-                decided = thread.ledger(observed=observed).edits is not known.edits
+                decided = view.decided(observed=observed).edits is not known.edits
                 if decided or thread.branch.version != known.version:
                     continue  # another request of this conversation has just decided, or its state was saved
                 ask = unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
@@ -388,7 +398,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 last = _Decided(decision, prepared=known.prepared is not None)
                 held = await self._hold(asked, recognized, known, last)
                 if held is not None:
-                    thread.trend = decision.trend  # not before: who sends the same meanwhile has to have the batch too
+                    view.follow(decision.trend)  # not before: who sends the same meanwhile has to have the batch too
                     return held
         log.warning("a conversation kept changing under a request; its last plan was used without being stored")
         return last
@@ -402,7 +412,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         if not decision.is_new:
             return decided
         if settings.observes:
-            recognized.thread.observe(decision.edits, decision.cut)
+            view = recognized.view
+            view.shadow = view.decided(observed=True).with_batch(decision.edits, decision.cut)
             return decided
         return await self._commit(asked, recognized, known, decided)
 
@@ -420,7 +431,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                         await thread.preparing.wait()
             await turn.take(asked.patience.left())
             asked.span.since(at, "wait", "summary")
-            if thread.known.prepared is not known.prepared or thread.known.edits is not known.edits:
+            if thread.known.prepared is not known.prepared or recognized.view.ledger.edits is not known.edits:
                 raise _DoneMeanwhile
         if not asked.settings.checkpoints.enabled:
             return Failed("off")

@@ -147,7 +147,7 @@ class Preparation:
         if decision is None or recognized is None or settings.observes:
             return None
         thread, length, budget = recognized.thread, len(recognized.transcript.chain), recognized.limits.budget
-        known, is_new, compacts = thread.known, decision.is_new, recognized.policy_limits.compacts
+        known, is_new, compacts = recognized.known(), decision.is_new, recognized.policy_limits.compacts
         soft = (
             not is_new
             and settings.summarizer is not None
@@ -166,7 +166,7 @@ class Preparation:
         save = reason or ("safety" if above and not thread.above else None)
         thread.above = above
         grown = length > thread.read * GROWN
-        if save is None and _lacks_state(decision, thread, is_new=is_new, grown=grown):
+        if save is None and _lacks_state(decision, recognized, is_new=is_new, grown=grown):
             save = "batch"
         if not settings.checkpoints.enabled:
             save = None
@@ -229,7 +229,7 @@ class Preparation:
         if not work.read:
             return
         thread, settings = work.thread, work.asked.settings
-        known = work.thread.known_at(work.recognized.length)
+        known = work.recognized.known()
         transcript = work.recognized.transcript
         found: tuple[Note, ...] = ()
         if settings.notes.enabled:
@@ -259,7 +259,7 @@ class Preparation:
 
     async def _save_state(self, work: Work, reason: str) -> None:
         thread, transcript = work.thread, work.recognized.transcript
-        known = thread.known_at(work.recognized.length)
+        known = work.recognized.known()
         here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
@@ -277,7 +277,7 @@ class Preparation:
         if not work.warm:
             return
         work.thread.read = len(work.recognized.transcript.chain)
-        await self._read_state(work, work.thread.known_at(work.recognized.length))
+        await self._read_state(work, work.recognized.known())
 
     async def _read_state(self, work: Work, known: ConversationState) -> Checkpoint:
         readings, counter = self.readings, work.asked.counter
@@ -304,7 +304,7 @@ class Preparation:
 
     async def _prepare(self, work: Work) -> None:
         thread = work.thread
-        if not work.prepare or thread.lock.locked() or len(thread.known.cuts) != work.cuts:
+        if not work.prepare or thread.lock.locked() or len(work.recognized.view.ledger.cuts) != work.cuts:
             return  # the batch is being made, or was: it does not wait for what has not begun
         branch, length = thread.branch, len(work.recognized.transcript.chain)
         if length < thread.failed * GROWN:
@@ -326,13 +326,13 @@ class Preparation:
                 work,
                 prepare,
                 budget=work.recognized.limits.budget,
-                known=work.thread.known_at(work.recognized.length),
+                known=work.recognized.known(),
                 counter=asked.counter,
                 summarizer_input=asked.summarizer_input,
                 readings=self.readings,
             )
             thread.failed = length if prepared is not None and not prepared.text else 0
-            self._use(thread, prepared)
+            self._use(work.recognized, prepared)
         finally:
             thread.preparing.set()
             thread.preparing = None
@@ -340,18 +340,18 @@ class Preparation:
             await self.settler.flush()  # what waits for a branch needs the branch to be stored
             await self.store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
 
-    def _use(self, thread: Thread, prepared: Prepared | None) -> None:
+    def _use(self, recognized: Recognized, prepared: Prepared | None) -> None:
         if prepared is None:
             return
         is_needed = bool(prepared.text) and all(
-            cut.noted < prepared.covers for cut in thread.known.cuts if cut.narrative
+            cut.noted < prepared.covers for cut in recognized.view.ledger.cuts if cut.narrative
         )
         if is_needed:
-            thread.known = replace(thread.known, prepared=prepared)
+            recognized.thread.known = replace(recognized.thread.known, prepared=prepared)
         self.happened("prepared" if is_needed else "wasted")
 
 
-def _lacks_state(decision: Decision, thread: Thread, *, is_new: bool, grown: bool) -> bool:
+def _lacks_state(decision: Decision, recognized: Recognized, *, is_new: bool, grown: bool) -> bool:
     if is_new and decision.checkpoint is None:
         return bool(decision.removed)
-    return grown and thread.known.checkpoint is None and thread.known.triggered
+    return grown and recognized.thread.known.checkpoint is None and not recognized.view.ledger.is_empty

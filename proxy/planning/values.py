@@ -18,7 +18,7 @@ from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
-from proxy.conversation.thread import Thread
+from proxy.conversation.thread import Thread, View
 from proxy.effects.perform import Ask, Patience, Spent
 from proxy.errors import ContextLengthExceeded
 from proxy.models.limits import ModelLimits
@@ -88,8 +88,9 @@ class PlanRequest(msgspec.Struct, kw_only=True):
             return False
         return all(m.role != "assistant" for m in transcript.messages)
 
-    def needs_exactly(self, known: ConversationState, tokens: int, limits: Limits) -> bool:
-        is_told = known.triggered or known.wanted is not None or known.resumed is not None or self.edits is not None
+    def needs_exactly(self, view: View, known: ConversationState, tokens: int, limits: Limits) -> bool:
+        is_asked = known.wanted is not None or known.resumed is not None or self.edits is not None
+        is_told = is_asked or not view.ledger.is_empty
         counts_parts = self.settings.preempt or self.settings.ingest.from_start or limits.scoped or limits.refused
         return bool(is_told or counts_parts) or tokens * (1 + MAX_ERROR) > limits.trigger
 
@@ -97,24 +98,29 @@ class PlanRequest(msgspec.Struct, kw_only=True):
 class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     """A request's messages, the conversation that they belong to, and what fits.
 
-    ``limits`` are the model's, ``policy_limits`` what the policy makes of them. An earlier request has sent ``length``
+    ``limits`` are the model's, ``policy_limits`` what the policy makes of them; ``view`` is what was decided for their
+    window. An earlier request has sent ``length``
     messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is the growth before this request;
-    ``listens`` says that the answer will tell the conversation from others; ``new`` are the raw messages at its end
+    ``new`` are the raw messages at its end
     that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Transcript
     thread: Thread
+    view: View
     length: int
     limits: ModelLimits
     policy_limits: Limits
     trend: Trend
     marked: frozenset[int] = frozenset()
     has_media: bool = False
-    listens: bool = False
     degraded: tuple[str, ...] = ()
     new: Sequence[Raw] = ()
     sampled: bool = False
+
+    def known(self, *, observed: bool = False) -> ConversationState:
+        """What was decided for its window, and what else is known; of an observed conversation what would be."""
+        return self.thread.known_at(self.view, self.length, observed=observed)
 
 
 def readable(recognized: Recognized) -> Transcript:
@@ -182,7 +188,10 @@ def empty_change(recognized: Recognized, now: float) -> Change:
     transcript, thread = recognized.transcript, recognized.thread
     ends = thread.ends(transcript)
     return msgspec.structs.replace(
-        thread.branch.change(now), chain_end=ends[0] if ends else b"", length=len(transcript.chain)
+        thread.branch.change(now),
+        window=recognized.view.window,
+        chain_end=ends[0] if ends else b"",
+        length=len(transcript.chain),
     )
 
 
@@ -261,7 +270,7 @@ class _Batch:
         self._known = known
         self._settings = settings
         self._old = _newest_cut(transcript, known.cuts)
-        self._hidden = frozenset() if self._old is None else frozenset(self._old.hidden(transcript.head))
+        self._hidden = frozenset() if self._old is None else frozenset(self._old.hidden(transcript.lasting))
         affected = {*decision.removed}
         steps = [u for u in transcript.steps if affected.intersection(u.indices)]
         self._calls = answered_calls(transcript, steps)

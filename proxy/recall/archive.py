@@ -462,7 +462,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _covered(self, cut: Cut) -> Past | None:
         if self.transcript.begins_with(cut.covers, cut.prefix):
-            places = cut.hidden(self.transcript.head)
+            places = cut.hidden(self.transcript.lasting)
             lines = [(self.transcript.messages[i].role, self.transcript.read(i).everything) for i in places]
             tokens = sum(self.transcript.messages[i].tokens for i in places)
             return _summarised(cut.ref, lines, tokens)

@@ -156,7 +156,6 @@ class Store:
             self.took(name, time.perf_counter() - begun)
 
     find = reading(branches.find, "find")
-    has_any = reading(branches.has_any, "find")
     branch = reading(branches.branch, "branch")
     named = reading(conversations_.named)
     newest_branch = reading(ledger.newest_branch)
@@ -169,6 +168,7 @@ class Store:
     want = writing(branches.want)
     rollback = writing(branches.rollback)
     take_back = writing(branches.take_back)
+    open_view = writing(ledger.open_view)
 
     conversations = reading(conversations_.listed)
     conversation = reading(conversations_.one)

@@ -1,8 +1,8 @@
 """Recognising a conversation by its chain, committing a batch of edits, forking, and going back.
 
-State is found by content: a chain hash is seeded with the tenant and covers every message up to it, so the row with
-the longest stored prefix is the conversation's state. A name only labels; where two first requests of one name race,
-both branches end up in the conversation that was stored first.
+State is found by content: a chain hash is seeded with whose history it is and covers every message up to it, so the row
+with the longest stored prefix is the thread's state. Where two first requests of one name race, both branches end up in
+the conversation that was stored first.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from policies.ledger import ConversationState, Prepared, Trend
+from policies.ledger import EVERY_WINDOW, ConversationState, Prepared, Trend
 from proxy.store import ledger, memory
 from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append, of_change
@@ -86,10 +86,6 @@ def find(tx: Transaction, tenant: str, chain: Sequence[bytes]) -> Branch | None:
     return None
 
 
-def has_any(tx: Transaction, tenant: str, links: Sequence[bytes]) -> bool:
-    return bool(links) and _look(tx, tenant, links) is not None
-
-
 def _look(tx: Transaction, tenant: str, links: Sequence[bytes]) -> sa.Row[*tuple[Any, ...]] | None:
     hashes = b"".join(links)
     values = {"tenant": tenant, "hashes": hashes, "size": len(hashes), "width": len(hashes) // len(links)}
@@ -116,7 +112,7 @@ def commit(tx: Transaction, change: Change) -> int:
         raise _stale(_row(tx, change.tenant, change.branch))
     version = change.expected + 1
     touch_chains(tx, [(change, [(change.chain_end, change.length)])])
-    ledger.add_edits(tx, change.tenant, change.branch, version, change.edits)
+    ledger.add_edits(tx, change.tenant, change.branch, change.window, version, change.edits)
     ledger.add_cut(tx, change, batch=version)
     if tx.full:
         memory.add_checkpoint(tx, change, version=version)
@@ -193,18 +189,19 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
     return _undo(tx, (tenant, conversation.id), head, spans, at=at, facts=facts, prepared=None, wanted=None)
 
 
-def take_back(tx: Transaction, branch: Branch, length: int, at: float) -> Branch | None:
-    """The branch without the batches of its requests of more than so many messages."""
+def take_back(tx: Transaction, branch: Branch, length: int, at: float, *, window: int) -> Branch | None:
+    """The branch without what was decided for a window on its requests of more than so many messages."""
     tenant, head = branch.tenant, _row(tx, branch.tenant, branch.branch)
     if head is None or head.version != branch.version:
         raise _stale(head)
     gone = set[int]()
+    meant = (EVERY_WINDOW, window)
     for table, batch in BATCHED:
-        mine = owned(table, tenant, branch=head.branch)
+        mine = sa.and_(owned(table, tenant, branch=head.branch), table.c.window_tokens.in_(meant))
         gone.update(tx.scalars(sa.select(batch).where(mine, table.c.length > length)))
     facts = {"from": head.version, "batches": len(gone), "messages": length, "version": head.version + 1}
     spans = [(batch, batch) for batch in sorted(gone)]
-    _undo(tx, (tenant, head.conversation), head, spans, at=at, facts=facts)
+    _undo(tx, (tenant, head.conversation), head, spans, at=at, facts=facts, windows=meant)
     return _branch(tx, _row(tx, tenant, head.branch), length=0)
 
 
@@ -216,6 +213,7 @@ def _undo(
     *,
     at: float,
     facts: Mapping[str, object],
+    windows: Sequence[int] = (),
     **new: Any,
 ) -> int:
     tenant, version, undone = home[0], int(head.version) + 1, sorted({*read_spans(head.undone), *spans})
@@ -228,7 +226,7 @@ def _undo(
         raise _stale(_row(tx, tenant, head.branch))
     state = newest_row(tx, tenant, head.branch, undone=undone)
     keep_texts(tx, home, head.branch, within(cuts.c.batch, spans))
-    forget_batches(tx, tenant, head.branch, spans)
+    forget_batches(tx, tenant, head.branch, spans, windows)
     if state is not None:
         memory.insert(tx, tenant, msgspec.structs.replace(state, version=version, at=at, reason="rollback"))
     append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, home[1], head.branch, facts=facts)])
@@ -241,9 +239,11 @@ def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[Co
     return None if conversation is None or found is None else (conversation, found)
 
 
-def forget_batches(tx: Transaction, tenant: str, branch: str, spans: Spans) -> None:
+def forget_batches(tx: Transaction, tenant: str, branch: str, spans: Spans, windows: Sequence[int] = ()) -> None:
+    """Forget what these batches decided, for these windows or, without any, for all."""
     for table, batch in BATCHED:
-        tx.execute(sa.delete(table).where(owned(table, tenant, branch=branch), within(batch, spans)))
+        meant = table.c.window_tokens.in_(windows) if windows else sa.true()
+        tx.execute(sa.delete(table).where(owned(table, tenant, branch=branch), within(batch, spans), meant))
 
 
 def within(version: sa.ColumnElement[int], spans: Spans) -> sa.ColumnElement[bool]:
@@ -276,7 +276,7 @@ def _copy_state(tx: Transaction, parent: Branch, forked: Branch) -> None:
         return
     if old.undone is not None or old.resumed is not None:
         _set(tx, forked.tenant, forked.branch, undone=old.undone, resumed=old.resumed)
-    below = min([parent.version + 1, *ledger.batches_without(tx, parent, kept=forked.known.cuts)])
+    below = min([parent.version + 1, *ledger.batches_without(tx, parent, kept=forked.views.values())])
     undone = read_spans(old.undone)
     row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=forked.length)
     if row is not None:
@@ -329,14 +329,14 @@ def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: in
         branch=row.branch,
         version=row.version,
         known=ConversationState(
-            edits=ledger.load_edits(tx, tenant, row.branch) if is_touched else {},
-            cuts=ledger.load_cuts(tx, tenant, row.branch) if is_touched else (),
             prepared=prepared,
             wanted=row.wanted,
             resumed=row.resumed,
             checkpoint=body,
             checkpoint_length=saved,
         ),
+        views=ledger.load_views(tx, tenant, row.branch) if is_touched else {},
+        floating=() if row.floating is None else tuple(map(bytes.fromhex, row.floating.split())),
         length=length,
         longest=row.longest,
         trend=None if row.trend is None else Trend.from_json(row.trend),

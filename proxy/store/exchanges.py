@@ -58,6 +58,7 @@ TOUCH_BRANCH = overwriting(
     branches,
     lambda new, old: {
         **{name: larger(new[name], old[name]) for name in ("longest", "updated", "trend_at")},
+        "floating": sa.func.coalesce(new.floating, old.floating),
         "trend": sa.case((sa.and_(new.trend.is_not(None), new.trend_at >= old.trend_at), new.trend), else_=old.trend),
     },
 )
@@ -104,7 +105,7 @@ def record(
     if not rows:
         return rows
     home = _touch_branches(tx, rows)
-    touch_chains(tx, [(row, row.ends or ((row.chain_end, row.length),)) for row in rows])
+    touch_chains(tx, [(row, ((row.chain_end, row.length),)) for row in rows])
     if shared:
         rows = follow_others(tx, rows, home)
     _touch_conversations(tx, rows, home)
@@ -226,6 +227,7 @@ def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> d
         trend = max(trends, key=lambda each: each.at or 0.0, default=None)
         own: dict[str, Any] = {"tenant": tenant, "branch": branch, "conversation": home[last.id], "parent": last.parent}
         own |= {"version": 0, "longest": max(row.length for row in its), "created": last.at, "updated": last.at}
+        own |= {"floating": " ".join([digest.hex() for digest in last.floating]) or None}
         given.append(own | {"trend": trend and trend.to_json(), "trend_at": (trend and trend.at) or 0.0})
     tx.many(TOUCH_BRANCH, given)
     return home

@@ -309,7 +309,7 @@ def _elsewhere(tx: Transaction, home: Home, branch: str, refs: AbstractSet[str])
     found = set(chain.from_iterable(row.refs.split() for row in tx.execute(REFS, key_of(*home))))
     new = refs - found
     if any(ref.startswith(OWN) for ref in new):
-        found |= {ref_of(cut.text) for cut in load_cuts(tx, home[0], branch)}
+        found |= {ref_of(cut.text) for _, cut in load_cuts(tx, home[0], branch)}
     return found | _archived(tx, home, new) if len(new) > FEW else found
 
 
@@ -393,7 +393,7 @@ def removed(
     if branch is None:
         return []
     batches = load_batches(tx, conversation.tenant, branch, withheld=True)
-    pinned = {edit.ref for _, _, edit in batches if edit.kind is EditKind.PIN}
+    pinned = {edit.ref for *_, edit in batches if edit.kind is EditKind.PIN}
     gone = _edited(tx, conversation.tenant, branch, batches, pinned)
     for ref, (row, place) in _covered(tx, conversation, branch, pinned).items():
         gone[ref] = (msgspec.structs.replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
@@ -418,7 +418,7 @@ def _edited(
     known = tx.execute(sa.select(evictions).where(owned(evictions, tenant, branch=branch)))
     facts = {(row.version, bytes(row.digest), row.occurrence): row for row in known}
     gone: dict[str, Placed] = {}
-    for batch, position, edit in batches:
+    for _, batch, position, edit in batches:
         if edit.kind in ADDING or not edit.ref or (edit.ref in pinned and edit.kind is not EditKind.CLIP):
             continue
         row = RemovedRow(ref=edit.ref, how=str(edit.kind), version=batch, at=0.0, kept=edit.tokens)
@@ -436,7 +436,8 @@ def _covered(
 ) -> dict[str, Placed]:
     known = cuts_of(tx, conversation).items()
     made = [each for (line, _), each in known if line == branch and pinned.isdisjoint(each.covered)]
-    inside = set(made[-1].covered) if made else set()
+    newest = {each.window: each for each in made}.values()
+    inside = {ref for each in newest for ref in each.covered}
     gone: dict[str, Placed] = {}
     for each in made:
         for place, ref in enumerate(each.covered):

@@ -22,6 +22,8 @@ from proxy.store.schema import (
     answer_items,
     answers,
     audit,
+    cuts,
+    edits,
     exchanges,
     frames,
     inspected,
@@ -134,6 +136,21 @@ def hash_anew(connection: sa.Connection, op: Operations) -> None:
             after = rows[-1].seq
 
 
+def add_windows(connection: sa.Connection, op: Operations) -> None:
+    """What was decided holds for one window; what was decided before that, for every one."""
+    op.add_column("branches", sa.Column("floating", sa.Text))
+    op.drop_index("cuts_ref", "cuts")
+    for table in (edits, cuts):
+        before = f"{table.name}_before"
+        op.rename_table(table.name, before)
+        if connection.dialect.name == "postgresql":  # an index keeps its name when its table does not
+            op.execute(f"ALTER INDEX {table.name}_pkey RENAME TO {before}_pkey")
+        table.create(connection)
+        names = ", ".join([column.name for column in table.c if column.name != "window_tokens"])
+        op.execute(f"INSERT INTO {table.name} (window_tokens, {names}) SELECT 0, {names} FROM {before}")  # noqa: S608
+        op.drop_table(before)
+
+
 STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0016": add_answers,
     "0017": limit_keys,
@@ -142,4 +159,5 @@ STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0020": add_provider_ids,
     "0021": forget_rounds,
     "0022": hash_anew,
+    "0026": add_windows,
 }

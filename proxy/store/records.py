@@ -8,7 +8,18 @@ import msgspec
 from sqlalchemy import exc
 
 from policies.health import Category, Checkup, Level
-from policies.ledger import ConversationState, Cut, Edit, Event, Note, PlannedMessage, Prepared, Trend
+from policies.ledger import (
+    EVERY_WINDOW,
+    ConversationState,
+    Cut,
+    Edit,
+    Event,
+    Ledger,
+    Note,
+    PlannedMessage,
+    Prepared,
+    Trend,
+)
 from policies.messages import Message
 from proxy.store.chain import AuditEvent
 
@@ -67,10 +78,11 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation's thread: what Weir knows about one line of history.
 
     ``conversation`` is the internal id, ``name`` the label people use (given by the client or generated).
-    ``version`` is the head that a commit compares and sets. ``known`` is what its batches left, its checkpoints as
-    JSON text; ``length`` is the number of chain messages that was matched when the branch was found. ``trend`` is how
-    it has grown, None where nothing is known of that. ``health`` is the conversation's state of
-    health as JSON.
+    ``version`` is the head that a commit compares and sets. ``known`` is what holds in every window, its checkpoints as
+    JSON text, ``views`` what was decided by window; ``floating`` are digests of messages that its client moves from
+    request to request; ``length`` is the number of chain messages that was matched when the branch was found.
+    ``trend`` is how it has grown, None where nothing is known of that. ``health`` is the conversation's state of health
+    as JSON.
     """
 
     tenant: str
@@ -79,6 +91,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     branch: str
     version: int
     known: ConversationState = msgspec.field(default_factory=ConversationState)
+    views: Mapping[int, Ledger] = msgspec.field(default_factory=dict)
+    floating: tuple[bytes, ...] = ()
     length: int = 0
     longest: int = 0
     trend: Trend | None = None
@@ -139,7 +153,7 @@ class Original(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch of edits: all of it is stored, or nothing.
+    """A batch of edits for one ``window``: all of it is stored, or nothing.
 
     ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut covers,
     in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``,
@@ -158,6 +172,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     branch: str
     expected: int
     at: float
+    window: int = EVERY_WINDOW
     edits: tuple[Edit, ...] = ()
     cut: Cut | None = None
     originals: tuple[Original, ...] = ()
@@ -188,6 +203,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     ends: tuple[tuple[bytes, int], ...]
     length: int
     trend: Trend | None
+    floating: tuple[bytes, ...] = ()
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,8 +244,7 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
         health: what it made of the conversation's health; written beside it, not read back with the row.
         events: what the planner had to say of it, ``refusal`` the figures of why it was refused; both are for the
             audit and not read back with the row.
-        ends: the hashes, each with the number of messages up to it, that the next request finds the branch by; empty
-            for ``chain_end`` alone. Not read back with the row.
+        floating: digests of the messages that its client moves; written to its branch.
         inspection: its two arrays, kept for who looks at it.
     """
 
@@ -271,7 +286,7 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
     health: Checkup | None = None
     events: tuple[Event, ...] = ()
     refusal: Mapping[str, object] = msgspec.field(default_factory=dict)
-    ends: tuple[tuple[bytes, int], ...] = ()
+    floating: tuple[bytes, ...] = ()
     inspection: Inspection | None = None
 
 

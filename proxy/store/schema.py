@@ -23,7 +23,7 @@ from proxy.store.chain import AuditRow
 from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LISTED, LONG, PACKED, PLAIN, REQUEST, TENANT
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
-REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020", "0021", "0022")
+REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020", "0021", "0022", "0026")
 HEAD = REVISIONS[-1]
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
@@ -109,7 +109,7 @@ branches = _table(
     _required(tenant=TENANT, branch=BRANCH, conversation=CONVERSATION, version=sa.Integer, longest=sa.Integer),
     _required(created=sa.Double, updated=sa.Double, trend_at=sa.Double),
     _optional(parent=BRANCH, trend=sa.Text, prepared=EXACT, wanted=sa.Text, resumed=EXACT),
-    _optional(undone=sa.Text, preparing=sa.Double, failed=sa.Integer),
+    _optional(undone=sa.Text, preparing=sa.Double, failed=sa.Integer, floating=sa.Text),
     [sa.Index("branches_of_conversation", "tenant", "conversation")],
     within=conversations,
 )
@@ -125,8 +125,9 @@ chains = _table(
 
 edits = _table(
     "edits",
-    "tenant branch version position",
-    _required(tenant=TENANT, branch=BRANCH, version=sa.Integer, position=sa.Integer, sha=sa.LargeBinary),
+    "tenant branch window_tokens version position",
+    _required(tenant=TENANT, branch=BRANCH, window_tokens=sa.BigInteger, version=sa.Integer, position=sa.Integer),
+    _required(sha=sa.LargeBinary),
     _fields(Edit, text=PACKED),
     within=branches,
     sqlite_with_rowid=False,
@@ -134,8 +135,16 @@ edits = _table(
 
 cuts = _table(
     "cuts",
-    "tenant branch version",
-    _required(tenant=TENANT, branch=BRANCH, at=sa.Double, batch=sa.Integer, stays=sa.Text, covered=sa.Text),
+    "tenant branch window_tokens version",
+    _required(
+        tenant=TENANT,
+        branch=BRANCH,
+        window_tokens=sa.BigInteger,
+        at=sa.Double,
+        batch=sa.Integer,
+        stays=sa.Text,
+        covered=sa.Text,
+    ),
     _required(sha=sa.LargeBinary),
     _fields(Cut, without="before after", text=LONG, narrative=LONG),
     [sa.Index("cuts_ref", "tenant", "ref")],
@@ -208,7 +217,7 @@ exchanges = _table(
     "tenant id",
     _fields(
         records.ExchangeRow,
-        without="name trend parent_conversation health events refusal ends inspection",
+        without="name trend parent_conversation health events refusal floating inspection",
         id=REQUEST,
         parent=BRANCH,
         detail=PACKED,

@@ -30,6 +30,7 @@ from policies.messages import (
     extend_chain,
     first_user,
     head_length,
+    seed_of,
     tokens_by_role,
 )
 from policies.tokens import left_out
@@ -85,13 +86,15 @@ SAMPLED = " ~"  # what the name of a count ends with that was made in part
 
 
 class RequestTranscript(msgspec.Struct, frozen=True):
-    """A transcript, the indices of messages that carry Weir's own mark, and whether there are images or the like.
+    """A transcript, the seed of its chain, the indices of messages that carry Weir's own mark, and whether there are
+    images or the like.
 
     ``new`` are the raw messages behind those whose array was seen before. ``sampled`` says that some were counted in
     part: the tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Transcript
+    seed: bytes
     marked: frozenset[int]
     has_media: bool
     new: Sequence[Raw]
@@ -196,6 +199,7 @@ class Transcripts:
         tenant: str,
         model: str,
         counter: TextCounter,
+        owner: Sequence[str] = (),
         image_tokens: int | None = None,
         binds: bool = False,
         may_sample: bool = False,
@@ -203,9 +207,9 @@ class Transcripts:
         """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many, InvalidJSON
         for one that is nested too deeply.
 
-        ``image_tokens`` is what every image costs, None for the model's formula; ``binds`` whether the model signs
-        what it thinks for what stands before it. Much text that was never seen is counted in part where that
-        ``may_sample``.
+        ``owner`` is whose history it is, beside the tenant's. ``image_tokens`` is what every image costs, None for the
+        model's formula; ``binds`` whether the model signs what it thinks for what stands before it. Much text that was
+        never seen is counted in part where that ``may_sample``.
         """
         codec, raws = request.codec, request.messages or Segments(b"[]")
         self._judge_fields(request)
@@ -216,8 +220,10 @@ class Transcripts:
             kind = f"{kind} {len(files)}"  # counts made before a file's size was known no longer hold
         seed = xxhash.xxh3_64_intdigest(f"{tenant} {kind}".encode())
         whole, size = raws.raw, len(raws.raw) - 1
+        whose = "\0".join((tenant, *owner))
         arrays = xxhash.xxh3_128_hexdigest(b"".join(raws.head)) if raws.head else ""
-        places = _boundaries(whole, size, seed) if size >= 1 << MIN_ARRAY and codec.goes_on(raws) else []
+        mine = xxhash.xxh3_64_intdigest(whose.encode(errors="surrogatepass"), seed) if owner else seed
+        places = _boundaries(whole, size, mine) if size >= 1 << MIN_ARRAY and codec.goes_on(raws) else []
         known, place = _begins_with(self._arrays, whole, places, arrays)
         sampled = may_sample and known is None and size > MIN_SAMPLED and counter.is_exact
         if sampled:
@@ -231,7 +237,7 @@ class Transcripts:
         counting = _Counting(codec, seed, model, counter, image_tokens, files, sampled)
         messages, marked = await self._messages(new, counting), codec.own_marks(new)
         digest = b"" if place is None else place.extended(whole, size).digest
-        array = _joined(known, messages, marked, size=size, digest=digest, tenant=tenant)
+        array = _joined(known, messages, marked, size=size, digest=digest, owner=whose)
         if places and (not array.messages or codec.is_closed(array.messages[-1].role)):
             _remember(self._arrays, array, (places[-1].digest, arrays), most=ARRAYS_ALIKE)
         return RequestTranscript(
@@ -246,6 +252,7 @@ class Transcripts:
                 binds=binds,
                 size=size,
             ),
+            seed_of(whose),
             array.marked,
             array.has_media,
             new,
@@ -447,12 +454,12 @@ def _remember(kept: _Kept[tuple[bytes, str], tuple[B, ...]], begun: B, key: tupl
 
 
 def _joined(
-    known: _Array, new: tuple[Message, ...], marked: frozenset[int], *, size: int, digest: bytes, tenant: str
+    known: _Array, new: tuple[Message, ...], marked: frozenset[int], *, size: int, digest: bytes, owner: str
 ) -> _Array:
     messages, start = known.messages + new, len(known.messages)
     if known.head == start:
         head = head_length(messages)
-        chain = chain_of(tenant, messages, head)
+        chain = chain_of(owner, messages, head)
     else:
         head, chain = known.head, extend_chain(known.chain, new)
     return _Array(
