@@ -18,7 +18,7 @@ from proxy.store.records import StoreError, StoreUnavailable
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, weir
 from tests.functional.test_store_failures import until
 from tests.postgres import Postgres, pgbouncer, postgres_server
-from tests.proxy.store_rows import change, exchange
+from tests.proxy.store_rows import change, decided, exchange
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -193,7 +193,7 @@ async def test_a_task_that_is_cancelled_leaves_a_whole_transaction_or_none(postg
     found = await store.branch("tenant-a", "b1")
     assert found is not None
     assert found.version > 0
-    assert (len(found.known.edits), len(found.known.cuts)) == (3 * found.version, found.version)
+    assert (len(decided(found).edits), len(decided(found).cuts)) == (3 * found.version, found.version)
     await store.close()
 
 

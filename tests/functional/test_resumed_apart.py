@@ -117,7 +117,7 @@ async def test_the_same_opening_gets_nothing_of_what_another_conversation_resume
     assert begun == [OPENING]
     gone_on, _, _ = await place.ask(OPENING, other, MORE, extra_headers=STRANGERS[stranger])
     assert gone_on == [OPENING, other, MORE]
-    again, _, _ = await place.ask(OPENING, answer, MORE, extra_headers=resumed_as)
+    again, _, _ = await place.ask(OPENING, answer, MORE, extra_headers=resumed_as or OLD)
     assert again == [*sent, answer, MORE], "its own conversation has lost it"
 
 
@@ -132,7 +132,7 @@ async def test_it_is_so_after_a_restart_too(stranger: str, place: Place) -> None
     begun, other, _ = await place.ask(OPENING, extra_headers=STRANGERS[stranger])
     gone_on, _, _ = await place.ask(OPENING, other, MORE, extra_headers=STRANGERS[stranger])
     retried, _, actions = await place.ask(OPENING, extra_headers=OLD)
-    again, _, _ = await place.ask(OPENING, answer, MORE)
+    again, _, _ = await place.ask(OPENING, answer, MORE, extra_headers=OLD)
     assert begun == [OPENING]
     assert gone_on == [OPENING, other, MORE]
     assert retried == sent
@@ -233,9 +233,9 @@ async def test_a_fork_of_a_resumed_conversation_keeps_what_it_resumed_and_nothin
     talk = [OPENING, answer]
     for turn in range(4):
         talk.append({"role": "user", "content": f"The zebra is what I decided on, turn {turn}."})
-        _, said, _ = await place.ask(*talk)
+        _, said, _ = await place.ask(*talk, extra_headers=OLD)
         talk.append(said)
-    forked, _, _ = await place.ask(OPENING, answer, MORE)
+    forked, _, _ = await place.ask(OPENING, answer, MORE, extra_headers=OLD)
     anew, _, actions = await place.ask(OPENING, extra_headers=OLD)
     plain, _, _ = await place.ask(OPENING)
     assert forked == [*sent, answer, MORE]

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import msgspec
 
-from policies.ledger import Cut, Edit, EditKind
-from proxy.store.records import Change, EvictionRow, ExchangeRow, NoteRow, Original, SummaryRow
+from policies.ledger import EVERY_WINDOW, NOTHING, Cut, Edit, EditKind, Ledger
+from proxy.store.records import Branch, Change, EvictionRow, ExchangeRow, NoteRow, Original, SummaryRow
 
 
 def url(path: Path) -> str:
     return f"sqlite+aiosqlite:///{path}"
+
+
+def decided(branch: Branch) -> Ledger:
+    return branch.views.get(EVERY_WINDOW, NOTHING)
 
 
 def digest(*parts: object) -> bytes:

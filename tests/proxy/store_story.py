@@ -3,19 +3,31 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, cast
 
 import msgspec
 
-from policies.ledger import Prepared, Trend
+from policies.ledger import EVERY_WINDOW, Prepared, Trend
 from policies.pressure import advance
 from policies.settings import ContextSettings
 from proxy.store import Store
 from proxy.store.chain import AuditEvent, AuditRow, AuditType
 from proxy.store.records import Arrival, Branch, CalibrationRow, ConversationRow, KeyRow, LimitRow, RelayedRow
-from tests.proxy.store_rows import change, cut, digest, edit, eviction, exchange, note, original, saved, summary
+from tests.proxy.store_rows import (
+    change,
+    cut,
+    decided,
+    digest,
+    edit,
+    eviction,
+    exchange,
+    note,
+    original,
+    saved,
+    summary,
+)
 from tests.proxy.test_store_health import session
 
 TENANT, OTHER = "4cb8843d2164dd76f13c4f6a3e960c35", "somebody-by-name"
@@ -116,11 +128,11 @@ async def _converse(store: Store, tenant: str, conversation: str, branch: str, f
     await store.want(tenant, branch, "compact", 3002.0)
     found = await store.branch(tenant, branch)
     assert found is not None
-    known = found.known
-    few = replace(known, edits=dict(list(known.edits.items())[:2]))
-    await store.fork(found, msgspec.structs.replace(found, branch=forked, known=few, length=10), at=3003.0)
-    more = replace(known, cuts=(*known.cuts, cut(2, of=tenant)))
-    await store.restate(msgspec.structs.replace(found, version=9, known=more), at=3004.0)
+    known = decided(found)
+    few = {EVERY_WINDOW: known._replace(edits=dict(list(known.edits.items())[:2]))}
+    await store.fork(found, msgspec.structs.replace(found, branch=forked, views=few, length=10), at=3003.0)
+    more = {EVERY_WINDOW: known._replace(cuts=(*known.cuts, cut(2, of=tenant)))}
+    await store.restate(msgspec.structs.replace(found, version=9, views=more), at=3004.0)
     await store.add_notes(tenant, conversation, [note(1), note(2, importance="critical"), note(1)])
     await store.keep_summary(tenant, summary(1, text="what was said \ud800"))
     await store.add_vectors(tenant, MODEL, {o.ref: [1.0, float(n)] for n, o in enumerate(first.originals)})
@@ -228,14 +240,15 @@ def _trend(*sizes: int) -> Trend:
     return state
 
 
-KNOWN = ("cuts", "prepared", "wanted", "resumed", "checkpoint", "checkpoint_length")
+KNOWN = ("prepared", "wanted", "resumed", "checkpoint", "checkpoint_length")
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Branch):  # with what is known of it beside the rest, as it is told of a database of before
-        told = {name: value for name, value in msgspec.structs.asdict(value).items() if name != "known"}
+        beside = ("known", "views", "floating")
+        told = {name: value for name, value in msgspec.structs.asdict(value).items() if name not in beside}
         told |= {name: getattr(value.known, name) for name in KNOWN}
-        return _plain({**told, "edits": list(value.known.edits.values())})
+        return _plain({**told, "edits": list(decided(value).edits.values()), "cuts": decided(value).cuts})
     if isinstance(value, msgspec.Struct):
         return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
     if isinstance(value, msgspec.Struct):

@@ -11,7 +11,7 @@ import pytest
 from policies.ledger import Action, Decision, Edit, EditKind, Trend, WindowPressure
 from policies.limits import TokenBudget, limits_for
 from policies.settings import ContextSettings
-from proxy.conversation.thread import Thread
+from proxy.conversation.thread import Thread, View
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe, prices_of
 from proxy.models.limits import LearnedLimits, ModelLimits, ModelLimitsResolver
 from proxy.monitor import CacheUse, follow, hit_ratio, shown
@@ -96,6 +96,7 @@ class Talk:
     def __init__(self) -> None:
         branch = Branch(tenant="t", conversation="c", name="c", branch="b", version=0)
         self.thread = Thread(branch)
+        self.view = View(10_000)
         self.at = 1000.0
         self.sent = 0
 
@@ -125,6 +126,7 @@ class Talk:
         recognized = Recognized(
             transcript=reading.transcript,
             thread=self.thread,
+            view=self.view,
             length=self.sent if known is None else known,
             limits=ModelLimits(budget, FACTS, "s", "s"),
             policy_limits=limits_for(ContextSettings(), budget),

@@ -509,7 +509,7 @@ def test_shapes_are_shown_only_where_a_layer_uses_them() -> None:
 
 @pytest.mark.requirement("A1.4")
 def test_audit_passes_everything_that_fits_and_refuses_the_rest() -> None:
-    fits = divide(PRESETS["audit"], window=128_000).hard_limit
+    fits = divide(PRESETS["audit"], window=128_000).reserved_limit
 
     assert decided("audit", of_total(fits)).action is Action.PASS
     with pytest.raises(BudgetUnreachable):

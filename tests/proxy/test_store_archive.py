@@ -11,7 +11,7 @@ import pytest
 from proxy.store import Store
 from proxy.store.packing import pack_message, unpack_messages
 from proxy.store.records import Change
-from tests.proxy.store_rows import change, exchange, original, sha, url
+from tests.proxy.store_rows import change, decided, exchange, original, sha, url
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ async def test_a_damaged_edit_or_cut_counts_as_absent(
     row = await store.conversation("tenant-a", "c1")
     assert branch is not None
     assert row is not None
-    assert (len(branch.known.edits), len(branch.known.cuts), len(await store.checkpoints(row))) == (
+    assert (len(decided(branch).edits), len(decided(branch).cuts), len(await store.checkpoints(row))) == (
         edits,
         cuts,
         checkpoints,

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from policies.ledger import ConversationState, EditKind
+from policies.ledger import EVERY_WINDOW, EditKind, Ledger
 from proxy.store import Store
 from proxy.store.records import Arrival, CalibrationRow, KeyRow, LimitRow, NameTaken, StaleVersion, StoreError
 from proxy.store.sqlite import SqliteDatabase
-from tests.proxy.store_rows import chain, change, cut, edit, exchange, original, url
+from tests.proxy.store_rows import chain, change, cut, decided, edit, exchange, original, url
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ async def test_a_committed_change_is_there_after_a_restart(tmp_path: Path) -> No
     assert found == before
     assert found is not None
     assert found.version == 2
-    assert tuple(found.known.edits.values()) == (*first.edits, *second.edits)
-    assert found.known.cuts == (first.cut, second.cut)
+    assert tuple(decided(found).edits.values()) == (*first.edits, *second.edits)
+    assert decided(found).cuts == (first.cut, second.cut)
     row = await store.conversation("tenant-a", "c1")
     assert row is not None
     checkpoints = await store.checkpoints(row)
@@ -105,7 +105,7 @@ async def test_a_later_edit_of_the_same_message_replaces_the_earlier(store: Stor
     await store.commit(msgspec.structs.replace(change(1, with_cut=False), edits=(edit(1),)))
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert tuple(branch.known.edits.values()) == (edit(2), edit(1))
+    assert tuple(decided(branch).edits.values()) == (edit(2), edit(1))
 
 
 async def test_text_that_no_database_takes_comes_back_exactly(store: Store) -> None:
@@ -116,8 +116,8 @@ async def test_text_that_no_database_takes_comes_back_exactly(store: Store) -> N
     )
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert next(iter(branch.known.edits.values())).text == odd
-    assert branch.known.cuts == (told,)
+    assert next(iter(decided(branch).edits.values())).text == odd
+    assert decided(branch).cuts == (told,)
     row = await store.conversation("tenant-a", "c1")
     assert row is not None
     assert (await store.checkpoints(row))[0].body == odd
@@ -138,7 +138,7 @@ async def test_of_two_concurrent_commits_one_wins_and_the_other_stores_nothing(p
     branch = await there.branch("tenant-a", "b1")
     assert branch is not None
     assert branch.version == 2
-    assert tuple(branch.known.edits.values())[3:] == change(1, of=winner).edits
+    assert tuple(decided(branch).edits.values())[3:] == change(1, of=winner).edits
     assert await here.original("tenant-a", change(1, of=loser).originals[0].ref) is None
     await here.close()
     await there.close()
@@ -162,7 +162,7 @@ async def test_forty_racing_appends_are_all_kept_with_retries(store: Store) -> N
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
     assert branch.version == 40
-    assert len(branch.known.edits) == 40
+    assert len(decided(branch).edits) == 40
 
 
 @pytest.mark.requirement("A0.105")
@@ -197,7 +197,7 @@ async def test_fifty_concurrent_conversations_are_isolated(store: Store) -> None
         found = await store.find("tenant-a", chain(6, of=name))
         assert found is not None
         assert (found.conversation, found.version, found.length) == (name, 3, 3)
-        assert tuple(found.known.edits.values()) == tuple(
+        assert tuple(decided(found).edits.values()) == tuple(
             e for step in range(3) for e in change(step, of=f"{name}.{step}").edits
         )
 
@@ -210,13 +210,13 @@ async def test_a_fork_shares_the_past_and_goes_its_own_way(store: Store) -> None
     await store.commit(change(1))
     parent = await store.find("tenant-a", hashes)
     assert parent is not None
-    edits, cuts = dict(list(parent.known.edits.items())[:3]), parent.known.cuts[:1]
-    shared = msgspec.structs.replace(parent, branch="b2", known=ConversationState(edits=edits, cuts=cuts))
+    edits, cuts = dict(list(decided(parent).edits.items())[:3]), decided(parent).cuts[:1]
+    shared = msgspec.structs.replace(parent, branch="b2", views={EVERY_WINDOW: Ledger(edits, cuts)})
     await store.fork(parent, shared, at=3000.0)
     stored = await store.branch("tenant-a", "b2")
     assert stored is not None
     assert (stored.version, stored.conversation) == (2, "c1")
-    assert (stored.known.edits, stored.known.cuts) == (edits, cuts)
+    assert (decided(stored).edits, decided(stored).cuts) == (edits, cuts)
     assert await store.commit(msgspec.structs.replace(change(2, branch="b2"), cut=cut(3, of="fork"))) == 3
     assert await store.branch("tenant-a", "b1") == msgspec.structs.replace(parent, length=0)
     row = await store.conversation("tenant-a", "c1")
@@ -225,7 +225,7 @@ async def test_a_fork_shares_the_past_and_goes_its_own_way(store: Store) -> None
     copied = [c for c in await store.checkpoints(row) if c.branch == "b2"]
     assert copied[0].body == change(0).checkpoint
     forked = await store.branch("tenant-a", "b2")
-    await store.fork(parent, msgspec.structs.replace(shared, known=ConversationState()), at=3001.0)
+    await store.fork(parent, msgspec.structs.replace(shared, views={}), at=3001.0)
     assert forked is not None
     assert await store.branch("tenant-a", "b2") == forked
 

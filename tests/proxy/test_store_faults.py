@@ -15,7 +15,7 @@ import pytest
 from proxy.store import Store
 from proxy.store.records import StoreUnavailable
 from tests.profile import tried
-from tests.proxy.store_rows import chain, change, exchange, original, sha, url
+from tests.proxy.store_rows import chain, change, decided, exchange, original, sha, url
 from tests.proxy.store_writer import big_state
 
 pytestmark = pytest.mark.slow
@@ -74,8 +74,8 @@ async def test_forty_killed_writers_lose_nothing_that_was_acknowledged(tmp_path:
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
     assert max(said) <= branch.version <= max(said) + 1 + said.count(0)
-    assert len(branch.known.cuts) == branch.version
-    assert len(branch.known.edits) == 3 * branch.version
+    assert len(decided(branch).cuts) == branch.version
+    assert len(decided(branch).edits) == 3 * branch.version
     for version in range(branch.version):
         given = change(version)
         for gone in (*given.originals, original(0, of=f"big{version}", text=f"{version} {'x' * 20_000}")):
@@ -110,8 +110,8 @@ async def test_kills_leave_no_half_checkpoint_and_lose_none_that_was_acknowledge
     for each in states:
         assert each.body == big_state(each.version - 1)
         assert (each.cut is not None) == (each.version % 2 == 0)
-    assert [cut.version for cut in branch.known.cuts] == list(range(2, branch.version + 1, 2))
-    assert len(branch.known.edits) == 3 * len(branch.known.cuts)
+    assert [cut.version for cut in decided(branch).cuts] == list(range(2, branch.version + 1, 2))
+    assert len(decided(branch).edits) == 3 * len(decided(branch).cuts)
     assert branch.known.checkpoint == big_state(branch.version - 1)
     assert store.damaged == 0
     await store.close()
@@ -189,7 +189,7 @@ async def test_a_task_cancelled_anywhere_leaves_no_lock_and_no_half(patient: Sto
         branch = await store.branch("tenant-a", "b1")
         expected = branch.version if branch is not None else 0
         if branch is not None:
-            assert (len(branch.known.edits), len(branch.known.cuts)) == (3 * expected, expected)
+            assert (len(decided(branch).edits), len(decided(branch).cuts)) == (3 * expected, expected)
     assert 0 < expected < 60
     assert made <= expected
 

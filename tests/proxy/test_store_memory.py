@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from policies.draft import ConversationState
-from policies.ledger import Edit, EditKind, Prepared
+from policies.ledger import EVERY_WINDOW, Edit, EditKind, Prepared
 from proxy.conversation.thread import Thread
 from proxy.store import Store, memory
 from proxy.store.memory import MAX_NOTES, MAX_SUMMARIES
@@ -25,6 +25,7 @@ from tests.proxy.store_rows import (
     chain,
     change,
     cut,
+    decided,
     digest,
     edit,
     eviction,
@@ -199,7 +200,7 @@ async def test_a_fork_goes_on_from_the_newest_checkpoint_that_fits_it(store: Sto
     await store.commit(msgspec.structs.replace(saved(2), length=20))
     parent = await store.branch("tenant-a", "b1")
     assert parent is not None
-    known = parent.known
+    known = decided(parent)
     given = (
         ("all", known.cuts, 20, '{"goal": "g2"}', 20),
         ("short", known.cuts, 9, '{"goal": "g1"}', 9),
@@ -208,13 +209,15 @@ async def test_a_fork_goes_on_from_the_newest_checkpoint_that_fits_it(store: Sto
         ("uncut", (), 20, '{"goal": "g0"}', 4),
     )
     for name, kept, length, body, saved_at in given:
-        forked = msgspec.structs.replace(parent, branch=name, known=replace(known, cuts=kept), length=length)
+        forked = msgspec.structs.replace(
+            parent, branch=name, views={EVERY_WINDOW: known._replace(cuts=kept)}, length=length
+        )
         await store.fork(parent, forked, at=3000.0)
         stored = await store.branch("tenant-a", name)
         assert stored is not None
         state = stored.known
         assert (state.checkpoint, state.checkpoint_length, state.resumed) == (body, saved_at, "from elsewhere")
-        assert (stored.version, state.edits, state.cuts) == (3, known.edits, kept)
+        assert (stored.version, *decided(stored)) == (3, known.edits, kept)
 
 
 @pytest.mark.requirement("A0.112")
@@ -234,7 +237,7 @@ async def test_old_checkpoints_go_but_never_that_of_the_newest_cut(
     assert [r.version for r in await store.checkpoints(await only(store))] == [7, 8, 9]
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert [each.version for each in branch.known.cuts] == [1, 2, 9]
+    assert [each.version for each in decided(branch).cuts] == [1, 2, 9]
     await store.close()
 
 
@@ -342,7 +345,7 @@ async def test_a_rollback_brings_a_branch_back_to_what_it_was(store: Store) -> N
     assert await store.rollback(row, version=2, at=5.0) == 5
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert (tuple(branch.known.edits.values()), branch.known.cuts) == was[2]
+    assert (tuple(decided(branch).edits.values()), decided(branch).cuts) == was[2]
     assert (branch.version, branch.known.checkpoint) == (5, '{"goal": "g1"}')
     assert (branch.known.prepared, branch.known.wanted, branch.known.resumed) == (None, None, "kept")
     rows = await store.checkpoints(row)
@@ -357,7 +360,7 @@ async def test_a_rollback_brings_a_branch_back_to_what_it_was(store: Store) -> N
     assert await store.rollback(row, version=1, at=6.0) == 6
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert ((tuple(branch.known.edits.values()), branch.known.cuts), branch.known.checkpoint) == (was[1], None)
+    assert ((tuple(decided(branch).edits.values()), decided(branch).cuts), branch.known.checkpoint) == (was[1], None)
     assert await store.commit(change(6, of="again")) == 7
 
 
@@ -368,7 +371,7 @@ async def test_nothing_goes_on_from_what_a_rollback_has_taken_back(store: Store)
     assert await store.rollback(row, version=0, at=5.0) == 5
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert (tuple(branch.known.edits.values()), branch.known.cuts, branch.known.checkpoint) == ((), (), None)
+    assert (tuple(decided(branch).edits.values()), decided(branch).cuts, branch.known.checkpoint) == ((), (), None)
     assert await store.latest_checkpoint("tenant-a", "c1") is None
     assert await store.removed(row) == []
     for gone in (-1, 1, 2, 4, 6):
@@ -400,12 +403,12 @@ async def test_batches_of_longer_requests_are_taken_back_and_what_they_replaced_
     known = await store.branch("tenant-a", "b1")
     assert known is not None
     with pytest.raises(StaleVersion):
-        await store.take_back(msgspec.structs.replace(known, version=2), 19, 4.0)
-    back = await store.take_back(known, 19, 4.0)
+        await store.take_back(msgspec.structs.replace(known, version=2), 19, 4.0, window=8_192)
+    back = await store.take_back(known, 19, 4.0, window=8_192)
     assert back == await store.branch("tenant-a", "b1")
     assert back is not None
-    assert (back.version, back.known.cuts) == (4, ())
-    assert set(back.known.edits.values()) == {*first.edits, *pin.edits}
+    assert (back.version, decided(back).cuts) == (4, ())
+    assert set(decided(back).edits.values()) == {*first.edits, *pin.edits}
     told = await store.audit("tenant-a", kind="rollback")
     assert [row.told for row in told] == [{"from": 3, "batches": 1, "messages": 19, "version": 4}]
     with pytest.raises(NoSuchVersion):
@@ -417,7 +420,7 @@ async def test_batches_of_longer_requests_are_taken_back_and_what_they_replaced_
     for _ in range(60):
         longer = msgspec.structs.replace(longer, expected=back.version)
         await store.commit(longer)
-        back = await store.take_back(msgspec.structs.replace(back, version=back.version + 1), 19, 5.0)
+        back = await store.take_back(msgspec.structs.replace(back, version=back.version + 1), 19, 5.0, window=8_192)
         assert back is not None
     assert back.known == before
     (row,) = (await store.export(await only(store)))["branches"]
@@ -433,8 +436,8 @@ async def test_a_fork_can_go_back_to_what_its_parent_was(store: Store) -> None:
     assert await store.rollback(await only(store), version=2, at=12.0) == 6
     branch = await store.branch("tenant-a", "b2")
     assert branch is not None
-    assert tuple(branch.known.edits.values()) == (*given[0].edits, *given[1].edits)
-    assert branch.known.cuts == (given[1].cut,)
+    assert tuple(decided(branch).edits.values()) == (*given[0].edits, *given[1].edits)
+    assert decided(branch).cuts == (given[1].cut,)
     assert await store.branch("tenant-a", "b1") == parent
 
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from policies.ledger import Trend
-from policies.messages import Body, Message, Transcript, chain_of
+from policies.messages import Body, Message, Transcript, chain_of, seed_of
 from proxy.conversation.book import Conversations
 from proxy.store import Store
 from proxy.store.chain import AuditType
@@ -300,12 +300,13 @@ async def test_what_one_server_has_deleted_another_does_not_go_on_with(url: str,
     transcript = Transcript(messages, lambda _: Body(text=""), chain_of(TENANT, messages, 0))
     here, there = Conversations(store), Conversations(other)
     for each in (here, there):
-        found = await each.recognise(TENANT, transcript.chain, messages, name="trip")
-        await each.announce(found.thread, each.arrival(found.thread, transcript, request="r", model="m"))
+        found = await each.recognise(TENANT, transcript, seed=seed_of(TENANT), name="trip")
+        view = await each.view(found.thread, 8_192)
+        await each.announce(found.thread, each.arrival(found.thread, view, transcript, request="r", model="m"))
     row = await store.conversation(TENANT, "trip")
     assert row is not None
     await store.delete(row, at=9.0)
-    again = await there.recognise(TENANT, transcript.chain, messages, name="trip")
+    again = await there.recognise(TENANT, transcript, seed=seed_of(TENANT), name="trip")
     assert again.thread.branch.branch != found.thread.branch.branch
     assert again.length == 0
     await other.close()
