@@ -32,6 +32,7 @@ from policies.ledger import (
 from policies.messages import Transcript
 from proxy.conversation.thread import (
     REWRITTEN_END,
+    TAIL,
     Match,
     Owner,
     Thread,
@@ -98,10 +99,7 @@ class Conversations:
         return recognised
 
     async def find(self, tenant: str, transcript: Transcript, *, seed: bytes, name: str | None) -> Match | None:
-        found = self._in_memory(transcript)
-        if found is None:
-            found = await self._in_store(tenant, transcript, None)
-        return found and self._fitted(found, seed, name)
+        return await self._find(tenant, transcript, seed, name)
 
     def begin(self, tenant: str, transcript: Transcript, *, name: str | None) -> Match:
         thread = new_thread(tenant, self._names.get((tenant, name)) if name else None, name)
@@ -275,22 +273,27 @@ class Conversations:
         of = (conversation.tenant, conversation.id)
         return [t for t in self._threads.values() if (t.branch.tenant, t.branch.conversation) == of]
 
-    def _in_memory(self, transcript: Transcript) -> Match | None:
+    def _in_memory(self, transcript: Transcript, seed: bytes, name: str | None) -> Match | None:
         """The thread of the longest prefix that a request ended at, or came near to before a user message that is
-        another one now: clients rewrite the newest user message from turn to turn."""
+        another one now: clients rewrite the newest user message from turn to turn. Or of the longest that one had,
+        where what comes next is what its client moves."""
         chain, messages, head = transcript.chain, transcript.messages, transcript.head
+        is_first = True
         for length in range(len(chain), 0, -1):
             branch, is_end = self._ends.get(chain[length - 1], ("", False))
             if branch not in self._threads:
                 continue
-            if is_end or (length < len(chain) and messages[head + length].role == "user"):
-                self._threads.move_to_end(branch)
-                return Match(self._threads[branch], transcript, length)
+            goes_on = is_end or (length < len(chain) and messages[head + length].role == "user")
+            if goes_on or is_first:
+                fitted = self._fitted(Match(self._threads[branch], transcript, length), seed, name)
+                if fitted is not None and (goes_on or fitted.transcript is not transcript):
+                    self._threads.move_to_end(branch)
+                    return fitted
+            is_first = False
         return None
 
     async def _find(self, tenant: str, transcript: Transcript, seed: bytes, name: str | None) -> Match | None:
-        found = self._in_memory(transcript)
-        found = found and self._fitted(found, seed, name)
+        found = self._in_memory(transcript, seed, name)
         strays = found is None or found.length < min(found.thread.longest, len(found.transcript.chain))
         is_answered = _opening(transcript) < len(transcript.chain)
         if not self.shared and not (strays and is_answered):
@@ -303,15 +306,16 @@ class Conversations:
 
     def _fitted(self, found: Match, seed: bytes, name: str | None) -> Match | None:
         """The match once the messages are left out that the client moves; None where it is of another conversation."""
-        if name is not None and found.thread.branch.name != name:
+        thread = found.thread
+        if name is not None and thread.branch.name != name:
             return None
-        transcript, length = found.thread.fitted(found.transcript, seed)
+        transcript, length = thread.fitted(found.transcript, seed)
         if transcript is found.transcript:
             return found
-        again = self._in_memory(transcript)
-        if again is not None and again.thread is found.thread:
-            length = max(length, again.length)
-        return Match(found.thread, transcript, max(length, _shared(found.transcript, transcript, found.length)))
+        ends = (n for n in range(len(transcript.chain), 0, -1) if self._ends.get(transcript.chain[n - 1]))
+        known = (n for n in ends if self._ends[transcript.chain[n - 1]] == (thread.branch.branch, True))
+        same = _shared(found.transcript, transcript, found.length)
+        return Match(thread, transcript, max(length, same, next(known, 0)))
 
     async def _in_store(self, tenant: str, transcript: Transcript, found: Match | None) -> Match | None:
         try:
@@ -406,7 +410,7 @@ class Conversations:
         thread.remember(transcript)
         self._threads.keep(thread)
         self._names[(branch.tenant, branch.name)] = branch.conversation
-        *before, last = transcript.chain[-1 - REWRITTEN_END :] or (None,)
+        *before, last = transcript.chain[-TAIL:] or (None,)
         for link in before:
             self._ends.setdefault(link, (branch.branch, False))
         if last is not None:

@@ -1,7 +1,7 @@
 """What Weir promises, in plain properties, while random clients talk to a served Weir in front of a strict upstream.
 
 :data:`~tests.properties.promises.PROMISES` are looked at after each step of a script. A failure prints the smallest
-script that breaks one, which can be put into :data:`BREAKING` or :data:`KEPT` as it is.
+script that breaks one, which can be put into :data:`KEPT` as it is.
 """
 
 import tempfile
@@ -34,68 +34,32 @@ from tests.properties.scripts import (
 )
 from tests.properties.world import opened
 
-HOLDING = ("P5", "P7", "P8", "P9")
-"""The promises that hold for whatever is played, as far as is known; each of the others is broken by a script below."""
 LARGE_AND_SMALL = (Model(16_384, 16_384), Model(4_096, 4_096))
-BREAKING: dict[str, tuple[str, Script]] = {
-    "P1 after a side request to a smaller model": (
-        "what a request to a small model had removed stays out in the large one",
-        Script(LARGE_AND_SMALL, (Begin(), Talk(turns=4), Side(), Talk(size=0.01))),
-    ),
-    "P1 after a switch to a smaller model and back": (
-        "what was decided for the small window holds in the large one",
-        Script(
-            LARGE_AND_SMALL,
-            (Begin(), Talk(turns=4), Switch(), Talk(size=0.01), Switch(model=0), Talk(size=0.01)),
-        ),
-    ),
-    "P2 without max_tokens on chat": (
-        "a quarter of the window is kept free although the client did not ask for so much",
-        Script(steps=(Begin(CHAT, system=0.8), Talk(size=0.01))),
-    ),
-    "P2 without max_tokens on responses": (
-        "a quarter of the window is kept free although the client did not ask for so much",
-        Script(steps=(Begin(RESPONSES, system=0.8), Talk(size=0.01))),
-    ),
-    "P2 with a large max_tokens on messages": (
-        "a quarter of the window is kept free although the upstream stops where its window ends",
-        Script(steps=(Begin(MESSAGES, system=0.8, answer=1.5), Talk(size=0.01))),
-    ),
-    "P3 the task": (
-        "the task is cut for a reserve that nobody needs",
-        Script(steps=(Begin(system=0.6, task=0.1), Talk(size=0.1))),
-    ),
-    "P3 the newest user text": (
-        "the newest user text is cut for a reserve that nobody needs",
-        Script(steps=(Begin(system=0.6), Talk(size=0.2))),
-    ),
-    "P3 an unread result": (
-        "a result that no model has read is cut for a reserve that nobody needs",
-        Script(steps=(Begin(system=0.6), Work(size=0.1))),
-    ),
-    "P4 a fork without a name": (
-        "a request without a name joins a named conversation that began alike",
-        Script(steps=(Begin(name="first"), Talk(size=0.01), Fork(), Talk(client=1, size=0.01))),
-    ),
-    "P4 a fork with a name": (
-        "a named request is stored in the unnamed conversation whose batch it goes on from",
-        Script(steps=(Begin(), Talk(turns=7, size=0.1), Fork(name="first"), Talk(client=1, size=0.01))),
-    ),
-    "P4 the deletion of a fork with a name": (
-        "a named conversation that went on from an unnamed one cannot be deleted",
-        Script(steps=(Begin(), Talk(turns=7, size=0.1), Fork(name="first"), Talk(client=1, size=0.01), Delete(1))),
-    ),
-    "P6 after a side request to a smaller model": (
-        "what a request to a small model had removed changes the prefix in the large one",
-        Script(LARGE_AND_SMALL, (Begin(), Talk(turns=4), Side(), Talk(size=0.01))),
-    ),
-    "P6 a note at a distance": (
-        "a message that keeps its distance from the end makes a batch in every request",
-        Script(steps=(Begin(), Note(distance=4), Talk(turns=8, size=0.1))),
-    ),
-}
-"""By the promise that it breaks today: why, in a sentence, and the smallest script that shows it."""
 KEPT: dict[str, Script] = {
+    "P1 after a side request to a smaller model": Script(
+        LARGE_AND_SMALL, (Begin(), Talk(turns=4), Side(), Talk(size=0.01))
+    ),
+    "P1 after a switch to a smaller model and back": Script(
+        LARGE_AND_SMALL,
+        (Begin(), Talk(turns=4), Switch(), Talk(size=0.01), Switch(model=0), Talk(size=0.01)),
+    ),
+    "P2 without max_tokens on chat": Script(steps=(Begin(CHAT, system=0.8), Talk(size=0.01))),
+    "P2 without max_tokens on responses": Script(steps=(Begin(RESPONSES, system=0.8), Talk(size=0.01))),
+    "P2 with a large max_tokens on messages": Script(steps=(Begin(MESSAGES, system=0.8, answer=1.5), Talk(size=0.01))),
+    "P3 the task": Script(steps=(Begin(system=0.6, task=0.1), Talk(size=0.1))),
+    "P3 the newest user text": Script(steps=(Begin(system=0.6), Talk(size=0.2))),
+    "P3 an unread result": Script(steps=(Begin(system=0.6), Work(size=0.1))),
+    "P4 a fork without a name": Script(steps=(Begin(name="first"), Talk(size=0.01), Fork(), Talk(client=1, size=0.01))),
+    "P4 a fork with a name": Script(
+        steps=(Begin(), Talk(turns=7, size=0.1), Fork(name="first"), Talk(client=1, size=0.01))
+    ),
+    "P4 the deletion of a fork with a name": Script(
+        steps=(Begin(), Talk(turns=7, size=0.1), Fork(name="first"), Talk(client=1, size=0.01), Delete(1))
+    ),
+    "P6 after a side request to a smaller model": Script(
+        LARGE_AND_SMALL, (Begin(), Talk(turns=4), Side(), Talk(size=0.01))
+    ),
+    "P6 a note at a distance": Script(steps=(Begin(), Note(distance=4), Talk(turns=8, size=0.1))),
     "P3 an unread result in a full window": Script(steps=(Begin(system=0.6), Work(size=0.2))),
     "P4 two conversations, of which one is deleted": Script(
         steps=(
@@ -145,16 +109,6 @@ async def play(script: Script, promises: Iterable[str]) -> None:
                         ) from None
 
 
-def _broken_today(name: str) -> object:
-    reason, script = BREAKING[name]
-    return pytest.param(name[:2], script, id=name, marks=pytest.mark.xfail(strict=True, raises=Broken, reason=reason))
-
-
-@pytest.mark.parametrize(("promise", "script"), [_broken_today(each) for each in BREAKING])
-async def test_what_breaks_a_promise_today(promise: str, script: Script) -> None:
-    await play(script, [promise])
-
-
 @pytest.mark.parametrize(("promise", "script"), [pytest.param(n[:2], s, id=n) for n, s in KEPT.items()])
 async def test_what_keeps_a_promise(promise: str, script: Script) -> None:
     await play(script, [promise])
@@ -163,8 +117,8 @@ async def test_what_keeps_a_promise(promise: str, script: Script) -> None:
 @pytest.mark.timeout(tried(300, 7_200))
 @settings(RANDOM, max_examples=tried(20, 600))
 @given(script=scripts())
-async def test_what_holds_today_holds_for_every_client(script: Script) -> None:
-    await play(script, HOLDING)
+async def test_the_promises_hold_for_every_client(script: Script) -> None:
+    await play(script, PROMISES)
 
 
 @soak
