@@ -57,7 +57,7 @@ from policies.pressure import (
 from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.clear import PruneTools, leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
-from policies.strategies.drop import DropOldest, cap_results, clip
+from policies.strategies.drop import DropOldest, cap_results, clip, clippable
 from policies.strategies.layers import (
     ASKING,
     PlanWork,
@@ -277,9 +277,8 @@ def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
     """Before anything is read, where what no layer and no rung can touch is too much alone."""
     if draft.tokens <= bounds.refused_above or bounds.ceiling is not None:
         return
-    protection = bounds.protection
-    guarded, clippable = protection.all, protection.active | {protection.current}
-    untouchable = protection.head | (protection.pinned - clippable)
+    guarded = bounds.protection.all
+    untouchable = bounds.protection.verbatim - clippable(draft, bounds)
     fixed = sum(p.tokens for p in draft.pieces if p.index in untouchable)
     if not any(layer.strategy == PruneTools.name for layer in bounds.settings.layers):
         fixed += draft.tools

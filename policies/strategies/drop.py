@@ -173,7 +173,8 @@ def _cut(bounds: Bounds, index: int, piece: PlannedMessage, *, allowed: int, flo
 
 
 def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
-    """The draft with the largest of its newest results, the newest user message or the task cut to fit ``target``.
+    """The draft with the largest of its newest results, or a user's message that no window could hold, cut to fit
+    ``target``.
 
     A result counts twice its size in the order, since it can be asked for again.
     """
@@ -203,12 +204,20 @@ def _clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: int) 
 
 
 def _clippable(draft: Draft, bounds: Bounds) -> Iterator[PlannedMessage]:
-    messages, protection = draft.transcript.messages, bounds.protection
-    newest = {i for i in protection.active if messages[i].is_result or messages[i].role == "user"}
-    newest |= {i for i in protection.standing if i == protection.current or i not in protection.pinned}
+    messages, newest = draft.transcript.messages, clippable(draft, bounds)
     pieces = [(p.index, p) for p in draft.pieces if p.index is not None and p.index in newest]
     weights = {i: p.tokens * (RESULT_WEIGHT if messages[i].is_result else 1) for i, p in pieces}
     return (p for i, p in sorted(pieces, key=lambda each: (-weights[each[0]], each[0])))
+
+
+def clippable(draft: Draft, bounds: Bounds) -> set[int]:
+    """The indices of what may be cut before a request is refused: results that no model has read, and what a user says
+    only where the one message is larger than all that fits."""
+    messages, protection = draft.transcript.messages, bounds.protection
+    users = {i for i in protection.active if messages[i].role == "user"}
+    users |= {i for i in protection.standing if i == protection.current or i not in protection.pinned}
+    too_large = {i for i in users if messages[i].tokens > bounds.refused_above}
+    return {i for i in protection.active if messages[i].is_result} | too_large
 
 
 NOTE_BEGINS = "[weir: "

@@ -188,7 +188,7 @@ async def test_a_tool_result_and_a_question_that_are_both_too_large_are_both_cli
 ) -> None:
     async with weir(upstream.base_url, tmp_path / "w.db") as target:
         talk = Talk(target.client(), opening()[:1])
-        talk.messages.append({"role": "user", "content": "Find the bug. " + prose(5_000, seed=8)})
+        talk.messages.append({"role": "user", "content": "Find the bug. " + prose(6_000, seed=8)})
         talk.messages += big_step(prose(5_000, seed=9))
         await talk.ask(tools=TOOLS)
         (seen,) = answered(upstream)

@@ -306,14 +306,16 @@ def test_the_weightiest_of_the_newest_is_clipped_and_the_others_are_not() -> Non
     parallel = assistant("", ToolCall("a", "f", "1"), ToolCall("b", "f", "2"))
     transcript = talk(user(words(500)), parallel, result(words(200), "a"), result(words(3_000), "b"))
     assert changed(clip(untouched(transcript), bounds(transcript), target=2_000)) == {3: EditKind.CLIP}
-    huge = talk(user(words(3_000)), *step(words(200)))
+    huge = talk(user(words(5_000)), *step(words(200)))
     assert changed(clip(untouched(huge), bounds(huge), target=2_000)) == {0: EditKind.CLIP}
+    large = talk(user(words(3_500)), *step(words(200)), assistant("done"), user(words(700)))
+    assert changed(clip(untouched(large), bounds(large), target=2_000)) == {}
 
 
 def test_a_message_that_stays_for_good_is_clipped_with_room_for_what_follows() -> None:
-    transcript = talk(user(words(3_000)), assistant("so"), user("next"))
+    transcript = talk(user(words(5_000)), assistant("so"), user("next"))
     draft = clip(untouched(transcript), bounds(transcript), target=transcript.tokens - 1)
-    assert 64 < draft.pieces[0].tokens <= 0.75 * 3_004
+    assert 64 < draft.pieces[0].tokens <= 0.75 * 5_004
     assert changed(draft) == {0: EditKind.CLIP}
 
 
