@@ -91,7 +91,7 @@ class Compact(Strategy):
         if not gone:
             return draft
         budget = _extract_budget(draft, bounds, start, share)
-        newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
+        newest = _too_large_results(draft, bounds, room=bounds.hard_limit - bounds.fixed - budget)
         cuts = _cuts(draft, bounds, newest, beside=budget)
         read = {*gone, *cuts}
         sources = sources_of(transcript, sorted(read), bounds.transcript.calls)

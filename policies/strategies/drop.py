@@ -79,7 +79,7 @@ def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
     ]
     unread = {i: p.tokens for i, p in found if new_only or i in bounds.protection.active}
     # where what is unread fits beside what stays, what is older makes way
-    has_room = draft.tokens <= bounds.trigger or bounds.fixed + sum(unread.values()) <= bounds.safe_limit
+    has_room = draft.tokens <= bounds.trigger or bounds.fixed + sum(unread.values()) <= bounds.hard_limit
     edits: dict[int, Edit] = {}
     for index, piece in found:
         if piece.text is None and index not in bounds.protection.pinned and not transcript.messages[index].media:
