@@ -18,9 +18,10 @@ import msgspec
 from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Returned, Save, StateSaved, step
 from policies.ledger import ConversationState, Decision, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
+from policies.loads import Load
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import notes_of
-from policies.messages import last_user
+from policies.messages import Transcript, last_user
 from policies.planner import is_needless, plan, standing, trim
 from policies.pressure import own_trend, passed
 from policies.settings import ContextSettings
@@ -29,6 +30,8 @@ from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import SharedReadings, unpaid
 from proxy.errors import ContextLengthExceeded, InvalidRequest, ProxyError
+from proxy.models.limits import ModelLimits
+from proxy.planning.loads import Scales
 from proxy.planning.values import (
     CLAIMED,
     Plan,
@@ -82,6 +85,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     pages: Pages = msgspec.field(default_factory=Pages)
     saved: Callable[[str], None] = lambda _: None
     workers: Workers = msgspec.field(default_factory=Workers)
+    scales: Scales = msgspec.field(default_factory=Scales)
     _limits: dict[tuple[int, int], Limits] = msgspec.field(default_factory=dict)
     _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = msgspec.field(default_factory=dict)
 
@@ -129,6 +133,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 degraded=tuple(degraded),
                 new=read.new,
                 sampled=read.sampled,
+                loads=self._loads(asked, read.transcript, limits),
             )
         except ProxyError:
             raise
@@ -195,17 +200,13 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
         return self._written(asked, recognized, plan, decided)
 
-    async def harder(self, asked: PlanRequest, before: Plan, *, attempt: int) -> Plan | None:
+    async def harder(self, asked: PlanRequest, before: Plan, *, attempt: int, window: int | None = None) -> Plan | None:
+        """A smaller request, None where there is none; ``window`` is one that only this request has met."""
         if before.recognized is None:
             return None
         sent = before.sent or before.recognized.transcript.tokens
         try:
-            limits = await asked.limits()
-            policy_limits = self.limits_of(asked.settings, limits.budget)
-            recognized = msgspec.structs.replace(before.recognized, limits=limits, policy_limits=policy_limits)
-            if recognized.sampled:
-                read = await self._read(asked)
-                recognized = msgspec.structs.replace(recognized, transcript=read.transcript, sampled=False)
+            recognized = await self._anew(asked, before.recognized, window=window)
             aim = min(recognized.limits.budget.soft_limit, int(sent * HARDER[min(attempt, len(HARDER)) - 1]))
             try:
                 decided = await self._decide(asked, recognized, ceiling=aim)
@@ -218,6 +219,36 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             return None
         smaller = decided is not None and decided.decision.raw_after < sent
         return self._written(asked, recognized, before, decided) if smaller else None
+
+    async def lighter(self, asked: PlanRequest, before: Plan) -> Plan | None:
+        """The request within what its upstream is now known to take beside tokens; None where it is as it was."""
+        if before.recognized is None:
+            return None
+        try:
+            recognized = await self._anew(asked, before.recognized)
+            plan = self._written(asked, recognized, before, await self._decide(asked, recognized))
+        except Exception:
+            log.exception("planning a lighter request failed")
+            return None
+        return None if plan.body == before.body else plan
+
+    async def _anew(self, asked: PlanRequest, recognized: Recognized, *, window: int | None = None) -> Recognized:
+        """The same request within what is known of its limits now, counted to the token."""
+        limits = await asked.limits()
+        if window is not None:
+            limits = limits.within(window)
+        transcript = (await self._read(asked)).transcript if recognized.sampled else recognized.transcript
+        return msgspec.structs.replace(
+            recognized,
+            limits=limits,
+            policy_limits=self.limits_of(asked.settings, limits.budget),
+            transcript=transcript,
+            sampled=False,
+            loads=self._loads(asked, transcript, limits),
+        )
+
+    def _loads(self, asked: PlanRequest, transcript: Transcript, limits: ModelLimits) -> tuple[Load, ...]:
+        return () if asked.settings.observes else self.scales.loads(asked.request, transcript, limits.most)
 
     async def _just_smaller(self, asked: PlanRequest, recognized: Recognized, before: Plan, sent: int) -> Plan | None:
         try:
@@ -300,7 +331,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
 
     def _passed(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
         thread, limits = recognized.thread, recognized.policy_limits
-        if thread.known.triggered or asked.edits is not None or asked.unbinds:
+        if thread.known.triggered or asked.edits is not None or asked.unbinds or recognized.loads:
             return None
         known, at = thread.ledger(observed=asked.settings.observes), self.clock()
         decision = passed(recognized.transcript, known=known, limits=limits, trend=recognized.trend, at=at)
@@ -354,6 +385,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             elsewhere=beside,
             edits=asked.edits,
             unbinds=asked.unbinds,
+            loads=recognized.loads,
             announce=span.lap,
         )
         run = partial(self.workers.run, key=asked.tenant, span=span, since=asked.since)

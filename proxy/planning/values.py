@@ -14,6 +14,7 @@ import msgspec
 from policies.effects import Effect, Reply
 from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
+from policies.loads import Load
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls
 from policies.settings import ClientEdits, ContextSettings
@@ -100,7 +101,8 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     ``limits`` are the model's, ``policy_limits`` what the policy makes of them. An earlier request has sent ``length``
     messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is the growth before this request;
     ``listens`` says that the answer will tell the conversation from others; ``new`` are the raw messages at its end
-    that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``.
+    that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``; ``loads`` are what is above what
+    the upstream takes beside tokens.
     """
 
     transcript: Transcript
@@ -115,6 +117,7 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     degraded: tuple[str, ...] = ()
     new: Sequence[Raw] = ()
     sampled: bool = False
+    loads: tuple[Load, ...] = ()
 
 
 def readable(recognized: Recognized) -> Transcript:

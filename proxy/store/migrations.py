@@ -26,11 +26,15 @@ from proxy.store.schema import (
     frames,
     inspected,
     inspected_parts,
+    limits,
     meta,
     provider_ids,
     usage_days,
 )
 from proxy.store.transaction import of, recorded
+
+NEVER = 1e10
+"""A time that no clock will show, seconds since 1970."""
 
 
 def upgrade(connection: sa.Connection, *, found: str) -> None:
@@ -134,6 +138,22 @@ def hash_anew(connection: sa.Connection, op: Operations) -> None:
             after = rows[-1].seq
 
 
+def limit_kinds(connection: sa.Connection, op: Operations) -> None:
+    """Limits are of a kind; that an upstream counts the answer into the window is one of them."""
+    scope = sa.column("scope", limits.c.scope.type)
+    before = sa.table("limits", scope, *(sa.column(name) for name in ("token_limit", "seen", "expires")))
+    known = connection.execute(sa.select(before)).all()
+    strict = sa.table("calibrations", scope, sa.column("strict", sa.Boolean))
+    counting = connection.scalars(sa.select(strict.c.scope).where(strict.c.strict)).all()
+    op.drop_table("limits")
+    limits.create(connection)
+    rows = [dict(zip(("scope", "limit", "seen", "expires"), row, strict=True), kind="tokens") for row in known]
+    rows += [{"scope": each, "kind": "completion", "limit": 0, "seen": 1, "expires": NEVER} for each in counting]
+    if rows:
+        connection.execute(sa.insert(limits), rows)
+    op.drop_column("calibrations", "strict")
+
+
 STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0016": add_answers,
     "0017": limit_keys,
@@ -142,4 +162,5 @@ STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0020": add_provider_ids,
     "0021": forget_rounds,
     "0022": hash_anew,
+    "0023": limit_kinds,
 }

@@ -332,8 +332,8 @@ MEASURES = (
     Measure(
         "images",
         re.compile(
-            r"too many images|(?:number|count) of images [^.;]{0,30}(?:exceeds?|more than)|images? exceeds? [^.;]{0,20}limit of \d"
-            rf"|at most {N} images?\b|limit-mm-per-prompt"
+            r"too many images|(?:number|count) of images [^.;]{0,30}(?:exceeds?|more than)"
+            rf"|images? exceeds? [^.;]{{0,20}}limit of \d|at most {N} images?\b|limit-mm-per-prompt"
         ),
         _MOST_ITEMS,
         _FOUND_ITEMS,
