@@ -140,10 +140,11 @@ def hash_anew(connection: sa.Connection, op: Operations) -> None:
 
 def limit_kinds(connection: sa.Connection, op: Operations) -> None:
     """Limits are of a kind; that an upstream counts the answer into the window is one of them."""
-    scope = sa.column("scope", limits.c.scope.type)
-    before = sa.table("limits", scope, *(sa.column(name) for name in ("token_limit", "seen", "expires")))
+    plain = limits.c.scope.type
+    names = ("token_limit", "seen", "expires")
+    before = sa.table("limits", sa.column("scope", plain), *(sa.column(name) for name in names))
     known = connection.execute(sa.select(before)).all()
-    strict = sa.table("calibrations", scope, sa.column("strict", sa.Boolean))
+    strict = sa.table("calibrations", sa.column("scope", plain), sa.column("strict", sa.Boolean))
     counting = connection.scalars(sa.select(strict.c.scope).where(strict.c.strict)).all()
     op.drop_table("limits")
     limits.create(connection)
