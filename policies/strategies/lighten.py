@@ -16,7 +16,9 @@ from policies.strategies.compact import Compact
 from policies.strategies.drop import DropOldest
 from policies.strategies.layers import PlanWork
 
-LOW_WATER = 0.75
+WITHOUT_MEDIA = 0.75
+COMPACTED = 0.5
+"""Shares of what may be sent at which a batch ends."""
 SUMMARY_SHARE = 0.1
 """Of what may be sent that is kept free for a summary."""
 
@@ -32,15 +34,16 @@ def lighten(work: PlanWork, bounds: Bounds, loads: tuple[Load, ...]) -> Flow[Non
 
 def _lighten(work: PlanWork, bounds: Bounds, load: Load) -> Flow[bool]:
     """Whether the draft is within the load now."""
-    aim = int(LOW_WATER * load.most)
-    done = _without_media(work.draft, bounds, load, aim=aim)
+    aim = int(COMPACTED * load.most)
+    done = _without_media(work.draft, bounds, load, aim=int(WITHOUT_MEDIA * load.most))
     if load.total(done.pieces) <= load.most:
         work.take_if_changed("media", done)
         return True
     layer = next((each for each in bounds.settings.layers if each.strategy == Compact.name), None)
     if layer is not None and bounds.settings.compaction == "proxy":
         keep = len(done.transcript.messages) - _tail_start(done, bounds, load, aim=aim)
-        compacted = yield from Compact(keep_messages=keep).run(done, replace(bounds, layer=layer))
+        now = replace(bounds, layer=layer, trigger=min(bounds.trigger, done.tokens))
+        compacted = yield from Compact(keep_messages=keep).run(done, now)
         if load.total(compacted.pieces) <= load.most:
             work.take_if_changed("media", done)
             work.take_if_changed(layer, compacted)
