@@ -141,3 +141,27 @@ async def test_an_answer_that_is_counted_into_the_window_is_asked_to_be_shorter_
         assert b"[weir" not in taken[-1].body
         assert taken[-1].json[limit] < 6_000
         assert tokens_in(taken[-1]) + taken[-1].json[limit] > 0.9 * window
+
+
+@each_endpoint
+async def test_an_answer_is_left_the_floor_of_its_reserve_and_what_is_old_makes_way(endpoint: str) -> None:
+    limit = "max_output_tokens" if endpoint == "responses" else "max_tokens"
+    window = 8_192
+
+    def rule(asked: Asked) -> Reply | None:
+        prompt = tokens_in(asked)
+        answer = asked.json[limit]
+        if prompt + answer <= window:
+            return None
+        text = f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {window}, decrease it"
+        return refusal_of(endpoint, text)
+
+    strict = Strict(endpoint, rule)
+    async with scripted(strict) as upstream, weir(upstream.base_url, window=4 * window) as target:
+        talk = Talk(target, endpoint, first="Read the parts.")
+        for step in range(5):
+            talk.says(prose(150, seed=step))
+        talk.says(prose(1_700, seed=6))
+        await talk.ask(**{limit: 3_000})
+    assert talk.statuses == [200]
+    assert strict.sent[-1].json[limit] >= window // 16
