@@ -301,6 +301,7 @@ def request_for(
         edits=edits,
         binds=chat.codec is MESSAGES
         and (binds_reasoning(chat.model) or runtime.windows.binds(chat.model, upstream=upstream, caller=caller)),
+        follows=bool(held.chain),
         id=progress.id,
         since=progress.since,
     )

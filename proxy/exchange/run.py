@@ -602,11 +602,12 @@ class ExchangeHandler:
 
 
 def is_page(answer: Answer, body: bytes) -> bool:
-    """Whether an answer is a web page."""
+    """Whether an answer is a web page: some servers call JSON one."""
     kind = next((value for name, value in answer.headers if name == b"content-type"), b"")
+    begins = body[:512].lstrip().lower()
     if kind.strip().lower().startswith((b"text/html", b"application/xhtml+xml")):
-        return True
-    return body[:64].lstrip().lower().startswith((b"<!doctype html", b"<html"))
+        return not begins.startswith((b"{", b"["))
+    return begins.startswith((b"<!doctype html", b"<html"))
 
 
 def wait_in(headers: Headers) -> int | None:

@@ -14,7 +14,7 @@ import msgspec
 from policies.settings import ContextSettings
 from proxy.access.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
-from proxy.models.limits import COUNTED_IN, ModelLimitsResolver, cut_at, stays_cut
+from proxy.models.limits import COUNTED_IN, TOKENS, ModelLimitsResolver, cut_at, stays_cut
 from proxy.planning.loads import SIZES, Scales
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
@@ -281,8 +281,9 @@ def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan)
         windows.know(known.scope, COUNTED_IN)
     limit = plausible_limit(verdict)
     doubted = None
-    if limit is not None:
-        doubted = None if windows.learn(known.scope, limit) else limit
+    is_within = limit == known.budget.window and not windows.knows(known.scope, TOKENS)
+    if limit is not None:  # a repeat that was planned within it is not another that names it
+        doubted = limit if is_within or not windows.learn(known.scope, limit) else None
     elif verdict.prompt is not None or is_counted:
         windows.refused(known.scope, verdict.prompt or known.budget.estimate(plan.sent))
     if verdict.prompt is not None and not verdict.at_least and is_counted:

@@ -38,7 +38,7 @@ class Scales:
 
     def loads(self, request: ClientRequest, transcript: Transcript, most: Mapping[str, int]) -> tuple[Load, ...]:
         """The loads of a request that are above what its upstream takes (``most``, by kind) as it came."""
-        if not most or request.messages is None:
+        if request.messages is None:
             return ()
         pieces = _as_it_came(transcript)
         found = (

@@ -248,7 +248,11 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _loads(self, asked: PlanRequest, transcript: Transcript, limits: ModelLimits) -> tuple[Load, ...]:
-        return () if asked.settings.observes else self.scales.loads(asked.request, transcript, limits.most)
+        if asked.settings.observes or not limits.most:
+            return ()
+        loads = self.scales.loads(asked.request, transcript, limits.most)
+        # of what the provider holds no entries and no bytes go up
+        return tuple(load for load in loads if not asked.follows or load.kind not in ("entries", "bytes"))
 
     async def _just_smaller(self, asked: PlanRequest, recognized: Recognized, before: Plan, sent: int) -> Plan | None:
         try:

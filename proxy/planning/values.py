@@ -52,7 +52,7 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards; ``patience`` is how long it
     may wait for models; ``edits`` is what the client asks to have taken out; ``since`` is when one that waited for room
     could have begun (``time.monotonic``). ``binds`` says that the model signs what it thinks for what stands before it,
-    ``unbinds`` that no such thinking is valid any more.
+    ``unbinds`` that no such thinking is valid any more; ``follows`` that its provider holds what came before.
     """
 
     request: ClientRequest
@@ -71,6 +71,7 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     edits: ClientEdits | None = None
     binds: bool = False
     unbinds: bool = False
+    follows: bool = False
     id: str = ""
     since: float | None = None
     span: AnySpan = NULL_SPAN
