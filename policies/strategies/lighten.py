@@ -34,21 +34,23 @@ def lighten(work: PlanWork, bounds: Bounds, loads: tuple[Load, ...]) -> Flow[Non
 
 def _lighten(work: PlanWork, bounds: Bounds, load: Load) -> Flow[bool]:
     """Whether the draft is within the load now."""
-    aim = int(COMPACTED * load.most)
+    guarded = bounds.protection.all
+    if load.total(piece for piece in work.draft.pieces if piece.index in guarded) > load.most:
+        return False
     done = _without_media(work.draft, bounds, load, aim=int(WITHOUT_MEDIA * load.most))
     if load.total(done.pieces) <= load.most:
         work.take_if_changed("media", done)
         return True
+    start = _tail_start(done, bounds, load, aim=int(COMPACTED * load.most))
     layer = next((each for each in bounds.settings.layers if each.strategy == Compact.name), None)
     if layer is not None and bounds.settings.compaction == "proxy":
-        keep = len(done.transcript.messages) - _tail_start(done, bounds, load, aim=aim)
+        compact = replace(Compact.of(layer.params), keep_messages=len(done.transcript.messages) - start)
         now = replace(bounds, layer=layer, trigger=min(bounds.trigger, done.tokens))
-        compacted = yield from Compact(keep_messages=keep).run(done, now)
+        compacted = yield from compact.run(done, now)
         if load.total(compacted.pieces) <= load.most:
             work.take_if_changed("media", done)
             work.take_if_changed(layer, compacted)
             return True
-    start = _tail_start(done, bounds, load, aim=aim)
     older = sum(p.tokens for p in done.pieces if p.index is not None and p.index < start)
     dropped = DropOldest().apply(done, replace(bounds, aim=done.tokens - older))
     if load.total(dropped.pieces) > load.most:

@@ -117,7 +117,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             policy_limits = self.limits_of(asked.settings, limits.budget)
             if span.recorded:
                 at = span.since(at, "limits")
-            if read.sampled and asked.needs_exactly(thread.known, transcript.tokens, policy_limits):
+            loads = self._loads(asked, transcript, limits)
+            if read.sampled and (loads or asked.needs_exactly(thread.known, transcript.tokens, policy_limits)):
                 read = await self._read(asked)
                 span.since(at, "read")
             return Recognized(
@@ -133,7 +134,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 degraded=tuple(degraded),
                 new=read.new,
                 sampled=read.sampled,
-                loads=self._loads(asked, read.transcript, limits),
+                loads=loads,
             )
         except ProxyError:
             raise
