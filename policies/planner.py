@@ -41,6 +41,7 @@ from policies.limits import (
     limits_for,
     refuses,
 )
+from policies.loads import Load
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import InvalidConversation, Transcript, parse_turn_boundaries, protect
 from policies.pressure import (
@@ -69,6 +70,7 @@ from policies.strategies.layers import (
     run_layers,
     run_rungs,
 )
+from policies.strategies.lighten import lighten
 from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall, with_room
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
@@ -93,14 +95,16 @@ def plan(
     elsewhere: Sequence[Elsewhere] = (),
     edits: ClientEdits | None = None,
     unbinds: bool = False,
+    loads: tuple[Load, ...] = (),
     announce: Announce = unheard,
 ) -> Flow[Decision]:
     """What to do with one request.
 
     ``at`` is its time, s of any clock. ``ceiling`` (uncalibrated) is set after an upstream refused what the budget
     allowed. ``readings`` and ``pages`` are of earlier requests, ``elsewhere`` is what the archive has, ``edits`` what
-    the client asks for; ``unbinds``: no thinking is valid any more. Raises BudgetUnreachable if what is protected does
-    not fit, BucketExceeded where a full bucket is refused, InvalidConversation for a broken array.
+    the client asks for; ``unbinds``: no thinking is valid any more; ``loads`` are above what the upstream takes. Raises
+    BudgetUnreachable if what is protected does not fit, BucketExceeded where a full bucket is refused,
+    InvalidConversation for a broken array.
     """
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
@@ -111,7 +115,14 @@ def plan(
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     asked = (known.resumed is not None and not known.cuts) or is_wanted(settings, known)
-    is_told = known.triggered or asked or unbinds or ceiling is not None or _may_edit(transcript, grown, edits, budget)
+    is_told = (
+        known.triggered
+        or asked
+        or unbinds
+        or loads
+        or ceiling is not None
+        or _may_edit(transcript, grown, edits, budget)
+    )
     if not is_told and is_quiet(transcript, grown, limits=limits):
         return pass_on(transcript, grown, limits=limits)
     bounds = bounds_for(
@@ -131,6 +142,8 @@ def plan(
         yield Offload()
         yield from run_asked(work, bounds)
     bounds = yield from _manage(work, bounds, grown, limits=limits, edits=edits)
+    if loads and settings.when_full == "manage":
+        yield from lighten(work, bounds, loads)
     yield from _recall(work, bounds, pages=pages or Pages(), elsewhere=elsewhere)
     if transcript.binds:
         yield from _unbind(work, bounds, all_of_it=unbinds)

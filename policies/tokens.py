@@ -376,6 +376,15 @@ def _image(part: Mapping[str, Any], model: str) -> int:
     return image_rule(model).tokens(size, detail if isinstance(detail, str) else "auto")
 
 
+def image_extent(part: Mapping[str, Any]) -> tuple[int, int]:
+    """The longer side of an image in pixels, and the length of its base64; 0 for what is not known."""
+    if part.get("type") not in IMAGE_TYPES:
+        return 0, 0
+    data = _base64(_held(part, ("image_url", "source", "image"), ("url", "data"))[1])
+    size = _decoded_size(data) if data else None
+    return 0 if size is None else max(size), len(data)
+
+
 def _decoded_size(data: str) -> Size | None:
     for limit in _HEADERS:
         size = image_size(_decode(data[:limit]))

@@ -33,7 +33,7 @@ from proxy.http.reports import store_growth
 from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
 from proxy.models.facts import ModelRegistry, Probe
-from proxy.models.limits import LearnedLimits, ModelLimitsResolver
+from proxy.models.limits import TOKENS, LearnedLimits, ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
@@ -310,7 +310,7 @@ def _watch(runtime: Runtime) -> None:
     watch(measured.CONNECTIONS, partial(_connections, runtime))
     watch_process(runtime.telemetry.metrics)
     keep_little()
-    watch(measured.WINDOWS_LEARNED, lambda: {(): len(runtime.windows.learned())})
+    watch(measured.WINDOWS_LEARNED, lambda: {(): sum(row.kind == TOKENS for row in runtime.windows.learned())})
     _begin_counting(runtime.telemetry.metrics, runtime.config)
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 
 class ProxyError(Exception):
-    status: ClassVar[int] = 500
+    status: int = 500
     code: ClassVar[str] = "internal"
     kind: ClassVar[str] = "invalid_request_error"
     retry_after: int | None = None
@@ -148,6 +148,19 @@ class UpstreamTimeout(ProxyError, status=504, code="upstream_timeout", kind="api
 
 
 class UpstreamEmpty(ProxyError, status=502, code="upstream_empty", kind="api_error"): ...
+
+
+class UpstreamPage(ProxyError, status=502, code="upstream_error_page", kind="api_error"):
+    """The upstream's gateway answered with a web page in place of an error."""
+
+    @classmethod
+    def of(cls, status: int, retry_after: int | None) -> "UpstreamPage":
+        error = cls(
+            f"The upstream's gateway answered with status {status} and a web page, not with an error of its API."
+        )
+        error.status = status
+        error.retry_after = retry_after
+        return error
 
 
 class LoopDetected(ProxyError, status=400, code="loop_detected"):

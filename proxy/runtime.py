@@ -29,9 +29,8 @@ from proxy.wire.counting import Tokenizer
 class Runtime:
     """The parts of a running Weir. ``config`` and ``keyring`` are replaced as a whole on reload.
 
-    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools, ``binding``
-    the (upstream, model) that were seen to sign what they think for what stands before it; ``policies`` are those that
-    were asked for, by name and mode.
+    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools; ``policies``
+    are those that were asked for, by name and mode.
     """
 
     config: Config
@@ -59,7 +58,6 @@ class Runtime:
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("weir"))
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     without_tools: set[str] = field(default_factory=set)
-    binding: set[tuple[str, str]] = field(default_factory=set)
     lacking: Lacking = field(default_factory=Lacking)
     sizes: Sequence[tuple[float, int]] = ()
     policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)

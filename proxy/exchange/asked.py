@@ -300,7 +300,8 @@ def request_for(
         parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
         edits=edits,
         binds=chat.codec is MESSAGES
-        and (binds_reasoning(chat.model) or (upstream.name, chat.model) in runtime.binding),
+        and (binds_reasoning(chat.model) or runtime.windows.binds(chat.model, upstream=upstream, caller=caller)),
+        follows=bool(held.chain),
         id=progress.id,
         since=progress.since,
     )

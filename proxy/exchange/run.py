@@ -32,6 +32,7 @@ from proxy.errors import (
     ProxyError,
     ShuttingDown,
     UnsupportedEncoding,
+    UpstreamPage,
     UpstreamUnreachable,
 )
 from proxy.exchange.asked import parsed_for, request_for, settings_for
@@ -46,8 +47,16 @@ from proxy.exchange.compaction import (
 )
 from proxy.exchange.record import ExchangeProgress, evicted_count
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
-from proxy.exchange.send import Attempts, Recalling, learn_from_answer, learn_from_error
+from proxy.exchange.send import (
+    Attempts,
+    Recalling,
+    learn_from_answer,
+    learn_from_error,
+    learn_load,
+    learn_loads_passed,
+)
 from proxy.exchange.tell import record_exchange
+from proxy.models.limits import BINDING
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.runtime import Runtime
@@ -72,7 +81,7 @@ from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import came_through, has_no_route
 from proxy.upstream.connection import Answer, HTTPAnswer
-from proxy.upstream.overflow import NONE, Kind, Verdict
+from proxy.upstream.overflow import MEASURED, NONE, Kind, Verdict
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.raw import write_value
@@ -81,7 +90,6 @@ MAX_RETRIES = 2
 NO_SUCH_ROUTE = frozenset({404, 405})
 STEERING = (("policy", b"x-weir-policy"), ("mode", b"x-weir-mode"))
 REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})
-MAX_BINDING = 1_000
 WITH_IDS = frozenset({"container", "thread", "mcp_servers"})
 """Fields of a request of Messages whose answer names something that the provider keeps."""
 
@@ -329,31 +337,55 @@ class ExchangeHandler:
                 plan = self.progress.plan = valid if recalling is None else recalling.consider(valid)
                 body = attempts.within_window(plan)
                 continue
+            if verdict.kind in MEASURED and (lighter := await self._lighter(request, plan, verdict)) is not None:
+                received.answer.close()
+                attempts.retries += 1
+                plan = lighter if recalling is None else recalling.consider(lighter)
+                self.progress.plan = plan
+                body = attempts.within_window(plan)
+                continue
             if verdict is NONE or not verdict.is_overflow or asked is None:
                 return received, body
             self._tell_overflow(Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit))
             if asked.settings.observes:
                 return received, body
             attempts.overflows += 1
-            learn_from_error(self.runtime.windows, verdict, plan)
-            if attempts.retries == MAX_RETRIES:
+            window = learn_from_error(self.runtime.windows, verdict, plan)
+            attempt = attempts.retries + 1
+            if attempt > MAX_RETRIES:
                 return received, body
-            if (clamped := attempts.clamped(body, verdict)) is not None:
+            if (clamped := attempts.clamped(body, verdict, plan, floor=True)) is not None:
                 body = clamped
-            elif (smaller := await self._smaller(asked, plan, recalling, attempt=attempts.retries + 1)) is not None:
+            elif (smaller := await self._smaller(asked, plan, recalling, attempt=attempt, window=window)) is not None:
                 plan = msgspec.structs.replace(smaller, restarted=bool(request.held.chain))
                 body = plan.body
+            elif (clamped := attempts.clamped(body, verdict, plan, floor=False)) is not None:
+                body = clamped
             else:
                 return received, body
             received.answer.close()
             attempts.retries += 1
             self.progress.plan = plan
 
+    async def _lighter(self, request: Request, plan: Plan, verdict: Verdict) -> Plan | None:
+        """The plan within what the upstream has refused by beside tokens; None where it is not Weir's to change."""
+        asked, attempts = request.asked, self.progress.attempts
+        if asked is None or asked.settings.observes or attempts is None or attempts.retries >= MAX_RETRIES:
+            return None
+        planner = self.runtime.planner
+        learn_load(self.runtime.windows, planner.scales, verdict, plan, asked.request)
+        with self.progress.trace.plan() as asked.span:
+            lighter = await planner.lighter(asked, plan)
+            if lighter is None:
+                return None
+            self._note_plan(asked.span, lighter)
+            return msgspec.structs.replace(lighter, restarted=bool(request.held.chain))
+
     async def _smaller(
-        self, asked: PlanRequest, plan: Plan, recalling: Recalling | None, *, attempt: int
+        self, asked: PlanRequest, plan: Plan, recalling: Recalling | None, *, attempt: int, window: int | None
     ) -> Plan | None:
         with self.progress.trace.plan() as asked.span:
-            smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt)
+            smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt, window=window)
             if smaller is None:
                 return None
             self._note_plan(asked.span, smaller)
@@ -365,14 +397,14 @@ class ExchangeHandler:
         A model that refuses it behind what it was not signed for is known from now on to do so. Else the client has
         changed it, or the rounds are lost that stood in it. None where that was tried, or is not for Weir to do.
         """
-        asked, recognized, known = request.asked, plan.recognized, self.runtime.binding
+        asked, recognized = request.asked, plan.recognized
         if asked is None or recognized is None or asked.unbinds or asked.settings.observes:
             return None
         asked.unbinds = True
         if verdict.kind is Kind.CHANGED and asked.drops_unbound:
             return None  # a loop has to begin with its thinking
-        if verdict.kind is Kind.BINDING and len(known) < MAX_BINDING:
-            known.add((request.destination.upstream.name, asked.request.model))
+        if verdict.kind is Kind.BINDING:
+            self.runtime.windows.know(recognized.limits.scope, BINDING)
         transcript = replace(recognized.transcript, binds=not asked.drops_unbound)
         recognized = msgspec.structs.replace(recognized, transcript=transcript)
         return await self.runtime.planner.first(asked, recognized)
@@ -451,6 +483,9 @@ class ExchangeHandler:
     async def _relay(self, received: UpstreamResponse) -> None:
         self.answer, progress = received.answer, self.progress
         answer = received.answer
+        if answer.status >= 400 and is_page(answer, received.body or b""):
+            answer.close()
+            raise UpstreamPage.of(answer.status, wait_in(answer.headers))
         progress.status = answer.status
         headers = self._headers(answer)
         if received.rewritten:
@@ -486,11 +521,15 @@ class ExchangeHandler:
 
     def _learn(self) -> None:
         progress = self.progress
+        accepted = progress.status is not None and progress.status < 400
+        if accepted and progress.asked is not None:
+            scales = self.runtime.planner.scales
+            learn_loads_passed(self.runtime.windows, scales, progress.plan, progress.asked.request)
         rounds = () if progress.attempts is None else progress.attempts.rounds
         usage = rounds[0] if rounds else progress.seen.usage
         if usage is None or progress.asked is None:
             return
-        runtime, plan, accepted = self.runtime, progress.plan, progress.status is not None and progress.status < 400
+        runtime, plan = self.runtime, progress.plan
         transcripts = runtime.planner.transcripts
         cut = learn_from_answer(runtime.windows, transcripts, plan, progress.asked, usage=usage, accepted=accepted)
         if cut and progress.attempts is not None:
@@ -551,6 +590,21 @@ class ExchangeHandler:
     def _tell_overflow(self, overflow: Overflow) -> None:
         if self.progress.turn is not None:
             self.runtime.hooks.tell("overflow", self.progress.turn, overflow)
+
+
+def is_page(answer: Answer, body: bytes) -> bool:
+    """Whether an answer is a web page: some servers call JSON one."""
+    kind = next((value for name, value in answer.headers if name == b"content-type"), b"")
+    begins = body[:512].lstrip().lower()
+    if kind.strip().lower().startswith((b"text/html", b"application/xhtml+xml")):
+        return not begins.startswith((b"{", b"["))
+    return begins.startswith((b"<!doctype html", b"<html"))
+
+
+def wait_in(headers: Headers) -> int | None:
+    """The whole seconds of a header ``retry-after``, None without one."""
+    said = next((value.strip() for name, value in headers if name == b"retry-after"), b"")
+    return int(said) if said.isdigit() and len(said) < 10 else None
 
 
 def answering(

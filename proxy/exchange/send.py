@@ -14,7 +14,8 @@ import msgspec
 from policies.settings import ContextSettings
 from proxy.access.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
-from proxy.models.limits import ModelLimitsResolver, cut_at, stays_cut
+from proxy.models.limits import COUNTED_IN, TOKENS, ModelLimitsResolver, cut_at, stays_cut
+from proxy.planning.loads import SIZES, Scales
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.archive import Archive
@@ -234,21 +235,25 @@ class Attempts(msgspec.Struct):
         if self.policy is None or self.policy.observes or recognized is None or decision is None:
             return plan.body
         limits = recognized.limits
-        if not self.windows.is_strict(limits.scope):
+        if not self.windows.knows(limits.scope, COUNTED_IN):
             return plan.body
         used = math.ceil(decision.after * (1 + limits.budget.margin))
         return self._asking_for(plan.body, limits.budget.window - used - CLAMP_MARGIN) or plan.body
 
-    def clamped(self, body: bytes, verdict: Verdict) -> bytes | None:
+    def clamped(self, body: bytes, verdict: Verdict, plan: Plan, *, floor: bool) -> bytes | None:
         """The same body asking for a shorter answer, where only prompt plus answer is too large; None where it is not.
 
-        None also where the client asks for nothing that could be cut.
+        None also where the client asks for nothing that could be cut, and with ``floor`` where less would be left for
+        the answer than the floor of its reserve.
         """
-        return self._asking_for(body, verdict.clamp(CLAMP_MARGIN)) if verdict.kind is Kind.COMPLETION else None
+        if verdict.kind is not Kind.COMPLETION:
+            return None
+        least = plan.recognized.limits.budget.floor if floor and plan.recognized is not None else 0
+        return self._asking_for(body, verdict.clamp(CLAMP_MARGIN), least=least)
 
-    def _asking_for(self, body: bytes, room: int | None) -> bytes | None:
+    def _asking_for(self, body: bytes, room: int | None, *, least: int = 0) -> bytes | None:
         asked = self.request.max_tokens
-        least = max(MIN_OUTPUT, self.request.codec.least_output(self.request))
+        least = max(least, MIN_OUTPUT, self.request.codec.least_output(self.request))
         if room is None or asked is None or room >= asked or room < min(least, asked):
             return None
         self.room = room
@@ -266,20 +271,56 @@ def _window(plan: Plan) -> int | None:
     return None if plan.recognized is None else plan.recognized.limits.budget.window
 
 
-def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan) -> None:
+def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan) -> int | None:
+    """Learn from an overflow; the window that it named where that holds for this request only, tokens."""
     recognized = plan.recognized
     if recognized is None:
-        return
+        return None
     known, is_counted = recognized.limits, not (recognized.has_media or recognized.sampled)
     if verdict.kind is Kind.COMPLETION:
-        windows.mark_strict(known.scope)
+        windows.know(known.scope, COUNTED_IN)
     limit = plausible_limit(verdict)
-    if limit is not None:
-        windows.learn(known.scope, limit)
+    doubted = None
+    is_within = limit == known.budget.window and not windows.knows(known.scope, TOKENS)
+    if limit is not None:  # a repeat that was planned within it is not another that names it
+        doubted = limit if is_within or not windows.learn(known.scope, limit) else None
     elif verdict.prompt is not None or is_counted:
         windows.refused(known.scope, verdict.prompt or known.budget.estimate(plan.sent))
     if verdict.prompt is not None and not verdict.at_least and is_counted:
         windows.calibrate(known.counted, estimated=plan.sent, reported=verdict.prompt)
+    return doubted
+
+
+def learn_load(
+    windows: ModelLimitsResolver, scales: Scales, verdict: Verdict, plan: Plan, request: ClientRequest
+) -> None:
+    """Learn what an upstream takes beside tokens, from its refusal of a request."""
+    recognized = plan.recognized
+    if recognized is None:
+        return
+    scope, kind = recognized.limits.scope, verdict.kind.value
+    if verdict.limit is not None:
+        windows.learn(scope, verdict.limit, kind)
+    else:
+        windows.refused(scope, load_of(kind, scales, plan, request), kind)
+
+
+def load_of(kind: str, scales: Scales, plan: Plan, request: ClientRequest) -> int:
+    """How much of a kind went up."""
+    if kind == "bytes" or plan.recognized is None:
+        return len(plan.body)
+    pieces = None if plan.decision is None else plan.decision.pieces
+    return scales.amount(kind, request, plan.recognized.transcript, pieces)
+
+
+def learn_loads_passed(windows: ModelLimitsResolver, scales: Scales, plan: Plan, request: ClientRequest) -> None:
+    """Note what an upstream has taken of each kind of which it is known to take only so much."""
+    if plan.recognized is None:
+        return
+    for kind in plan.recognized.limits.most:
+        if kind not in SIZES:
+            amount = load_of(kind, scales, plan, request)
+            windows.limits.passed(plan.recognized.limits.scope, amount, kind=kind)
 
 
 def learn_from_answer(

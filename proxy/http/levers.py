@@ -286,10 +286,11 @@ async def config(asked: ManagementRequest) -> Configuration:
 
 
 class LearnedWindow(Shape):
-    """A window that an upstream's own refusals have taught, of a model behind a credential."""
+    """A window, or another limit, that an upstream's own refusals have taught, of a model behind a credential."""
 
     scope: Annotated[str, Meta(description="origin, a hash of the credential or a dash, model")]
-    limit: Annotated[int, Meta(ge=1, description="tokens")]
+    kind: Annotated[str, Meta(description="what is limited: tokens, images, entries, bytes …")]
+    limit: Annotated[int, Meta(ge=0, description="in what the kind is about; 0 where it has no number")]
     seen: Annotated[int, Meta(ge=1, description="refusals that have said so")]
     expires: Annotated[float, Meta(description="seconds since 1970, UTC")]
 
@@ -307,14 +308,14 @@ class ForgottenWindow(Shape):
 
 
 async def windows(asked: ManagementRequest) -> Page[LearnedWindow]:
-    """The windows that upstreams have taught this process, and that still hold."""
-    wanted = asked.limit(), asked.after(str)
-    rows = sorted(asked.runtime.windows.learned(), key=lambda row: row.scope)
-    return page_of_whole(rows, wanted, LearnedWindow.of, lambda row: (row.scope,))
+    """The limits that upstreams have taught this process, and that still hold."""
+    wanted = asked.limit(), asked.after(str, str)
+    rows = sorted(asked.runtime.windows.learned(), key=lambda row: (row.scope, row.kind))
+    return page_of_whole(rows, wanted, LearnedWindow.of, lambda row: (row.scope, row.kind))
 
 
 async def forget_window(asked: ManagementRequest) -> ForgottenWindow:
-    """Forget a learned window: what the configuration, the upstream or the tables say holds again.
+    """Forget what was learned of a scope: what the configuration, the upstream or the tables say holds again.
 
     Other processes go on with it until it expires.
     """

@@ -1,19 +1,21 @@
 """The limits of a model on one upstream: what everybody says of its window, and what the upstream has taught.
 
 Limits are per scope: the upstream's origin, the model, and the credential, because the same model name has another
-window on another account. Learned are a smaller limit, from an overflow error, and the ratio of reported to estimated
-tokens.
+window on another account. Learned are limits of every kind that an upstream refuses by (tokens, images, entries,
+bytes), whether it counts the answer into the window, whether it binds thinking to what it was signed for, and the ratio
+of reported to estimated tokens.
 
-An error that names the window is believed. One that does not is narrowed down between the largest prompt that passed
-and the smallest that was refused: after one refusal the next request may come close to what failed, after a second it
-stays within what has passed, and when the time is up the search begins anew.
+An error that names the limit is believed; a window below what has passed lately only for the request that it refused,
+until it is named again: behind one name there may be several servers. An error without a number is narrowed down
+between the most that passed and the least that was refused: after one refusal the next request may come close to what
+failed, after a second it stays within what has passed. When the time is up, or more has passed, the search begins anew.
 """
 
 import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -22,7 +24,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from policies.limits import Calibration, TokenBudget, amount, divide
+from policies.limits import FLOOR_PARTS, RECALLED_PARTS, Calibration, TokenBudget, amount, divide
+from policies.loads import KINDS, NO_LIMITS
 from policies.settings import ContextSettings
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
@@ -30,107 +33,144 @@ from proxy.conversation.thread import Thread
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
+TOKENS = "tokens"
+COUNTED_IN = "completion"
+"""The upstream counts the answer into the window, and refuses what could not be answered at full length."""
+BINDING = "binding"
+"""The model signs what it thinks for what stands before it."""
+
 
 class Write(Protocol):
     async def __call__(self, *, calibrations: Sequence[CalibrationRow], limits: Sequence[LimitRow]) -> None: ...
 
 
 class LearnedLimits:
-    """Times are seconds since the epoch."""
+    """Of each scope and kind the most that its upstream takes, until that expires.
 
-    MIN_LIMIT = 256
+    Kinds are those of refusals (``proxy.upstream.overflow``), and facts without a number, whose limit is 0. Times are
+    seconds since the epoch.
+    """
+
+    MIN_LIMIT = 256  # tokens
     ONCE = 3600.0
     CONFIRMED = 24 * 3600.0
+    DOUBTED = 600.0
+    LASTING = 30 * 24 * 3600.0
     UNTRIED = 1 / 3  # of what failed twice, where nothing is known to have passed
 
     def __init__(self, rows: Iterable[LimitRow] = (), *, most: int = 10_000) -> None:
         self._most = most
-        self._rows = {row.scope: row for row in rows}
-        self._inferred: set[str] = set()
-        self._passed: OrderedDict[str, int] = OrderedDict()
+        self._rows = {(row.scope, row.kind): row for row in rows}
+        self._inferred: set[tuple[str, str]] = set()
+        self._doubted: dict[tuple[str, str], tuple[int, float]] = {}
+        self._passed: OrderedDict[tuple[str, str], int] = OrderedDict()
 
-    def learn(self, scope: str, limit: int, *, now: float) -> LimitRow | None:
+    def learn(self, scope: str, limit: int, *, now: float, kind: str = TOKENS) -> LimitRow | None:
         """The row that now holds: an hour after one error, a day once a second one agrees; None if implausible.
 
-        While a smaller limit lasts, a larger one changes nothing.
+        While a smaller limit lasts, a larger one changes nothing. A window below what has passed is believed the second
+        time that it is named, and for ten minutes: until then it is None.
         """
-        if isinstance(limit, bool) or limit < self.MIN_LIMIT:
+        key = scope, kind
+        if isinstance(limit, bool) or limit < (self.MIN_LIMIT if kind == TOKENS else 0):
             return None
-        if scope in self._inferred:
-            self._inferred.discard(scope)
-            self._rows.pop(scope, None)
-        held = self._live(scope, now)
+        if key in self._inferred:
+            self._inferred.discard(key)
+            self._rows.pop(key, None)
+        held = self._live(key, now)
         if held is not None and held.limit < limit:
             return held
+        if kind == TOKENS and limit < self._passed.get(key, 0):
+            return self._doubt(key, limit, now)
         agreed = held is not None and held.limit == limit
-        row = LimitRow(
-            scope=scope,
-            limit=limit,
-            seen=held.seen + 1 if held is not None and agreed else 1,
-            expires=now + (self.CONFIRMED if agreed else self.ONCE),
-        )
-        self._put(row, now)
-        return row
+        seen = held.seen + 1 if held is not None and agreed else 1
+        lasts = self.CONFIRMED if agreed or kind != TOKENS else self.ONCE
+        return self._put(LimitRow(scope=scope, kind=kind, limit=limit, seen=seen, expires=now + lasts), now)
 
-    def refused(self, scope: str, tokens: int, *, now: float) -> LimitRow | None:
-        """The row that holds after an overflow error without a number about a prompt of ``tokens``.
+    def know(self, scope: str, kind: str, *, now: float) -> LimitRow:
+        """The row of a fact without a number."""
+        return self._put(LimitRow(scope=scope, kind=kind, limit=0, seen=1, expires=now + self.LASTING), now)
 
-        None where it tells nothing: as large a prompt has passed, or a smaller window is known.
+    def _doubt(self, key: tuple[str, str], limit: int, now: float) -> LimitRow | None:
+        named, at = self._doubted.pop(key, (0, 0.0))
+        if named != limit or now - at > self.DOUBTED:
+            if len(self._doubted) >= self._most:
+                self._doubted.clear()
+            self._doubted[key] = (limit, now)
+            return None
+        self._passed.pop(key)
+        scope, kind = key
+        return self._put(LimitRow(scope=scope, kind=kind, limit=limit, seen=2, expires=now + self.DOUBTED), now)
+
+    def refused(self, scope: str, amount: int, *, now: float, kind: str = TOKENS) -> LimitRow | None:
+        """The row that holds after a refusal without a number of a request of such an ``amount``.
+
+        None where it tells nothing: as much has passed, or a smaller limit is known.
         """
-        passed, guessed = self._passed.get(scope, 0), scope in self._inferred
-        held = self._live(scope, now)
-        is_known = held is not None and held.limit < tokens and not guessed
-        if is_known or tokens <= max(passed, self.MIN_LIMIT):
+        key = scope, kind
+        least = self.MIN_LIMIT if kind == TOKENS else 0
+        passed = self._passed.get(key, 0)
+        guessed = key in self._inferred
+        held = self._live(key, now)
+        is_known = held is not None and held.limit < amount and not guessed
+        if is_known or amount <= max(passed, least):
             return None
         refusals = held.seen + 1 if held is not None and guessed else 1
-        limit = tokens - 1 if refusals == 1 else passed or int(tokens * self.UNTRIED)
-        row = LimitRow(scope=scope, limit=max(limit, self.MIN_LIMIT), seen=refusals, expires=now + self.ONCE)
-        self._inferred.add(scope)
-        self._put(row, now)
-        return row
+        limit = amount - 1 if refusals == 1 else passed or int(amount * self.UNTRIED)
+        self._inferred.add(key)
+        row = LimitRow(scope=scope, kind=kind, limit=max(limit, least), seen=refusals, expires=now + self.ONCE)
+        return self._put(row, now)
 
     def largest(self, scope: str) -> int:
-        return self._passed.get(scope, 0)
+        return self._passed.get((scope, TOKENS), 0)
 
-    def passed(self, scope: str, tokens: int) -> None:
-        if tokens <= self._passed.get(scope, 0):
+    def passed(self, scope: str, amount: int, *, kind: str = TOKENS) -> None:
+        """So much was answered: a smaller limit does not hold."""
+        key = scope, kind
+        if amount <= self._passed.get(key, 0):
             return
-        self._passed[scope] = tokens
-        self._passed.move_to_end(scope)
+        self._passed[key] = amount
+        self._passed.move_to_end(key)
         if len(self._passed) > self._most:
             self._passed.popitem(last=False)
-        if scope in self._inferred and self._rows[scope].limit < tokens:
-            self._inferred.discard(scope)
-            del self._rows[scope]
+        if key in self._rows and self._rows[key].limit < amount:
+            self._inferred.discard(key)
+            del self._rows[key]
 
     def follow(self, rows: Iterable[LimitRow]) -> bool:
-        news = (row for row in rows if row.limit >= self._passed.get(row.scope, 0))
-        newer = [row for row in news if (own := self._rows.get(row.scope)) is None or own.expires < row.expires]
-        self._rows |= {row.scope: row for row in newer}
+        known = {(row.scope, row.kind): row for row in rows}
+        news = {key: row for key, row in known.items() if row.limit >= self._passed.get(key, 0)}
+        newer = {
+            key: row for key, row in news.items() if (own := self._rows.get(key)) is None or own.expires < row.expires
+        }
+        self._rows |= newer
         return bool(newer)
 
-    def get(self, scope: str, *, now: float) -> int | None:
-        row = self._live(scope, now)
+    def get(self, scope: str, *, now: float, kind: str = TOKENS) -> int | None:
+        row = self._live((scope, kind), now)
         return row.limit if row is not None else None
 
     def drop(self, scope: str) -> None:
-        self._rows.pop(scope, None)
-        self._passed.pop(scope, None)
-        self._inferred.discard(scope)
+        for each in (self._rows, self._passed, self._doubted):
+            for key in [key for key in each if key[0] == scope]:
+                del each[key]
+        self._inferred = {key for key in self._inferred if key[0] != scope}
 
     def rows(self, *, now: float) -> tuple[LimitRow, ...]:
         return tuple(row for row in self._rows.values() if row.expires > now)
 
-    def _put(self, row: LimitRow, now: float) -> None:
-        self._rows.pop(row.scope, None)
-        self._rows[row.scope] = row
+    def _put(self, row: LimitRow, now: float) -> LimitRow:
+        key = row.scope, row.kind
+        self._rows.pop(key, None)
+        self._rows[key] = row
         if len(self._rows) > self._most:
             kept = self.rows(now=now)[-self._most :]
-            self._rows = {each.scope: each for each in kept}
+            self._rows = {(each.scope, each.kind): each for each in kept}
             self._inferred &= self._rows.keys()
+        return row
 
-    def _live(self, scope: str, now: float) -> LimitRow | None:
-        row = self._rows.get(scope)
+    def _live(self, key: tuple[str, str], now: float) -> LimitRow | None:
+        row = self._rows.get(key)
         return row if row is not None and row.expires > now else None
 
 
@@ -153,18 +193,38 @@ UNSURE = frozenset({"last_resort", "unknown"})
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
-    """``counted`` is the scope of the calibration: estimators that count differently are not calibrated together."""
+    """``counted`` is the scope of the calibration: estimators that count differently are not calibrated together.
+
+    ``most`` has what the upstream takes at most beside tokens, by kind.
+    """
 
     budget: TokenBudget
     facts: ModelFacts
     scope: str
     counted: str
+    most: Mapping[str, int] = NO_LIMITS
 
     def may_fit(self, tokens: int) -> bool:
         """Whether so much fits if the count is right to the token, or nobody but the upstream knows."""
         budget, used = self.budget, self.budget.estimate(tokens)
         room = min(budget.window - budget.reserve, budget.max_input or budget.window)
         return used <= room or self.facts.source in UNSURE
+
+    def within(self, window: int) -> "ModelLimits":
+        """The limits of one request that met a smaller window than is believed."""
+        budget = self.budget
+        if window >= budget.window:
+            return self
+        smaller = replace(
+            budget,
+            window=window,
+            reserve=min(budget.reserve, max(1, window // 4)),
+            floor=min(budget.floor, window // FLOOR_PARTS),
+            headroom=min(budget.headroom, window // RECALLED_PARTS),
+            max_input=budget.max_input if budget.max_input is not None and budget.max_input < window else None,
+            caps={name: cap * window // budget.window for name, cap in budget.caps.items()},
+        )
+        return msgspec.structs.replace(self, budget=smaller)
 
 
 class Drift(msgspec.Struct, frozen=True):
@@ -194,8 +254,7 @@ class ModelLimitsResolver:
     _observed: dict[str, Calibration] = field(default_factory=dict)
     _unsaved: set[str] = field(default_factory=set)
     _drifts: dict[str, Drift] = field(default_factory=dict)
-    _learned: dict[str, LimitRow] = field(default_factory=dict)
-    _strict: set[str] = field(default_factory=set)
+    _learned: dict[tuple[str, str], LimitRow] = field(default_factory=dict)
     _held: dict[tuple[object, ...], tuple[float, ModelLimits, ContextSettings]] = field(default_factory=dict)
 
     def learned(self) -> tuple[LimitRow, ...]:
@@ -203,7 +262,7 @@ class ModelLimitsResolver:
 
     def forget(self, scope: str) -> None:
         self.limits.drop(scope)
-        self._learned.pop(scope, None)
+        self._learned = {key: row for key, row in self._learned.items() if row.scope != scope}
         self._held.clear()
 
     def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow] = ()) -> None:
@@ -213,13 +272,10 @@ class ModelLimitsResolver:
             if own is not None and own.samples >= row.samples:
                 continue
             self._held.clear()
-            if row.strict:
-                self._strict.add(row.scope)
-            if row.samples:
-                self._calibrations[row.scope] = Calibration.restore(
-                    ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
-                )
-                self._observed.pop(row.scope, None)
+            self._calibrations[row.scope] = Calibration.restore(
+                ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
+            )
+            self._observed.pop(row.scope, None)
         if self.limits.follow(limits):
             self._held.clear()
 
@@ -261,7 +317,7 @@ class ModelLimitsResolver:
             margin=calibration.margin(settings.margin, exact=exact),
             reported=calibration.samples > 0,
         )
-        limits = ModelLimits(budget, facts, scope, counted)
+        limits = ModelLimits(budget, facts, scope, counted, self._most(scope, now))
         if len(self._held) >= MAX_SCOPES:
             self._held.clear()
         self._held[key] = now + HELD_FOR, limits, settings  # these, so that their identity stays theirs
@@ -294,17 +350,28 @@ class ModelLimitsResolver:
             self.probe.ask_later(key, upstream.base_url or "", model, fetch)
         return facts
 
-    def mark_strict(self, scope: str) -> None:
-        if len(self._strict) < MAX_SCOPES and scope not in self._strict:
-            self._strict.add(scope)
-            self._save_soon(scope)
+    def _most(self, scope: str, now: float) -> Mapping[str, int]:
+        named = ((kind, self.limits.get(scope, now=now, kind=kind)) for kind in KINDS)
+        return {kind: most for kind, most in named if most is not None} or NO_LIMITS
 
-    def is_strict(self, scope: str) -> bool:
-        return scope in self._strict
+    def know(self, scope: str, kind: str) -> None:
+        """Remember a fact without a number of a model on an upstream."""
+        if not self.knows(scope, kind):
+            self._keep(self.limits.know(scope, kind, now=self.clock()))
 
-    def learn(self, scope: str, limit: int) -> None:
+    def knows(self, scope: str, kind: str) -> bool:
+        return self.limits.get(scope, now=self.clock(), kind=kind) is not None
+
+    def binds(self, model: str, *, upstream: UpstreamSettings, caller: Caller) -> bool:
+        """Whether the model was seen to sign what it thinks for what stands before it."""
+        return self.knows(self.scope(model, upstream=upstream, caller=caller), BINDING)
+
+    def learn(self, scope: str, limit: int, kind: str = TOKENS) -> bool:
+        """Whether the limit holds from now on."""
         self._held.clear()
-        self._keep(self.limits.learn(scope, limit, now=self.clock()))
+        row = self.limits.learn(scope, limit, now=self.clock(), kind=kind)
+        self._keep(row)
+        return row is not None
 
     def learn_cut(self, scope: str, window: int, *, counted: str) -> None:
         """A window in which the upstream cuts in silence, as two requests have shown; what it counted was not all."""
@@ -314,9 +381,9 @@ class ModelLimitsResolver:
         self._observed.pop(counted, None)
         self._save_soon(counted)
 
-    def refused(self, scope: str, tokens: int) -> None:
+    def refused(self, scope: str, amount: int, kind: str = TOKENS) -> None:
         self._held.clear()
-        self._keep(self.limits.refused(scope, tokens, now=self.clock()))
+        self._keep(self.limits.refused(scope, amount, now=self.clock(), kind=kind))
 
     def is_too_little(self, known: ModelLimits, sent: int, prompt: int) -> bool:
         """Whether a request is longer than any that was answered, and its usage is not: a window ends there."""
@@ -325,7 +392,7 @@ class ModelLimitsResolver:
 
     def _keep(self, row: LimitRow | None) -> None:
         if row is not None:
-            self._learned[row.scope] = row
+            self._learned[row.scope, row.kind] = row
             self._save_soon()
 
     def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
@@ -360,10 +427,7 @@ class ModelLimitsResolver:
 
     def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
         known = ((scope, self._calibrations.get(scope) or Calibration()) for scope in self._unsaved)
-        rows = [
-            CalibrationRow(scope=scope, **asdict(calibration), strict=scope in self._strict)
-            for scope, calibration in known
-        ]
+        rows = [CalibrationRow(scope=scope, **asdict(calibration)) for scope, calibration in known]
         return rows, list(self._learned.values())
 
     async def save(self) -> bool:

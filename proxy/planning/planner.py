@@ -18,9 +18,10 @@ import msgspec
 from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Returned, Save, StateSaved, step
 from policies.ledger import ConversationState, Decision, PlannedMessage
 from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
+from policies.loads import Load
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import notes_of
-from policies.messages import last_user
+from policies.messages import Transcript, last_user
 from policies.planner import is_needless, plan, standing, trim
 from policies.pressure import own_trend, passed
 from policies.settings import ContextSettings
@@ -29,6 +30,8 @@ from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import SharedReadings, unpaid
 from proxy.errors import ContextLengthExceeded, InvalidRequest, ProxyError
+from proxy.models.limits import ModelLimits
+from proxy.planning.loads import Scales
 from proxy.planning.values import (
     CLAIMED,
     Plan,
@@ -82,6 +85,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     pages: Pages = msgspec.field(default_factory=Pages)
     saved: Callable[[str], None] = lambda _: None
     workers: Workers = msgspec.field(default_factory=Workers)
+    scales: Scales = msgspec.field(default_factory=Scales)
     _limits: dict[tuple[int, int], Limits] = msgspec.field(default_factory=dict)
     _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = msgspec.field(default_factory=dict)
 
@@ -113,7 +117,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             policy_limits = self.limits_of(asked.settings, limits.budget)
             if span.recorded:
                 at = span.since(at, "limits")
-            if read.sampled and asked.needs_exactly(view, thread.known, transcript.tokens, policy_limits):
+            loads = self._loads(asked, transcript, limits)
+            if read.sampled and (loads or asked.needs_exactly(view, thread.known, transcript.tokens, policy_limits)):
                 read = await self._read(asked)
                 transcript = match.like(read.transcript)
                 span.since(at, "read")
@@ -130,6 +135,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 degraded=tuple(degraded),
                 new=read.new,
                 sampled=read.sampled,
+                loads=loads,
             )
         except ProxyError:
             raise
@@ -199,20 +205,13 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
         return self._written(asked, recognized, plan, decided)
 
-    async def harder(self, asked: PlanRequest, before: Plan, *, attempt: int) -> Plan | None:
+    async def harder(self, asked: PlanRequest, before: Plan, *, attempt: int, window: int | None = None) -> Plan | None:
+        """A smaller request, None where there is none; ``window`` is one that only this request has met."""
         if before.recognized is None:
             return None
         sent = before.sent or before.recognized.transcript.tokens
         try:
-            limits = await asked.limits()
-            policy_limits = self.limits_of(asked.settings, limits.budget)
-            recognized = before.recognized
-            view = await self.conversations.view(recognized.thread, limits.budget.believed)
-            recognized = msgspec.structs.replace(recognized, view=view, limits=limits, policy_limits=policy_limits)
-            if recognized.sampled:
-                known, transcript = recognized.transcript, (await self._read(asked)).transcript
-                transcript = replace(transcript, chain=known.chain, floating=known.floating)
-                recognized = msgspec.structs.replace(recognized, transcript=transcript, sampled=False)
+            recognized = await self._anew(asked, before.recognized, window=window)
             aim = min(recognized.limits.budget.soft_limit, int(sent * HARDER[min(attempt, len(HARDER)) - 1]))
             try:
                 decided = await self._decide(asked, recognized, ceiling=aim)
@@ -225,6 +224,44 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             return None
         smaller = decided is not None and decided.decision.raw_after < sent
         return self._written(asked, recognized, before, decided) if smaller else None
+
+    async def lighter(self, asked: PlanRequest, before: Plan) -> Plan | None:
+        """The request within what its upstream is now known to take beside tokens; None where it is as it was."""
+        if before.recognized is None:
+            return None
+        try:
+            recognized = await self._anew(asked, before.recognized)
+            plan = self._written(asked, recognized, before, await self._decide(asked, recognized))
+        except Exception:
+            log.exception("planning a lighter request failed")
+            return None
+        return None if plan.body == before.body else plan
+
+    async def _anew(self, asked: PlanRequest, recognized: Recognized, *, window: int | None = None) -> Recognized:
+        """The same request within what is known of its limits now, counted to the token."""
+        limits = await asked.limits()
+        if window is not None:
+            limits = limits.within(window)
+        transcript = recognized.transcript
+        if recognized.sampled:
+            read = (await self._read(asked)).transcript
+            transcript = replace(read, chain=transcript.chain, floating=transcript.floating)
+        return msgspec.structs.replace(
+            recognized,
+            view=await self.conversations.view(recognized.thread, limits.budget.believed),
+            limits=limits,
+            policy_limits=self.limits_of(asked.settings, limits.budget),
+            transcript=transcript,
+            sampled=False,
+            loads=self._loads(asked, transcript, limits),
+        )
+
+    def _loads(self, asked: PlanRequest, transcript: Transcript, limits: ModelLimits) -> tuple[Load, ...]:
+        if asked.settings.observes or not limits.most:
+            return ()
+        loads = self.scales.loads(asked.request, transcript, limits.most)
+        # of what the provider holds no entries and no bytes go up
+        return tuple(load for load in loads if not asked.follows or load.kind not in ("entries", "bytes"))
 
     async def _just_smaller(self, asked: PlanRequest, recognized: Recognized, before: Plan, sent: int) -> Plan | None:
         try:
@@ -307,7 +344,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
 
     def _passed(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
         view, limits = recognized.view, recognized.policy_limits
-        if not view.ledger.is_empty or asked.edits is not None or asked.unbinds:
+        if not view.ledger.is_empty or asked.edits is not None or asked.unbinds or recognized.loads:
             return None
         known, at = recognized.known(observed=asked.settings.observes), self.clock()
         decision = passed(recognized.transcript, known=known, limits=limits, trend=recognized.trend, at=at)
@@ -364,6 +401,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             elsewhere=beside,
             edits=asked.edits,
             unbinds=asked.unbinds,
+            loads=recognized.loads,
             announce=span.lap,
         )
         run = partial(self.workers.run, key=asked.tenant, span=span, since=asked.since)

@@ -14,6 +14,7 @@ import msgspec
 from policies.effects import Effect, Reply
 from policies.ledger import ADDING, ConversationState, Cut, Decision, EditKind, Trend
 from policies.limits import BucketExceeded, BudgetUnreachable, Limits
+from policies.loads import Load
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls
 from policies.settings import ClientEdits, ContextSettings
@@ -51,7 +52,7 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards; ``patience`` is how long it
     may wait for models; ``edits`` is what the client asks to have taken out; ``since`` is when one that waited for room
     could have begun (``time.monotonic``). ``binds`` says that the model signs what it thinks for what stands before it,
-    ``unbinds`` that no such thinking is valid any more.
+    ``unbinds`` that no such thinking is valid any more; ``follows`` that its provider holds what came before.
     """
 
     request: ClientRequest
@@ -70,6 +71,7 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     edits: ClientEdits | None = None
     binds: bool = False
     unbinds: bool = False
+    follows: bool = False
     id: str = ""
     since: float | None = None
     span: AnySpan = NULL_SPAN
@@ -102,7 +104,8 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     window. An earlier request has sent ``length``
     messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is the growth before this request;
     ``new`` are the raw messages at its end
-    that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``.
+    that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``; ``loads`` are what is above what
+    the upstream takes beside tokens.
     """
 
     transcript: Transcript
@@ -117,6 +120,7 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     degraded: tuple[str, ...] = ()
     new: Sequence[Raw] = ()
     sampled: bool = False
+    loads: tuple[Load, ...] = ()
 
     def known(self, *, observed: bool = False) -> ConversationState:
         """What was decided for its window, and what else is known; of an observed conversation what would be."""

@@ -123,9 +123,9 @@ all_calibrations = _all_of(CalibrationRow, schema.calibrations)
 
 def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
     ratios = {row.scope: stored(schema.calibrations, row) for row in calibrations}
-    sizes = {row.scope: stored(schema.limits, row) for row in limits}
-    for statement, rows in ((CALIBRATE, ratios), (LEARN, sizes)):
-        tx.many(statement, [rows[scope] for scope in sorted(rows)])
+    tx.many(CALIBRATE, [ratios[scope] for scope in sorted(ratios)])
+    sizes = {(row.scope, row.kind): stored(schema.limits, row) for row in limits}
+    tx.many(LEARN, [sizes[key] for key in sorted(sizes)])
 
 
 def forget_limit(tx: Transaction, scope: str) -> bool:

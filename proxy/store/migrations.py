@@ -28,11 +28,15 @@ from proxy.store.schema import (
     frames,
     inspected,
     inspected_parts,
+    limits,
     meta,
     provider_ids,
     usage_days,
 )
 from proxy.store.transaction import of, recorded
+
+NEVER = 1e10
+"""A time that no clock will show, seconds since 1970."""
 
 
 def upgrade(connection: sa.Connection, *, found: str) -> None:
@@ -136,6 +140,23 @@ def hash_anew(connection: sa.Connection, op: Operations) -> None:
             after = rows[-1].seq
 
 
+def limit_kinds(connection: sa.Connection, op: Operations) -> None:
+    """Limits are of a kind; that an upstream counts the answer into the window is one of them."""
+    plain = limits.c.scope.type
+    names = ("token_limit", "seen", "expires")
+    before = sa.table("limits", sa.column("scope", plain), *(sa.column(name) for name in names))
+    known = connection.execute(sa.select(before)).all()
+    strict = sa.table("calibrations", sa.column("scope", plain), sa.column("strict", sa.Boolean))
+    counting = connection.scalars(sa.select(strict.c.scope).where(strict.c.strict)).all()
+    op.drop_table("limits")
+    limits.create(connection)
+    rows = [dict(zip(("scope", "limit", "seen", "expires"), row, strict=True), kind="tokens") for row in known]
+    rows += [{"scope": each, "kind": "completion", "limit": 0, "seen": 1, "expires": NEVER} for each in counting]
+    if rows:
+        connection.execute(sa.insert(limits), rows)
+    op.drop_column("calibrations", "strict")
+
+
 def add_windows(connection: sa.Connection, op: Operations) -> None:
     """What was decided holds for one window; what was decided before that, for every one."""
     op.add_column("branches", sa.Column("floating", sa.Text))
@@ -159,5 +180,6 @@ STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0020": add_provider_ids,
     "0021": forget_rounds,
     "0022": hash_anew,
+    "0023": limit_kinds,
     "0026": add_windows,
 }

@@ -509,21 +509,23 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The most of a ``kind`` that an upstream takes of a model's requests, as its refusals have taught.
+
+    The limit is in what the kind is about (tokens, images, bytes …), 0 for a fact without a number.
+    """
+
     scope: str
+    kind: str = "tokens"
     limit: int
     seen: int
     expires: float
 
 
 class CalibrationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Reported over estimated tokens, per origin, model and credential, with what the newest samples said.
-
-    ``strict`` is an upstream that was seen to refuse what it could not answer at full length.
-    """
+    """Reported over estimated tokens, per origin, model and credential, with what the newest samples said."""
 
     scope: str
     ratio: float
     samples: int
     recent: tuple[float, ...] = ()
     drift: float = 0.0
-    strict: bool = False

@@ -1,7 +1,14 @@
-"""Tells from an upstream's error, or from its answer, whether the prompt did not fit the window.
+"""Reads an upstream's refusal, or its answer, as what was too much and how much of it may be.
 
-The order is: codes and statuses of rate limits, explicit wordings (``overflow_rules``), output caps, sizes in bytes,
-and only then sentences in which something is over what is called a context.
+A refusal is a kind and perhaps two numbers: the most that the upstream takes, and what it found. Kinds are tokens
+(CONTEXT, and COMPLETION where the answer is counted in), how long an answer may be, how many images, how large one of
+them, how many entries of the array, the bytes of the body, and what is nothing that a smaller request would cure.
+The wordings of all of them are tables in ``overflow_rules``. What becomes of each is one way for all: it is remembered
+for the upstream and the model (``proxy.models.limits``), the request is planned again within it and sent again, and
+from then on every request is planned within it beforehand.
+
+The order is: codes and statuses of rate limits, explicit wordings, measures other than tokens, output caps, and only
+then sentences in which something is over what is called a context. A 413 that says nothing else is about bytes.
 
 The finish reason ``length`` says two things: the model wrote as much as it was asked for, the client's own wish, or the
 window left it less; then the reserve was too small and the answer is not whole.
@@ -31,8 +38,9 @@ class Kind(StrEnum):
     CONTEXT: the prompt itself is too large. COMPLETION: the prompt fits, prompt plus ``max_tokens`` does not, so
     that a smaller ``max_tokens`` is the first cure. OUTPUT_CAP: ``max_tokens`` is above what the model may write,
     which is no overflow. BINDING: thinking stands behind something else than what it was signed for.
-    CHANGED: reasoning does not stand as it was given. RATE: tokens a minute, quota, credit. PAYLOAD: bytes, characters,
-    items.
+    CHANGED: reasoning does not stand as it was given. RATE: tokens a minute, quota, credit. IMAGES: more of them than
+    are taken; IMAGE_SIDE and IMAGE_BYTES: one is too large, MANY_IMAGES_SIDE: too large for one of many. ENTRIES: the
+    array of messages is too long. BYTES: the body is too large. PAYLOAD: a field is too long or too large.
     """
 
     NONE = "none"
@@ -42,15 +50,26 @@ class Kind(StrEnum):
     BINDING = "binding"
     CHANGED = "changed"
     RATE = "rate"
+    IMAGES = "images"
+    IMAGE_SIDE = "image_side"
+    IMAGE_BYTES = "image_bytes"
+    MANY_IMAGES_SIDE = "many_images_side"
+    ENTRIES = "entries"
+    BYTES = "bytes"
     PAYLOAD = "payload"
 
 
+MEASURED = frozenset(Kind(rule.kind) for rule in rules.MEASURES)
+"""Kinds of limits, other than tokens, within which a request can be planned again."""
+
+
 class Verdict(msgspec.Struct, frozen=True):
-    """What the upstream said, in tokens; None where it gave no number.
+    """What the upstream said, in tokens or what the kind is about; None where it gave no number.
 
     Attributes:
         limit: the window, or the input limit if ``input_limit``; for other kinds the limit that was named.
-        requested: prompt plus completion where both are given, else the total or the prompt as stated.
+        requested: prompt plus completion where both are given, else the total or the prompt as stated; for other kinds
+            what was found in the request.
         input_limit: ``limit`` bounds the prompt alone.
         at_least: ``prompt`` is a lower bound.
         doubtful: ``limit`` is not to be learned from this wording.
@@ -188,7 +207,7 @@ def _power_of_two(number: int) -> bool:
 def _by_status(status: int) -> Verdict:
     if status in (429, 503, 529):
         return Verdict(Kind.RATE)
-    return Verdict(Kind.PAYLOAD) if status == 413 else NONE
+    return Verdict(Kind.BYTES) if status == 413 else NONE
 
 
 def _classify_success(value: object, *, window: int | None) -> Verdict:
@@ -231,18 +250,39 @@ def _judge(status: int, report: ErrorReport) -> Verdict:
         return Verdict(Kind.CHANGED)
     if status in (401, 402, 403) or report.codes & rules.OTHER_CODES:
         return NONE
-    if report.codes & rules.PAYLOAD_CODES and explicit is None:
-        return Verdict(Kind.PAYLOAD)
     if coded or explicit is not None:
         return _overflow(report, explicit)
+    measured = _measured(report)
+    if measured is not None:
+        return measured
+    if report.codes & rules.PAYLOAD_CODES:
+        return Verdict(Kind.PAYLOAD)
     for text in report.texts:
         other = _not_overflow(text[: rules.HEAD])
         if other is not None:
             return other
     if status == 413 and not any(map(rules.TOKENS.search, report.texts)):
-        return Verdict(Kind.PAYLOAD)
+        return Verdict(Kind.BYTES)
     generic = next((text for text in report.texts if _generic(text[: rules.HEAD], status)), None)
     return _by_status(status) if generic is None else _overflow(report, generic)
+
+
+def _measured(report: ErrorReport) -> Verdict | None:
+    for text in report.texts:
+        head = text[: rules.HEAD]
+        for rule in rules.MEASURES:
+            if rule.said.search(head):
+                return Verdict(Kind(rule.kind), limit=_amount(rule.most, head), requested=_amount(rule.found, head))
+    return Verdict(Kind.BYTES) if report.codes & rules.BODY_CODES else None
+
+
+def _amount(patterns: Sequence[re.Pattern[str]], text: str) -> int | None:
+    """The number that the first of these patterns finds, in bytes where a unit stands behind it."""
+    match = next((found for found in (pattern.search(text) for pattern in patterns) if found), None)
+    if match is None:
+        return None
+    number, *unit = match.groups()
+    return int(number) * rules.UNIT_BYTES.get((unit[0] or "")[:1] if unit else "", 1)
 
 
 def _explicit(text: str) -> bool:

@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -58,9 +59,8 @@ RATE_CODES = frozenset(
         *("1302", "1303", "1305"),  # Zhipu: concurrency, frequency, tokens a minute
     }
 )
-PAYLOAD_CODES = frozenset(
-    {"string_above_max_length", "array_above_max_length", "request_too_large", "characters_too_long"}
-)
+PAYLOAD_CODES = frozenset({"string_above_max_length", "array_above_max_length", "characters_too_long"})
+BODY_CODES = frozenset({"request_too_large", "payload_too_large"})
 OTHER_CODES = frozenset(
     {
         *("content_filter", "content_policy_violation", "responsibleaipolicyviolation"),
@@ -273,13 +273,93 @@ CAP_ASKED = re.compile(
 
 SIZED = re.compile(r"exceed|max|limit|\btoo\b|more than|less than|longer|larger|at most|greater|超|限制|上限")
 PAYLOAD = re.compile(
-    r"string too long|array too long|expected maxlength|entity too large|payload too large|request_too_large"
-    r"|body (?:is )?too large|(?:request|body|payload|file|image|message|upload) size|exceeds the maximum size"
-    r"|content.?length|max input characters|maximum allowed size|too many (?:images|messages|tools|items)"
+    r"string too long|array too long|expected maxlength"
+    r"|(?:payload|file|image|message|upload) size|exceeds the maximum size"
+    r"|content.?length|max input characters|maximum allowed size|too many (?:tools|items)"
 )
 UNITS = re.compile(
     r"\b(?:bytes?|characters?|chars|pixels?|pages?|images?|seconds?|items?|elements|(?:\d{1,9} ?)?[kmg]i?b)\b|字节|字符"
 )
+
+
+class Measure(NamedTuple):
+    """A limit of something else than tokens: its kind, the wordings, and those that name it or what was sent.
+
+    The first group of ``most`` is the number, the second its unit where it is in bytes.
+    """
+
+    kind: str
+    said: re.Pattern[str]
+    most: tuple[re.Pattern[str], ...] = ()
+    found: tuple[re.Pattern[str], ...] = ()
+
+
+_SIZE = rf"({N}) ?(bytes|[kmg]i?b)?(?!\w)"
+_MOST_BYTES = _compiled(
+    rf"(?<!\w)\d{{1,12}}(?: bytes)? ?> ?{_SIZE}",
+    rf"(?:limit|max(?:imum)?)(?: (?:allowed|request|body|size|limit|is|of))*:? ?\(?{_SIZE}",
+    rf"超过(?:了)?(?:最大)?限制 ?{_SIZE}",
+)
+_MOST_ITEMS = _compiled(
+    rf"maximum length ({N})",
+    rf"at most ({N})",
+    rf"\d ?> ?({N})",
+    rf"(?:limit|max(?:imum)?)(?: (?:allowed|number|of|is|images?|messages?))*:? ?\(?({N})",
+    rf"image=({N})",
+)
+_FOUND_ITEMS = _compiled(
+    rf"got (?:an array with length )?({N})", rf"\(({N})\) exceeds?", rf": ({N}) (?:images?|messages?)"
+)
+MEASURES = (
+    Measure(
+        "many_images_side",
+        re.compile(r"max(?:imum)? allowed size for many-image requests"),
+        _compiled(rf": ({N}) pixels"),
+    ),
+    Measure(
+        "image_side",
+        re.compile(r"image dimensions? exceeds? max|image (?:is )?too large(?: for model)?: ?\d{1,6} ?x ?\d"),
+        _compiled(rf"size: ({N}) pixels"),
+    ),
+    Measure(
+        "image_bytes",
+        re.compile(
+            r"image exceeds [^.;]{1,30}maximum|image size \(?\d[^.;]{0,20}exceeds|size of the input image exceeds"
+        ),
+        _compiled(rf"> ?{_SIZE}", rf"maximum allowed size of {_SIZE}"),
+        _compiled(rf"maximum: ({N}) bytes", rf"image size \(?({N})"),
+    ),
+    Measure(
+        "images",
+        re.compile(
+            r"too many images|(?:number|count) of images [^.;]{0,30}(?:exceeds?|more than)"
+            rf"|images? exceeds? [^.;]{{0,20}}limit of \d|at most {N} images?\b|limit-mm-per-prompt"
+        ),
+        _MOST_ITEMS,
+        _FOUND_ITEMS,
+    ),
+    Measure(
+        "entries",
+        re.compile(
+            r"invalid (?:messages|input|contents): array too long|too many messages"
+            r"|(?:messages|input) (?:array )?(?:has|contains) too many (?:items|elements|entries)"
+        ),
+        _MOST_ITEMS,
+        _FOUND_ITEMS,
+    ),
+    Measure(
+        "bytes",
+        re.compile(
+            r"(?:request )?entity too large|payload too large|(?:request|body) (?:is )?too large(?! for)"
+            r"|(?:request|body|total message) size(?: [^.;]{0,20})? exceeds?|请求体大小超"
+            r"|request exceeds the maximum (?:size|allowed number of bytes)|maximum request (?:body )?size"
+        ),
+        _MOST_BYTES,
+        _compiled(rf"size ({N}) exceeds"),
+    ),
+)
+"""What upstreams take so much of at most, beside tokens; the first that fits counts."""
+UNIT_BYTES = {"k": 10**3, "m": 10**6, "g": 10**9}
 CHARACTERS = re.compile(r"\d (?:characters|chars|bytes)\b|\d ?(?:字符|字节)")
 TOKENS = re.compile(rf"\d tokens?\b|\b(?:input|prompt|total|many) tokens?\b|{WINDOW.pattern}")
 

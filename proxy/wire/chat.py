@@ -392,7 +392,12 @@ def reply_of(content: object, calls: Sequence[Any], thoughts: Sequence[str], sea
 
 
 def attached(value: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(_named(part) for part in dicts_in(value.get("content")) if is_media(part))
+    return tuple(map(_named, media_in(value)))
+
+
+def media_in(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a message's content that are images, recordings or files."""
+    return [part for part in dicts_in(value.get("content")) if is_media(part)]
 
 
 def named_files(value: Mapping[str, Any]) -> list[str]:

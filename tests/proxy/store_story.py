@@ -60,10 +60,13 @@ async def _operate(store: Store) -> None:
     await store.note_changes(changes)
     await store.learn(
         calibrations=[
-            CalibrationRow(scope="a", ratio=1.25, samples=3, recent=(1.0, 1.5), drift=0.5, strict=True),
+            CalibrationRow(scope="a", ratio=1.25, samples=3, recent=(1.0, 1.5), drift=0.5),
             CalibrationRow(scope="b", ratio=1.0, samples=1),
         ],
-        limits=[LimitRow(scope="a", limit=8192, seen=2, expires=9000.0)],
+        limits=[
+            LimitRow(scope="a", limit=8192, seen=2, expires=9000.0),
+            LimitRow(scope="a", kind="completion", limit=0, seen=1, expires=1e10),
+        ],
     )
 
 

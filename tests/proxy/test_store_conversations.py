@@ -340,8 +340,10 @@ async def test_the_secret_is_made_once(tmp_path: Path) -> None:
 async def test_what_upstreams_taught_is_replaced_not_added(store: Store) -> None:
     await store.learn(limits=[LimitRow(scope="o|m|k", limit=8192, seen=1, expires=10.0)])
     await store.learn(limits=[LimitRow(scope="o|m|k", limit=4096, seen=2, expires=20.0)])
-    assert await store.limits() == [LimitRow(scope="o|m|k", limit=4096, seen=2, expires=20.0)]
-    exact = CalibrationRow(scope="s", ratio=1.2, samples=2, recent=(1.1, 1.3), drift=-0.1, strict=True)
+    images = LimitRow(scope="o|m|k", kind="images", limit=20, seen=1, expires=10.0)
+    await store.learn(limits=[images])
+    assert await store.limits() == [images, LimitRow(scope="o|m|k", limit=4096, seen=2, expires=20.0)]
+    exact = CalibrationRow(scope="s", ratio=1.2, samples=2, recent=(1.1, 1.3), drift=-0.1)
     await store.learn(calibrations=[CalibrationRow(scope="s", ratio=1.1, samples=1)])
     await store.learn(calibrations=[exact])
     await store.learn()
