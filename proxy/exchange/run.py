@@ -31,7 +31,6 @@ from proxy.errors import (
     LoopDetected,
     ProxyError,
     ShuttingDown,
-    UnsupportedEncoding,
     UpstreamUnreachable,
 )
 from proxy.exchange.asked import parsed_for, request_for, settings_for
@@ -61,7 +60,7 @@ from proxy.stream import (
     StreamCut,
     UpstreamResponse,
     is_readable,
-    read_held,
+    read_plain,
     relay_stream,
     relay_whole,
     send_start,
@@ -142,7 +141,7 @@ class ExchangeHandler:
             progress.caller = caller = self._admit(progress.headers)
             with runtime.admission.enter(caller) as stay:
                 limit = runtime.config.limits.body
-                body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                body, progress.headers = await read_plain(self.receive, progress.headers, limit=limit, hold=stay.hold)
                 if stay.waited:
                     progress.since = time.monotonic() - stay.waited
                 if progress.trace.recorded:
@@ -173,9 +172,6 @@ class ExchangeHandler:
     def _admit(self, headers: Headers) -> Caller:
         if came_through(headers, self.runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
-        for name, value in headers:
-            if name == b"content-encoding" and value.strip().lower() != b"identity":
-                raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
         runtime = self.runtime
         return admitted(self.scope, runtime.keyring, runtime.guesses, runtime.config)
 
