@@ -386,10 +386,10 @@ def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCou
 
 
 def wants_no_editing(fields: Mapping[str, Raw]) -> bool:
-    """Whether the request forbids editing: ``truncation: "disabled"`` (OpenAI), or OpenRouter's plugin or
-    transforms switched off."""
-    if "truncation" in fields and read_value(fields["truncation"]) == "disabled":
-        return True
+    """Whether the request forbids editing: OpenRouter's plugin or transforms switched off.
+
+    ``truncation: "disabled"`` of Responses does not: it is the API's default, and some clients always send it.
+    """
     if "transforms" in fields and read_value(fields["transforms"]) == []:
         return True
     plugins = read_value(fields["plugins"]) if "plugins" in fields else None
