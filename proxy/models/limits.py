@@ -27,7 +27,7 @@ from policies.settings import ContextSettings
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.thread import Thread
-from proxy.models.facts import ModelFacts, ModelRegistry, Probe
+from proxy.models.facts import ModelFacts, ModelRegistry, Probe, plain_name
 from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
 
@@ -279,7 +279,7 @@ class ModelLimitsResolver:
         key = account_of(upstream, caller)
 
         def merged(limit: int | None) -> ModelFacts:
-            stated = self.probe.known(key, model)
+            stated = self.probe.known(key, plain_name(model))
             facts = self.registry.facts(model, settings=settings, upstream_facts=stated, max_tokens=limit)
             return limited(replace(facts, window=_window(facts)), learned)
 
@@ -288,10 +288,10 @@ class ModelLimitsResolver:
         is_due, fetch = self.probe.is_due(key), partial(self.fetch, upstream, caller)
         facts = merged(None if is_due else max_tokens)
         if is_due and (facts.source in UNSURE or not self.probe.has_answered(key)):
-            await self.probe.ask(key, upstream.base_url or "", model, fetch)
+            await self.probe.ask(key, upstream.base_url or "", plain_name(model), fetch)
             return merged(max_tokens)
         if facts.source != "rule":
-            self.probe.ask_later(key, upstream.base_url or "", model, fetch)
+            self.probe.ask_later(key, upstream.base_url or "", plain_name(model), fetch)
         return facts
 
     def mark_strict(self, scope: str) -> None:
