@@ -15,7 +15,7 @@ from typing import Any
 from starlette.routing import Router
 
 from policies.health import RULES
-from proxy.access.admission import Admission, Keyring
+from proxy.access.admission import Admission, Keyring, tenant_source
 from proxy.access.destination import MANAGED
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
@@ -249,7 +249,13 @@ async def _assemble(
     health = HealthBook()
     runtime = Runtime(
         config=config,
-        keyring=Keyring(config.keys, await store.list_keys(), secret=secret, mode=config.auth.mode),
+        keyring=Keyring(
+            config.keys,
+            await store.list_keys(),
+            secret=secret,
+            mode=config.auth.mode,
+            tenant=tenant_source(config.auth, config.listen),
+        ),
         secret=secret,
         registry=registry,
         windows=windows,

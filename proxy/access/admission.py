@@ -25,7 +25,16 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.destination import Caller, Headers
-from proxy.config.values import Config, Count, Expiry, KeySettings, LimitSettings, Seconds
+from proxy.config.values import (
+    AuthSettings,
+    Config,
+    Count,
+    Expiry,
+    KeySettings,
+    LimitSettings,
+    Listen,
+    Seconds,
+)
 from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidRequest, ProxyError, RateLimited
 from proxy.store.records import KeyRow
 
@@ -35,6 +44,9 @@ _REMEMBERED = 4096
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _MAX_LEN = 1024
 _TENANT_DIGITS = 32
+_IN_COMMON = b"\0in common"
+"""What the tenant of all is derived from, and of a header's: no header holds a zero byte, so it is nobody's key."""
+_BY_HEADER = b"\0by header"
 _ALL = frozenset({"policy", "mode", "relay"})
 KINDS: Mapping[str, TypeAdapter[Any]] = {
     "concurrency": TypeAdapter(Count),
@@ -115,9 +127,16 @@ class Keyring:
         *,
         secret: bytes,
         mode: Literal["auto", "open", "keys"],
+        tenant: str = "key",
     ) -> None:
-        """``auto`` is open until there was a key: a revoked one keeps the door shut."""
+        """``auto`` is open until there was a key: a revoked one keeps the door shut.
+
+        ``tenant`` is one of ``auth.tenant``, or ``strangers``: those without a known key have theirs in common.
+        """
         self._secret = secret
+        self._tenant = tenant
+        self._common = key_digest(secret, _IN_COMMON)[:_TENANT_DIGITS]
+        self.header = tenant.partition(":")[2].lower().encode()
         self._remembered = lru_cache(_REMEMBERED)(self._identified)
         self._known: dict[str, Caller] = {}
         self._revoked: set[str] = set()
@@ -128,34 +147,40 @@ class Keyring:
             if row.revoked is not None and row.revoked <= time.time():
                 self._revoked.add(row.digest)
                 continue
-            self._known[row.digest] = _caller_of(row, row.digest, tenant)
+            self._known[row.digest] = self._caller_of(row, row.digest, tenant)
         for key in config_keys:
             digest = key_digest(secret, key.secret.get_secret_value().encode())
             tenant = digest[:_TENANT_DIGITS]
             credential = key.upstream_key.get_secret_value().encode() if key.upstream_key else b""
             self._revoked.discard(digest)
             self.names[tenant] = key.name
-            self._known[digest] = _caller_of(key, digest, tenant, credential)
+            self._known[digest] = self._caller_of(key, digest, tenant, credential)
         self.is_open = mode == "open" or (mode == "auto" and not self.names)
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held until now."""
+    def identify(self, headers: Mapping[str, str], *, said: bytes = b"") -> Caller:
+        """The caller, of the tenant that the configured header has ``said``, where it has.
+
+        A known key only separates its own by that: no header leads from one key to another's. Raises InvalidAPIKey for
+        a missing, unknown or revoked key, ExpiredAPIKey for one that held until now.
+        """
         credential = presented(headers)
         caller = (self._remembered if len(credential) <= _MAX_LEN else self._identified)(credential)
         if _is_over(caller):
             at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(caller.expires))
             raise ExpiredAPIKey(f"This API key expired at {at}. Ask the operator of this proxy for another.")
-        return caller
+        if not said:
+            return caller
+        within = caller.tenant.encode() if caller.name is not None else b""
+        return replace(caller, tenant=key_digest(self._secret, b"\0".join((_BY_HEADER, within, said)))[:_TENANT_DIGITS])
 
     def again(self, key: str) -> Caller | None:
         known = self._known.get(key)
         if known is not None:
             return None if _is_over(known) else known
-        is_stranger = self.is_open and key not in self._revoked
-        return Caller(tenant=key[:_TENANT_DIGITS], key=key, allow=_ALL) if is_stranger else None
+        return self._stranger(key) if self.is_open and key not in self._revoked else None
 
     def _identified(self, credential: str) -> Caller:
         given = credential.encode("utf-8", "surrogateescape")
@@ -168,20 +193,29 @@ class Keyring:
         # A key that looks like Weir's own and is not known must not become a stranger with every freedom.
         if not self.is_open or digest in self._revoked or credential.startswith(PREFIX):
             raise InvalidAPIKey(_REFUSALS[bool(credential)])
-        return Caller(tenant=digest[:_TENANT_DIGITS], key=digest, allow=_ALL, credential=given)
+        return self._stranger(digest, given)
+
+    def _stranger(self, digest: str, credential: bytes = b"") -> Caller:
+        is_common = self._tenant in ("single", "strangers")
+        tenant = self._common if is_common else digest[:_TENANT_DIGITS]
+        return Caller(tenant=tenant, key=digest, allow=_ALL, credential=credential)
+
+    def _caller_of(self, key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b"") -> Caller:
+        return Caller(
+            tenant=self._common if self._tenant == "single" else tenant,
+            key=digest,
+            name=key.name,
+            policy=key.policy,
+            models=key.models,
+            allow=frozenset(key.allow),
+            credential=credential,
+            **{name: getattr(key, name) for name in LIMITS},
+        )
 
 
-def _caller_of(key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b"") -> Caller:
-    return Caller(
-        tenant=tenant,
-        key=digest,
-        name=key.name,
-        policy=key.policy,
-        models=key.models,
-        allow=frozenset(key.allow),
-        credential=credential,
-        **{name: getattr(key, name) for name in LIMITS},
-    )
+def tenant_source(auth: AuthSettings, listen: Listen) -> str:
+    """How a key ring separates tenants: what ``auth.tenant`` says, else by key, beyond loopback without exception."""
+    return auth.tenant or ("strangers" if listen.loopback else "key")
 
 
 def _is_over(caller: Caller) -> bool:
@@ -398,7 +432,8 @@ def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
     """Who sends a request. Raises InvalidAPIKey, RateLimited for one wrong key too many from an address."""
     headers = credentials_in(scope["headers"])
     try:
-        return keyring.identify(headers)
+        said = dict(scope["headers"]).get(keyring.header, b"").strip() if keyring.header else b""
+        return keyring.identify(headers, said=said)
     except ExpiredAPIKey:
         raise
     except InvalidAPIKey as error:

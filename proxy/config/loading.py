@@ -107,6 +107,7 @@ _SOURCES: Mapping[KeyPath, tuple[str, str]] = {
     ("window",): ("WEIR_WINDOW", "window"),
     ("summarizer",): ("WEIR_SUMMARIZER", "summarizer"),
     ("auth", "mode"): ("WEIR_AUTH_MODE", "auth_mode"),
+    ("auth", "tenant"): ("WEIR_AUTH_TENANT", ""),
     ("auth", "open_beyond_loopback"): ("WEIR_OPEN_BEYOND_LOOPBACK", ""),
     ("auth", "admin_token"): ("WEIR_ADMIN_TOKEN", ""),
     ("telemetry", "otlp_endpoint"): ("OTEL_EXPORTER_OTLP_ENDPOINT", ""),

@@ -198,11 +198,20 @@ class ModelRule:
     prices: Prices = Prices()
 
 
+TenantSource = Annotated[str, Field(pattern=r"^(?:key|single|header:[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100})$")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
-    """Who may call: ``keys`` only the known keys, ``open`` anybody, each key its own tenant, ``auto`` as keys exist."""
+    """Who may call: ``keys`` only the known keys, ``open`` anybody, ``auto`` as keys exist.
+
+    ``tenant`` says whose conversations a request's are: ``key`` each key's own, ``single`` everybody's in common,
+    ``header:NAME`` by what that header says. None: in common among those who send no known key where Weir is open on
+    loopback only, else each key's own.
+    """
 
     mode: Literal["auto", "open", "keys"] = "auto"
+    tenant: TenantSource | None = None
     admin_token: SecretStr | None = None
     open_beyond_loopback: bool = False
 

@@ -116,7 +116,9 @@ class Sessions(msgspec.Struct, frozen=True):
         if token is not None and same_secret(credential, token.get_secret_value()):
             return Session.begun("operator", now=now)
         header = (b"authorization", b"Bearer " + credential.encode("utf-8", "surrogateescape"))
-        caller = identify({**scope, "headers": [header]}, self.runtime.keyring, self.runtime.guesses)
+        keyring = self.runtime.keyring
+        said = [each for each in scope["headers"] if each[0] == keyring.header]
+        caller = identify({**scope, "headers": [header, *said]}, keyring, self.runtime.guesses)
         return Session.begun("caller", now=now, caller=caller)
 
     def token(self, session: Session) -> str:

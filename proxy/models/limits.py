@@ -1,6 +1,6 @@
 """The limits of a model on one upstream: what everybody says of its window, and what the upstream has taught.
 
-Limits are per scope: the upstream's origin, the model, and the credential, because the same model name has another
+Limits are per scope: the upstream's origin, the model, and whose account it is, because the same model name has another
 window on another account. Learned are a smaller limit, from an overflow error, and the ratio of reported to estimated
 tokens.
 
@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -137,6 +136,7 @@ class LearnedLimits:
 log = logging.getLogger("weir.windows")
 
 MAX_SCOPES = 10_000
+ACCOUNT_DIGITS = 16  # of a tenant's 32
 MIN_SAMPLE = 400  # under it a template's fixed preamble outweighs the text
 LAST_RESORT_FLOOR = 16_384
 HELD_FOR = 2.0
@@ -177,8 +177,9 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
-    credential = caller.credential if upstream.passes_key else b""
-    return f"{upstream.origin} {blake2b(credential, digest_size=8).hexdigest() if credential else '-'}"
+    """Whose account at an upstream: the caller's where its credential goes up, however often that is a new one."""
+    is_own = upstream.passes_key and caller.credential
+    return f"{upstream.origin} {caller.tenant[:ACCOUNT_DIGITS] if is_own else '-'}"
 
 
 @dataclass(slots=True)
@@ -240,7 +241,7 @@ class ModelLimitsResolver:
 
         What held a moment ago holds again, unless something was learned since.
         """
-        key = (model, max_tokens, id(settings), upstream.name, caller.credential, exact)
+        key = (model, max_tokens, id(settings), upstream.name, caller.tenant, bool(caller.credential), exact)
         held = self._held.get(key)
         now = self.clock()
         if held is not None and held[0] > now:
